@@ -1,0 +1,1 @@
+"""What users write against: components, streams, groupings, topologies. Nothing here runs anything."""

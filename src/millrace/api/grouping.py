@@ -1,0 +1,81 @@
+"""Groupings: which tasks of a bolt get a tuple. A grouping is plain data; the engine routes by it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """One of the constants below, `Grouping.fields(...)` or `Grouping.custom(...)`."""
+
+    kind: str
+    names: tuple[str, ...] = ()
+    code: str = ""  # custom: "module:qualified.name" of a function (values, number of tasks) -> task indexes
+
+    SHUFFLE: ClassVar[Grouping]  # spread evenly over the tasks
+    LOCAL_OR_SHUFFLE: ClassVar[Grouping]  # tasks in the same worker if there are any, else shuffle
+    ALL: ClassVar[Grouping]  # a copy to every task
+    GLOBAL: ClassVar[Grouping]  # everything to the task with the lowest index
+    NONE: ClassVar[Grouping]  # do not care; today the same as shuffle
+    DIRECT: ClassVar[Grouping]  # the producer names the task with `direct_task`
+
+    @classmethod
+    def fields(cls, *names: str | Sequence[str]) -> Grouping:
+        """Equal values of these fields go to the same task: `fields("a", "b")` or `fields(["a", "b"])`."""
+        if len(names) == 1 and isinstance(names[0], list | tuple):
+            names = tuple(names[0])
+        if not names:
+            raise ValueError("Grouping.fields() needs the name of at least one field")
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(f"Grouping.fields() takes field names, not {name!r} ({type(name).__name__})")
+        return cls("fields", tuple(str(name) for name in names))
+
+    @classmethod
+    def custom(cls, function: Callable[[Sequence[Any], int], Sequence[int]]) -> Grouping:
+        """A function of yours: (values, number of tasks) -> the indexes of the tasks that get the tuple.
+
+        It must be a module-level function, because every worker imports it by name.
+        """
+        name = getattr(function, "__qualname__", "")
+        if not callable(function) or not name or "<" in name:
+            raise TypeError(f"Grouping.custom() takes a function defined at the top of a module, not {function!r}")
+        return cls("custom", code=f"{function.__module__}:{name}")
+
+    def __repr__(self) -> str:
+        if self.kind == "fields":
+            return f"fields({', '.join(self.names)})"
+        return f"custom({self.code})" if self.kind == "custom" else self.kind
+
+
+for _kind in ("SHUFFLE", "LOCAL_OR_SHUFFLE", "ALL", "GLOBAL", "NONE", "DIRECT"):
+    setattr(Grouping, _kind, Grouping(_kind.lower().replace("_", "-")))
+
+
+def stable_hash(key: Any) -> int:
+    """A 32-bit hash that is equal on every worker, in every run and release, for equal keys.
+
+    Not Python's own: that of a str is salted per process. Values that Python calls equal (1, 1.0, True) must meet at
+    the same task, because the routers remember keys in dicts.
+    """
+    return zlib.crc32(_encode(_canonical(key)))
+
+
+def _canonical(key: Any) -> Any:
+    if isinstance(key, str | bytes):
+        return key
+    if isinstance(key, float) and key.is_integer():
+        key = int(key)
+    if isinstance(key, int):
+        return int(key) if -(2**63) <= key < 2**64 else str(int(key))
+    if isinstance(key, list | tuple):
+        return [_canonical(item) for item in key]
+    return key

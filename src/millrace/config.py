@@ -1,0 +1,80 @@
+"""Every setting: key, default, unit and one sentence. docs/settings.md is made from this table.
+
+Topology settings live in `Topology.config` (or a component's `config`) under the names Storm's users know; engine
+settings are given to `millrace run` and `ResidentEngine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.errors import TopologyError
+
+AT_MOST_ONCE = "at-most-once"
+AT_LEAST_ONCE = "at-least-once"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting. `low` is the least value allowed; `choices`, if any, are all the values allowed."""
+
+    key: str
+    default: Any
+    about: str
+    low: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def of(self, conf: Mapping[str, Any]) -> Any:
+        """The value in `conf`, checked, or the default."""
+        value = conf.get(self.key)
+        if value is None:
+            return self.default
+        if self.choices:
+            if value not in self.choices:
+                raise TopologyError(f"{self.key} = {value!r} is not one of {', '.join(self.choices)}")
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TopologyError(f"{self.key} = {value!r} ({type(value).__name__}) must be a number")
+        if self.low is not None and value < self.low:
+            raise TopologyError(f"{self.key} = {value!r} is below the least value, {self.low:g}")
+        return type(self.default)(value) if isinstance(self.default, int | float) else value
+
+
+GUARANTEE = Setting("topology.guarantee", AT_LEAST_ONCE, choices=(AT_MOST_ONCE, AT_LEAST_ONCE),
+                    about="at-most-once: no tracking. at-least-once: what a spout emits with an id is tracked until all "
+                          "that came of it is processed, and failed back to the spout otherwise.")
+ACKERS = Setting("topology.acker.executors", None, low=0,
+                 about="Number of acker tasks. Unset: one for each worker that holds a spout. 0 means at-most-once.")
+MESSAGE_TIMEOUT = Setting("topology.message.timeout.secs", 30.0, low=0.01,
+                          about="Seconds after which a tuple that is not fully processed is failed back to its spout.")
+MAX_SPOUT_PENDING = Setting("topology.max.spout.pending", 0, low=0,
+                            about="Most tuples in flight from one spout task. 0 means no limit but the channels' windows.")
+MAX_FAILS = Setting("topology.max.fails", 3, low=0,
+                    about="Failures in user code after which a tuple goes to the dead letters instead of being failed again.")
+TICK_SECONDS = Setting("topology.tick.tuple.freq.secs", None, low=0.001,
+                       about="Seconds between tick tuples. Unset: no ticks. May be set for one component.")
+KEY_GROUP_COUNT = Setting("topology.key.groups", 128, low=1,
+                          about="Shares into which the key space of a fields grouping is cut; at least its parallelism.")
+CHUNK_TUPLES = Setting("topology.chunk.tuples", 1000, low=1, about="A chunk closes when it holds this many tuples.")
+CHUNK_LINGER = Setting("topology.chunk.linger.ms", 1.0, low=0,
+                       about="Milliseconds after which a spout's chunk closes though it is not full.")
+CHANNEL_WINDOW = Setting("topology.channel.window", 4, low=1,
+                         about="Chunks that may be on their way from one task to another before the sender waits.")
+SPOUT_WAIT = Setting("topology.spout.wait.ms", 1.0, low=0,
+                     about="Milliseconds before next_tuple is called again after it emitted nothing.")
+
+HEARTBEAT_INTERVAL = Setting("worker.heartbeat.interval.secs", 0.25, low=0.01, about="Seconds between a worker's heartbeats.")
+HEARTBEAT_TIMEOUT = Setting("worker.heartbeat.timeout.secs", 1.5, low=0.05,
+                            about="Seconds of silence after which a worker is given up and its tasks are placed elsewhere. "
+                                  "The death of a process on the master's own host is noticed at once.")
+LEASE = Setting("worker.lease.secs", 10.0, low=0.1,
+                about="Seconds without a word from the master after which a worker ends itself.")
+RECOVERY_GRACE = Setting("recovery.grace.secs", 0.5, low=0,
+                         about="Seconds after the loss of a worker before what was in flight and is still unfinished is replayed.")
+DRAIN_LIMIT = Setting("task.drain.limit.secs", 2.0, low=0,
+                      about="Longest time a task that moved away goes on working off what is still in its inbox.")
+FRAME_LIMIT = Setting("wire.frame.limit.bytes", 64 * 2**20, low=4096, about="Largest frame that is sent or accepted.")
+
+SETTINGS = [value for value in list(globals().values()) if isinstance(value, Setting)]

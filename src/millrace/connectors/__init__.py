@@ -1,0 +1,1 @@
+"""Spouts and sinks that come with Millrace. Each one's docstring lists the `config` keys it reads."""

@@ -1,0 +1,160 @@
+"""A spout that reads text files line by line and can begin again at any line."""
+
+from __future__ import annotations
+
+import bisect
+import glob
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from millrace.api.component import ReplayableSpout
+from millrace.connectors.settings import setting
+from millrace.errors import TopologyError
+
+BLOCK = 1 << 16  # bytes read at a time
+INDEX_EVERY = 1 << 20  # bytes between two entries of the index
+RESCAN_SECONDS = 0.5
+
+
+class FileSpout(ReplayableSpout):
+    """The lines of one file, or of all files that a glob names, without their line ends.
+
+    | config | meaning |
+    | --- | --- |
+    | `path` | a file or a glob such as `/logs/*.log`; the files, sorted by name, are dealt out to the tasks in turn |
+    | `follow` | true: at the end wait for more lines and more files (default false) |
+    | `burst` | most lines emitted in one call of `next_tuple` (default 64) |
+
+    The position is the number of the line in the task's share, so files that were read must not change. With `follow`
+    the last file may grow and new ones must sort after those that are there (dates or numbers in the names); a
+    file is complete when the task has a later one. One that sorts earlier is left out with a warning. UTF-8; bytes
+    that are not come out as U+FFFD. `exhausted` is True when all is read and nothing is followed.
+    """
+
+    outputs: ClassVar[list[str]] = ["line"]
+    clock: Callable[[], float] = staticmethod(time.monotonic)  # replaced in tests
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exhausted = False
+        self._pattern = ""
+        self._follow = False
+        self._burst = 64
+        self._found: list[str] = []  # of all tasks, in order
+        self._files: list[str] = []  # of this one
+        self._fd: int | None = None
+        self._place = (0, 0)  # number of the file in _files, offset in it of the first line not read
+        self._pending: list[str] = []  # lines read and not yet emitted, the last first
+        self._index: list[tuple[int, int, int]] = []  # (position, file, offset), about one for each MiB
+        self._scanned_at = float("-inf")
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self._pattern = setting(self, storm_conf, "path", str)
+        self._follow = setting(self, storm_conf, "follow", bool, False)
+        self._burst = setting(self, storm_conf, "burst", int, self._burst, least=1)
+        if Path(self._pattern).is_dir():
+            raise TopologyError(f"{self.component_name}: path {self._pattern!r} is a directory. "
+                                f"Name files in it: {str(Path(self._pattern) / '*')!r}")
+        self._scan()
+        if not self._found and not self._follow:
+            raise TopologyError(f"{self.component_name}: no file matches path {self._pattern!r}. Correct it, or set "
+                                "follow=True to wait for one.")
+
+    def next_tuple(self) -> None:
+        if not self._pending and not self._read():
+            return
+        emit, pending = self.emit, self._pending
+        for _ in range(min(self._burst, len(pending))):
+            emit((pending.pop(),), self._next_position)
+
+    def seek(self, position: int) -> None:
+        """Finds the line by the index, and from its nearest entry by counting line ends."""
+        self.unacked_tuples.clear()
+        self.failed_tuples.clear()
+        self._pending.clear()
+        self._close_file()
+        entry = bisect.bisect_right(self._index, (position, len(self._files), 0)) - 1
+        at, number, offset = self._index[entry] if entry >= 0 else (0, 0, 0)
+        self._place, self._next_position, self.exhausted = (number, offset), at, False
+        while self._next_position < position and self._read():
+            skip = min(position - self._next_position, len(self._pending))
+            del self._pending[len(self._pending) - skip:]
+            self._next_position += skip
+        if self._next_position < position:
+            raise TopologyError(f"{self.component_name}: task {self.task_index} was to go on at line {position} and "
+                                f"{self._pattern!r} has {self._next_position} lines for it. A file it had read is "
+                                "gone or shorter; restore it, or start the topology under a new name.")
+
+    def close(self) -> None:
+        self._close_file()
+
+    def _read(self) -> bool:
+        """Brings the next lines into `_pending`. False: there are none now."""
+        while True:
+            number, offset = self._place
+            if number == len(self._files):
+                if self._follow and self._scan():
+                    continue
+                self.exhausted = not self._follow
+                return False
+            last = number == len(self._files) - 1  # known before the read: what a later file closes is then all read
+            data = self._next_lines(offset, whole=not (last and self._follow))
+            if data:
+                self._remember(number, offset)
+                self._place = (number, offset + len(data))
+                # Only \n ends a line (str.splitlines knows ten others); a \r before it goes too.
+                lines = data.removesuffix(b"\n").decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
+                lines[-1] = lines[-1].removesuffix("\r")
+                self._pending = lines[::-1]
+                return True
+            if last and self._follow:
+                if self._scan():
+                    continue
+                return False
+            self._close_file()
+            self._place = (number + 1, 0)
+
+    def _next_lines(self, offset: int, whole: bool) -> bytes:
+        """Whole lines from `offset` on, about a block of them. `whole`: what stands at the end of the file is one."""
+        if self._fd is None:
+            self._fd = os.open(self._files[self._place[0]], os.O_RDONLY)
+        size = BLOCK
+        while True:
+            data = os.pread(self._fd, size, offset)
+            end = data.rfind(b"\n") + 1
+            if end:
+                return data[:end]
+            if len(data) < size:
+                return data if whole else b""
+            size *= 2  # a line longer than the block
+
+    def _remember(self, number: int, offset: int) -> None:
+        if self._index:
+            position, known, at = self._index[-1]
+            if position >= self._next_position or (known == number and offset - at < INDEX_EVERY):
+                return
+        self._index.append((self._next_position, number, offset))
+
+    def _scan(self) -> bool:
+        """Looks for files that were not there before. True: this task got one."""
+        now = self.clock()
+        if now - self._scanned_at < RESCAN_SECONDS:
+            return False
+        self._scanned_at = now
+        found = sorted(path for path in glob.glob(self._pattern, recursive=True) if os.path.isfile(path))
+        new = [path for path in found if not self._found or path > self._found[-1]]
+        if late := set(found) - set(self._found) - set(new):
+            self.logger.warning("%s: left out, they sort before files already read: %s", self.component_name,
+                                ", ".join(sorted(late)))
+        before = len(self._files)
+        self._found += new
+        self._files = self._found[self.task_index::self.parallelism]
+        return len(self._files) > before
+
+    def _close_file(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

@@ -1,0 +1,151 @@
+"""A spout that makes its tuples up: seeded, paced, and the same again from any position."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from millrace.api.component import ReplayableSpout
+from millrace.connectors.settings import setting
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DEFAULT_BURST = 32
+
+
+class GeneratorSpout(ReplayableSpout):
+    """Emits `generate(0)`, `generate(1)`, ... of its task, the position being the tuple's id.
+
+    | config | meaning |
+    | --- | --- |
+    | `rate` | tuples a second for the component in all, shared evenly by its tasks; 0 or absent: as fast as possible |
+    | `limit` | tuples in all, shared by its tasks; absent: endless |
+    | `burst` | most tuples emitted in one call of `next_tuple` (default 32) |
+
+    Tuple number `position` of task `task_index` is number `ordinal(position)` of the component. A `generate` that
+    depends on the ordinal and the seed alone therefore yields, with a `limit` of n, the numbers 0 to n - 1 whatever
+    the parallelism is; but a run that changes the parallelism half-way gives the numbers out anew.
+
+    With a `rate`, tuple k is due k / rate seconds after the first call. What is due is emitted however long the engine
+    did not call (a held spout sends the backlog afterwards, it does not lower its rate); `behind` says how many
+    tuples are due and not sent, and is reported as a metric. `seek` and `activate` start the timetable anew: the
+    time before them is not caught up.
+    """
+
+    clock: Callable[[], float] = staticmethod(time.monotonic)  # replaced in tests
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exhausted = False
+        self.behind = 0
+        self._rate = 0.0  # of this task
+        self._end: int | None = None  # the first position that is not emitted
+        self._burst = DEFAULT_BURST
+        self._pace_start: float | None = None
+        self._pace_base = 0
+        self._reported_at = 0.0
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self._rate = setting(self, storm_conf, "rate", float, 0.0, least=0) / self.parallelism
+        self._burst = setting(self, storm_conf, "burst", int, DEFAULT_BURST, least=1)
+        limit = setting(self, storm_conf, "limit", int, None, least=0)
+        self._end = None if limit is None else self.share(limit)
+        self.exhausted = self._end == 0
+
+    def generate(self, position: int) -> list[Any] | tuple[Any, ...]:
+        """The values at `position`: depends on seed, task_index, parallelism and position only, and is cheap.
+
+        It is called again for the same position after a crash, and must give the same. Draw what is expensive or
+        random once, into a table in `initialize`, and index that.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define generate(position)")
+
+    def ordinal(self, position: int) -> int:
+        """The number of this task's tuple among those of all tasks of the component."""
+        return position * self.parallelism + self.task_index
+
+    def share(self, total: int) -> int:
+        """How many of `total` tuples of the component are this task's."""
+        return total // self.parallelism + (self.task_index < total % self.parallelism)
+
+    def seek(self, position: int) -> None:
+        self.unacked_tuples.clear()
+        self.failed_tuples.clear()
+        self._next_position = position
+        self._pace_start = None
+        self.exhausted = self._end is not None and position >= self._end
+
+    def activate(self) -> None:
+        self._pace_start = None
+
+    def next_tuple(self) -> None:
+        start = self._next_position
+        stop = start + self._burst
+        if self._rate:
+            stop = min(stop, self._due())
+        if self._end is not None:
+            stop = min(stop, self._end)
+        if start < stop:
+            self._emit_range(start, stop)
+            self.exhausted = stop == self._end
+
+    def _due(self) -> int:
+        """The first position that is not due yet."""
+        now = self.clock()
+        if self._pace_start is None:
+            self._pace_start, self._pace_base = now, self._next_position
+        due = self._pace_base + int((now - self._pace_start) * self._rate) + 1
+        if self._end is not None:
+            due = min(due, self._end)
+        self.behind = max(0, due - self._next_position - self._burst)
+        if now - self._reported_at >= 1.0:
+            self._reported_at = now
+            self.report_metric("behind", self.behind)
+        return due
+
+    def _emit_range(self, start: int, stop: int) -> None:
+        # What ReplayableSpout.emit does, without its three calls for each tuple.
+        generate, emit, tracked, unacked = self.generate, self._handle.emit, self.tracked, self.unacked_tuples
+        for position in range(start, stop):
+            values = generate(position)
+            self._next_position = position + 1  # before emit: should that raise, `fail` still has the tuple to send
+            if tracked:
+                unacked[position] = (values, None, None, False)
+            emit(values, position, None, None, None, False)
+
+
+class ArrowGeneratorSpout(GeneratorSpout):
+    """The same in whole Arrow batches: `generate_arrow(first, count)`; one position, one tup_id for each batch.
+
+    | config | meaning |
+    | --- | --- |
+    | `rate`, `limit` | as for GeneratorSpout, counted in tuples (rows), not in batches |
+    | `batch` | rows in a batch (default 1,000); the last one of a `limit` may be shorter |
+    | `burst` | most batches emitted in one call of `next_tuple` (default 1) |
+
+    Batch g of the component has the tuples g * batch to (g + 1) * batch - 1 of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = 1000
+        self._limit: int | None = None
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self.batch = setting(self, storm_conf, "batch", int, self.batch, least=1)
+        self._limit = setting(self, storm_conf, "limit", int, None, least=0)
+        batches = None if self._limit is None else -(-self._limit // self.batch)
+        super().initialize({**storm_conf, "limit": batches, "burst": storm_conf.get("burst") or 1}, context)
+        self._rate /= self.batch
+
+    def generate_arrow(self, first: int, count: int) -> pa.RecordBatch:
+        """Tuples `first` to `first + count - 1` of the component, one column for each field."""
+        raise NotImplementedError(f"{type(self).__name__} must define generate_arrow(first, count)")
+
+    def _emit_range(self, start: int, stop: int) -> None:
+        for position in range(start, stop):
+            first = self.ordinal(position) * self.batch
+            count = self.batch if self._limit is None else min(self.batch, self._limit - first)
+            self.emit_arrow(self.generate_arrow(first, count), position)

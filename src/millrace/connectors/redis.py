@@ -1,0 +1,319 @@
+"""Spouts that read Redis lists and streams, and a sink that writes to Redis."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from millrace.api.component import Bolt, Component, ReliableSpout
+from millrace.connectors.settings import optional_module, setting
+from millrace.connectors.sinks import field_names
+from millrace.errors import EncodingError, MillraceError
+
+TIMEOUT_SECONDS = 5.0  # a server that does not answer is an error, not a hang
+IDLE_SECONDS = 0.01  # after an empty read, the time until the next
+_to_json = msgspec.json.Encoder().encode
+
+
+def connect(component: Component, conf: dict[str, Any]) -> Any:
+    """A client of the server that `url` names, which has answered once."""
+    redis = optional_module("redis", "redis", component)
+    url = setting(component, conf, "url", str)
+    try:
+        client = redis.Redis.from_url(url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS,
+                                      protocol=2)
+        client.ping()
+    except (redis.exceptions.RedisError, ValueError) as error:
+        parts = urlsplit(url)
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # a password is not shown
+        raise MillraceError(f"{component.component_name}: no Redis answers at {place} ({error}). Start one there, or "
+                            "correct the setting 'url'.") from error
+    return client
+
+
+class _RedisSpout(ReliableSpout):
+    """What both spouts share: when to read, what is left to emit, acks sent together.
+
+    An ack is sent with the next read, so a crash can bring tuples again that were just acked, and never loses one.
+    When the connection breaks, the reply to a command may be lost that the server has carried out: `_reconcile` then
+    compares what the server says this task holds with what is known here. The same at the start, with nothing known.
+    """
+
+    clock: Callable[[], float] = staticmethod(time.monotonic)  # replaced in tests
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._backlog: deque[Any] = deque()  # read and not yet emitted
+        self._done: list[Any] = []  # acked here, not yet at the server
+        self._reconciled = False
+        self._idle_until = float("-inf")
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self._redis = connect(self, storm_conf)
+        self._broken = (OSError, optional_module("redis", "redis", self).exceptions.RedisError)
+        self._key: str = setting(self, storm_conf, "key", str)
+        self._count: int = setting(self, storm_conf, "count", int, 100, least=1)
+
+    def next_tuple(self) -> None:
+        if not self._backlog:
+            self._fill()
+        for _ in range(min(self._count, len(self._backlog))):
+            self._emit_entry(self._backlog.popleft())
+
+    def close(self) -> None:
+        if self._done:
+            self._send_done()
+        self._redis.close()
+
+    def _fill(self) -> None:
+        now = self.clock()
+        try:
+            # Not in initialize: a forerunner of this task may still be at work then, and what it holds is not ours yet.
+            if not self._reconciled:
+                self._reconcile()
+                self._reconciled = True
+            if self._done:
+                self._send_done()
+            if not self._backlog and now >= self._idle_until:
+                self._read()
+                if not self._backlog:
+                    self._idle_until = now + IDLE_SECONDS
+        except self._broken:
+            self._reconciled = False
+            raise
+
+    def _reconcile(self) -> None:
+        """Puts what the server holds for this task, and nobody here knows of, into the backlog."""
+        raise NotImplementedError
+
+    def _read(self) -> None:
+        """Puts new entries into the backlog, if there are any now."""
+        raise NotImplementedError
+
+    def _send_done(self) -> None:
+        """Tells the server what is done, and empties `_done`."""
+        raise NotImplementedError
+
+    def _emit_entry(self, entry: Any) -> None:
+        raise NotImplementedError
+
+
+class RedisListSpout(_RedisSpout):
+    """Takes texts from the left of a list that others push to on the right (RPUSH).
+
+    | config | meaning |
+    | --- | --- |
+    | `url` | of the server, e.g. `redis://host:6379/0` |
+    | `key` | of the list |
+    | `count` | most entries taken in one round trip (default 100) |
+
+    In a topology that runs at least once an entry waits in a list of the task (`<key>:processing:<topology>:
+    <component>:<task index>`) until it is acked. A task that starts first emits what its forerunner left there; task
+    0 puts back what tasks left that are no more. In one that runs at most once entries are simply taken.
+    """
+
+    outputs: ClassVar[list[str]] = ["value"]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._in_flight: dict[int, bytes] = {}  # by tuple id: the entry as the server has it
+        self._last_id = 0
+        self._ask = 1
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        super().initialize(storm_conf, context)
+        self._tasks = f"{self._key}:processing:{self.topology_name}:{self.component_name}"  # set of task indexes
+        self._processing = f"{self._tasks}:{self.task_index}"
+
+    def ack(self, tup_id: Any) -> None:
+        entry = self._in_flight.pop(tup_id, None)
+        if entry is not None:
+            self._done.append(entry)
+        super().ack(tup_id)
+
+    def _emit_entry(self, entry: bytes) -> None:
+        self._last_id += 1
+        if self.tracked:
+            self._in_flight[self._last_id] = entry
+        self.emit((entry.decode("utf-8", "replace"),), self._last_id)
+
+    def _reconcile(self) -> None:
+        if not self.tracked:
+            return
+        if self.task_index == 0:
+            self._put_back_orphans()
+        self._redis.sadd(self._tasks, self.task_index)
+        known, done = Counter(self._in_flight.values()), Counter(self._done)
+        # Equal entries cannot be told apart, so removing one twice would lose another: only what is there is removed.
+        self._done.clear()
+        for entry in self._redis.lrange(self._processing, 0, -1):
+            if known[entry] > 0:
+                known[entry] -= 1
+            elif done[entry] > 0:
+                done[entry] -= 1
+                self._done.append(entry)
+            else:
+                self._backlog.append(entry)
+
+    def _put_back_orphans(self) -> None:
+        for index in sorted(int(index) for index in self._redis.smembers(self._tasks)):
+            if index >= self.parallelism:
+                while self._redis.lmove(f"{self._tasks}:{index}", self._key, "RIGHT", "LEFT") is not None:
+                    pass
+                self._redis.srem(self._tasks, index)
+
+    def _read(self) -> None:
+        if not self.tracked:
+            self._backlog.extend(self._redis.lpop(self._key, self._count) or ())
+            return
+        with self._redis.pipeline(transaction=False) as pipe:
+            for _ in range(self._ask):
+                pipe.lmove(self._key, self._processing, "LEFT", "RIGHT")
+            self._backlog.extend(entry for entry in pipe.execute() if entry is not None)
+        self._ask = max(1, min(self._count, 2 * len(self._backlog)))  # few commands while the list is empty
+
+    def _send_done(self) -> None:
+        with self._redis.pipeline(transaction=False) as pipe:
+            for entry in self._done:
+                pipe.lrem(self._processing, 1, entry)
+            pipe.execute()
+        self._done.clear()
+
+
+class RedisStreamSpout(_RedisSpout):
+    """Reads a stream as one of a consumer group; the consumer's name is the task's index. Fields `id` and `data`.
+
+    | config | meaning |
+    | --- | --- |
+    | `url` | of the server, e.g. `redis://host:6379/0` |
+    | `key` | of the stream |
+    | `group` | made if it is not there |
+    | `start` | for a group that is made: `0`, from the first entry (default), or `$`, only what comes from now on |
+    | `count` | most entries read in one round trip (default 100) |
+
+    A task that starts first emits the entries that its consumer was given and never acked; task 0 takes over those of
+    consumers whose task is no more. `data` is a dict of texts.
+    """
+
+    outputs: ClassVar[list[str]] = ["id", "data"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        super().initialize(storm_conf, context)
+        self._group: str = setting(self, storm_conf, "group", str)
+        start = setting(self, storm_conf, "start", str, "0")
+        try:
+            self._redis.xgroup_create(self._key, self._group, id=start, mkstream=True)
+        except self._broken as error:
+            if "BUSYGROUP" not in str(error):  # it is there: another task, or an earlier run, made it
+                raise
+
+    def ack(self, tup_id: Any) -> None:
+        if tup_id in self.unacked_tuples:
+            self._done.append(tup_id)
+        super().ack(tup_id)
+
+    def _emit_entry(self, entry: tuple[str, dict[str, str]]) -> None:
+        self.emit(entry, entry[0])
+
+    def _reconcile(self) -> None:
+        if not self.tracked:
+            return
+        if self.task_index == 0:
+            self._claim_orphans()
+        known, last = {*self.unacked_tuples, *self._done}, "0"
+        while entries := self._entries(last):
+            last = entries[-1][0]
+            self._done += [id for id, data in entries if not data]  # deleted from the stream: nothing to emit
+            self._backlog.extend((id, data) for id, data in entries if data and id not in known)
+
+    def _claim_orphans(self) -> None:
+        for consumer in self._redis.xinfo_consumers(self._key, self._group):
+            name = consumer["name"].decode()
+            if not name.isdecimal() or int(name) < self.parallelism:
+                continue
+            while held := self._redis.xpending_range(self._key, self._group, "-", "+", self._count, name):
+                self._redis.xclaim(self._key, self._group, str(self.task_index), 0,
+                                   [entry["message_id"] for entry in held], justid=True)
+            self._redis.xgroup_delconsumer(self._key, self._group, name)
+
+    def _read(self) -> None:
+        self._backlog.extend(self._entries(">"))
+
+    def _entries(self, after: str) -> list[tuple[str, dict[str, str]]]:
+        """New entries (`>`), or those this consumer already holds that come after an id."""
+        reply = self._redis.xreadgroup(self._group, str(self.task_index), {self._key: after}, count=self._count,
+                                       noack=not self.tracked)
+        return [(id.decode(), {_text(name): _text(value) for name, value in (data or {}).items()})
+                for _, entries in reply or () for id, data in entries]
+
+    def _send_done(self) -> None:
+        self._redis.xack(self._key, self._group, *self._done)
+        self._done.clear()
+
+
+class RedisSink(Bolt):
+    """Writes rows to Redis: each chunk in one round trip and one transaction, so that it is there wholly or not at all.
+
+    | config | meaning |
+    | --- | --- |
+    | `url` | of the server, e.g. `redis://host:6379/0` |
+    | `key` | of the list, hash or stream |
+    | `mode` | `list`: pushes each row as JSON on the right; `hash`: sets the field named by the first value to the
+    second; `counter`: adds the second value, a whole number, to the field named by the first; `stream`: adds an entry
+    with the row's fields |
+
+    `process_rows` returns when the server has answered. A chunk that is sent again after a failure is written again:
+    `hash` does not mind, the others show it. Texts, bytes and numbers are stored as they are, other values as JSON.
+    """
+
+    blocking: ClassVar[bool] = True
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        writers = {"list": self._list, "hash": self._hash, "counter": self._counter, "stream": self._stream}
+        self._key: str = setting(self, storm_conf, "key", str)
+        self._write = writers[setting(self, storm_conf, "mode", str, choices=writers)]
+        self._redis = connect(self, storm_conf)
+
+    def process_rows(self, rows: list[Any]) -> None:
+        if rows:
+            with self._redis.pipeline(transaction=True) as pipe:
+                self._write(pipe, rows)
+                pipe.execute()
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _list(self, pipe: Any, rows: list[Any]) -> None:
+        names = field_names(rows[0])
+        pipe.rpush(self._key, *[_to_json(dict(zip(names, row, strict=True))) for row in rows])
+
+    def _hash(self, pipe: Any, rows: list[Any]) -> None:
+        pipe.hset(self._key, mapping={_stored(row[0]): _stored(row[1]) for row in rows})
+
+    def _counter(self, pipe: Any, rows: list[Any]) -> None:
+        sums: Counter[Any] = Counter()
+        for row in rows:
+            if not isinstance(row[1], int):
+                raise EncodingError(f"{self.component_name}: mode 'counter' adds whole numbers; the second value of "
+                                    f"{row!r} is of type {type(row[1]).__name__}")
+            sums[_stored(row[0])] += row[1]
+        for name, amount in sums.items():
+            pipe.hincrby(self._key, name, amount)
+
+    def _stream(self, pipe: Any, rows: list[Any]) -> None:
+        names = field_names(rows[0])
+        for row in rows:
+            pipe.xadd(self._key, dict(zip(names, map(_stored, row), strict=True)))
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _stored(value: Any) -> Any:
+    return value if isinstance(value, str | bytes | int | float) and not isinstance(value, bool) else _to_json(value)

@@ -1,0 +1,115 @@
+"""Bolts at the end of a stream: throw away and count, or write files."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+
+import msgspec
+
+from millrace.api.component import Bolt
+from millrace.connectors.settings import setting
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Drop(Bolt):
+    """Counts the rows it gets in `count` and throws them away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def process_rows(self, rows: list[Any]) -> None:
+        self.count += len(rows)
+
+
+class DropArrow(Bolt):
+    """Counts the rows of the Arrow batches it gets in `count` and throws them away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        self.count += batch.num_rows
+
+
+class PartFileSink(Bolt):
+    """Appends chunks to a file of its own: `encode` says how rows become bytes. Base of the file sinks.
+
+    | config | meaning |
+    | --- | --- |
+    | `path` | directory, made if it is not there; each start of a task writes `part-<task_index>-<pid>-<n><suffix>` |
+
+    `process_rows` returns when the kernel has the whole chunk: a killed process loses nothing that was acked (a
+    machine that loses power may). Only the last record of a file can be torn, by a kill in the middle of a write.
+    """
+
+    suffix: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path()
+        self._file: BinaryIO | None = None
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self.directory = Path(setting(self, storm_conf, "path", str))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._file = self._new_part()
+
+    def encode(self, rows: list[Any]) -> bytes:
+        """One chunk of rows as bytes, ending where a record ends."""
+        raise NotImplementedError(f"{type(self).__name__} must define encode(rows)")
+
+    def process_rows(self, rows: list[Any]) -> None:
+        self._append(self.encode(rows))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _append(self, data: bytes) -> None:
+        file = self._file = self._file or self._new_part()
+        view = memoryview(data)
+        try:
+            while view:  # an unbuffered write may take only a part
+                view = view[file.write(view):]
+        except OSError:
+            self.close()  # it may end in half a record: what comes next goes to a new part
+            raise
+
+    def _new_part(self) -> BinaryIO:
+        for n in itertools.count():
+            path = self.directory / f"part-{self.task_index}-{os.getpid()}-{n}{self.suffix}"
+            try:
+                return open(path, "xb", buffering=0)  # stays open as long as the task
+            except FileExistsError:
+                continue  # an earlier start in this process, or a recycled pid: never append to another's part
+        raise AssertionError("unreachable: itertools.count does not end")
+
+
+class JsonLinesSink(PartFileSink):
+    """Writes each row as one JSON object, the stream's field names as keys. Settings: see PartFileSink."""
+
+    suffix: ClassVar[str] = ".jsonl"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._encode_lines = msgspec.json.Encoder().encode_lines
+
+    def encode(self, rows: list[Any]) -> bytes:
+        if not rows:
+            return b""
+        names = field_names(rows[0])
+        return self._encode_lines([dict(zip(names, row, strict=True)) for row in rows])
+
+
+def field_names(row: Sequence[Any]) -> tuple[str, ...]:
+    """The fields of a row; their numbers, as texts, for one that has no names."""
+    return getattr(row, "_fields", None) or tuple(str(index) for index in range(len(row)))

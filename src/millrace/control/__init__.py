@@ -1,0 +1,1 @@
+"""Decisions, and nothing but: events in, commands out. No socket, thread, process or clock."""

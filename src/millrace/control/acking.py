@@ -1,0 +1,142 @@
+"""At-least-once, decided: the XOR ledger of an acker task, and what a spout task has in flight.
+
+A root is one chunk of a spout. Every chunk on every edge has a random 64-bit id; all that is known of a root is the
+XOR of the ids sent and the ids finished. It is zero when, and (but for a chance of 2^-64) only when, nothing is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+ACKER_SHIFT = 48  # a root's upper bits name its acker task, so whoever finishes a chunk knows whom to tell
+
+
+def acker_of(root: int) -> int:
+    """Index of the acker task that keeps this root's ledger."""
+    return root >> ACKER_SHIFT
+
+
+def make_root(acker: int, noise: int) -> int:
+    return acker << ACKER_SHIFT | noise & (1 << ACKER_SHIFT) - 1
+
+
+class Ledger:
+    """The roots one acker task watches over. Messages may come in any order: an ack may arrive before its root."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, int] = {}
+        self._owners: dict[int, tuple[int, int]] = {}
+        self._old: dict[int, int] = {}  # sums not touched since the last `age`: two rounds unheard of, forgotten
+        self._failed_early: set[int] = set()  # failed before the spout's own word came: messages may overtake
+
+    def __len__(self) -> int:
+        return len(self._sums) + len(self._old)
+
+    def open(self, root: int, edges: int, owner: tuple[int, int]) -> bool | None:
+        """A spout sent a root; `edges` is the XOR of its chunks' ids. Returns True if all is done already, False if
+        it has failed already, None if it is open now."""
+        if root in self._failed_early:
+            self._failed_early.discard(root)
+            return False
+        self._owners[root] = owner
+        return True if self.ack(root, edges) is not None else None
+
+    def ack(self, root: int, edges: int) -> tuple[int, int] | None:
+        """Some chunks of the root came or went. Returns the spout to tell if the root is complete."""
+        total = self._sums.pop(root, None)
+        if total is None:
+            total = self._old.pop(root, 0)
+        total ^= edges
+        if total == 0 and root in self._owners:
+            return self._owners.pop(root)
+        self._sums[root] = total
+        return None
+
+    def fail(self, root: int) -> tuple[int, int] | None:
+        """Part of the root failed. Returns the spout to tell; None if it is not, or not yet, or no longer, known."""
+        self._sums.pop(root, None)
+        self._old.pop(root, None)
+        owner = self._owners.pop(root, None)
+        if owner is None:
+            self._failed_early.add(root)
+        return owner
+
+    def age(self) -> int:
+        """Called once per message timeout: forgets what two rounds have not touched (its spout has timed it out by
+        then, or is gone). Returns how many were forgotten."""
+        for root in self._old:
+            self._owners.pop(root, None)
+        self._failed_early.clear()
+        forgotten, self._old, self._sums = len(self._old), self._sums, {}
+        return forgotten
+
+
+@dataclass(slots=True)
+class Root:
+    """One root in flight, as its spout task remembers it."""
+
+    ids: list[Any]
+    tuples: int
+    born: float
+    attempt: int
+    doomed: float | None = None  # fails at this time unless it completes before: part of it went down with a worker
+
+
+@dataclass(slots=True)
+class InFlight:
+    """What one spout task has sent and not yet heard of. Roots are kept in the order they were sent."""
+
+    timeout: float
+    roots: dict[int, Root] = field(default_factory=dict)
+    tuples: int = 0
+    attempts: dict[Any, int] = field(default_factory=dict)  # how often an id has failed, while it is not acked
+
+    def sent(self, root: int, ids: list[Any], tuples: int, now: float, attempt: int) -> None:
+        self.roots[root] = Root(ids, tuples, now, attempt)
+        self.tuples += tuples
+
+    def finished(self, root: int) -> Root | None:
+        """The root is complete. None if it was given up before (it has been, or will be, sent again)."""
+        known = self.roots.pop(root, None)
+        if known is not None:
+            self.tuples -= known.tuples
+            if self.attempts:
+                for tup_id in known.ids:
+                    self.attempts.pop(tup_id, None)
+        return known
+
+    def failed(self, root: int, cause: str) -> Root | None:
+        """The root is given up. Only errors in user code count as attempts: a lost worker is not the tuple's fault."""
+        known = self.roots.pop(root, None)
+        if known is not None:
+            self.tuples -= known.tuples
+            attempt = known.attempt + (cause == "error")
+            if attempt:
+                self.attempts.update(dict.fromkeys(known.ids, attempt))
+        return known
+
+    def doom(self, deadline: float) -> int:
+        """A worker is lost: whatever is still unfinished at `deadline` counts as lost with it."""
+        for root in self.roots.values():
+            if root.doomed is None:
+                root.doomed = deadline
+        return len(self.roots)
+
+    def overdue(self, now: float) -> list[tuple[int, str]]:
+        """The roots to fail now, and why: "lost" or "timeout"."""
+        return list(self._overdue(now))
+
+    def _overdue(self, now: float) -> Iterator[tuple[int, str]]:
+        for number, root in self.roots.items():
+            if root.doomed is not None and now >= root.doomed:
+                yield number, "lost"
+            elif now - root.born >= self.timeout:
+                yield number, "timeout"
+            elif root.doomed is None:
+                break  # roots are in order of birth, and doom strikes all at once: the rest are younger
+
+    def by_attempt(self, ids: Iterable[Any]) -> int:
+        """How often the most-failed of these ids has failed."""
+        return max((self.attempts.get(tup_id, 0) for tup_id in ids), default=0) if self.attempts else 0

@@ -1,0 +1,286 @@
+"""The master's decisions: the life of topologies and what to do when workers come and go.
+
+`handle` is the only way to change it: the same events in the same order always give the same commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from millrace.config import ACKERS, AT_LEAST_ONCE, GUARANTEE
+from millrace.control.assignment import Assignment, Place, TopologyAssignment, WorkerAddress
+from millrace.control.events import (
+    Command,
+    Distribute,
+    Ended,
+    Event,
+    Killed,
+    Paused,
+    Resumed,
+    Say,
+    Submitted,
+    Ticked,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReported,
+)
+from millrace.errors import TopologyError, UnknownTopology
+from millrace.model.cluster import Cluster, Node, Slot
+from millrace.model.graph import ACKER, TaskId, TopologyGraph
+from millrace.model.plan import Plan
+from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, key_groups_for
+from millrace.schedulers.even import Even
+
+WAITING, STARTING, RUNNING, PAUSED, STOPPING = "waiting", "starting", "running", "paused", "stopping"
+QUIET_REPORTS = 2  # reports in a row without anything in flight before a topology counts as drained
+
+
+@dataclass(slots=True)
+class WorkerView:
+    """A worker as the master sees it."""
+
+    address: WorkerAddress
+    executor: str
+    revision: int = 0
+
+
+@dataclass(slots=True)
+class TopologyState:
+    """One topology. `places` holds only tasks that are on a live worker."""
+
+    number: int
+    graph: TopologyGraph
+    status: str = WAITING
+    version: int = 0
+    places: dict[TaskId, Place] = field(default_factory=dict)
+    homes: dict[TaskId, int] = field(default_factory=dict)  # where a task was first put: it goes back there
+    key_groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    positions: dict[TaskId, int] = field(default_factory=dict)
+    losses: int = 0
+    ready_at: int = 0  # revision that all workers must have carried out before the spouts start
+    paused: bool = False
+    deadline: float = 0.0
+    quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(self.version, {task: place.slot for task, place in self.places.items()}, self.key_groups)
+
+    @property
+    def active(self) -> bool:
+        return self.status == RUNNING
+
+
+class MasterState:
+    """Workers, topologies and the assignment in force."""
+
+    def __init__(self, first: Scheduler | None = None) -> None:
+        self.first = first or Even(spread_back=False)  # places a topology, and re-places what was lost
+        self.workers: dict[int, WorkerView] = {}
+        self.topologies: dict[str, TopologyState] = {}
+        self.revision = 0
+        self._numbers = 0
+
+    def handle(self, event: Event) -> list[Command]:
+        match event:
+            case WorkerJoined():
+                return self._joined(event)
+            case WorkerLost():
+                return self._lost(event)
+            case WorkerReported():
+                return self._reported(event)
+            case Submitted():
+                return self._submitted(event.graph)
+            case Paused():
+                return self._set_paused(event.name, True)
+            case Resumed():
+                return self._set_paused(event.name, False)
+            case Killed():
+                return self._killed(event)
+            case Ticked():
+                return self._ticked(event.now)
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def _joined(self, event: WorkerJoined) -> list[Command]:
+        commands: list[Command] = []
+        if event.slot in self.workers:  # Spark started the slot again before anyone noticed that it was gone
+            old = self.workers[event.slot].address
+            commands += self._lost(WorkerLost(event.slot, old.generation, "it was started again"))
+        address = WorkerAddress(event.slot, event.generation, event.host, event.boot, event.ipc, event.tcp)
+        self.workers[event.slot] = WorkerView(address, event.executor)
+        commands.append(Say(f"worker {event.slot} joined on {event.host}"))
+        for topology in self.topologies.values():
+            if self._unplaced(topology):
+                commands += self._place(topology)
+            else:
+                commands += self._move_home(topology, event.slot)
+        return [*commands, self._distribute()]
+
+    def _lost(self, event: WorkerLost) -> list[Command]:
+        known = self.workers.get(event.slot)
+        if known is None or known.address.generation != event.generation:
+            return []
+        del self.workers[event.slot]
+        commands: list[Command] = [Say(f"worker {event.slot} lost: {event.cause}", level="warning")]
+        for topology in self.topologies.values():
+            gone = [task for task, place in topology.places.items() if place.slot == event.slot]
+            topology.losses += 1  # even without tasks there, chunks may have been on their way through
+            topology.quiet.pop(event.slot, None)
+            if gone:
+                for task in gone:
+                    del topology.places[task]
+                commands += self._place(topology)
+        return [*commands, self._distribute()]
+
+    def _move_home(self, topology: TopologyState, slot: int) -> list[Command]:
+        """Tasks that had to leave this slot go back, so that it is used again. Spouts and ackers stay where they are:
+        what they have in flight is theirs alone."""
+        if topology.status not in (RUNNING, PAUSED, STARTING):
+            return []
+        back = [task for task, place in topology.places.items()
+                if topology.homes.get(task) == slot and place.slot != slot and task.component != ACKER
+                and topology.graph.component(task.component).kind == "bolt"]
+        if not back:
+            return []
+        topology.version += 1
+        for task in back:
+            topology.places[task] = Place(slot, topology.version)
+        return [Say(f"worker {slot} is back: {_tasks(back)} moved there", topology.graph.name)]
+
+    def _reported(self, event: WorkerReported) -> list[Command]:
+        worker = self.workers.get(event.slot)
+        if worker is None or worker.address.generation != event.generation:
+            return []
+        worker.revision = max(worker.revision, event.revision)
+        by_number = {topology.number: topology for topology in self.topologies.values()}
+        for number, task_number, position in event.positions:
+            topology = by_number.get(number)
+            if topology is not None:
+                task = topology.graph.task(task_number)
+                topology.positions[task] = max(position, topology.positions.get(task, 0))
+        commands: list[Command] = []
+        in_flight = dict(event.in_flight)
+        for topology in list(self.topologies.values()):
+            commands += self._progress(topology, event, in_flight.get(topology.number, 0))
+        return commands
+
+    def _progress(self, topology: TopologyState, event: WorkerReported, in_flight: int) -> list[Command]:
+        if topology.status == STARTING and self._all_at(topology.ready_at):
+            topology.status = PAUSED if topology.paused else RUNNING
+            return [Say(f"all {len(topology.places)} tasks are up", topology.graph.name), self._distribute()]
+        if topology.status == STOPPING and event.revision >= topology.ready_at:
+            topology.quiet[event.slot] = topology.quiet.get(event.slot, 0) + 1 if in_flight == 0 else 0
+            if all(topology.quiet.get(slot, 0) >= QUIET_REPORTS for slot in self.workers):
+                return self._end(topology, "drained")
+        return []
+
+    def _all_at(self, revision: int) -> bool:
+        return all(worker.revision >= revision for worker in self.workers.values())
+
+    # -- topologies --------------------------------------------------------------------------------------------------
+
+    def _submitted(self, graph: TopologyGraph) -> list[Command]:
+        if graph.name in self.topologies:
+            raise TopologyError(f"a topology named {graph.name!r} is running already: kill it first, or give this one "
+                                "another name")
+        self._numbers += 1
+        graph = replace(graph, ackers=ackers_for(graph, max(1, len(self.workers))))
+        topology = self.topologies[graph.name] = TopologyState(self._numbers, graph)
+        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *self._place(topology), self._distribute()]
+
+    def _set_paused(self, name: str, paused: bool) -> list[Command]:
+        topology = self._topology(name)
+        if topology.status == STOPPING:
+            raise TopologyError(f"topology {name!r} is being killed and can be neither paused nor resumed")
+        topology.paused = paused
+        if topology.status not in (RUNNING, PAUSED):
+            return [Say("will be paused" if paused else "will run", name)]
+        topology.status = PAUSED if paused else RUNNING
+        return [Say("paused" if paused else "resumed", name), self._distribute()]
+
+    def _killed(self, event: Killed) -> list[Command]:
+        topology = self._topology(event.name)
+        if topology.status == WAITING:
+            return self._end(topology, "killed before it had a slot")
+        topology.status, topology.deadline, topology.quiet = STOPPING, event.now + event.wait, {}
+        distribute = self._distribute()
+        topology.ready_at = self.revision
+        return [Say(f"spouts stop; up to {event.wait:g} s for what is in flight", event.name), distribute]
+
+    def _ticked(self, now: float) -> list[Command]:
+        late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]
+        return [command for topology in late for command in self._end(topology, "killed")]
+
+    def _end(self, topology: TopologyState, how: str) -> list[Command]:
+        del self.topologies[topology.graph.name]
+        return [Say(how, topology.graph.name), self._distribute(), Ended(topology.graph.name)]
+
+    def _topology(self, name: str) -> TopologyState:
+        if name not in self.topologies:
+            running = ", ".join(sorted(self.topologies)) or "none"
+            raise UnknownTopology(f"no topology named {name!r} is running; running: {running}")
+        return self.topologies[name]
+
+    # -- placement ---------------------------------------------------------------------------------------------------
+
+    def cluster(self) -> Cluster:
+        hosts = sorted({worker.address.host for worker in self.workers.values()})
+        slots = tuple(Slot(worker.address.host, worker.executor, slot) for slot, worker in sorted(self.workers.items()))
+        return Cluster(tuple(Node(host, 1, 1000.0, 1024) for host in hosts), slots)
+
+    def _unplaced(self, topology: TopologyState) -> Sequence[TaskId]:
+        return [task for task in topology.graph.tasks() if task not in topology.places]
+
+    def _place(self, topology: TopologyState) -> list[Command]:
+        """Find a slot for every task that has none; nothing else moves."""
+        name = topology.graph.name
+        homeless = self._unplaced(topology)
+        others = {other.graph.name: other.plan for other in self.topologies.values() if other is not topology}
+        result = self.first.schedule([topology.graph], self.cluster(), {}, {**others, name: topology.plan})
+        if isinstance(result, CannotPlace):
+            topology.status = WAITING if topology.status != STOPPING else STOPPING
+            return [Say(f"waits: {result.reason}", name, "warning")]
+        if not isinstance(result, NewPlan):
+            return []
+        placement = result.plans[name].placement
+        topology.version += 1
+        for task in homeless:
+            topology.places[task] = Place(placement[task], topology.version)
+            topology.homes.setdefault(task, placement[task])
+        topology.key_groups = dict(topology.key_groups or key_groups_for(topology.graph, None))
+        if topology.status == WAITING:
+            topology.status, topology.ready_at = STARTING, self.revision + 1
+        return [Say(f"{_tasks(homeless)} placed on {_slots(placement[task] for task in homeless)}", name)]
+
+    def _distribute(self) -> Distribute:
+        self.revision += 1
+        return Distribute(self.assignment())
+
+    def assignment(self) -> Assignment:
+        """The whole truth, as of this revision."""
+        return Assignment(
+            self.revision,
+            [worker.address for _, worker in sorted(self.workers.items())],
+            [TopologyAssignment(topology.number, topology.graph, topology.version, topology.active,
+                                sorted(topology.places.items()), topology.key_groups, sorted(topology.positions.items()),
+                                topology.losses)
+             for topology in self.topologies.values()])
+
+
+def ackers_for(graph: TopologyGraph, workers: int) -> int:
+    """How many acker tasks a topology gets: as many as it says, or one for each worker; none without tracking."""
+    if GUARANTEE.of(graph.config) != AT_LEAST_ONCE:
+        return 0
+    asked = ACKERS.of(graph.config)
+    return workers if asked is None else int(asked)
+
+
+def _tasks(tasks: Sequence[TaskId]) -> str:
+    return ", ".join(map(str, tasks)) if len(tasks) <= 6 else f"{len(tasks)} tasks"
+
+
+def _slots(slots: object) -> str:
+    found = sorted(set(slots))  # type: ignore[call-overload]
+    return f"worker {found[0]}" if len(found) == 1 else f"workers {', '.join(map(str, found))}"

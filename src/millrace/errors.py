@@ -1,0 +1,65 @@
+"""Every exception Millrace raises on purpose.
+
+    MillraceError
+    ├── TopologyError            a declaration that cannot run (also a ValueError)
+    ├── EncodingError            a value that cannot travel (also a TypeError)
+    ├── EmitError                an emit that does not fit the declared stream (also a ValueError)
+    ├── NotRunning               emit, ack or fail called outside a running task
+    ├── JavaNotFound             no Java that Spark can use
+    ├── MasterUnreachable        the Spark master, or a running Millrace, does not answer
+    ├── NotEnoughSlots           fewer workers came up than were asked for
+    ├── AddressInUse             a port or socket that another process holds
+    ├── UnknownTopology          a name that is not running here
+    └── WireError                a frame that is not one of ours
+
+A message says what was asked, what there was, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class MillraceError(Exception):
+    """Base of all the others: catch this to catch everything Millrace says on purpose."""
+
+
+class TopologyError(MillraceError, ValueError):
+    """The declaration is wrong: raised while the class body is checked, before anything runs."""
+
+
+class EncodingError(MillraceError, TypeError):
+    """A value in a tuple has no place on the wire; names component, stream, field and type."""
+
+
+class EmitError(MillraceError, ValueError):
+    """An emit does not fit its stream: wrong length, unknown stream, a task that is not a direct target."""
+
+
+class NotRunning(MillraceError, RuntimeError):
+    """A component was used outside a task: `emit`, `ack` and `fail` only work while the engine runs it."""
+
+
+class JavaNotFound(MillraceError):
+    """Spark needs Java 17 or newer and none was found."""
+
+
+class MasterUnreachable(MillraceError):
+    """Nothing answers where the Spark master, or the Millrace master, should be."""
+
+
+class NotEnoughSlots(MillraceError):
+    """Spark did not bring up the workers that were asked for within the time limit."""
+
+
+class AddressInUse(MillraceError):
+    """Another process already listens there."""
+
+
+class UnknownTopology(MillraceError, KeyError):
+    """No topology of that name runs here."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class WireError(MillraceError, ValueError):
+    """A frame that cannot be read: counted and dropped by whoever received it."""

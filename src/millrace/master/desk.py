@@ -1,0 +1,109 @@
+"""Where people reach a running master from another process: an ipc socket in a private directory of the user.
+
+    request: {"verb": "status", ...}    answer: {"ok": ...} or {"error": "...", "kind": "UnknownTopology"}
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from millrace import errors
+from millrace.errors import AddressInUse, MasterUnreachable, MillraceError
+from millrace.runtime.transport import private_directory
+
+ANSWER_SECONDS = 10.0
+
+
+def desk_directory() -> Path:
+    """One per user: the names of the running clusters are its `.lock` files."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.path.isdir(base) and os.access(base, os.W_OK):
+        return private_directory(os.path.join(base, "millrace"))
+    return private_directory(os.path.join(tempfile.gettempdir(), f"millrace-user-{os.getuid()}"))
+
+
+@dataclass(slots=True)
+class Desk:
+    """The master's side: holds the cluster's name as long as the process lives."""
+
+    name: str
+    path: Path
+    _lock: int
+
+    @classmethod
+    def open(cls, name: str) -> Desk:
+        if not name or "/" in name or name.startswith("."):
+            raise MillraceError(f"{name!r} cannot name a cluster: use letters, digits and dashes")
+        directory = desk_directory()
+        lock = os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(lock, 32).decode() or "unknown"
+            os.close(lock)
+            raise AddressInUse(f"a Millrace cluster named {name!r} is running already (process {holder}): "
+                               "choose another name with --cluster, or stop that one") from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        return cls(name, directory / f"{name}.ipc", lock)
+
+    def listen(self, context: zmq.Context[Any]) -> zmq.Socket[Any]:
+        socket = context.socket(zmq.ROUTER)
+        socket.linger = 200
+        socket.bind(f"ipc://{self.path}")
+        return socket
+
+    def close(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.path.with_suffix(".lock").unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def running_clusters() -> list[str]:
+    """Names of the clusters of this user on this machine whose master is alive."""
+    names = []
+    for path in sorted(desk_directory().glob("*.lock")):
+        with path.open("r+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                names.append(path.stem)
+    return names
+
+
+def ask(cluster: str | None, verb: str, **arguments: Any) -> Any:
+    """Ask a running master. Without a name: the one that is running, if there is just one."""
+    name = cluster or _only_cluster()
+    path = desk_directory() / f"{name}.ipc"
+    if name not in running_clusters():
+        raise MasterUnreachable(f"no Millrace cluster named {name!r} is running here; running: "
+                                f"{', '.join(running_clusters()) or 'none'}. Start one with `millrace run`.")
+    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+        socket.linger = 0
+        socket.connect(f"ipc://{path}")
+        socket.send(msgspec.msgpack.encode({"verb": verb, **arguments}))
+        if not socket.poll(int(ANSWER_SECONDS * 1000)):
+            raise MasterUnreachable(f"the master of cluster {name!r} is there but does not answer within {ANSWER_SECONDS:g} s")
+        answer = msgspec.msgpack.decode(socket.recv())
+    if "error" in answer:
+        kind = getattr(errors, answer.get("kind", ""), MillraceError)
+        raise kind(answer["error"])
+    return answer["ok"]
+
+
+def _only_cluster() -> str:
+    names = running_clusters()
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise MasterUnreachable("no Millrace cluster is running on this machine. Start one with `millrace run "
+                                "module:Topology`, or `millrace demo`.")
+    raise MasterUnreachable(f"{len(names)} clusters are running ({', '.join(names)}): say which with --cluster NAME")

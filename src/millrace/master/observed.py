@@ -1,0 +1,90 @@
+"""What the workers have reported, summed up by task: counters that only rise, latencies since the start and lately."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.load import Latency, Load, TaskLoad
+from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, LatencyHistogram
+
+TOTALS = COUNTERS + SECONDS
+
+
+@dataclass(slots=True)
+class TaskObserved:
+    """One task over all its incarnations: the counters of an earlier one are added to those of the next."""
+
+    incarnation: int = -1
+    slot: int = -1
+    queue_length: int = 0
+    current: dict[str, float] = field(default_factory=dict)
+    before: dict[str, float] = field(default_factory=dict)
+    traffic: dict[int, int] = field(default_factory=dict)
+    traffic_before: dict[int, int] = field(default_factory=dict)
+    latencies: dict[str, LatencyHistogram] = field(default_factory=lambda: {name: LatencyHistogram() for name in LATENCIES})
+    custom: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, slot: int, report: dict[str, Any]) -> None:
+        if report["incarnation"] != self.incarnation:
+            self.before = {name: self.total(name) for name in TOTALS}
+            self.traffic_before = self.sent()
+            self.current, self.traffic = {}, {}
+            self.incarnation = report["incarnation"]
+        self.slot, self.queue_length = slot, report["queue_length"]
+        self.current = {name: report[name] for name in TOTALS}
+        self.traffic = {int(number): count for number, count in report["traffic"].items()}
+        for name in LATENCIES:
+            self.latencies[name].merge(report[name])
+        self.custom.update(report.get("custom", {}))
+
+    def total(self, name: str) -> float:
+        return self.before.get(name, 0) + self.current.get(name, 0)
+
+    def sent(self) -> dict[int, int]:
+        numbers = self.traffic.keys() | self.traffic_before.keys()
+        return {number: self.traffic.get(number, 0) + self.traffic_before.get(number, 0) for number in numbers}
+
+
+class TopologyObserved:
+    """All tasks of one topology."""
+
+    def __init__(self, graph: TopologyGraph, now: float) -> None:
+        self.graph, self.since = graph, now
+        self.tasks: dict[TaskId, TaskObserved] = {}
+        self.errors: list[dict[str, Any]] = []
+
+    def take(self, slot: int, report: dict[str, Any]) -> None:
+        task = self.graph.task(report["task"])
+        self.tasks.setdefault(task, TaskObserved()).take(slot, report)
+
+    def total(self, component: str, name: str) -> float:
+        return sum(observed.total(name) for task, observed in self.tasks.items() if task.component == component)
+
+    def latency(self, component: str, name: str) -> LatencyHistogram:
+        """The component's latencies, all tasks together."""
+        merged = LatencyHistogram()
+        for task, observed in self.tasks.items():
+            if task.component == component:
+                merged.add(observed.latencies[name])
+        return merged
+
+    def load(self, now: float) -> Load:
+        """Everything since the topology was submitted, as one immutable value."""
+        tasks = {task: _task_load(observed) for task, observed in self.tasks.items()}
+        traffic = {(task, self.graph.task(number)): count
+                   for task, observed in self.tasks.items() for number, count in observed.sent().items() if count}
+        return Load(window_seconds=max(now - self.since, 1e-9), tasks=tasks, traffic=traffic)
+
+
+def _task_load(observed: TaskObserved) -> TaskLoad:
+    counts = {name: int(observed.total(name)) for name in ("emitted", "transferred", "executed", "acked", "failed")}
+    latencies = {f"{name}_ms": percentiles(observed.latencies[name]) for name in LATENCIES}
+    return TaskLoad(**counts, **latencies, queue_length=observed.queue_length,  # type: ignore[arg-type]
+                    cpu_seconds=observed.total("cpu_seconds"), busy_seconds=observed.total("busy_seconds"))
+
+
+def percentiles(histogram: LatencyHistogram) -> Latency | None:
+    p50, p99 = histogram.percentile_ms(50), histogram.percentile_ms(99)
+    return Latency(p50, p99) if p50 is not None and p99 is not None else None

@@ -1,0 +1,366 @@
+"""The master at work: one thread that listens to workers and people and carries out what `MasterState` decides."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+import zmq
+
+from millrace.config import HEARTBEAT_TIMEOUT
+from millrace.control.events import (
+    Distribute,
+    Ended,
+    Event,
+    Killed,
+    Paused,
+    Resumed,
+    Say,
+    Submitted,
+    Ticked,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReported,
+)
+from millrace.control.master_state import MasterState
+from millrace.errors import MillraceError, NotEnoughSlots, WireError
+from millrace.master.desk import Desk
+from millrace.master.observed import TopologyObserved
+from millrace.master.pids import PidWatch
+from millrace.master.status import status_of
+from millrace.model.graph import TopologyGraph
+from millrace.runtime import wire
+from millrace.runtime.process import WorkerSetup
+from millrace.runtime.transport import REFUSALS, Gate, Keys, bind_tcp, boot_id, recv_monitor_message, serve
+from millrace.schedulers.base import Scheduler
+
+log = logging.getLogger("millrace.master")
+TICK_SECONDS = 0.1
+EVENTS_KEPT = 200
+ERRORS_KEPT = 50
+
+
+class Connection:
+    """A worker as the master is connected to it."""
+
+    def __init__(self, identity: bytes, hello: wire.Hello, generation: int, now: float, watch: PidWatch | None) -> None:
+        self.identity, self.hello, self.generation, self.watch = identity, hello, generation, watch
+        self.heard = now
+        self.counters: Counter[str] = Counter()
+
+
+class Master:
+    """Thread-safe from outside: everything runs on its own thread, `call` hands work to it."""
+
+    def __init__(self, name: str, host: str = "127.0.0.1", port: int = 0, settings: dict[str, Any] | None = None,
+                 scheduler: Scheduler | None = None) -> None:
+        self.name, self.settings = name, settings or {}
+        self.state = MasterState(scheduler)
+        self.observed: dict[str, TopologyObserved] = {}
+        self.finished: dict[str, TopologyObserved] = {}
+        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
+        self.connections: dict[int, Connection] = {}
+        self.refused = 0
+        self.keys = Keys.make()
+        self.cluster = uuid.uuid4().hex[:12]
+        self.listeners: list[Callable[[Say], None]] = []
+        self._heartbeat_timeout: float = HEARTBEAT_TIMEOUT.of(self.settings)
+        self._generation = 0
+        self._changed = threading.Condition()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._context = zmq.Context()
+        self._gate = Gate(self._context, self.keys)
+        self._desk: Desk | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._boot = boot_id()
+        try:
+            self._open(host, port)
+        except BaseException:
+            self._close_sockets()
+            raise
+
+    def _open(self, host: str, port: int) -> None:
+        self._workers = self._context.socket(zmq.ROUTER)
+        self._workers.linger = 500
+        self._workers.router_mandatory = True
+        self._workers.sndhwm = 0
+        serve(self._workers, self.keys)
+        self._monitor = self._workers.get_monitor_socket(REFUSALS)
+        self.endpoint = bind_tcp(self._workers, host, port)
+        self._desk = Desk.open(self.name)
+        self._people = self._desk.listen(self._context)
+        self._wake_fd, self._signal_fd = os.pipe()
+        os.set_blocking(self._wake_fd, False)
+
+    def setup(self, bind: str = "", path: tuple[str, ...] = ()) -> WorkerSetup:
+        """What workers need to find this master; the launcher ships it."""
+        return WorkerSetup(self.cluster, self.endpoint, self.keys, bind, path, self.settings)
+
+    # -- from other threads ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, daemon=True, name="millrace master")
+        self._thread.start()
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        """Run `work` on the master's thread and return its result, or raise what it raised."""
+        if self._stopping or self._thread is None:
+            raise MillraceError("the master is not running")
+        future: Future[Any] = Future()
+        self._calls.put((work, future))
+        os.write(self._signal_fd, b".")
+        return future.result()
+
+    def submit(self, graph: TopologyGraph) -> None:
+        self.call(lambda: self._submit(graph))
+
+    def pause(self, name: str) -> None:
+        self.call(lambda: self.tell(Paused(name)))
+
+    def resume(self, name: str) -> None:
+        self.call(lambda: self.tell(Resumed(name)))
+
+    def kill(self, name: str, wait: float = 10.0) -> None:
+        """Returns at once; `wait_until(lambda: name not in master.state.topologies)` waits for the end."""
+        self.call(lambda: self.tell(Killed(name, wait, time.monotonic())))
+
+    def status(self) -> dict[str, Any]:
+        result: dict[str, Any] = self.call(lambda: status_of(self))
+        return result
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until the condition, which may look at anything of the master's, holds. False if time ran out."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not condition():
+                left = deadline - time.monotonic()
+                if left <= 0 or self._stopping:
+                    return condition()
+                self._changed.wait(min(left, 1.0))
+        return True
+
+    def wait_for_workers(self, count: int, seconds: float) -> None:
+        if not self.wait_until(lambda: len(self.state.workers) >= count, seconds):
+            raise NotEnoughSlots(f"{len(self.state.workers)} of {count} workers came up within {seconds:g} s. Are there "
+                                 f"{count} free task slots on the Spark cluster, and can its hosts reach {self.endpoint}?")
+
+    def stop(self, wait: float = 5.0) -> None:
+        """Tell every worker to end, then end."""
+        if self._thread is not None and not self._stopping:
+            try:
+                self.call(self._send_stop)
+                self.wait_until(lambda: not self.connections, wait)
+            finally:
+                self._stopping = True
+                os.write(self._signal_fd, b".")
+                self._thread.join(timeout=10)
+        self._close_sockets()
+        shutil.rmtree(self.setup().directory(), ignore_errors=True)
+
+    def _close_sockets(self) -> None:
+        if not self._context.closed:
+            self._gate.close()
+            if self._desk is not None:
+                self._desk.close()
+            self._context.destroy(linger=500)
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_tick = 0.0
+        while not self._stopping:
+            poller = zmq.Poller()
+            for source in [self._workers, self._people, self._monitor, self._wake_fd]:
+                poller.register(source, zmq.POLLIN)
+            watches = {connection.watch.fd: slot for slot, connection in self.connections.items() if connection.watch}
+            for fd in watches:
+                poller.register(fd, zmq.POLLIN)
+            found = dict(poller.poll(TICK_SECONDS * 1000))
+            try:
+                self._take_turn(found, watches)
+                if time.monotonic() >= next_tick:
+                    next_tick = time.monotonic() + TICK_SECONDS
+                    self._tick()
+            except Exception:
+                log.exception("the master goes on after an unexpected error")
+            with self._changed:
+                self._changed.notify_all()
+
+    def _take_turn(self, found: dict[Any, int], watches: dict[int, int]) -> None:
+        for fd in watches.keys() & found.keys():
+            slot = watches[fd]
+            self._lose(slot, f"its process ({self.connections[slot].hello.pid}) ended")
+        if self._workers in found:
+            self._listen_to_workers()
+        if self._people in found:
+            self._listen_to_people()
+        if self._monitor in found:
+            while self._monitor.poll(0):
+                recv_monitor_message(self._monitor)
+                self.refused += 1
+        if self._wake_fd in found:
+            os.read(self._wake_fd, 4096)
+        while not self._calls.empty():
+            work, future = self._calls.get()
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for slot, connection in list(self.connections.items()):
+            if now - connection.heard > self._heartbeat_timeout:
+                self._lose(slot, f"no heartbeat for {now - connection.heard:.1f} s")
+        self.tell(Ticked(now))
+
+    def tell(self, event: Event) -> None:
+        """Let the state decide, and do it. Only on the master's thread."""
+        for command in self.state.handle(event):
+            if isinstance(command, Distribute):
+                frame = wire.encode(wire.Assign(command.assignment))
+                for connection in self.connections.values():
+                    self._send(connection, frame)
+            elif isinstance(command, Say):
+                self._say(command)
+            elif isinstance(command, Ended):
+                self.finished[command.name] = self.observed.pop(command.name)
+
+    def _say(self, said: Say) -> None:
+        self.events.append({"time": time.time(), "topology": said.topology, "text": said.text, "level": said.level})
+        log.log(logging.WARNING if said.level == "warning" else logging.INFO, "%s%s",
+                f"{said.topology}: " if said.topology else "", said.text)
+        for listener in self.listeners:
+            listener(said)
+
+    def _submit(self, graph: TopologyGraph) -> None:
+        self.tell(Submitted(graph))
+        self.observed[graph.name] = TopologyObserved(self.state.topologies[graph.name].graph, time.monotonic())
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def _listen_to_workers(self) -> None:
+        for _ in range(1000):
+            try:
+                identity, frame = self._workers.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            except ValueError:
+                log.warning("dropped a control message that is not two frames")
+                continue
+            try:
+                message = wire.decode_control(frame)
+            except WireError as error:
+                log.warning("dropped: %s", error)
+                continue
+            self._on_message(identity, message)
+
+    def _on_message(self, identity: bytes, message: wire.ControlMessage) -> None:
+        if isinstance(message, wire.Hello):
+            self._on_hello(identity, message)
+            return
+        if not isinstance(message, wire.Heartbeat | wire.Report | wire.Bye):
+            return
+        connection = self.connections.get(message.slot)
+        if connection is None or connection.generation != message.generation:
+            if isinstance(message, wire.Heartbeat):
+                self._reply(identity, wire.Fenced())
+            return
+        connection.heard = time.monotonic()
+        if isinstance(message, wire.Heartbeat):
+            self._reply(identity, wire.Beat(message.generation, self.state.revision))
+            if message.revision < self.state.revision:  # it missed one, or is slow: sending it again does no harm
+                self._send(connection, wire.encode(wire.Assign(self.state.assignment())))
+        elif isinstance(message, wire.Report):
+            self._on_report(connection, message)
+
+    def _on_hello(self, identity: bytes, hello: wire.Hello) -> None:
+        if hello.slot in self.connections:
+            self._lose(hello.slot, "Spark started the slot again")
+        self._generation += 1
+        same_host = bool(self._boot) and hello.boot == self._boot
+        watch = PidWatch.open(hello.pid) if same_host else None
+        connection = Connection(identity, hello, self._generation, time.monotonic(), watch)
+        self.connections[hello.slot] = connection
+        self._send(connection, wire.encode(wire.Welcome(self._generation, self.settings)))
+        self.tell(WorkerJoined(hello.slot, self._generation, hello.host, hello.boot, hello.executor, hello.data_ipc,
+                               hello.data_tcp))
+
+    def _on_report(self, connection: Connection, report: wire.Report) -> None:
+        by_number = {topology.number: name for name, topology in self.state.topologies.items()}
+        for task in report.tasks:
+            name = by_number.get(task["topology"])
+            if name is not None:
+                self.observed[name].take(report.slot, task)
+        for error in report.errors:
+            observed = self.observed.get(error["topology"])
+            if observed is not None:
+                observed.errors = [*observed.errors, error][-ERRORS_KEPT:]
+                if error.get("fatal"):
+                    self._say(Say(f"{error['task']} cannot start: {error['error']}", error["topology"], "warning"))
+        connection.counters = Counter(report.counters)
+        self.tell(WorkerReported(report.slot, report.generation, report.revision, tuple(report.drained),
+                                 tuple(report.positions)))
+
+    def _lose(self, slot: int, cause: str) -> None:
+        connection = self.connections.pop(slot)
+        if connection.watch is not None:
+            connection.watch.close()
+        self.tell(WorkerLost(slot, connection.generation, cause))
+
+    def _send_stop(self) -> None:
+        for connection in self.connections.values():
+            self._send(connection, wire.encode(wire.Stop()))
+
+    def _send(self, connection: Connection, frame: bytes) -> None:
+        try:
+            self._workers.send_multipart([connection.identity, frame], zmq.NOBLOCK)
+        except zmq.ZMQError as error:  # it is gone; its heartbeats, or its process, will say so
+            log.debug("worker %d cannot be reached: %s", connection.hello.slot, error)
+
+    def _reply(self, identity: bytes, message: Any) -> None:
+        try:
+            self._workers.send_multipart([identity, wire.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.debug("no way back to a worker: %s", error)
+
+    # -- people ------------------------------------------------------------------------------------------------------
+
+    def _listen_to_people(self) -> None:
+        while self._people.poll(0):
+            frames = self._people.recv_multipart()
+            try:
+                answer = {"ok": self._answer(msgspec.msgpack.decode(frames[-1]))}
+            except Exception as error:
+                known = isinstance(error, MillraceError)
+                answer = {"error": str(error) if known else f"{type(error).__name__}: {error}", "kind": type(error).__name__}
+            self._people.send_multipart([*frames[:-1], msgspec.msgpack.encode(answer)])
+
+    def _answer(self, request: dict[str, Any]) -> Any:
+        verb, name = request.get("verb"), request.get("topology", "")
+        if verb == "status":
+            return status_of(self)
+        if verb == "load":
+            return self._observed(name).load(time.monotonic()).to_json()
+        if verb == "kill":
+            self.tell(Killed(name, float(request.get("wait", 10.0)), time.monotonic()))
+            return name
+        if verb in ("pause", "resume"):
+            self.tell(Paused(name) if verb == "pause" else Resumed(name))
+            return name
+        raise MillraceError(f"unknown verb {verb!r}")
+
+    def _observed(self, name: str) -> TopologyObserved:
+        self.state._topology(name)
+        return self.observed[name]

@@ -1,0 +1,1 @@
+"""What runs where, as immutable values: graph, cluster, load, plan. Nothing here does anything."""

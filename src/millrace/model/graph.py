@@ -1,0 +1,276 @@
+"""A topology as data: what the schedulers read and the workers are sent. Made from a declaration by `graph_of`."""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+import msgspec
+
+from millrace.api.component import Component, Spout
+from millrace.api.grouping import Grouping
+from millrace.api.topology import ComponentSpec, Topology, UnknownName, checked_config, checked_par, mode_of
+from millrace.config import KEY_GROUP_COUNT
+from millrace.errors import TopologyError
+
+ACKER = "__acker"
+ENVIRONMENT = "topology.environment"
+TASKS_LIMIT = 1 << 16  # of one component: a task's number has 16 bits for its index
+_ACKER_NUMBER = 0xFFFF
+_TASK = re.compile(r"([^\[\]]+)\[(\d+)\]")
+
+Mode = Literal["next_tuple", "process", "process_rows", "process_arrow"]
+
+
+class TaskId(NamedTuple):
+    """One running instance of a component; `count[3]` is the fourth task of `count`."""
+
+    component: str
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+
+    def __str__(self) -> str:
+        return f"{self.component}[{self.index}]"
+
+    @classmethod
+    def parse(cls, text: str) -> TaskId:
+        """The task that `str` shows so."""
+        match = _TASK.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} names no task: write the component and an index, for example count[3]")
+        return cls(match[1], int(match[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDef:
+    """One output stream of a component."""
+
+    name: str
+    fields: tuple[str, ...]
+    direct: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One stream that a bolt reads, and how its tuples are spread over the bolt's tasks."""
+
+    source: str
+    stream: str
+    grouping: Grouping
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentDef:
+    """One component. A bolt's last output is its dead letters; `mode` is the method the engine calls."""
+
+    name: str
+    kind: Literal["spout", "bolt"]
+    code: str
+    par: int
+    config: dict[str, Any]
+    outputs: tuple[StreamDef, ...]
+    inputs: tuple[Input, ...]
+    blocking: bool
+    mode: Mode
+
+    @property
+    def keyed(self) -> bool:
+        """True if its tasks own key groups: some input is spread by fields."""
+        return any(given.grouping.kind == "fields" for given in self.inputs)
+
+    def stream(self, name: str) -> StreamDef:
+        for stream in self.outputs:
+            if stream.name == name:
+                return stream
+        raise UnknownName(f"component {self.name!r} has no stream {name!r}; it has "
+                          f"{', '.join(stream.name for stream in self.outputs)}")
+
+
+class _Remembered:
+    """A slot for what is derived from a graph: not a field, so it is neither compared nor sent."""
+
+    __slots__ = ("_positions",)
+    _positions: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyGraph(_Remembered):
+    """The whole topology; components in topological order, declaration order among equals."""
+
+    name: str
+    components: tuple[ComponentDef, ...]
+    config: dict[str, Any]
+    ackers: int = 0
+
+    def component(self, name: str) -> ComponentDef:
+        return self.components[self._position(name)]
+
+    def tasks(self) -> tuple[TaskId, ...]:
+        """Every task, component by component; the ackers last."""
+        tasks = [TaskId(component.name, index) for component in self.components for index in range(component.par)]
+        return (*tasks, *(TaskId(ACKER, index) for index in range(self.ackers)))
+
+    @property
+    def spouts(self) -> tuple[ComponentDef, ...]:
+        return tuple(component for component in self.components if component.kind == "spout")
+
+    @property
+    def bolts(self) -> tuple[ComponentDef, ...]:
+        return tuple(component for component in self.components if component.kind == "bolt")
+
+    @property
+    def key_groups(self) -> int:
+        """Into how many key groups the key space of each keyed component is cut."""
+        return int(KEY_GROUP_COUNT.of(self.config))
+
+    def downstream(self, name: str) -> tuple[tuple[ComponentDef, Input], ...]:
+        """Who reads what this component emits, once for each stream read."""
+        self._position(name)
+        return tuple((component, given) for component in self.components
+                     for given in component.inputs if given.source == name)
+
+    def layers(self) -> list[list[str]]:
+        """Component names by longest distance from a spout; the spouts are the first layer."""
+        depth: dict[str, int] = {}
+        for component in self.components:
+            depth[component.name] = max((depth[given.source] + 1 for given in component.inputs), default=0)
+        layers: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+        for name, level in depth.items():
+            layers[level].append(name)
+        return layers
+
+    def number(self, task: TaskId) -> int:
+        """The task's number on the wire. It stays the same when the parallelism of any component changes."""
+        if task.component == ACKER:
+            position, par = _ACKER_NUMBER, self.ackers
+        else:
+            position = self._position(task.component)
+            par = self.components[position].par
+            position += 1
+        if not 0 <= task.index < par:
+            raise UnknownName(f"there is no task {task} in {self.name!r}: {task.component!r} has {par} tasks")
+        return position << 16 | task.index
+
+    def task(self, number: int) -> TaskId:
+        """The task that has this number."""
+        position, index = number >> 16, number & 0xFFFF
+        if position == _ACKER_NUMBER and index < self.ackers:
+            return TaskId(ACKER, index)
+        if 1 <= position <= len(self.components) and index < self.components[position - 1].par:
+            return TaskId(self.components[position - 1].name, index)
+        raise UnknownName(f"no task of {self.name!r} has the number {number:#x}")
+
+    def _position(self, name: str) -> int:
+        try:
+            positions = self._positions
+        except AttributeError:
+            positions = {component.name: number for number, component in enumerate(self.components)}
+            object.__setattr__(self, "_positions", positions)
+        try:
+            return positions[name]
+        except KeyError:
+            raise UnknownName(f"topology {self.name!r} has no component {name!r}; "
+                              f"it has {', '.join(positions)}") from None
+
+
+def graph_of(topology: type[Topology], name: str | None = None, config: dict[str, Any] | None = None,
+             par: dict[str, int] | None = None) -> TopologyGraph:
+    """The declaration as a graph. `config` overrides the topology's settings, `par` the components' parallelism."""
+    if not isinstance(topology, type) or not issubclass(topology, Topology) or not topology.specs:
+        raise TypeError(f"graph_of takes a subclass of Topology, not {topology!r}")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(f"a topology's name must be a str that is not empty, not {name!r}")
+    merged = {**topology.config, **checked_config(f"topology {topology.__name__}", config)}
+    chosen = dict(par or {})
+    components = [_component_of(spec, chosen.pop(str(spec.name), None), merged) for spec in _ordered(topology.specs)]
+    if chosen:
+        raise UnknownName(f"par names {', '.join(map(repr, chosen))}, which {topology.__name__} does not have; "
+                          f"it has {', '.join(component.name for component in components)}")
+    graph = TopologyGraph(name or topology.__name__.lower(), tuple(components), _plain(merged))
+    for component in components:
+        if component.keyed and component.par > graph.key_groups:
+            raise TopologyError(f"{component.name!r} has par {component.par} but only {graph.key_groups} key groups: "
+                                f"lower par, or raise {KEY_GROUP_COUNT.key} to at least {component.par}")
+    return graph
+
+
+def resolve(code: str) -> Any:
+    """What "module:qualified.name" names, imported here."""
+    module_name, colon, qualified = code.partition(":")
+    if not module_name or not colon or not qualified:
+        raise TopologyError(f'{code!r} is not of the form "module:qualified.name"')
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # user code runs here, so anything may come out of it
+        raise TopologyError(f"cannot import module {module_name!r} for {code!r}: {type(error).__name__}: {error}. "
+                            "Install it, or put its directory on PYTHONPATH, wherever workers run") from error
+    for part in qualified.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise TopologyError(f"module {module_name!r} has no {qualified!r}, asked for by {code!r}: define it at the "
+                                "top of that module, and see that workers have the same version of it") from error
+    return found
+
+
+def _ordered(specs: list[ComponentSpec]) -> list[ComponentSpec]:
+    """Topological order; of those that could come next, the one declared first."""
+    position = {str(spec.name): number for number, spec in enumerate(specs)}
+    waiting = {number: {position[str(given.source)] for given in spec.inputs} for number, spec in enumerate(specs)}
+    readers: dict[int, list[int]] = {number: [] for number in waiting}
+    for number, sources in waiting.items():
+        for source in sources:
+            readers[source].append(number)
+    ready = [number for number, sources in waiting.items() if not sources]
+    ordered = []
+    while ready:
+        number = heapq.heappop(ready)
+        ordered.append(specs[number])
+        for reader in readers[number]:
+            waiting[reader].discard(number)
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    return ordered
+
+
+def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> ComponentDef:
+    component_cls = spec.component_cls
+    return ComponentDef(
+        name=str(spec.name),
+        kind="spout" if issubclass(component_cls, Spout) else "bolt",
+        code=_code_of(spec.label, component_cls),
+        par=_chosen_par(spec, par, config),
+        config=_plain(spec.config),
+        outputs=tuple(StreamDef(stream.name, stream.fields, stream.direct) for stream in spec.all_outputs),
+        inputs=tuple(Input(str(given.source), given.stream, cast(Grouping, given.grouping)) for given in spec.inputs),
+        blocking=component_cls.blocking,
+        mode=cast(Mode, mode_of(component_cls, spec.label)),
+    )
+
+
+def _code_of(label: str, component_cls: type[Component]) -> str:
+    if "<" in component_cls.__qualname__:
+        raise TopologyError(f"component {label} is of class {component_cls.__qualname__}, which is defined inside a "
+                            "function, where no worker can import it: move it to the top of a module")
+    return f"{component_cls.__module__}:{component_cls.__qualname__}"
+
+
+def _chosen_par(spec: ComponentSpec, override: Any, config: dict[str, Any]) -> int:
+    par = spec.par if override is None else checked_par(spec.label, override)
+    if isinstance(par, dict):
+        environment = config.get(ENVIRONMENT)
+        if environment not in par:
+            asked = "is not set" if environment is None else f"is {environment!r}"
+            raise TopologyError(f"par of {spec.label} is given for {', '.join(par)}, but {ENVIRONMENT} {asked}: "
+                                "set it to one of these in the topology's config")
+        par = par[environment]
+    if par > TASKS_LIMIT:
+        raise TopologyError(f"par of {spec.label} is {par}: a component has at most {TASKS_LIMIT} tasks")
+    return par
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings as every worker will read them, so that a graph that has travelled equals the one that was sent."""
+    return cast(dict[str, Any], msgspec.msgpack.decode(msgspec.msgpack.encode(config)))

@@ -1,0 +1,105 @@
+"""What was measured: one immutable value for each topology and window of time, and the list of all metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from millrace.model.frozen import FrozenMap
+from millrace.model.graph import TaskId
+
+
+class Metric(StrEnum):
+    """Every metric by the one name it has in code, API and dashboard, with its unit and a sentence about it."""
+
+    unit: str
+    about: str
+
+    def __new__(cls, value: str, unit: str, about: str) -> Metric:
+        metric = str.__new__(cls, value)
+        metric._value_ = value
+        metric.unit = unit
+        metric.about = about
+        return metric
+
+    EMITTED = "emitted", "tuples", "Tuples that user code emitted, each counted once."
+    TRANSFERRED = "transferred", "tuples", "Tuples sent to tasks: an emitted tuple counts once for each receiving task."
+    EXECUTED = "executed", "tuples", "Tuples that a bolt took from its inbox and processed."
+    ACKED = "acked", "tuples", "Tuples acknowledged: by a bolt when done, to a spout when all that came of it is done."
+    FAILED = "failed", "tuples", "Tuples failed, by an exception, a timeout or the loss of a worker."
+    QUEUE_LENGTH = "queue_length", "tuples", "Tuples that waited in the task's inbox at the end of the window."
+    EXECUTE_LATENCY_MS = "execute_latency_ms", "ms", "Time that user code took for one tuple."
+    PROCESS_LATENCY_MS = "process_latency_ms", "ms", "Time from a tuple's arrival at a bolt to its ack."
+    COMPLETE_LATENCY_MS = "complete_latency_ms", "ms", "Time from a spout's emit until all that came of it is done."
+    CPU_SECONDS = "cpu_seconds", "s", "CPU time that the task used in the window."
+    BUSY_SECONDS = "busy_seconds", "s", "Time in the window during which the task was in user code."
+    CAPACITY = "capacity", "ratio", "Share of the window spent in user code: near 1 means the task is saturated."
+    TRUE_PROCESSING_RATE = "true_processing_rate", "tuples/s", "What a task would process if it never had to wait."
+    TARGET_RATE = "target_rate", "tuples/s", "What a component must process to keep up with its sources."
+    CATCH_UP_RATE = "catch_up_rate", "tuples/s", "What it must process on top of that to work off its backlog in time."
+    BACKLOG = "backlog", "tuples", "Tuples that wait for a component: in its inboxes and at the sources."
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Percentiles of one latency within the window, in milliseconds."""
+
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLoad:
+    """What one task did in the window. A latency of None means that nothing was measured, which is not 0."""
+
+    emitted: int = 0
+    transferred: int = 0
+    executed: int = 0
+    acked: int = 0
+    failed: int = 0
+    queue_length: int = 0
+    execute_latency_ms: Latency | None = None
+    process_latency_ms: Latency | None = None
+    complete_latency_ms: Latency | None = None
+    cpu_seconds: float = 0.0
+    busy_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One topology in one window: what each task did, and how many tuples went from task to task."""
+
+    window_seconds: float = 0.0
+    tasks: Mapping[TaskId, TaskLoad] = field(default_factory=FrozenMap)
+    traffic: Mapping[tuple[TaskId, TaskId], int] = field(default_factory=FrozenMap)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", FrozenMap(self.tasks))
+        object.__setattr__(self, "traffic", FrozenMap(self.traffic))
+
+    def capacity(self, task: TaskId) -> float:
+        """Share of the window that the task spent in user code; 0 if nothing is known of it."""
+        measured = self.tasks.get(task)
+        return measured.busy_seconds / self.window_seconds if measured and self.window_seconds > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for JSON: tasks by name, traffic as [from, to, tuples]."""
+        return {
+            "window_seconds": self.window_seconds,
+            "tasks": {str(task): msgspec.to_builtins(measured) for task, measured in self.tasks.items()},
+            "traffic": [[str(source), str(target), tuples] for (source, target), tuples in self.traffic.items()],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Load:
+        """The load that `to_json` wrote."""
+        return cls(
+            window_seconds=float(data["window_seconds"]),
+            tasks={TaskId.parse(task): msgspec.convert(measured, TaskLoad) for task, measured in data["tasks"].items()},
+            traffic={(TaskId.parse(source), TaskId.parse(target)): int(tuples)
+                     for source, target, tuples in data["traffic"]},
+        )

@@ -1,0 +1,110 @@
+"""A plan: where every task of one topology is and which key groups it owns. Immutable and versioned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from millrace.config import KEY_GROUP_COUNT
+from millrace.errors import TopologyError
+from millrace.model.frozen import FrozenMap
+from millrace.model.graph import TaskId
+
+KEY_GROUPS: int = KEY_GROUP_COUNT.default
+
+
+class KeyGroupMove(NamedTuple):
+    """A key group of a component that goes from one task to another."""
+
+    component: str
+    key_group: int
+    old: int
+    new: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """What it takes to get from one plan to another; all in sorted order."""
+
+    started: tuple[TaskId, ...]
+    stopped: tuple[TaskId, ...]
+    moved: tuple[TaskId, ...]
+    key_groups: tuple[KeyGroupMove, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.started or self.stopped or self.moved or self.key_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Task -> slot number, and for each keyed component the task index that owns each key group."""
+
+    version: int
+    placement: Mapping[TaskId, int]
+    key_groups: Mapping[str, tuple[int, ...]] = field(default_factory=FrozenMap)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "placement", FrozenMap(self.placement))
+        object.__setattr__(self, "key_groups", FrozenMap({name: tuple(owners)
+                                                          for name, owners in self.key_groups.items()}))
+
+    @property
+    def parallelism(self) -> dict[str, int]:
+        """Tasks of each component."""
+        return dict(Counter(task.component for task in self.placement))
+
+    def tasks_on(self, slot: int) -> tuple[TaskId, ...]:
+        """The tasks on that slot, in sorted order."""
+        return tuple(task for task, place in self.placement.items() if place == slot)
+
+    @staticmethod
+    def diff(old: Plan, new: Plan) -> PlanDiff:
+        """What is in one and not in the other. Versions are not compared."""
+        before, after = old.placement, new.placement
+        for name, owners in new.key_groups.items():
+            if len(old.key_groups.get(name, owners)) != len(owners):
+                raise ValueError(f"{name!r} has {len(old.key_groups[name])} key groups in one plan and {len(owners)} "
+                                 "in the other: their number is fixed while a topology runs")
+        return PlanDiff(
+            started=tuple(task for task in after if task not in before),
+            stopped=tuple(task for task in before if task not in after),
+            moved=tuple(task for task in after if task in before and before[task] != after[task]),
+            key_groups=tuple(KeyGroupMove(name, group, was, now)
+                             for name, owners in new.key_groups.items() if name in old.key_groups
+                             for group, (was, now) in enumerate(zip(old.key_groups[name], owners, strict=True))
+                             if was != now),
+        )
+
+
+def initial_key_groups(groups: int, par: int) -> tuple[int, ...]:
+    """The owner of each key group at first: contiguous ranges, as even as can be."""
+    _check_key_groups(groups, par)
+    return tuple(group * par // groups for group in range(groups))
+
+
+def rescaled_key_groups(old: Sequence[int], par: int) -> tuple[int, ...]:
+    """The owners after a change to `par` tasks: as even as can be, with the least number of key groups moved."""
+    _check_key_groups(len(old), par)
+    counts = Counter(owner for owner in old if owner < par)
+    least, larger = divmod(len(old), par)
+    # The shares that are one larger go to those who own the most already: they have the most to keep.
+    by_size = sorted(range(par), key=lambda task: (-counts[task], task))
+    room = {task: least + (rank < larger) for rank, task in enumerate(by_size)}
+    new = []
+    for owner in old:
+        keeps = owner < par and room[owner] > 0
+        if keeps:
+            room[owner] -= 1
+        new.append(owner if keeps else -1)
+    takers = iter([task for task in range(par) for _ in range(room[task])])
+    return tuple(next(takers) if owner < 0 else owner for owner in new)
+
+
+def _check_key_groups(groups: int, par: int) -> None:
+    if par < 1:
+        raise TopologyError(f"key groups cannot be shared out among {par} tasks: par must be at least 1")
+    if groups < par:
+        raise TopologyError(f"{groups} key groups are too few for {par} tasks: lower par, or raise "
+                            f"{KEY_GROUP_COUNT.key} to at least {par}")

@@ -1,0 +1,1 @@
+"""The resident engine: tasks, workers, channels and sockets. Knows nothing of Spark."""

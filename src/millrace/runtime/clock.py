@@ -1,0 +1,42 @@
+"""The only place that reads the time. Tests put a `ManualClock` in its stead."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Seconds that only ever rise; comparable between processes of one host."""
+
+    def wall(self) -> float:
+        """Seconds since 1970, comparable between hosts as far as their clocks agree."""
+
+    def cpu(self) -> float:
+        """CPU seconds this thread has used."""
+
+
+class SystemClock:
+    now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+    cpu = staticmethod(time.thread_time)
+
+
+class ManualClock:
+    """Time that stands still until it is told to pass."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.time = now
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return self.time
+
+    def cpu(self) -> float:
+        return self.time
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds

@@ -1,0 +1,80 @@
+"""What a task has done: counters and latency histograms, always on, touched once per chunk and never per tuple."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hdrh.histogram import HdrHistogram
+
+LONGEST_US = 3_600_000_000  # an hour; what takes longer is recorded as an hour
+
+
+class LatencyHistogram:
+    """Latencies in microseconds, to two significant digits. Made on first use: most tasks need only some of them."""
+
+    __slots__ = ("_histogram",)
+
+    def __init__(self) -> None:
+        self._histogram: HdrHistogram | None = None
+
+    def record(self, seconds: float, count: int = 1) -> None:
+        if self._histogram is None:
+            self._histogram = HdrHistogram(1, LONGEST_US, 2)
+        self._histogram.record_value(min(max(1, int(seconds * 1e6)), LONGEST_US), count)
+
+    def take(self) -> str:
+        """The histogram since the last `take`, encoded; empty text if nothing was recorded."""
+        if self._histogram is None or self._histogram.get_total_count() == 0:
+            return ""
+        encoded: str = self._histogram.encode().decode("ascii")
+        self._histogram.reset()
+        return encoded
+
+    def merge(self, encoded: str) -> None:
+        if encoded:
+            if self._histogram is None:
+                self._histogram = HdrHistogram(1, LONGEST_US, 2)
+            self._histogram.decode_and_add(encoded)
+
+    def add(self, other: LatencyHistogram) -> None:
+        if other._histogram is not None:
+            if self._histogram is None:
+                self._histogram = HdrHistogram(1, LONGEST_US, 2)
+            self._histogram.add(other._histogram)
+
+    def percentile_ms(self, percentile: float) -> float | None:
+        """None while nothing has been recorded."""
+        if self._histogram is None or self._histogram.get_total_count() == 0:
+            return None
+        return float(self._histogram.get_value_at_percentile(percentile)) / 1000
+
+    @property
+    def count(self) -> int:
+        return int(self._histogram.get_total_count()) if self._histogram is not None else 0
+
+
+COUNTERS = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "gaps", "repeats")
+SECONDS = ("cpu_seconds", "busy_seconds")
+LATENCIES = ("execute_latency", "process_latency", "complete_latency")
+
+
+class Meters:
+    """The meters of one task. Counters only rise; latencies are since the last report."""
+
+    __slots__ = (*COUNTERS, *SECONDS, *LATENCIES, "custom")
+
+    def __init__(self) -> None:
+        self.emitted = self.transferred = self.executed = self.acked = self.failed = 0
+        self.dead_letters = self.replayed = self.gaps = self.repeats = 0
+        self.cpu_seconds = self.busy_seconds = 0.0
+        self.execute_latency, self.process_latency, self.complete_latency = LatencyHistogram(), LatencyHistogram(), LatencyHistogram()
+        self.custom: dict[str, Any] = {}
+
+    def report(self) -> dict[str, Any]:
+        """Plain data for the master. Taking it empties the latency histograms."""
+        out: dict[str, Any] = {name: getattr(self, name) for name in COUNTERS + SECONDS}
+        for name in LATENCIES:
+            out[name] = getattr(self, name).take()
+        if self.custom:
+            out["custom"] = dict(self.custom)
+        return out

@@ -1,0 +1,101 @@
+"""What a task has emitted and not yet sent: one `Output` per stream, filled by the fastest `emit` we know how to make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from millrace.errors import EmitError, EncodingError
+from millrace.model.graph import StreamDef, TaskId
+from millrace.runtime.routing import Route
+from millrace.runtime.wire import through_the_wire
+
+SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+class Output:
+    """One stream of one task. `rows` (and, for a spout, `ids` beside it) wait here until the task settles."""
+
+    __slots__ = ("fields", "ids", "index", "name", "direct", "owner", "routes", "rows", "width")
+
+    def __init__(self, owner: TaskId, index: int, stream: StreamDef) -> None:
+        self.owner, self.index, self.name = owner, index, stream.name
+        self.fields, self.width, self.direct = stream.fields, len(stream.fields), stream.direct
+        self.rows: list[tuple[Any, ...]] = []
+        self.ids: list[Any] = []
+        self.routes: list[Route] = []
+
+    def take(self) -> list[tuple[Any, ...]]:
+        """The waiting rows. The list itself stays: `emit` holds on to its `append`."""
+        rows = self.rows[:]
+        self.rows.clear()
+        return rows
+
+    def take_ids(self) -> list[Any]:
+        ids = self.ids[:]
+        self.ids.clear()
+        return ids
+
+    def row(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Values as a row of this stream, checked; nested values as they look on the other side of the wire."""
+        if not isinstance(values, list | tuple):
+            raise TypeError(f"{self.owner} emitted {values!r} ({type(values).__name__}) on stream {self.name!r}: "
+                            "emit takes a list or tuple of values")
+        if len(values) != self.width:
+            raise EmitError(f"{self.owner} emitted {len(values)} values on stream {self.name!r}, which has {self.width} "
+                            f"fields ({', '.join(self.fields)}): {values!r:.200}")
+        if all(type(value) in SCALARS for value in values):
+            return tuple(values)
+        return tuple(self._travelled(field, value) for field, value in zip(self.fields, values, strict=True))
+
+    def _travelled(self, field: str, value: Any) -> Any:
+        if type(value) in SCALARS:
+            return value
+        try:
+            return through_the_wire([value])[0]
+        except (TypeError, ValueError, RecursionError) as error:
+            raise EncodingError(f"{self.owner} emitted a {type(value).__name__} in field {field!r} of stream {self.name!r}, "
+                                f"which cannot be encoded ({error}). Emit str, int, float, bool, bytes, None, or lists "
+                                "and dicts of them.") from None
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """An Arrow batch for this stream, checked: its columns are the stream's fields, in order."""
+        if not isinstance(batch, pa.RecordBatch):
+            raise TypeError(f"{self.owner} emitted {type(batch).__name__} on stream {self.name!r}: "
+                            "emit_arrow takes a pyarrow.RecordBatch")
+        if tuple(batch.schema.names) != self.fields:
+            raise EmitError(f"{self.owner} emitted a batch with columns {batch.schema.names} on stream {self.name!r}, "
+                            f"whose fields are {list(self.fields)}")
+        return batch
+
+
+# The body of `emit` is made for the width of the stream: unpacking checks the length, building the tuple makes the
+# copy that protects from later changes, and testing each type by name is what lets most rows skip everything slower.
+_TEMPLATE = """
+def emit(tup, {first}stream=None, {anchors}direct_task=None, need_task_ids=False):
+    if stream is None and {no_anchors}direct_task is None and not need_task_ids:
+        kind = type(tup)
+        if (kind is list or kind is tuple) and len(tup) == {width}:
+            {names} = tup
+            if {tests}:
+                append(({names}))
+                {track}
+                return None
+    return slow(tup, {tup_id}, stream, {given}, direct_task, need_task_ids)
+"""
+
+
+def fast_emit(output: Output, slow: Callable[..., Any], spout: bool) -> Callable[..., Any]:
+    """An `emit` for the default stream that handles the ordinary case itself and leaves the rest to `slow`."""
+    names = [f"v{i}" for i in range(output.width)]
+    source = _TEMPLATE.format(
+        width=output.width, names=", ".join(names) + ",",
+        tests=" and ".join(f"type({name}) in SCALARS" for name in names),
+        first="tup_id=None, " if spout else "", tup_id="tup_id" if spout else "None",
+        anchors="" if spout else "anchors=None, ", given="None" if spout else "anchors",
+        no_anchors="" if spout else "anchors is None and ", track="ids_append(tup_id)" if spout else "")
+    scope: dict[str, Any] = {"SCALARS": SCALARS, "append": output.rows.append, "ids_append": output.ids.append, "slow": slow}
+    exec(source, scope)
+    return scope["emit"]  # type: ignore[no-any-return]

@@ -1,0 +1,232 @@
+"""A worker as a process: sockets, the loop around `Worker`, heartbeats, and the watch for orphans."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket as sockets
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+
+from millrace.config import FRAME_LIMIT, HEARTBEAT_INTERVAL, LEASE
+from millrace.errors import MasterUnreachable, WireError
+from millrace.runtime import wire
+from millrace.runtime.clock import SystemClock
+from millrace.runtime.threads import TaskThreads
+from millrace.runtime.transport import DataPort, Gate, Keys, SocketPeers, boot_id, private_directory, visit
+from millrace.runtime.worker import Worker
+
+log = logging.getLogger("millrace.worker")
+REPORT_SECONDS = 0.25
+FRAMES_PER_TURN = 64  # data frames taken in before the tasks get their turn
+HELLO_SECONDS = 20.0
+DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What a worker must know to find its master. Shipped with the Spark job."""
+
+    cluster: str
+    master: str
+    keys: Keys = field(repr=False)
+    bind: str = ""  # "": this host only; "auto": the address that faces the master; else an address
+    path: tuple[str, ...] = ()  # directories to import users' code from
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def directory(self) -> str:
+        """The same for every worker of this cluster on a host."""
+        return os.path.join(tempfile.gettempdir(), f"millrace-{self.cluster}")
+
+
+class Pulse(threading.Thread):
+    """Heartbeats on a thread of its own, so that a long call of user code does not look like death. It also ends the
+    process when the master or the parent is gone: an orphan would go on for ever."""
+
+    def __init__(self, context: zmq.Context[Any], setup: WorkerSetup, slot: int, generation: int,
+                 revision: Callable[[], int]) -> None:
+        super().__init__(daemon=True, name="pulse")
+        self._context, self._setup, self._slot, self._generation, self._revision = context, setup, slot, generation, revision
+        self._ended = threading.Event()
+        self._parent = os.getppid()
+        self.fenced = False
+
+    def run(self) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        visit(socket, self._setup.keys)
+        socket.connect(self._setup.master)
+        interval, lease = HEARTBEAT_INTERVAL.of(self._setup.settings), LEASE.of(self._setup.settings)
+        heard = time.monotonic()
+        try:
+            while not self._ended.wait(interval):
+                socket.send(wire.encode(wire.Heartbeat(self._slot, self._generation, self._revision())))
+                while socket.poll(0):
+                    heard = time.monotonic()
+                    self.fenced = self.fenced or isinstance(wire.decode_control(socket.recv()), wire.Fenced)
+                if os.getppid() != self._parent:
+                    end_process("its parent is gone")
+                if time.monotonic() - heard > lease:
+                    end_process(f"the master at {self._setup.master} has not answered for {lease:g} s")
+        finally:
+            socket.close()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(timeout=5)
+
+
+def end_process(why: str) -> None:
+    """At once, from any thread: user code may be stuck, and nobody is left to wait for it."""
+    print(f"millrace worker {os.getpid()} ends: {why}", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the pulse notices)."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(DEATH_SIGNAL, signal.SIGKILL)
+    except (OSError, AttributeError) as error:
+        log.debug("no death signal here: %s", error)
+
+
+def address_facing(endpoint: str) -> str:
+    """This host's address on the way to an endpoint. Sends nothing."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
+        probe.connect((host.strip("[]"), int(port)))
+        return str(probe.getsockname()[0])
+
+
+class WorkerProcess:
+    """Runs one slot until the master says stop. A worker that was given up wrongly starts over as a new generation."""
+
+    def __init__(self, setup: WorkerSetup, slot: int, executor: str = "") -> None:
+        self.setup, self.slot, self.executor = setup, slot, executor
+        self.context = zmq.Context()
+        self.boot = boot_id()
+        self.threads = TaskThreads()
+        bind = address_facing(setup.master) if setup.bind == "auto" else setup.bind
+        self._bind = bind
+        self._gate = Gate(self.context, setup.keys) if bind else None
+
+    def run(self) -> str:
+        """Returns how it ended."""
+        try:
+            while self._life() == "fenced":
+                log.warning("worker %d had been given up: starting over", self.slot)
+            return "stopped"
+        finally:
+            self.threads.close()
+            if self._gate is not None:
+                self._gate.close()
+            self.context.destroy(linger=200)
+
+    def _life(self) -> str:
+        directory = private_directory(self.setup.directory())
+        nonce = uuid.uuid4().hex[:12]
+        port = DataPort(self.context, f"w{self.slot}-{nonce}", directory, self._bind, self.setup.keys,
+                        FRAME_LIMIT.of(self.setup.settings))
+        control = self.context.socket(zmq.DEALER)
+        visit(control, self.setup.keys)
+        control.connect(self.setup.master)
+        peers = SocketPeers(self.context, self.setup.keys, self.boot)
+        try:
+            welcome = self._hello(control, nonce, port)
+            worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings)
+            pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision)
+            pulse.start()
+            try:
+                return self._loop(worker, control, port, pulse)
+            finally:
+                pulse.stop()
+                worker.close()
+        finally:
+            peers.close()
+            port.close()
+            control.close(linger=500)
+
+    def _hello(self, control: zmq.Socket[Any], nonce: str, port: DataPort) -> wire.Welcome:
+        control.send(wire.encode(wire.Hello(self.slot, nonce, os.getpid(), sockets.gethostname(), self.boot, self.executor,
+                                            port.ipc, port.tcp)))
+        deadline = time.monotonic() + HELLO_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            if control.poll(int(left * 1000) + 1):
+                message = wire.decode_control(control.recv())
+                if isinstance(message, wire.Welcome):
+                    return message
+        raise MasterUnreachable(f"the Millrace master at {self.setup.master} did not answer worker {self.slot} within "
+                                f"{HELLO_SECONDS:g} s: it is not reachable from this host, or the key is not its own")
+
+    def _loop(self, worker: Worker, control: zmq.Socket[Any], port: DataPort, pulse: Pulse) -> str:
+        poller = zmq.Poller()
+        for source in [control, *port.sockets, self.threads.wake_fd]:
+            poller.register(source, zmq.POLLIN)
+        next_report = 0.0
+        while True:
+            wait = worker.wait_seconds()
+            found = dict(poller.poll(min(REPORT_SECONDS * 1000, wait * 1000 + 0.999) if wait else 0))
+            if control in found and self._control(worker, control) == "stop":
+                return "stopped"
+            if pulse.fenced:
+                return "fenced"
+            for data in port.sockets:
+                if data in found:
+                    self._take_in(worker, data)
+            if self.threads.wake_fd in found:
+                self.threads.finish()
+            worker.step()
+            now = time.monotonic()
+            if now >= next_report:
+                next_report = now + REPORT_SECONDS
+                worker.counters["refused_connections"] = port.count_refusals()
+                control.send(wire.encode(worker.report()))
+
+    def _control(self, worker: Worker, control: zmq.Socket[Any]) -> str:
+        """Everything the master sent; "stop" if it said so."""
+        while control.poll(0):
+            try:
+                message = wire.decode_control(control.recv())
+            except WireError as error:
+                worker.counters["malformed"] += 1
+                log.warning("dropped: %s", error)
+                continue
+            if isinstance(message, wire.Stop):
+                return "stop"
+            if isinstance(message, wire.Assign):
+                worker.assign(message.assignment)
+        return ""
+
+    def _take_in(self, worker: Worker, data: zmq.Socket[Any]) -> None:
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                frames = data.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            worker.receive(frames)
+
+
+def run_worker(setup: WorkerSetup, slot: int, executor: str = "") -> str:
+    """The whole life of a worker in this process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver: it stops the workers in good order
+    die_with_parent()
+    for directory in reversed(setup.path):
+        if directory not in sys.path:
+            sys.path.insert(0, directory)
+    # Tuples come and go by the thousand and hardly ever form cycles: the default would look for some every 700 of them.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    return WorkerProcess(setup, slot, executor).run()

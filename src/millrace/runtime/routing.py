@@ -1,0 +1,179 @@
+"""From the tuples of one stream to the channels they leave by: the groupings at work, a chunk at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.api.grouping import Grouping, stable_hash
+from millrace.errors import EmitError
+from millrace.model.graph import resolve
+
+if TYPE_CHECKING:
+    from millrace.runtime.channel import Channel
+
+KEYS_REMEMBERED = 100_000  # a router forgets all keys beyond this, so that endless key spaces do not fill memory
+WHOLE = 64  # up to so many tuples a shuffle sends together: cutting them up would cost more than it evens out
+
+Rows = Sequence[tuple[Any, ...]]
+Parts = Iterable[tuple["Channel", Any]]
+
+
+class Route:
+    """One subscription to a stream: `split` gives each target channel its share of a list of rows or a batch."""
+
+    def __init__(self, channels: list[Channel]) -> None:
+        self.channels = channels
+
+    def split(self, rows: Rows) -> Parts:
+        raise NotImplementedError
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        raise NotImplementedError
+
+
+class ToOne(Route):
+    """Everything to one task: a global grouping, or a target with a single task."""
+
+    def split(self, rows: Rows) -> Parts:
+        return [(self.channels[0], rows)]
+
+    split_batch = split
+
+
+class ToAll(Route):
+    def split(self, rows: Rows) -> Parts:
+        return [(channel, rows) for channel in self.channels]
+
+    split_batch = split
+
+
+class Shuffle(Route):
+    """Evenly over the tasks: a large chunk is cut into equal slices, a small one goes to whoever got the least."""
+
+    def split(self, rows: Rows) -> Parts:
+        return self._spread(rows, len(rows), lambda start, stop: rows[start:stop])
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        return self._spread(batch, batch.num_rows, lambda start, stop: batch.slice(start, stop - start))
+
+    def _spread(self, whole: Any, size: int, part: Callable[[int, int], Any]) -> Parts:
+        channels = self.channels
+        if size <= WHOLE:
+            least = min(channels, key=lambda channel: channel.tuples)
+            return [(least, whole)]
+        bounds = [size * i // len(channels) for i in range(len(channels) + 1)]
+        return [(channel, part(bounds[i], bounds[i + 1])) for i, channel in enumerate(channels)
+                if bounds[i + 1] > bounds[i]]
+
+
+class Custom(Route):
+    """A user's function names the tasks for each tuple."""
+
+    def __init__(self, channels: list[Channel], code: str) -> None:
+        super().__init__(channels)
+        self.code = code
+        self.choose: Callable[[Sequence[Any], int], Sequence[int]] = resolve(code)
+
+    def split(self, rows: Rows) -> Parts:
+        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
+        for row in rows:
+            for index in self.choose(row, len(buckets)):
+                if not 0 <= index < len(buckets):
+                    raise EmitError(f"custom grouping {self.code} chose task {index} for {row!r}; "
+                                    f"the tasks are 0 to {len(buckets) - 1}")
+                buckets[index].append(row)
+        return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        return self.split(rows_of(batch))
+
+
+class _Memory(dict[Any, Callable[[tuple[Any, ...]], None]]):
+    """key -> the `append` of its task's bucket, so that a key is hashed once and a tuple costs one dict look-up."""
+
+    def __init__(self, find: Callable[[Any], int], buckets: list[list[tuple[Any, ...]]]) -> None:
+        self._find, self._buckets = find, buckets
+
+    def __missing__(self, key: Any) -> Callable[[tuple[Any, ...]], None]:
+        if len(self) >= KEYS_REMEMBERED:
+            self.clear()
+        self[key] = append = self._buckets[self._find(key)].append
+        return append
+
+
+class ByFields(Route):
+    """Equal keys to the same task: key -> key group -> the task that owns the group."""
+
+    def __init__(self, channels: list[Channel], positions: Sequence[int], owners: Sequence[int]) -> None:
+        super().__init__(channels)
+        self._positions, self._owners = tuple(positions), tuple(owners)
+        self._buckets: list[list[tuple[Any, ...]]] = [[] for _ in channels]
+        self._memory = _Memory(self._task_of, self._buckets)
+
+    def _task_of(self, key: Any) -> int:
+        return self._owners[stable_hash(key) % len(self._owners)]
+
+    def split(self, rows: Rows) -> Parts:
+        memory = self._memory
+        try:
+            if len(self._positions) == 1:
+                position = self._positions[0]
+                for row in rows:
+                    memory[row[position]](row)
+            else:
+                key = itemgetter(*self._positions)
+                for row in rows:
+                    memory[key(row)](row)
+        except TypeError:  # a list or dict as key: it has a stable hash, but no place in a dict
+            self._split_unhashable(rows)
+        return self._take()
+
+    def _split_unhashable(self, rows: Rows) -> None:
+        for bucket in self._buckets:
+            bucket.clear()
+        for row in rows:
+            key = [row[position] for position in self._positions]
+            self._buckets[self._task_of(key[0] if len(key) == 1 else key)].append(row)
+
+    def _take(self) -> Parts:
+        parts = []
+        for channel, bucket in zip(self.channels, self._buckets, strict=True):
+            if bucket:
+                parts.append((channel, bucket[:]))  # a copy: the memory holds on to this very list
+                bucket.clear()
+        return parts
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        if len(self._positions) > 1:
+            keys = list(zip(*(batch.column(position).to_pylist() for position in self._positions), strict=True))
+            targets = np.fromiter(map(self._task_of, keys), dtype=np.int32, count=batch.num_rows)
+        else:
+            encoded = batch.column(self._positions[0]).dictionary_encode(null_encoding="encode")
+            of_distinct = np.fromiter(map(self._task_of, encoded.dictionary.to_pylist()), dtype=np.int32)
+            targets = of_distinct[encoded.indices.to_numpy(zero_copy_only=False)]
+        return [(channel, batch.filter(pa.array(targets == index)))
+                for index, channel in enumerate(self.channels) if (targets == index).any()]
+
+
+def rows_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+def make_route(grouping: Grouping, channels: list[Channel], fields: Sequence[str], owners: Sequence[int]) -> Route:
+    """The route for one subscription; `owners` says which task has which key group (fields groupings only)."""
+    if grouping.kind == "custom":
+        return Custom(channels, grouping.code)
+    if grouping.kind == "all":
+        return ToAll(channels)
+    if grouping.kind == "global" or len(channels) == 1:
+        return ToOne(channels[:1])
+    if grouping.kind == "fields":
+        return ByFields(channels, [fields.index(name) for name in grouping.names], owners)
+    if grouping.kind == "local-or-shuffle":
+        return Shuffle([channel for channel in channels if channel.local is not None] or channels)
+    return Shuffle(channels)

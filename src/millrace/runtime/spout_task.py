@@ -1,0 +1,221 @@
+"""A running spout: asks for tuples while there is room downstream, and keeps account of what is in flight."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from millrace.api.component import ReliableSpout, ReplayableSpout, Spout
+from millrace.config import CHUNK_LINGER, MAX_SPOUT_PENDING, MESSAGE_TIMEOUT, SPOUT_WAIT
+from millrace.control.acking import InFlight
+from millrace.errors import EmitError, EncodingError
+from millrace.model.graph import TaskId
+from millrace.runtime.task import Group, Task
+
+if TYPE_CHECKING:
+    from millrace.runtime.worker import TopologyRun, Worker
+
+POSITION_SECONDS = 0.2
+CALLS_BETWEEN_LOOKS = 8  # calls of next_tuple before the clock is read again
+
+
+class SpoutTask(Task):
+    """One step: tell the spout what became of its tuples, then fill one chunk."""
+
+    component: Spout
+
+    def __init__(self, worker: Worker, topology: TopologyRun, name: TaskId, incarnation: int) -> None:
+        super().__init__(worker, topology, name, incarnation)
+        conf = topology.graph.config
+        self.flight = InFlight(MESSAGE_TIMEOUT.of(conf))
+        self.max_pending: int = MAX_SPOUT_PENDING.of(conf)
+        self.linger: float = CHUNK_LINGER.of(conf) / 1000
+        self.wait: float = SPOUT_WAIT.of(conf) / 1000
+        self.wake_at = 0.0  # when to ask again after next_tuple gave nothing
+        self.active = False
+        self._news: list[tuple[str, list[Any]]] = []  # "" (acked) or the cause of failure, and the ids
+        self._position: int | None = None
+        self._position_noted = 0.0
+        self._tells_acks = type(self.component).ack is not Spout.ack
+        self._untracked_acks = self._tells_acks and not isinstance(self.component, ReliableSpout)
+
+    def seek(self, position: int) -> None:
+        if isinstance(self.component, ReplayableSpout):
+            self.component._next_position = position
+            self.component.seek(position)
+
+    def position(self) -> int | None:
+        """What the master remembers for the next incarnation; None if the source cannot be read again."""
+        if not self.busy:
+            self._note_position()
+        return self._position
+
+    def _note_position(self) -> None:
+        if isinstance(self.component, ReplayableSpout):
+            self._position = self.component.position()
+            self._position_noted = self.worker.clock.now()
+
+    # -- work ------------------------------------------------------------------------------------------------------
+
+    def may_emit(self) -> bool:
+        return (self.active and not self.blocked and self.retiring is None
+                and not (self.max_pending and self.flight.tuples >= self.max_pending))
+
+    def step(self, now: float) -> None:
+        if self.busy:
+            return
+        news, self._news = self._news, []
+        emit = self.may_emit() and now >= self.wake_at
+        if not news and not emit:
+            return
+        if self.definition.blocking:
+            self.busy = True
+            self.worker.in_thread(self, partial(self._execute, news, emit, now), partial(self._executed, emit))
+        else:
+            self._execute(news, emit, now)
+            self._executed(emit)
+
+    def _execute(self, news: list[tuple[str, list[Any]]], emit: bool, now: float) -> None:
+        clock = self.worker.clock
+        cpu = clock.cpu()
+        try:
+            for cause, ids in news:
+                self._tell(cause, ids)
+            if emit:
+                self._fill(now + self.linger)
+        except Exception as error:
+            self.meters.failed += 1
+            self.report_error(error, None)
+            self.wake_at = now + max(self.wait, 0.1)  # a spout that raises each time must not spin
+        if self.definition.blocking and now - self._position_noted > POSITION_SECONDS:
+            self._note_position()  # on the spout's own thread, which the report must not wait for
+        self.meters.cpu_seconds += clock.cpu() - cpu
+        self.meters.busy_seconds += clock.now() - now
+
+    def _tell(self, cause: str, ids: list[Any]) -> None:
+        component = self.component
+        if cause:
+            component.fail_cause = cause
+            for tup_id in ids:
+                component.fail(tup_id)
+        else:
+            for tup_id in ids:
+                component.ack(tup_id)
+
+    def _fill(self, deadline: float) -> None:
+        """Call next_tuple until the chunk is full, its time is up, or the spout has nothing."""
+        next_tuple, now, limit = self.component.next_tuple, self.worker.clock.now, self.chunk_tuples
+        before, calls = self.waiting(), 0
+        while True:
+            next_tuple()
+            after = self.waiting()
+            if after == before or after >= limit:
+                return
+            before, calls = after, calls + 1
+            if calls % CALLS_BETWEEN_LOOKS == 0 and now() >= deadline:
+                return
+
+    def _executed(self, emitted: bool) -> None:
+        self.busy = False
+        groups = self.take_groups()
+        now = self.worker.clock.now()
+        for group in groups:
+            self._send_tracked(group, now)
+        if emitted and not groups:
+            self.wake_at = max(self.wake_at, now + self.wait)
+            self.worker.ready_at(self, self.wake_at)
+        if self._news or (groups and self.may_emit()):
+            self.worker.ready(self)
+
+    # -- tracking --------------------------------------------------------------------------------------------------
+
+    def _send_tracked(self, group: Group, now: float) -> None:
+        tracked = self.topology.tracked
+        rows = isinstance(group.body, list)
+        if not tracked or all(tup_id is None for tup_id in group.ids):
+            self._send_root(group, (), now, 0)
+            if self._untracked_acks and not tracked:  # as in Storm without ackers: sent is as good as done
+                self._news.append(("", [tup_id for tup_id in group.ids if tup_id is not None]))
+            return
+        if rows and (None in group.ids or self.flight.attempts):
+            for part, attempt in self._by_attempt(group):
+                self._send_root(part, self._new_root() if attempt >= 0 else (), now, max(attempt, 0))
+            return
+        self._send_root(group, self._new_root(), now, self.flight.by_attempt(group.ids))
+
+    def _by_attempt(self, group: Group) -> list[tuple[Group, int]]:
+        """Tuples apart by how often they have failed; -1 for those without an id. A chunk has one attempt number, and
+        a fresh tuple must not be taken for one that has failed before."""
+        parts: dict[int, tuple[list[Any], list[Any]]] = {}
+        for row, tup_id in zip(group.body, group.ids, strict=True):
+            attempt = -1 if tup_id is None else self.flight.attempts.get(tup_id, 0)
+            rows, ids = parts.setdefault(attempt, ([], []))
+            rows.append(row)
+            ids.append(tup_id)
+        return [(group._replace(body=rows, ids=ids), attempt) for attempt, (rows, ids) in parts.items()]
+
+    def _new_root(self) -> tuple[int, ...]:
+        return (self.topology.tracker.new_root(self.random.getrandbits(48)),)
+
+    def _send_root(self, group: Group, roots: tuple[int, ...], now: float, attempt: int) -> None:
+        size = len(group.body) if isinstance(group.body, list) else group.body.num_rows
+        try:
+            edges = self.send(group, roots, attempt, self.worker.clock.wall())
+        except (EncodingError, EmitError, IndexError, TypeError) as error:
+            self.meters.failed += size
+            self.report_error(error, None)
+            if roots:
+                self._news.append(("error", group.ids))
+            return
+        for root in roots:
+            self.flight.sent(root, group.ids, size, now, attempt)
+            self.topology.tracker.open(root, edges, self)
+
+    def told(self, finished: list[int], failed: list[int]) -> None:
+        """The ackers' word on some roots."""
+        now = self.worker.clock.now()
+        for number in finished:
+            root = self.flight.finished(number)
+            if root is not None:
+                self.meters.acked += root.tuples
+                self.meters.complete_latency.record(now - root.born, root.tuples)
+                if self._tells_acks:
+                    self._news.append(("", root.ids))
+        for number in failed:
+            self._fail(number, "error")
+        self.worker.ready(self)
+
+    def _fail(self, number: int, cause: str) -> None:
+        root = self.flight.failed(number, cause)
+        if root is not None:
+            self.meters.failed += root.tuples
+            self.meters.replayed += root.tuples
+            self._news.append((cause, root.ids))
+
+    def check_overdue(self, now: float) -> None:
+        for number, cause in self.flight.overdue(now):
+            self._fail(number, cause)
+        if self._news:
+            self.worker.ready(self)
+
+    def worker_lost(self, deadline: float) -> None:
+        self.flight.doom(deadline)
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def set_active(self, active: bool) -> None:
+        if active != self.active:
+            self.active = active
+            call = self.component.activate if active else self.component.deactivate
+            try:
+                call()
+            except Exception as error:
+                self.report_error(error, None)
+            self.worker.ready(self)
+
+    def idle(self) -> bool:
+        return not (self.busy or self.flight.roots or self._news)
+
+    @property
+    def queue_length(self) -> int:
+        return self.flight.tuples

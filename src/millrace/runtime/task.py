@@ -1,0 +1,584 @@
+"""One running task: its inbox, its component, and what leaves it. Bolts here, spouts in spout_task.py.
+
+Work is done in two steps. *Execute* runs user code and only fills the task's own outputs, so a task that blocks can do
+it on a thread of its own. *Settle* routes and sends what was emitted and settles acks, always on the worker's loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import count, repeat
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from millrace.api.component import DEAD_LETTERS, DEFAULT_STREAM, SYSTEM_COMPONENT, TICK_STREAM, Bolt, Component, Tuple
+from millrace.config import CHUNK_TUPLES, MAX_FAILS, TICK_SECONDS
+from millrace.errors import EmitError, EncodingError
+from millrace.model.graph import ComponentDef, TaskId, resolve
+from millrace.runtime import wire
+from millrace.runtime.channel import Channel, Delivery, Inlet
+from millrace.runtime.meters import Meters
+from millrace.runtime.output import Output, fast_emit
+from millrace.runtime.routing import rows_of
+
+if TYPE_CHECKING:
+    from millrace.runtime.worker import TopologyRun, Worker
+
+OPEN_DELIVERIES = 64  # a bolt settles after so many input chunks even if they made it emit little
+CHUNK_STRETCH = 4  # tuples that were emitted together may overfill a chunk so many times before they are cut up
+
+
+class Group(NamedTuple):
+    """Tuples that were emitted in an unusual way and leave apart from the rest: own anchors, chosen channels, Arrow."""
+
+    output: Output
+    body: Any  # list of rows, or a RecordBatch
+    anchors: Any  # None: whatever is being processed; a list of tuples or ids otherwise
+    channels: tuple[Channel, ...] | None  # None: by the groupings
+    ids: list[Any]
+
+
+class Task:
+    """Common to bolts and spouts. `step` does one chunk's worth of work."""
+
+    def __init__(self, worker: Worker, topology: TopologyRun, name: TaskId, incarnation: int) -> None:
+        self.worker, self.topology, self.name, self.incarnation = worker, topology, name, incarnation
+        self.definition: ComponentDef = topology.graph.component(name.component)
+        self.number = topology.graph.number(name)
+        self.meters = Meters()
+        self.channels: dict[int, Channel] = {}
+        self.blocked = 0  # channels that are full
+        self.busy = False  # a thread of its own is in user code
+        self.queued = False  # in the worker's ready list
+        self.retiring: float | None = None  # time at which a task that moved away ends at the latest
+        self.groups: list[Group] = []
+        self.random = Random()
+        self.chunk_tuples: int = CHUNK_TUPLES.of(topology.graph.config)
+        self.max_fails: int = MAX_FAILS.of(topology.graph.config)
+        self.outputs = [Output(name, i, stream) for i, stream in enumerate(self.definition.outputs)]
+        self._by_stream = {output.name: output for output in self.outputs}
+        self.component = self._make()
+
+    # -- the component -------------------------------------------------------------------------------------------
+
+    def _make(self) -> Component:
+        """A new instance, attached to this task and initialized."""
+        component: Component = resolve(self.definition.code)()
+        conf = {**self.topology.graph.config, **self.definition.config}
+        component.topology_name, component.component_name = self.topology.graph.name, self.name.component
+        component.task_id, component.task_index, component.parallelism = self.number, self.name.index, self.definition.par
+        component.debug, component.storm_conf = bool(conf.get("topology.debug")), conf
+        component.context = self.topology.context(self.name)
+        component.logger = logging.getLogger(f"millrace.{self.topology.graph.name}.{self.name}")
+        component.tracked = self.topology.tracked
+        component._handle = self
+        self._attach_emit(component)
+        return component
+
+    def _attach_emit(self, component: Component) -> None:
+        """The fast path, unless the class has an `emit` of its own, which then finds the slow one in its handle."""
+        default = self._by_stream.get(DEFAULT_STREAM)
+        base = next(cls for cls in type(component).__mro__ if "emit" in vars(cls))
+        if default is not None and default.width and not default.direct and base.__module__ == Component.__module__ \
+                and base.__name__ in ("Bolt", "Spout"):
+            vars(component)["emit"] = fast_emit(default, self.emit, spout=self.definition.kind == "spout")
+
+    def initialize(self) -> None:
+        self.component.initialize(self.component.storm_conf, self.component.context)
+
+    def close(self) -> None:
+        try:
+            self.component.close()
+        except Exception as error:
+            self.report_error(error, None)
+
+    # -- what the component calls (TaskHandle) --------------------------------------------------------------------
+
+    def emit(self, values: Sequence[Any], tup_id: Any, stream: str | None, anchors: Any, direct_task: int | None,
+             need_task_ids: bool) -> list[int] | None:
+        output = self._output(stream)
+        row = output.row(values)
+        if anchors is None and direct_task is None and not need_task_ids and not output.direct:
+            output.rows.append(row)
+            if self.definition.kind == "spout":
+                output.ids.append(tup_id)
+            return None
+        channels = self._chosen(output, row, direct_task, need_task_ids)
+        self._add_group(output, row, anchors, channels, tup_id)
+        return [channel.target for channel in channels] if need_task_ids and channels is not None else None
+
+    def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any, stream: str | None, direct_task: int | None) -> None:
+        output = self._output(stream)
+        checked = output.batch(batch)
+        channels = self._chosen(output, None, direct_task, False)
+        self._keep_order(output)
+        self.groups.append(Group(output, checked, None, channels, [tup_id]))
+
+    def report_metric(self, name: str, value: Any) -> None:
+        self.meters.custom[name] = value
+
+    def report_error(self, error: BaseException, tup: Tuple | None) -> None:
+        self.worker.report_error(self, error, traceback.format_exception(error), tup)
+
+    def ack(self, tup: Tuple | str) -> None:
+        raise TypeError("only bolts ack tuples")
+
+    def fail(self, tup: Tuple | str) -> None:
+        raise TypeError("only bolts fail tuples")
+
+    def _output(self, stream: str | None) -> Output:
+        output = self._by_stream.get(stream or DEFAULT_STREAM)
+        if output is None:
+            names = ", ".join(repr(name) for name in self._by_stream) or "none"
+            raise EmitError(f"{self.name} emitted on stream {stream or DEFAULT_STREAM!r}, which it does not declare; "
+                            f"it has {names}. Add it to `outputs`.")
+        return output
+
+    def _chosen(self, output: Output, row: Any, direct_task: int | None, need_task_ids: bool) -> tuple[Channel, ...] | None:
+        if output.direct != (direct_task is not None):
+            raise EmitError(f"{self.name}, stream {output.name!r}: " + (
+                "a direct stream needs direct_task=" if output.direct else
+                f"direct_task={direct_task} was given, but the stream is not direct. Declare it with direct=True."))
+        if direct_task is not None:
+            channel = self.channels.get(direct_task)
+            if channel is None:
+                raise EmitError(f"{self.name} emitted to task {direct_task} on stream {output.name!r}; "
+                                f"its targets are {sorted(self.channels)}")
+            return (channel,)
+        if need_task_ids:
+            return tuple(channel for route in output.routes for channel, _ in route.split([row]))
+        return None
+
+    def _keep_order(self, output: Output) -> None:
+        """Rows that wait already were emitted before what comes now: they go first."""
+        if output.rows:
+            self.groups.append(Group(output, output.take(), None, None, output.take_ids()))
+
+    def _add_group(self, output: Output, row: tuple[Any, ...], anchors: Any, channels: Any, tup_id: Any) -> None:
+        self._keep_order(output)
+        last = self.groups[-1] if self.groups else None
+        if last and last.output is output and last.anchors is anchors and last.channels == channels \
+                and isinstance(last.body, list):
+            last.body.append(row)
+            last.ids.append(tup_id)
+        else:
+            self.groups.append(Group(output, [row], anchors, channels, [tup_id]))
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def waiting(self) -> int:
+        """Tuples emitted and not yet sent."""
+        total = 0
+        for output in self.outputs:
+            total += len(output.rows)
+        for group in self.groups:
+            total += len(group.body)
+        return total
+
+    def take_groups(self) -> list[Group]:
+        """Everything emitted since the last time, in order of emission within each stream."""
+        for output in self.outputs:
+            if output.rows:
+                self.groups.append(Group(output, output.take(), None, None, output.take_ids()))
+        groups, self.groups = self.groups, []
+        return groups
+
+    def send(self, group: Group, roots: tuple[int, ...], attempt: int, birth: float) -> int:
+        """Send a group down its channels. Returns the XOR of the chunks' ids (0 if untracked)."""
+        output, body = group.output, group.body
+        size = len(body) if isinstance(body, list) else body.num_rows
+        self.meters.emitted += size
+        if not size:
+            return 0
+        if group.channels is not None:
+            return self._send_parts(output, [(channel, body) for channel in group.channels], roots, attempt, birth)
+        edges = 0
+        for route in output.routes:
+            parts = route.split(body) if isinstance(body, list) else route.split_batch(body)
+            edges ^= self._send_parts(output, parts, roots, attempt, birth)
+        return edges
+
+    def _send_parts(self, output: Output, parts: Iterable[tuple[Channel, Any]], roots: tuple[int, ...], attempt: int,
+                    birth: float) -> int:
+        edges, limit = 0, self.chunk_tuples * CHUNK_STRETCH
+        for channel, part in parts:
+            rows = isinstance(part, list)
+            pieces = [part[i:i + limit] for i in range(0, len(part), limit)] if rows and len(part) > limit else [part]
+            for piece in pieces:
+                edges ^= self._send_piece(output, channel, piece, rows, roots, attempt, birth)
+        return edges
+
+    def _send_piece(self, output: Output, channel: Channel, piece: Any, rows: bool, roots: tuple[int, ...], attempt: int,
+                    birth: float) -> int:
+        size = len(piece) if rows else piece.num_rows
+        edge = self.random.getrandbits(63) if roots else 0
+        try:
+            (channel.send_rows if rows else channel.send_batch)(output.index, piece, edge, roots, attempt, birth)
+        except EncodingError:
+            if size == 1:
+                raise
+            half = size // 2  # too many bytes for one frame: in halves, then
+            halves = (piece[:half], piece[half:]) if rows else (piece.slice(0, half), piece.slice(half))
+            return self._send_piece(output, channel, halves[0], rows, roots, attempt, birth) \
+                ^ self._send_piece(output, channel, halves[1], rows, roots, attempt, birth)
+        self.meters.transferred += size
+        return edge
+
+    # -- the worker's side -----------------------------------------------------------------------------------------
+
+    def unblocked(self) -> None:
+        self.blocked -= 1
+        if not self.blocked:
+            self.worker.ready(self)
+
+    def rewire(self, channels: dict[int, Channel]) -> None:
+        """A new plan: other channels to send by."""
+        self.channels = channels
+        self.blocked = sum(channel.full for channel in channels.values())
+
+    def deliver(self, delivery: Delivery) -> None:
+        raise EmitError(f"{self.name} takes no input")
+
+    def step(self, now: float) -> None:
+        raise NotImplementedError
+
+    def idle(self) -> bool:
+        """Nothing is left to do for a task that moved away."""
+        raise NotImplementedError
+
+    @property
+    def queue_length(self) -> int:
+        return 0
+
+
+class BoltTask(Task):
+    """Runs a bolt: one chunk of its inbox per step."""
+
+    component: Bolt
+
+    def __init__(self, worker: Worker, topology: TopologyRun, name: TaskId, incarnation: int) -> None:
+        super().__init__(worker, topology, name, incarnation)
+        self.inbox: deque[Delivery] = deque()
+        self.inlets: dict[tuple[int, int], Inlet] = {}
+        self.open: list[Delivery] = []  # executed, but what they emitted has not been sent
+        self.held: dict[str, Delivery] = {}  # chunks with tuples that the bolt will ack by hand
+        self.verdicts: list[tuple[Tuple | str, bool]] = []  # acked or failed by hand, not settled yet
+        self.by_hand = self.component.acks_itself or not self.component.auto_ack
+        self._decoders: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._run = {"process": self._run_each, "process_rows": self._run_rows,
+                     "process_arrow": self._run_arrow}[self.definition.mode]
+
+    # -- input -----------------------------------------------------------------------------------------------------
+
+    def deliver(self, delivery: Delivery) -> None:
+        delivery.arrived = self.worker.clock.now()
+        self.inbox.append(delivery)
+        if not self.queued:
+            self.worker.ready(self)
+
+    @property
+    def queue_length(self) -> int:
+        return sum(delivery.count for delivery in self.inbox)
+
+    def idle(self) -> bool:
+        return not (self.inbox or self.busy or self.open or self.held or self.verdicts)
+
+    def _row_type(self, delivery: Delivery) -> tuple[Any, Any]:
+        """The named tuple of the delivery's stream, and its decoder."""
+        key = (delivery.component, delivery.stream_index)
+        found = self._decoders.get(key)
+        if found is None:
+            fields = self.topology.graph.component(delivery.component).outputs[delivery.stream_index].fields
+            title = f"{delivery.component}_{delivery.stream}".replace("-", "_").replace(" ", "_").title().replace("_", "")
+            row_type = NamedTuple(f"{title}Tuple", [(field, Any) for field in fields])  # type: ignore[misc]
+            found = self._decoders[key] = (list[row_type], wire.row_decoder(row_type))  # type: ignore[valid-type]
+        return found
+
+    def rows(self, delivery: Delivery) -> list[Any]:
+        """The chunk's tuples as named tuples, wherever they came from."""
+        body = delivery.body
+        if delivery.form == wire.ARROW:
+            body, local = rows_of(self._batch(delivery)), True
+        else:
+            local = delivery.local
+        row_type, decoder = self._row_type(delivery)
+        if local:
+            return msgspec.convert(body, row_type)  # type: ignore[no-any-return]
+        return decoder.decode(body)  # type: ignore[no-any-return]
+
+    def _batch(self, delivery: Delivery) -> pa.RecordBatch:
+        if delivery.form == wire.ARROW:
+            return delivery.body if delivery.local else wire.decode_batch(delivery.body)
+        rows = self.rows(delivery)
+        fields = self.topology.graph.component(delivery.component).outputs[delivery.stream_index].fields
+        return pa.RecordBatch.from_arrays([pa.array(column) for column in zip(*rows, strict=True)], names=list(fields))
+
+    # -- work ------------------------------------------------------------------------------------------------------
+
+    def step(self, now: float) -> None:
+        if self.busy or self.blocked or not self.inbox:
+            return
+        delivery = self.inbox.popleft()
+        if self.definition.blocking:
+            self.busy = True
+            self.worker.in_thread(self, partial(self._execute, delivery), partial(self._executed, delivery))
+        else:
+            self._execute(delivery)
+            self._executed(delivery)
+
+    def _execute(self, delivery: Delivery) -> None:
+        """User code, perhaps on a thread of the task's own."""
+        clock = self.worker.clock
+        start, cpu = clock.now(), clock.cpu()
+        try:
+            self._run(delivery)
+        except wire.WireError as error:
+            delivery.failed = True  # a body that cannot be read: its sender will be told, and send it again
+            self.worker.counters["malformed"] += 1
+            self.report_error(error, None)
+        elapsed = clock.now() - start
+        meters = self.meters
+        meters.cpu_seconds += clock.cpu() - cpu
+        meters.busy_seconds += elapsed
+        meters.executed += delivery.count
+        meters.execute_latency.record(elapsed / (delivery.count or 1), delivery.count)
+
+    def _run_each(self, delivery: Delivery) -> None:
+        component = self.component
+        tuples = map(Tuple, self._readable(delivery), repeat(delivery), count())
+        process, tup = component.process, None
+        while True:
+            try:
+                for tup in tuples:
+                    process(tup)
+                return
+            except Exception as error:
+                self._user_error(error, delivery, tup)
+                if delivery.failed and delivery.roots:
+                    return  # the whole root comes again, so the rest of the chunk can wait for it
+                process = self.component.process
+
+    def _run_rows(self, delivery: Delivery) -> None:
+        self._run_whole(delivery, self._readable(delivery), self.component.process_rows)  # type: ignore[attr-defined]
+
+    def _run_arrow(self, delivery: Delivery) -> None:
+        call = self.component.process_arrow  # type: ignore[attr-defined]
+        try:
+            batch = self._batch(delivery)
+        except (pa.ArrowException, msgspec.MsgspecError) as error:
+            raise wire.WireError(f"a chunk from {delivery.component} does not fit an Arrow batch: {error}") from None
+        try:
+            call(batch)
+        except Exception as error:
+            self._chunk_error(error, delivery, [batch.slice(i, 1) for i in range(batch.num_rows)], call, rows_of(batch))
+
+    def _run_whole(self, delivery: Delivery, rows: list[Any], call: Any) -> None:
+        try:
+            call(rows)
+        except Exception as error:
+            self._chunk_error(error, delivery, [[row] for row in rows], call, rows)
+
+    def _readable(self, delivery: Delivery) -> list[Any]:
+        try:
+            return self.rows(delivery)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise wire.WireError(f"a chunk from {delivery.component} does not fit stream {delivery.stream!r}: {error}") from None
+
+    # -- errors in user code ---------------------------------------------------------------------------------------
+
+    def _user_error(self, error: Exception, delivery: Delivery, tup: Tuple | None) -> None:
+        self.meters.failed += 1
+        self.report_error(error, tup)
+        if tup is not None and self.component.auto_fail:
+            self._give_up_or_fail(tup, delivery, error)
+        elif not self.by_hand:
+            delivery.left = -1  # neither acked nor failed: the root will time out, as the bolt asked for
+        if self.component.exit_on_exception:
+            self.component = self._make()  # type: ignore[assignment]
+            self.initialize()
+
+    def _give_up_or_fail(self, tup: Tuple, delivery: Delivery, error: BaseException | str) -> None:
+        """A tuple that failed too often, or that nothing would send again, becomes a dead letter; else its root fails."""
+        if delivery.roots and delivery.attempt < self.max_fails:
+            delivery.failed = True
+            return
+        self.meters.dead_letters += 1
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        letter = [self.name.component, self.name.index, delivery.stream, list(tup.values), text]
+        self._by_stream[DEAD_LETTERS].rows.append(self._by_stream[DEAD_LETTERS].row(letter))
+        self.worker.dead_letter(self, letter)
+        if self.by_hand:
+            self.verdicts.append((tup, True))
+
+    def _chunk_error(self, error: Exception, delivery: Delivery, singles: list[Any], call: Any, rows: list[Any]) -> None:
+        """A whole-chunk call raised. If the chunk will come again, fail it; if not, find the tuples that are to blame."""
+        if delivery.roots and delivery.attempt < self.max_fails:
+            self._user_error(error, delivery, Tuple(rows[0], delivery))
+            return
+        if not delivery.roots:  # at most once: nothing may be tried twice, so all of the chunk is given up
+            self.meters.failed += len(rows)
+            self.report_error(error, None)
+            for index, row in enumerate(rows):
+                self._give_up_or_fail(Tuple(row, delivery, index), delivery, error)
+            return
+        for index, single in enumerate(singles):
+            try:
+                call(single)
+            except Exception as culprit:
+                self._user_error(culprit, delivery, Tuple(rows[index], delivery, index))
+
+    # -- settling --------------------------------------------------------------------------------------------------
+
+    def _executed(self, delivery: Delivery) -> None:
+        """Back on the loop: send what was emitted, give the credit back, settle acks."""
+        self.busy = False
+        self.open.append(delivery)
+        if not self.inbox or len(self.open) >= OPEN_DELIVERIES or self.waiting() >= self.chunk_tuples:
+            self.settle()
+        self.worker.consumed(self, delivery.inlet)
+        if self.inbox:
+            self.worker.ready(self)
+
+    def settle(self) -> None:
+        opened, self.open = self.open, []
+        for group in self.take_groups():
+            self._send_group(group, opened)
+        for delivery in opened:
+            self._finish(delivery)
+        if self.verdicts:
+            self._settle_verdicts()
+
+    def _send_group(self, group: Group, opened: list[Delivery]) -> None:
+        deliveries = opened if group.anchors is None and self.component.auto_anchor else self._anchored(group.anchors or [])
+        roots = tuple(dict.fromkeys(root for delivery in deliveries for root in delivery.roots))
+        attempt = max((delivery.attempt for delivery in deliveries), default=0)
+        birth = min((delivery.birth for delivery in deliveries), default=0.0) or self.worker.clock.wall()
+        try:
+            edges = self.send(group, roots, attempt, birth)
+        except (EncodingError, EmitError, IndexError, TypeError) as error:
+            self.meters.failed += 1
+            self.report_error(error, None)
+            for delivery in deliveries:
+                delivery.failed = True
+            return
+        for root in roots:
+            self.topology.tracker.add(root, edges)
+
+    def _anchored(self, anchors: Iterable[Tuple | str]) -> list[Delivery]:
+        """The chunks that explicit anchors belong to."""
+        found = (anchor.origin if isinstance(anchor, Tuple) else self.held.get(anchor.rpartition(":")[0])
+                 for anchor in anchors)
+        return list({id(delivery): delivery for delivery in found if isinstance(delivery, Delivery)}.values())
+
+    def _finish(self, delivery: Delivery) -> None:
+        if self.by_hand and not delivery.failed:
+            if delivery.left and delivery.roots:
+                self.held[delivery.id] = delivery
+            return
+        self._close(delivery)
+
+    def _close(self, delivery: Delivery) -> None:
+        """Nothing is left to do for this chunk: tell the ackers."""
+        if delivery.failed:
+            self.topology.tracker.fail(delivery.roots)
+        elif delivery.left >= 0:
+            for root in delivery.roots:
+                self.topology.tracker.add(root, delivery.edge)
+            self.meters.acked += delivery.count
+        self.meters.process_latency.record(self.worker.clock.now() - delivery.arrived, delivery.count)
+
+    # -- acks by hand ----------------------------------------------------------------------------------------------
+
+    def ack(self, tup: Tuple | str) -> None:
+        self.verdicts.append((tup, True))
+
+    def fail(self, tup: Tuple | str) -> None:
+        self.verdicts.append((tup, False))
+
+    def _settle_verdicts(self) -> None:
+        verdicts, self.verdicts = self.verdicts, []
+        for tup, good in verdicts:
+            if isinstance(tup, Tuple):
+                delivery, index, known = tup.origin, tup.index, tup
+            else:
+                prefix, _, suffix = tup.rpartition(":")
+                delivery, index, known = self.held.get(prefix), int(suffix or 0), None
+            if isinstance(delivery, Delivery):
+                self._settle_one(delivery, index, known, good)
+
+    def _settle_one(self, delivery: Delivery, index: int, tup: Tuple | None, good: bool) -> None:
+        if delivery.done is None:
+            delivery.done = set()
+        if index in delivery.done or delivery.failed:
+            return
+        if not good:
+            self.meters.failed += 1
+            self._give_up_or_fail(tup or Tuple((), delivery, index), delivery, "failed by the bolt")
+            if not delivery.failed:
+                self.settle()  # the dead letter; its own verdict closes the tuple
+                return
+        delivery.done.add(index)
+        delivery.left -= 1
+        if delivery.failed or not delivery.left:
+            self.held.pop(delivery.id, None)
+            self._close(delivery)
+
+    def forget_held(self, before: float) -> None:
+        """Chunks whose tuples the bolt never acked: their roots have long timed out."""
+        for key in [key for key, delivery in self.held.items() if delivery.arrived < before]:
+            del self.held[key]
+
+    # -- ticks -----------------------------------------------------------------------------------------------------
+
+    def tick_seconds(self) -> float | None:
+        seconds: float | None = TICK_SECONDS.of(self.component.storm_conf)
+        return seconds
+
+    def tick(self) -> None:
+        self._between_chunks(partial(self.component.process_tick, Tuple((self.tick_seconds(),), TICK_ORIGIN)))
+
+    def on_timer(self) -> None:
+        self._between_chunks(self.component._on_timer)
+
+    def _between_chunks(self, call: Any) -> None:
+        """User code that belongs to no chunk: what it emits is untracked unless it names anchors. A blocking bolt that
+        is busy misses the call and gets the next one."""
+        if self.busy:
+            return
+        self.settle()
+        if self.definition.blocking:
+            self.busy = True
+            self.worker.in_thread(self, partial(self._guarded, call), self._after_call)
+        else:
+            self._guarded(call)
+            self.settle()
+
+    def _after_call(self) -> None:
+        self.busy = False
+        self.settle()
+        self.worker.ready(self)
+
+    def _guarded(self, call: Any) -> None:
+        clock = self.worker.clock
+        start, cpu = clock.now(), clock.cpu()
+        try:
+            call()
+        except Exception as error:
+            self.meters.failed += 1
+            self.report_error(error, None)
+        self.meters.cpu_seconds += clock.cpu() - cpu
+        self.meters.busy_seconds += clock.now() - start
+
+
+class _TickOrigin:
+    id, component, stream, task = "tick", SYSTEM_COMPONENT, TICK_STREAM, -1
+
+
+TICK_ORIGIN = _TickOrigin()

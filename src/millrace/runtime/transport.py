@@ -1,0 +1,184 @@
+"""ZeroMQ: the sockets between workers and to the master, their keys, and who may connect.
+
+Between processes of one host: ipc sockets in a directory that only their user can enter. Everything on tcp is CURVE with
+one key pair per cluster, made by the master and shipped with the Spark job: both sides must own it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from millrace.config import FRAME_LIMIT
+from millrace.control.assignment import WorkerAddress
+from millrace.errors import AddressInUse, MillraceError
+
+REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The cluster's CURVE key pair. Its repr shows nothing: this object travels and gets logged."""
+
+    public: bytes = field(repr=False)
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def make(cls) -> Keys:
+        return cls(*zmq.curve_keypair())
+
+
+class Gate:
+    """Lets in only those who own the cluster's key. One per context that has a tcp server socket."""
+
+    def __init__(self, context: zmq.Context[Any], keys: Keys) -> None:
+        self._public = keys.public
+        self._authenticator = ThreadAuthenticator(context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback("*", credentials_provider=self)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Asked by the authenticator: whose public key may enter?"""
+        return zmq.utils.z85.encode(key) == self._public if len(key) == 32 else key == self._public
+
+    def close(self) -> None:
+        self._authenticator.stop()
+
+
+def serve(socket: zmq.Socket[Any], keys: Keys) -> None:
+    socket.curve_server = True
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+
+
+def visit(socket: zmq.Socket[Any], keys: Keys) -> None:
+    socket.curve_serverkey = keys.public
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+
+
+def bind_tcp(socket: zmq.Socket[Any], host: str, port: int = 0) -> str:
+    """Bind and return the endpoint; `AddressInUse` with what to do if the port is taken."""
+    address = f"[{host}]" if ":" in host else host
+    try:
+        socket.bind(f"tcp://{address}:{port or '*'}")
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EADDRINUSE:
+            raise AddressInUse(f"port {port} on {host} is in use by another process: choose another port, or 0 for any "
+                               "free one") from None
+        raise MillraceError(f"cannot listen on {host} port {port or 'any'}: {error.strerror}. "
+                            "Is that an address of this machine?") from None
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def private_directory(path: str) -> Path:
+    """A directory only this user can enter, made if it is not there; refused if someone else made it."""
+    directory = Path(path)
+    directory.mkdir(mode=0o700, parents=False, exist_ok=True)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise MillraceError(f"{directory} is not a private directory of this user: remove it, or set TMPDIR elsewhere")
+    return directory
+
+
+def boot_id() -> str:
+    """Names the running kernel (and network namespace): equal means that ipc and process ids are shared."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+class DataPort:
+    """Where a worker receives: ipc for its own host, tcp with keys for the others if the cluster has any."""
+
+    def __init__(self, context: zmq.Context[Any], name: str, directory: Path, bind_host: str, keys: Keys,
+                 frame_limit: int = FRAME_LIMIT.default) -> None:
+        self.sockets: list[zmq.Socket[Any]] = []
+        self.refused = 0
+        self._path = directory / f"{name}.ipc"
+        self.ipc = f"ipc://{self._path}"
+        local = self._socket(context, frame_limit)
+        local.bind(self.ipc)
+        self.tcp = ""
+        self._monitor: zmq.Socket[Any] | None = None
+        if bind_host:
+            remote = self._socket(context, frame_limit)
+            serve(remote, keys)
+            self._monitor = remote.get_monitor_socket(REFUSALS)
+            self.tcp = bind_tcp(remote, bind_host)
+
+    def _socket(self, context: zmq.Context[Any], frame_limit: int) -> zmq.Socket[Any]:
+        socket = context.socket(zmq.PULL)
+        socket.rcvhwm = 0  # bounded by the channels' windows; a limit here would hold up credits behind data
+        socket.maxmsgsize = frame_limit + 65536
+        socket.linger = 0
+        self.sockets.append(socket)
+        return socket
+
+    def count_refusals(self) -> int:
+        """How many connections with a wrong key, or none, have been turned away so far."""
+        while self._monitor is not None and self._monitor.poll(0):
+            recv_monitor_message(self._monitor)
+            self.refused += 1
+        return self.refused
+
+    def close(self) -> None:
+        if self._monitor is not None:
+            self.sockets[-1].disable_monitor()
+        for socket in self.sockets:
+            socket.close(linger=0)
+        self._path.unlink(missing_ok=True)
+
+
+class SocketLink:
+    """A PUSH socket to one worker. Never blocks: what can wait in it is bounded by the channels' windows."""
+
+    def __init__(self, socket: zmq.Socket[Any]) -> None:
+        self.socket = socket
+
+    def send(self, frames: list[Any]) -> None:
+        if len(frames) == 1:
+            self.socket.send(frames[0], zmq.NOBLOCK)
+        else:
+            self.socket.send(frames[0], zmq.SNDMORE | zmq.NOBLOCK)
+            self.socket.send(frames[1], zmq.NOBLOCK)
+
+
+class SocketPeers:
+    """Links to the other workers, made when first needed."""
+
+    def __init__(self, context: zmq.Context[Any], keys: Keys, boot: str) -> None:
+        self._context, self._keys, self._boot = context, keys, boot
+        self._links: dict[int, SocketLink] = {}
+
+    def link(self, address: WorkerAddress) -> SocketLink:
+        self.forget(address.slot)
+        socket = self._context.socket(zmq.PUSH)
+        socket.sndhwm = 0
+        socket.linger = 0
+        if self._boot and address.boot == self._boot:
+            socket.connect(address.ipc)
+        elif address.tcp:
+            visit(socket, self._keys)
+            socket.connect(address.tcp)
+        else:
+            raise MillraceError(f"worker {address.slot} is on another host ({address.host}) but has no tcp port: give the "
+                                "engine a `bind` address that the other hosts can reach")
+        link = self._links[address.slot] = SocketLink(socket)
+        return link
+
+    def forget(self, slot: int) -> None:
+        link = self._links.pop(slot, None)
+        if link is not None:
+            link.socket.close(linger=0)
+
+    def close(self) -> None:
+        for slot in list(self._links):
+            self.forget(slot)

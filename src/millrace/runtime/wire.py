@@ -1,0 +1,228 @@
+"""Frames <-> messages, without any I/O. Everything that crosses a socket is listed here; none of it is pickle.
+
+A message is one msgpack frame; a chunk has a second frame, its body: msgpack rows or an Arrow IPC stream. Decoding is
+typed, so a frame that is not exactly one of these messages is a `WireError` and never reaches the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from millrace.control.assignment import Assignment
+from millrace.errors import WireError
+
+ROWS, ARROW = 0, 1
+BIG_INT = 1  # msgpack extension code: an integer beyond 64 bits, as decimal text
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Message(msgspec.Struct, array_like=True, tag_field="type"):
+    """`worker` and `generation` say who sent it: a receiver refuses those of a worker that has been given up."""
+
+    worker: int
+    generation: int
+
+
+class Chunk(Message, tag=1, gc=False):
+    """Tuples from one task to another; `seq` numbers the chunks of the channel, without gaps."""
+
+    topology: int
+    epoch: int
+    version: int
+    source: int
+    source_incarnation: int
+    target: int
+    target_incarnation: int
+    stream: int
+    seq: int
+    count: int
+    form: int
+    edge: int
+    roots: list[int]
+    attempt: int
+    birth: float
+
+
+class Credits(Message, tag=2):
+    """(topology, source, target, target incarnation, chunks consumed in all) for channels that end at the sender."""
+
+    consumed: list[tuple[int, int, int, int, int]]
+
+
+class Acks(Message, tag=3):
+    """(root, XOR of chunk ids) pairs for the ackers of one topology at the receiver."""
+
+    topology: int
+    pairs: list[tuple[int, int]]
+
+
+class Roots(Message, tag=4):
+    """(root, XOR of chunk ids) pairs that a spout task has just sent."""
+
+    topology: int
+    owner: int
+    owner_incarnation: int
+    pairs: list[tuple[int, int]]
+
+
+class Fails(Message, tag=5):
+    """Roots of which a part has failed in user code."""
+
+    topology: int
+    roots: list[int]
+
+
+class Verdicts(Message, tag=6):
+    """What became of roots, told to the spout task that sent them."""
+
+    topology: int
+    owner: int
+    owner_incarnation: int
+    finished: list[int]
+    failed: list[int]
+
+
+DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts
+
+
+class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):
+    """A worker is up. `nonce` tells two processes on one slot apart."""
+
+    slot: int
+    nonce: str
+    pid: int
+    host: str
+    boot: str  # names the running kernel: equal means the same machine
+    executor: str
+    data_ipc: str
+    data_tcp: str
+
+
+class Welcome(msgspec.Struct, array_like=True, tag=11, tag_field="type"):
+    generation: int
+    settings: dict[str, Any]
+
+
+class Assign(msgspec.Struct, array_like=True, tag=12, tag_field="type"):
+    assignment: Assignment
+
+
+class Heartbeat(msgspec.Struct, array_like=True, tag=13, tag_field="type"):
+    slot: int
+    generation: int
+    revision: int  # of the assignment that it has carried out
+
+
+class Beat(msgspec.Struct, array_like=True, tag=14, tag_field="type"):
+    """The master's answer to a heartbeat."""
+
+    generation: int
+    revision: int
+
+
+class Fenced(msgspec.Struct, array_like=True, tag=15, tag_field="type"):
+    """You have been given up: drop everything and say hello again."""
+
+
+class Stop(msgspec.Struct, array_like=True, tag=16, tag_field="type"):
+    """End in good order."""
+
+
+class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
+    """Meters of a worker since its last report, and what its spouts have fully processed."""
+
+    slot: int
+    generation: int
+    revision: int
+    tasks: list[dict[str, Any]]
+    positions: list[tuple[int, int, int]]  # topology, task, position
+    drained: list[tuple[int, int]]  # topology, number of tuples in flight
+    errors: list[dict[str, Any]]
+    counters: dict[str, int]
+
+
+class Bye(msgspec.Struct, array_like=True, tag=18, tag_field="type"):
+    slot: int
+    generation: int
+    error: str
+
+
+ControlMessage = Hello | Welcome | Assign | Heartbeat | Beat | Fenced | Stop | Report | Bye
+
+_data_decoder = msgspec.msgpack.Decoder(DataMessage)
+_control_decoder = msgspec.msgpack.Decoder(ControlMessage)
+
+
+def encode(message: Any) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_data(frame: Any) -> DataMessage:
+    """A message of the data port; `WireError` if it is anything else."""
+    try:
+        return _data_decoder.decode(frame)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise WireError(f"a data frame of {len(frame)} bytes is not a Millrace message: {error}") from None
+
+
+def decode_control(frame: Any) -> ControlMessage:
+    try:
+        return _control_decoder.decode(frame)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise WireError(f"a control frame of {len(frame)} bytes is not a Millrace message: {error}") from None
+
+
+def encode_rows(rows: Sequence[Sequence[Any]]) -> bytes:
+    """Rows as msgpack. Integers of any size travel: those beyond 64 bits as an extension."""
+    try:
+        return _encoder.encode(rows)
+    except OverflowError:
+        return _encoder.encode(_wrap_big(rows))
+
+
+def _wrap_big(value: Any) -> Any:
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return msgspec.msgpack.Ext(BIG_INT, str(value).encode())
+    if isinstance(value, list | tuple):
+        return [_wrap_big(item) for item in value]
+    if isinstance(value, dict):
+        return {_wrap_big(key): _wrap_big(item) for key, item in value.items()}
+    return value
+
+
+def _unwrap(code: int, data: memoryview) -> Any:
+    if code != BIG_INT:
+        raise ValueError(f"unknown extension {code}")
+    return int(bytes(data))
+
+
+def row_decoder(row_type: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Decodes the body of a chunk into a list of `row_type`, the named tuple of its stream."""
+    return msgspec.msgpack.Decoder(list[row_type], ext_hook=_unwrap)
+
+
+_value_decoder = msgspec.msgpack.Decoder(ext_hook=_unwrap)
+
+
+def through_the_wire(values: Sequence[Any]) -> list[Any]:
+    """Values as they look on the other side: what is handed over inside a worker must not differ, nor be shared."""
+    return _value_decoder.decode(encode_rows(values))  # type: ignore[no-any-return]
+
+
+def encode_batch(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def decode_batch(body: Any) -> pa.RecordBatch:
+    try:
+        with pa.ipc.open_stream(body) as reader:
+            return reader.read_next_batch()
+    except (pa.ArrowException, StopIteration) as error:
+        raise WireError(f"a body of {len(body)} bytes is not an Arrow batch: {error}") from None

@@ -1,0 +1,561 @@
+"""The worker: hosts tasks, carries out assignments, moves chunks. One loop, no socket: those are in process.py.
+
+Whoever drives it calls `assign`, `receive` and `step`; it sends through the `Peers` it was given.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from millrace.api.component import Tuple
+from millrace.config import (
+    ACKERS,
+    AT_LEAST_ONCE,
+    CHANNEL_WINDOW,
+    DRAIN_LIMIT,
+    FRAME_LIMIT,
+    GUARANTEE,
+    MESSAGE_TIMEOUT,
+    RECOVERY_GRACE,
+)
+from millrace.control.acking import Ledger
+from millrace.control.assignment import Assignment, TopologyAssignment, WorkerAddress, change
+from millrace.model.graph import ACKER, TaskId
+from millrace.runtime import wire
+from millrace.runtime.channel import Channel, Delivery, Inlet, Link
+from millrace.runtime.clock import Clock
+from millrace.runtime.routing import make_route
+from millrace.runtime.spout_task import SpoutTask
+from millrace.runtime.task import BoltTask, Task
+from millrace.runtime.tracker import Tracker
+
+log = logging.getLogger("millrace.worker")
+ERRORS_KEPT = 20
+STASH_LIMIT = 4096  # chunks kept for tasks that a newer plan, not yet seen here, has put on this worker
+CHECK_SECONDS = 0.1  # how often spouts look for overdue roots and moved tasks for the end of their inbox
+
+
+class Peers(Protocol):
+    """The ways to the other workers."""
+
+    def link(self, address: WorkerAddress) -> Link: ...
+
+    def forget(self, slot: int) -> None: ...
+
+
+class Threads(Protocol):
+    """Threads for tasks that block. `done` is called back on the loop."""
+
+    def run(self, key: Any, work: Callable[[], None], done: Callable[[], None]) -> None: ...
+
+    def end(self, key: Any) -> None: ...
+
+
+class TopologyRun:
+    """What a worker knows of one topology."""
+
+    def __init__(self, worker: Worker, given: TopologyAssignment) -> None:
+        self.number, self.graph = given.number, given.graph
+        self.tracked = GUARANTEE.of(given.graph.config) == AT_LEAST_ONCE and ACKERS.of(given.graph.config) != 0
+        self.window: int = CHANNEL_WINDOW.of(given.graph.config)
+        self.tracker = Tracker(given.number, worker.slot, worker.generation, worker.send_to, self._tell)
+        self.worker = worker
+        self.tasks: dict[int, Task] = {}
+        self.ackers: dict[int, int] = {}  # acker index -> incarnation, of the ackers that run here
+        self.losses = given.losses
+        self.update(given)
+
+    def update(self, given: TopologyAssignment) -> None:
+        self.version, self.epoch, self.active = given.version, given.epoch, given.active
+        self.key_groups = given.key_groups
+        self.places = dict(given.places)
+        self.positions = dict(given.positions)
+        ackers = [self.places.get(TaskId(ACKER, index)) for index in range(self.graph.ackers)]
+        self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]
+
+    def context(self, task: TaskId) -> dict[str, Any]:
+        """What Storm tells a component about its surroundings, under Storm's names."""
+        graph, definition = self.graph, self.graph.component(task.component)
+        sources = {given.source: graph.component(given.source) for given in definition.inputs}
+        targets: dict[str, dict[str, Any]] = {stream.name: {} for stream in definition.outputs}
+        for component, given in graph.downstream(task.component):
+            targets[given.stream][component.name] = grouping_context(given)
+        return {
+            "taskid": graph.number(task), "componentid": task.component,
+            "task->component": {str(graph.number(other)): other.component for other in graph.tasks()},
+            "streams": [stream.name for stream in definition.outputs],
+            "stream->outputfields": {stream.name: list(stream.fields) for stream in definition.outputs},
+            "stream->target->grouping": targets,
+            "source->stream->grouping": {name: {given.stream: grouping_context(given) for given in definition.inputs
+                                                if given.source == name} for name in sources},
+            "source->stream->fields": {name: {stream.name: list(stream.fields) for stream in source.outputs}
+                                       for name, source in sources.items()},
+        }
+
+    def _tell(self, owner: tuple[int, int], finished: list[int], failed: list[int]) -> None:
+        """Verdicts for a spout task, here or at another worker."""
+        number, incarnation = owner
+        task = self.tasks.get(number)
+        if isinstance(task, SpoutTask) and task.incarnation == incarnation:
+            task.told(finished, failed)
+            return
+        place = self.places.get(self.graph.task(number))
+        if place is not None and place.slot != self.worker.slot and place.incarnation == incarnation:
+            self.worker.send_to(place.slot, wire.Verdicts(self.worker.slot, self.worker.generation, self.number, number,
+                                                          incarnation, finished, failed))
+
+
+def grouping_context(given: Any) -> dict[str, Any]:
+    kind = given.grouping.kind.upper().replace("-", "_")
+    return {"type": kind, "fields": list(given.grouping.names)} if given.grouping.names else {"type": kind}
+
+
+class Worker:
+    """`generation` is the master's number for this run of the slot: messages of older generations are refused."""
+
+    def __init__(self, slot: int, generation: int, clock: Clock, peers: Peers, threads: Threads,
+                 settings: dict[str, Any] | None = None) -> None:
+        self.slot, self.generation, self.clock, self.peers, self.threads = slot, generation, clock, peers, threads
+        settings = settings or {}
+        self.frame_limit: int = FRAME_LIMIT.of(settings)
+        self.grace: float = RECOVERY_GRACE.of(settings)
+        self.drain_limit: float = DRAIN_LIMIT.of(settings)
+        self.revision = 0
+        self.boot = ""
+        self.topologies: dict[int, TopologyRun] = {}
+        self.addresses: dict[int, WorkerAddress] = {}
+        self.links: dict[int, Link] = {}
+        self.counters: Counter[str] = Counter()
+        self.errors: deque[dict[str, Any]] = deque(maxlen=ERRORS_KEPT)
+        self._ready: deque[Task] = deque()
+        self._retired: list[Task] = []
+        self._gone: list[TopologyRun] = []
+        self._stash: dict[tuple[int, int, int], list[tuple[wire.Chunk, Any]]] = {}
+        self._credits: dict[int, dict[tuple[int, int, int, int], int]] = {}
+        self._timers: list[tuple[float, int, Callable[[], float | None]]] = []
+        self._timer_count = 0
+        self._every(CHECK_SECONDS, self._check)
+
+    # -- assignments -------------------------------------------------------------------------------------------------
+
+    def assign(self, assignment: Assignment) -> None:
+        """Make what runs here what the assignment says. Older ones than the last are ignored."""
+        if assignment.revision <= self.revision:
+            return
+        self._update_addresses(assignment.workers)
+        running = {(run.number, task.name): task.incarnation for run in self.topologies.values()
+                   for task in run.tasks.values()}
+        running.update({(run.number, TaskId(ACKER, index)): incarnation for run in self.topologies.values()
+                        for index, incarnation in run.ackers.items()})
+        todo = change(running, assignment, self.slot)
+        lost = self._update_topologies(assignment)
+        for number, name in todo.drop:
+            self._drop(number, name)
+        for number, name in todo.retire:
+            self._retire(number, name)
+        started = [self._start(number, name, incarnation) for number, name, incarnation in todo.start]
+        for run in self.topologies.values():
+            for task in [*run.tasks.values(), *(t for t in self._retired if t.topology is run)]:
+                self._wire(task)
+        for task in started:
+            if task is not None:
+                self._begin(task)
+        self._after_assignment(lost)
+        self.revision = assignment.revision
+
+    def _update_addresses(self, workers: list[WorkerAddress]) -> None:
+        fresh = {address.slot: address for address in workers}
+        for slot, address in list(self.addresses.items()):
+            if fresh.get(slot) != address:
+                self.links.pop(slot, None)
+                self.peers.forget(slot)
+        self.addresses = fresh
+
+    def _update_topologies(self, assignment: Assignment) -> list[TopologyRun]:
+        """Take over the new plans. Returns the topologies that have lost a worker since the last assignment."""
+        lost = []
+        for given in assignment.topologies:
+            run = self.topologies.get(given.number)
+            if run is None:
+                self.topologies[given.number] = TopologyRun(self, given)
+                continue
+            run.update(given)
+            if given.losses > run.losses:
+                run.losses = given.losses
+                lost.append(run)
+        alive = {given.number for given in assignment.topologies}
+        self._gone = [run for number, run in self.topologies.items() if number not in alive]
+        return lost
+
+    def _after_assignment(self, lost: list[TopologyRun]) -> None:
+        for run in self._gone:
+            self.topologies.pop(run.number, None)
+            self._retired = [task for task in self._retired if task.topology is not run]
+        deadline = self.clock.now() + self.grace
+        for run in self.topologies.values():
+            for task in run.tasks.values():
+                if isinstance(task, SpoutTask):
+                    if run in lost:
+                        task.worker_lost(deadline)
+                    task.set_active(run.active)
+                if not task.blocked:
+                    self.ready(task)
+
+    # -- tasks -------------------------------------------------------------------------------------------------------
+
+    def _start(self, number: int, name: TaskId, incarnation: int) -> Task | None:
+        run = self.topologies[number]
+        if name.component == ACKER:
+            run.ackers[name.index] = incarnation
+            ledger = run.tracker.ledgers[name.index] = Ledger()
+            self._every(MESSAGE_TIMEOUT.of(run.graph.config), lambda: ledger.age() and None,
+                        while_=lambda: run.tracker.ledgers.get(name.index) is ledger)
+            return None
+        kind = SpoutTask if run.graph.component(name.component).kind == "spout" else BoltTask
+        try:
+            task = kind(self, run, name, incarnation)
+        except Exception as error:  # user code: an __init__ that raises must not take the others down
+            self._start_failed(run, name, error)
+            return None
+        run.tasks[task.number] = task
+        return task
+
+    def _begin(self, task: Task) -> None:
+        """Initialize a new task, then give it what has already come for it."""
+        try:
+            task.initialize()
+            if isinstance(task, SpoutTask) and task.name in task.topology.positions:
+                task.seek(task.topology.positions[task.name])
+        except Exception as error:
+            task.topology.tasks.pop(task.number, None)
+            self._start_failed(task.topology, task.name, error)
+            return
+        if isinstance(task, BoltTask):
+            self._start_timers(task)
+            for chunk, body in self._stash.pop((task.topology.number, task.number, task.incarnation), []):
+                self._on_chunk(chunk, body)
+
+    def _start_failed(self, run: TopologyRun, name: TaskId, error: Exception) -> None:
+        import traceback
+
+        self.counters["start_failed"] += 1
+        self.errors.append({"topology": run.graph.name, "task": str(name), "fatal": True,
+                            "error": f"{type(error).__name__}: {error}",
+                            "traceback": "".join(traceback.format_exception(error))[-4000:]})
+        log.error("%s of %s could not start: %s", name, run.graph.name, error)
+
+    def _start_timers(self, task: BoltTask) -> None:
+        def alive() -> bool:
+            return task.topology.tasks.get(task.number) is task or task in self._retired
+
+        tick, timer = task.tick_seconds(), task.component._timer_seconds()
+        if tick:
+            self._every(tick, task.tick, while_=alive)
+        if timer:
+            self._every(timer, task.on_timer, while_=alive)
+
+    def _retire(self, number: int, name: TaskId) -> None:
+        """The task moved elsewhere: it works off its inbox, for a while, and gets nothing new."""
+        run = self.topologies[number]
+        if name.component == ACKER:
+            run.tracker.ledgers.pop(name.index, None)
+            run.ackers.pop(name.index, None)
+            return
+        task = next((task for task in run.tasks.values() if task.name == name), None)
+        if task is not None:
+            del run.tasks[task.number]
+            task.retiring = self.clock.now() + self.drain_limit
+            self._retired.append(task)
+            self.ready(task)
+
+    def _drop(self, number: int, name: TaskId) -> None:
+        run = self.topologies.get(number)
+        if run is None:
+            return
+        for task in [task for task in run.tasks.values() if task.name == name]:
+            del run.tasks[task.number]
+            self._end(task)
+
+    def _end(self, task: Task) -> None:
+        if task.busy:
+            self.threads.end(task)  # its thread is in user code: let it come back, then end
+        else:
+            task.close()
+            self.threads.end(task)
+
+    # -- wiring ------------------------------------------------------------------------------------------------------
+
+    def _wire(self, task: Task) -> None:
+        """Give the task its channels under the current plan; channels whose target has not moved are kept."""
+        run, channels = task.topology, {}
+        routes: dict[str, list[tuple[Any, list[Channel]]]] = {output.name: [] for output in task.outputs}
+        for component, given in run.graph.downstream(task.name.component):
+            targets = []
+            for index in range(component.par):
+                target = TaskId(component.name, index)
+                number = run.graph.number(target)
+                if number not in channels:
+                    channels[number] = self._channel(task, target, number)
+                targets.append(channels[number])
+            routes[given.stream].append((component, given, targets))  # type: ignore[arg-type]
+        for output in task.outputs:
+            output.routes = [make_route(given.grouping, targets, output.fields, run.key_groups.get(component.name, ()))
+                             for component, given, targets in routes[output.name]  # type: ignore[misc]
+                             if given.grouping.kind != "direct"]
+        task.rewire(channels)
+
+    def _channel(self, task: Task, target: TaskId, number: int) -> Channel:
+        run = task.topology
+        place = run.places.get(target)
+        incarnation = place.incarnation if place is not None else -1
+        channel = task.channels.get(number)
+        if channel is None or channel.target_incarnation != incarnation:
+            channel = Channel(task, number, incarnation, target, run.window)
+        if place is None:
+            channel.full = True  # nowhere to go: wait until there is a slot for it
+        elif place.slot == self.slot:
+            self._connect_local(channel, task, number)
+        elif channel.slot != place.slot or channel.link is not self.links.get(place.slot):
+            channel.slot, channel.link = place.slot, self._link(place.slot)
+        return channel
+
+    def _connect_local(self, channel: Channel, task: Task, number: int) -> None:
+        local = task.topology.tasks.get(number)
+        if channel.local is None and isinstance(local, BoltTask):
+            channel.local = local
+            channel.inlet = self._inlet(local, task.number, task.incarnation, self.slot, channel)
+
+    def _inlet(self, task: BoltTask, source: int, incarnation: int, slot: int, outlet: Channel | None) -> Inlet:
+        inlet = task.inlets.get((source, incarnation))
+        if inlet is None:
+            graph = task.topology.graph
+            component = graph.component(graph.task(source).component)
+            streams = tuple(stream.name for stream in component.outputs)
+            inlet = task.inlets[(source, incarnation)] = Inlet(source, component.name, streams, slot, outlet)
+        return inlet
+
+    def _link(self, slot: int) -> Link | None:
+        link = self.links.get(slot)
+        address = self.addresses.get(slot)
+        if link is None and address is not None:
+            link = self.links[slot] = self.peers.link(address)
+        return link
+
+    def send_to(self, slot: int, message: wire.DataMessage) -> None:
+        link = self._link(slot)
+        if link is not None:
+            link.send([wire.encode(message)])
+
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
+    def receive(self, frames: list[Any]) -> None:
+        """A message of another worker. Anything malformed or stale is counted and dropped."""
+        try:
+            message = wire.decode_data(frames[0])
+        except wire.WireError as error:
+            self.counters["malformed"] += 1
+            log.warning("dropped: %s", error)
+            return
+        known = self.addresses.get(message.worker)
+        if known is not None and message.generation < known.generation:
+            self.counters["fenced"] += 1
+            return
+        if isinstance(message, wire.Chunk):
+            if len(frames) != 2:
+                self.counters["malformed"] += 1
+                return
+            self._on_chunk(message, frames[1])
+        elif isinstance(message, wire.Credits):
+            for topology, source, target, incarnation, consumed in message.consumed:
+                self._on_credit(topology, source, target, incarnation, consumed)
+        elif (run := self.topologies.get(message.topology)) is not None:
+            self._on_tracking(run, message)
+
+    def _on_tracking(self, run: TopologyRun, message: Any) -> None:
+        if isinstance(message, wire.Acks):
+            run.tracker.on_acks(message.pairs)
+        elif isinstance(message, wire.Roots):
+            run.tracker.on_roots((message.owner, message.owner_incarnation), message.pairs)
+        elif isinstance(message, wire.Fails):
+            run.tracker.on_fails(message.roots)
+        elif isinstance(message, wire.Verdicts):
+            task = run.tasks.get(message.owner)
+            if isinstance(task, SpoutTask) and task.incarnation == message.owner_incarnation:
+                task.told(message.finished, message.failed)
+
+    def _on_chunk(self, chunk: wire.Chunk, body: Any) -> None:
+        task = self._target(chunk)
+        if task is None:
+            self._not_here(chunk, body)
+            return
+        try:
+            inlet = self._inlet(task, chunk.source, chunk.source_incarnation, chunk.worker, None)
+            delivery = Delivery(inlet, chunk.stream, body, chunk.count, chunk.form, False, chunk.edge, tuple(chunk.roots),
+                                chunk.attempt, chunk.birth)
+        except (KeyError, IndexError):
+            self.counters["malformed"] += 1  # a source or stream that the topology does not have
+            return
+        if chunk.seq != inlet.next_seq:
+            if chunk.seq < inlet.next_seq:
+                task.meters.repeats += 1
+                return
+            task.meters.gaps += chunk.seq - inlet.next_seq
+        inlet.next_seq = chunk.seq + 1
+        task.deliver(delivery)
+
+    def _target(self, chunk: wire.Chunk) -> BoltTask | None:
+        run = self.topologies.get(chunk.topology)
+        task = run.tasks.get(chunk.target) if run is not None else None
+        if task is None or task.incarnation != chunk.target_incarnation:
+            task = next((old for old in self._retired if old.number == chunk.target and old.topology is run
+                         and old.incarnation == chunk.target_incarnation), None)
+        return task if isinstance(task, BoltTask) else None
+
+    def _not_here(self, chunk: wire.Chunk, body: Any) -> None:
+        """For a task that a newer plan puts here: keep it. For one that is no longer here: drop it, it is counted and,
+        if tracked, replayed."""
+        run = self.topologies.get(chunk.topology)
+        if run is not None and chunk.version <= run.version or sum(map(len, self._stash.values())) >= STASH_LIMIT:
+            self.counters["stale"] += 1
+            return
+        self._stash.setdefault((chunk.topology, chunk.target, chunk.target_incarnation), []).append((chunk, body))
+
+    def _on_credit(self, topology: int, source: int, target: int, incarnation: int, consumed: int) -> None:
+        run = self.topologies.get(topology)
+        tasks = [run.tasks.get(source)] if run is not None else []
+        for task in tasks + [old for old in self._retired if old.number == source and old.topology is run]:
+            channel = task.channels.get(target) if task is not None else None
+            if channel is not None and channel.target_incarnation == incarnation and channel.slot is not None:
+                channel.credit(consumed)
+
+    def consumed(self, task: BoltTask, inlet: Inlet) -> None:
+        """A chunk has been worked off: its sender may send another."""
+        inlet.consumed += 1
+        if inlet.outlet is not None:
+            inlet.outlet.credit(inlet.consumed)
+        else:
+            key = (task.topology.number, inlet.source, task.number, task.incarnation)
+            self._credits.setdefault(inlet.worker, {})[key] = inlet.consumed
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def ready(self, task: Task) -> None:
+        if not task.queued:
+            task.queued = True
+            self._ready.append(task)
+
+    def in_thread(self, task: Task, work: Callable[[], None], done: Callable[[], None]) -> None:
+        self.threads.run(task, work, done)
+
+    def step(self) -> None:
+        """One turn: every task that is ready does one chunk's worth, then acks and credits leave together."""
+        now = self.clock.now()
+        while self._timers and self._timers[0][0] <= now:
+            self._fire(heapq.heappop(self._timers), now)
+        for _ in range(len(self._ready)):
+            task = self._ready.popleft()
+            task.queued = False
+            task.step(self.clock.now())
+        self.flush()
+
+    def flush(self) -> None:
+        for run in self.topologies.values():
+            run.tracker.flush()
+        if self._credits:
+            credits, self._credits = self._credits, {}
+            for slot, counts in credits.items():
+                pairs = [(*key, consumed) for key, consumed in counts.items()]
+                self.send_to(slot, wire.Credits(self.slot, self.generation, pairs))
+
+    def wait_seconds(self) -> float:
+        """How long the loop may sleep if nothing comes in; 0 while there is work."""
+        if self._ready:
+            return 0.0
+        return max(0.0, self._timers[0][0] - self.clock.now())
+
+    # -- timers --------------------------------------------------------------------------------------------------------
+
+    def _every(self, seconds: float, call: Callable[[], Any], while_: Callable[[], bool] = lambda: True) -> None:
+        def run() -> float | None:
+            if not while_():
+                return None
+            call()
+            return seconds
+
+        self._push_timer(self.clock.now() + seconds, run)
+
+    def ready_at(self, task: Task, at: float) -> None:
+        def run() -> None:
+            self.ready(task)
+
+        self._push_timer(at, run)
+
+    def _push_timer(self, at: float, run: Callable[[], float | None]) -> None:
+        self._timer_count += 1
+        heapq.heappush(self._timers, (at, self._timer_count, run))
+
+    def _fire(self, timer: tuple[float, int, Callable[[], float | None]], now: float) -> None:
+        again = timer[2]()
+        if again is not None:
+            self._push_timer(now + again, timer[2])
+
+    def _check(self) -> None:
+        now = self.clock.now()
+        for run in self.topologies.values():
+            held_before = now - 2 * MESSAGE_TIMEOUT.of(run.graph.config)
+            for task in run.tasks.values():
+                if isinstance(task, SpoutTask):
+                    task.check_overdue(now)
+                elif isinstance(task, BoltTask) and task.held:
+                    task.forget_held(held_before)
+        for task in [task for task in self._retired if task.idle() and now >= (task.retiring or 0.0)]:
+            # It stays for its time even when idle: those upstream may not have the new plan yet.
+            self._retired.remove(task)
+            self._end(task)
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    def report_error(self, task: Task, error: BaseException, trace: list[str], tup: Tuple | None) -> None:
+        entry = {"topology": task.topology.graph.name, "task": str(task.name), "error": f"{type(error).__name__}: {error}",
+                 "traceback": "".join(trace)[-4000:]}
+        if tup is not None:
+            entry["tuple"] = f"{tup.component}/{tup.stream} {tup.values!r:.300}"
+        self.errors.append(entry)
+        log.debug("error in %s: %s", task.name, entry["error"])
+
+    def dead_letter(self, task: Task, letter: list[Any]) -> None:
+        self.counters["dead_letters"] += 1
+        log.warning("dead letter from %s: %r", task.name, letter[3:])
+
+    def report(self) -> wire.Report:
+        """Everything the master wants to know, since the last report where it does not only rise."""
+        tasks, positions = [], []
+        drained = {number: 0 for number in self.topologies}
+        for run in self.topologies.values():
+            for task in list(run.tasks.values()):
+                tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation,
+                              "queue_length": task.queue_length, **task.meters.report(),
+                              "traffic": {number: channel.tuples for number, channel in task.channels.items()}})
+                drained[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
+                if isinstance(task, SpoutTask) and (position := task.position()) is not None:
+                    positions.append((run.number, task.number, position))
+        for task in self._retired:
+            drained[task.topology.number] = drained.get(task.topology.number, 0) + (0 if task.idle() else 1)
+        errors = list(self.errors)
+        self.errors.clear()
+        return wire.Report(self.slot, self.generation, self.revision, tasks, positions, list(drained.items()), errors,
+                           dict(self.counters))
+
+    def close(self) -> None:
+        """End every task in good order."""
+        for run in self.topologies.values():
+            for task in list(run.tasks.values()):
+                self._end(task)
+        for task in self._retired:
+            self._end(task)
+        self.topologies.clear()
+        self._retired.clear()

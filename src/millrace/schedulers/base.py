@@ -1,0 +1,81 @@
+"""What a scheduler is and what it may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from millrace.model.cluster import Cluster
+from millrace.model.frozen import FrozenMap
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.load import Load
+from millrace.model.plan import Plan, initial_key_groups, rescaled_key_groups
+
+
+@dataclass(frozen=True, slots=True)
+class NewPlan:
+    """Carry these out: one plan for each topology that was asked about, those that stay as they are included."""
+
+    plans: Mapping[str, Plan]
+    reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plans", FrozenMap(self.plans))
+
+
+@dataclass(frozen=True, slots=True)
+class NoChange:
+    """Leave everything as it is."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CannotPlace:
+    """No plan can be made: the tasks that found no place, by topology, and how much is missing."""
+
+    missing: Mapping[str, tuple[TaskId, ...]]
+    reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "missing", FrozenMap(self.missing))
+
+
+SchedulingResult = NewPlan | NoChange | CannotPlace
+
+
+class Scheduler(Protocol):
+    """Decides where tasks go. Its parameters are the fields of a frozen dataclass."""
+
+    def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
+                 plan: Mapping[str, Plan]) -> SchedulingResult:
+        """Called when a topology, the cluster or the load changed. `load` and `plan` are by topology name; one that
+        is new has neither. A plan whose topology is not among the graphs is not to be touched, but its tasks take up
+        room. Must be a pure function: the same arguments give the same answer, and nothing is changed by the call.
+        """
+        ...
+
+
+def next_plan(graph: TopologyGraph, old: Plan | None, placement: Mapping[TaskId, int]) -> Plan:
+    """The plan with this placement: `old` itself if it is the same, else one version on."""
+    new = Plan(old.version + 1 if old else 1, placement, key_groups_for(graph, old))
+    if old is not None and old.placement == new.placement and old.key_groups == new.key_groups:
+        return old
+    return new
+
+
+def key_groups_for(graph: TopologyGraph, old: Plan | None) -> dict[str, tuple[int, ...]]:
+    """Owners of the key groups of every keyed component: as they are where its parallelism stayed the same."""
+    owners: dict[str, tuple[int, ...]] = {}
+    before = old.parallelism if old else {}
+    for component in graph.bolts:
+        if not component.keyed:
+            continue
+        current = old.key_groups.get(component.name) if old else None
+        if current is None:
+            current = initial_key_groups(graph.key_groups, component.par)
+        elif before.get(component.name) != component.par:
+            current = rescaled_key_groups(current, component.par)
+        owners[component.name] = current
+    return owners

@@ -1,0 +1,171 @@
+"""Tasks spread evenly over the slots, as Storm's EvenScheduler does: the reference, and the fallback of the others."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, zip_longest
+from typing import NamedTuple
+
+from millrace.model.cluster import Cluster
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.load import Load
+from millrace.model.plan import Plan
+from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult, next_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Even:
+    """Round-robin over the slots, nodes in turn. A task that is on a slot that is alive stays there.
+
+    one_worker_per_node: a topology uses at most one slot of each node (T-Storm's rule for a first assignment).
+    spread_back: when a slot is empty, as after a node came back, tasks are moved, as few as possible, until the
+    slots' counts differ by at most one. False: a task is moved only when its slot is gone.
+    """
+
+    one_worker_per_node: bool = False
+    spread_back: bool = True
+
+    def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
+                 plan: Mapping[str, Plan]) -> SchedulingResult:
+        if graphs and not cluster.slots:
+            return _no_slots(graphs, cluster)
+        board = _Board(cluster, self.one_worker_per_node)
+        self._keep(board, graphs, plan)
+        placed = sum(board.place(graph.name, graph.tasks()) for graph in graphs)
+        moved = board.level() if self.spread_back else 0
+        plans = {graph.name: next_plan(graph, plan.get(graph.name), board.placements[graph.name]) for graph in graphs}
+        if all(plan.get(name) == new for name, new in plans.items()):
+            return NoChange(f"all tasks of {len(plans)} topologies are on slots that are alive")
+        return NewPlan(plans, f"{placed} tasks placed and {moved} moved, on {len(cluster.slots)} slots")
+
+    def _keep(self, board: _Board, graphs: Sequence[TopologyGraph], plan: Mapping[str, Plan]) -> None:
+        """Leave every task that may stay where it is; topologies that are not asked about only take up room."""
+        asked = {graph.name for graph in graphs}
+        for name, current in plan.items():
+            if name not in asked:
+                board.take_up(current.placement.values())
+        for graph in graphs:
+            if graph.name in plan:
+                tasks = set(graph.tasks())
+                board.keep(graph.name, {task: slot for task, slot in plan[graph.name].placement.items()
+                                        if task in tasks})
+
+
+def _no_slots(graphs: Sequence[TopologyGraph], cluster: Cluster) -> CannotPlace:
+    missing = {graph.name: graph.tasks() for graph in graphs}
+    total = sum(map(len, missing.values()))
+    each = ", ".join(f"{len(tasks)} of {name!r}" for name, tasks in missing.items())
+    return CannotPlace(missing, f"cannot place {total} tasks ({each}): asked for at least 1 slot, and none of the "
+                                f"cluster's {len(cluster.nodes)} nodes has one alive. Start workers, or wait for them")
+
+
+class _Group(NamedTuple):
+    """The tasks of one component: they are alike, so moving any one of them is as good."""
+
+    topology: str
+    component: str
+
+
+class _Board:
+    """The slots while a schedule is worked out: what is on each, and where a task may go."""
+
+    def __init__(self, cluster: Cluster, one_worker_per_node: bool) -> None:
+        self.one_worker_per_node = one_worker_per_node
+        self.rank = {slot: rank for rank, slot in enumerate(_alternating(cluster))}
+        self.node = {slot.number: slot.node for slot in cluster.slots}
+        self.counts = dict.fromkeys(self.rank, 0)
+        self.on: dict[int, dict[_Group, list[int]]] = {slot: {} for slot in self.rank}  # task indexes by group
+        self.worker: dict[tuple[str, str], int] = {}  # (topology, node) -> its slot there, if it may have only one
+        self.placements: defaultdict[str, dict[TaskId, int]] = defaultdict(dict)
+
+    def take_up(self, slots: Iterable[int]) -> None:
+        """Count tasks that are not ours to move."""
+        for slot in slots:
+            if slot in self.counts:
+                self.counts[slot] += 1
+
+    def keep(self, topology: str, placement: Mapping[TaskId, int]) -> None:
+        """Put the tasks back on their slots, except where the slot is gone or the topology may not use it."""
+        used = Counter(slot for slot in placement.values() if slot in self.counts)
+        for slot, _ in sorted(used.items(), key=lambda item: (-item[1], item[0])):
+            if self.one_worker_per_node:  # of several slots on a node, the one with most tasks stays
+                self.worker.setdefault((topology, self.node[slot]), slot)
+        for task, slot in placement.items():
+            if slot in self.counts and self.allowed(topology, slot):
+                self.put(topology, task, slot)
+
+    def place(self, topology: str, tasks: Sequence[TaskId]) -> int:
+        """Put each task that has no slot yet on the least loaded one; the number of those."""
+        homeless = [task for task in tasks if task not in self.placements[topology]]
+        for component, group in groupby(homeless, key=lambda task: task.component):
+            key = _Group(topology, component)
+            # Among equals, a slot with few tasks of the same component: they are busy at the same time.
+            heap = [(count, len(self.on[slot].get(key, ())), self.rank[slot], slot)
+                    for slot, count in self.counts.items()]
+            heapq.heapify(heap)
+            for task in group:
+                while not self.allowed(topology, heap[0][3]):  # once not allowed, never again
+                    heapq.heappop(heap)
+                count, alike, rank, slot = heap[0]
+                self.put(topology, task, slot)
+                heapq.heapreplace(heap, (count + 1, alike + 1, rank, slot))
+        return len(homeless)
+
+    def level(self) -> int:
+        """If a slot is empty that could take a task from a fuller one: move tasks until all are level."""
+        moved = 0
+        move = self.best_move(only_to_empty=True)
+        while move is not None:
+            group, source, target = move
+            index = max(self.on[source][group])
+            self.take(group, index, source)
+            self.put(group.topology, TaskId(group.component, index), target)
+            moved += 1
+            move = self.best_move()
+        return moved
+
+    def best_move(self, only_to_empty: bool = False) -> tuple[_Group, int, int] | None:
+        """From the fullest slot that can give a task to the emptiest that may have it; None if that gains nothing."""
+        targets = sorted(self.counts, key=lambda slot: (self.counts[slot], self.rank[slot]))
+        for source in reversed(targets):
+            most = 0 if only_to_empty else self.counts[source] - 2
+            if self.counts[source] - self.counts[targets[0]] < 2:
+                return None
+            best = None
+            for group in sorted(self.on[source]):
+                target = next((slot for slot in targets if self.allowed(group.topology, slot)), source)
+                if self.counts[target] > most:
+                    continue
+                gain = len(self.on[source][group]) - len(self.on[target].get(group, ()))
+                if best is None or (self.counts[target], -gain) < best[0]:
+                    best = (self.counts[target], -gain), (group, source, target)
+            if best is not None:
+                return best[1]
+        return None
+
+    def allowed(self, topology: str, slot: int) -> bool:
+        return self.worker.get((topology, self.node[slot]), slot) == slot
+
+    def put(self, topology: str, task: TaskId, slot: int) -> None:
+        self.counts[slot] += 1
+        self.on[slot].setdefault(_Group(topology, task.component), []).append(task.index)
+        self.placements[topology][task] = slot
+        if self.one_worker_per_node:
+            self.worker[topology, self.node[slot]] = slot
+
+    def take(self, group: _Group, index: int, slot: int) -> None:
+        self.counts[slot] -= 1
+        self.on[slot][group].remove(index)
+        if not self.on[slot][group]:
+            del self.on[slot][group]
+        if self.one_worker_per_node and not any(other.topology == group.topology for other in self.on[slot]):
+            del self.worker[group.topology, self.node[slot]]
+
+
+def _alternating(cluster: Cluster) -> list[int]:
+    """Slot numbers, one of each node in turn, so that the first few tasks are on as many nodes as there are."""
+    by_node = [cluster.slots_of(name) for name in sorted({slot.node for slot in cluster.slots})]
+    return [slot.number for slot in chain.from_iterable(zip_longest(*by_node)) if slot is not None]

@@ -1,0 +1,198 @@
+"""A whole cluster in one process with a virtual clock: master, workers and channels, but no socket, thread or Spark.
+
+Nothing happens unless a test makes it happen, so a failure can be put between any two steps and runs the same each time.
+
+    >>> from millrace.workloads.wordcount import WordCount
+    >>> cluster = LocalCluster(workers=2)
+    >>> cluster.submit(WordCount, config={"limit": 100})
+    >>> cluster.run(seconds=1.0)
+    >>> cluster.kill(1)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from millrace.config import HEARTBEAT_TIMEOUT
+from millrace.control.assignment import WorkerAddress
+from millrace.control.events import (
+    Distribute,
+    Ended,
+    Event,
+    Killed,
+    Say,
+    Submitted,
+    Ticked,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReported,
+)
+from millrace.control.master_state import MasterState
+from millrace.model.graph import TaskId, TopologyGraph, graph_of
+from millrace.runtime.clock import ManualClock
+from millrace.runtime.task import Task
+from millrace.runtime.worker import Worker
+from millrace.schedulers.base import Scheduler
+
+STEP_SECONDS = 0.001
+REPORT_STEPS = 100
+
+
+class _Link:
+    """A FIFO to another worker's mailbox; what is in it when the receiver dies is lost."""
+
+    def __init__(self, cluster: LocalCluster, sender: int, address: WorkerAddress) -> None:
+        self._cluster, self._sender, self._address = cluster, sender, address
+
+    def send(self, frames: list[Any]) -> None:
+        self._cluster.post(self._sender, self._address, [bytes(frame) for frame in frames])
+
+
+class _Peers:
+    def __init__(self, cluster: LocalCluster, slot: int) -> None:
+        self._cluster, self._slot = cluster, slot
+
+    def link(self, address: WorkerAddress) -> _Link:
+        return _Link(self._cluster, self._slot, address)
+
+    def forget(self, slot: int) -> None: ...
+
+
+class _NoThreads:
+    """Work of blocking tasks is done when the cluster takes its next step, not at once: as with a real thread."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
+
+    def run(self, key: Any, work: Callable[[], None], done: Callable[[], None]) -> None:
+        self.waiting.append((work, done))
+
+    def end(self, key: Any) -> None: ...
+
+    def work(self) -> None:
+        for _ in range(len(self.waiting)):
+            work, done = self.waiting.popleft()
+            work()
+            done()
+
+
+class LocalCluster:
+    """`workers` slots on `nodes` hosts. Steps of a virtual millisecond; reports every hundred of them."""
+
+    def __init__(self, workers: int = 2, nodes: int = 1, scheduler: Scheduler | None = None,
+                 settings: dict[str, Any] | None = None) -> None:
+        self.clock = ManualClock(1000.0)
+        self.master = MasterState(scheduler)
+        self.workers: dict[int, Worker] = {}
+        self.said: list[str] = []
+        self.ended: list[str] = []
+        self.delivered = 0
+        self.drop: Callable[[int, int, list[bytes]], bool] = lambda sender, receiver, frames: False
+        self.cut: set[int] = set()  # slots whose reports do not reach the master: they will be given up
+        self._threads: dict[int, _NoThreads] = {}
+        self._mail: dict[tuple[int, int], deque[list[bytes]]] = {}
+        self._nodes, self._settings, self._generation, self._steps = nodes, settings or {}, 0, 0
+        self._heard: dict[int, float] = {}
+        for slot in range(workers):
+            self.start(slot)
+
+    # -- what tests do -------------------------------------------------------------------------------------------------
+
+    def submit(self, topology: Any, **options: Any) -> TopologyGraph:
+        graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, **options)
+        self.tell(Submitted(graph))
+        return graph
+
+    def start(self, slot: int) -> None:
+        """A worker comes up on the slot, as when Spark starts it (again)."""
+        self._generation += 1
+        threads = self._threads[slot] = _NoThreads()
+        worker = Worker(slot, self._generation, self.clock, _Peers(self, slot), threads, self._settings)
+        self.workers[slot] = worker
+        self._mail[(slot, self._generation)] = deque()
+        self._heard[slot] = self.clock.now()
+        self.tell(WorkerJoined(slot, self._generation, f"node{slot % self._nodes}", "boot", f"executor{slot}", "", ""))
+
+    def kill(self, slot: int, noticed: bool = True) -> None:
+        """The worker is gone, with all it held. `noticed`: the master knows at once."""
+        worker = self.workers.pop(slot)
+        self._mail.pop((slot, worker.generation))
+        if noticed:
+            self.tell(WorkerLost(slot, worker.generation, "killed by the test"))
+
+    def stop(self, name: str, wait: float = 10.0) -> None:
+        self.tell(Killed(name, wait, self.clock.now()))
+
+    def tell(self, event: Event) -> None:
+        for command in self.master.handle(event):
+            if isinstance(command, Distribute):
+                for worker in list(self.workers.values()):
+                    known = self.master.workers.get(worker.slot)
+                    if known is not None and known.address.generation == worker.generation:
+                        worker.assign(command.assignment)
+            elif isinstance(command, Say):
+                self.said.append(f"{command.topology}: {command.text}" if command.topology else command.text)
+            elif isinstance(command, Ended):
+                self.ended.append(command.name)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.clock.advance(STEP_SECONDS)
+            self._steps += 1
+            for slot in sorted(self.workers):
+                self._step_worker(slot)
+            if self._steps % REPORT_STEPS == 0:
+                self._report()
+
+    def run(self, seconds: float) -> None:
+        self.step(round(seconds / STEP_SECONDS))
+
+    def run_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Step until the condition holds; `AssertionError` with what was said if it does not in that virtual time."""
+        for _ in range(round(seconds / STEP_SECONDS)):
+            if condition():
+                return
+            self.step()
+        raise AssertionError(f"not reached in {seconds} virtual seconds; the master said: {self.said}")
+
+    def tasks(self, component: str) -> list[Task]:
+        """The running tasks of a component, wherever they are, by index."""
+        found = [task for worker in self.workers.values() for run in worker.topologies.values()
+                 for task in run.tasks.values() if task.name.component == component]
+        return sorted(found, key=lambda task: task.name)
+
+    def where(self, topology: str) -> dict[TaskId, int]:
+        return {task: place.slot for task, place in self.master.topologies[topology].places.items()}
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def post(self, sender: int, address: WorkerAddress, frames: list[bytes]) -> None:
+        box = self._mail.get((address.slot, address.generation))
+        if box is not None and not self.drop(sender, address.slot, frames):
+            box.append(frames)
+
+    def _step_worker(self, slot: int) -> None:
+        worker = self.workers.get(slot)
+        if worker is None:
+            return
+        box = self._mail[(slot, worker.generation)]
+        for _ in range(len(box)):
+            self.delivered += 1
+            worker.receive(box.popleft())
+        self._threads[slot].work()
+        worker.step()
+
+    def _report(self) -> None:
+        now = self.clock.now()
+        for slot, worker in list(self.workers.items()):
+            report = worker.report()
+            if slot not in self.cut:
+                self._heard[slot] = now
+                self.tell(WorkerReported(slot, worker.generation, report.revision, tuple(report.drained),
+                                         tuple(report.positions)))
+        for slot, known in list(self.master.workers.items()):
+            if now - self._heard[slot] > HEARTBEAT_TIMEOUT.of(self._settings):
+                self.tell(WorkerLost(slot, known.address.generation, "no heartbeat"))
+        self.tell(Ticked(now))

@@ -1,0 +1,59 @@
+"""Workers as plain processes, without Spark: what the process tests and quick experiments run on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from types import TracebackType
+from typing import Any
+
+from millrace.master.service import Master
+from millrace.model.graph import TopologyGraph, graph_of
+from millrace.runtime.process import WorkerSetup, run_worker
+
+START_SECONDS = 30.0
+
+
+class ProcessCluster:
+    """A master in this process and `workers` worker processes. `kill` is kill -9; `start` brings a slot back."""
+
+    def __init__(self, workers: int = 2, name: str | None = None, bind: str = "", **options: Any) -> None:
+        self.master = Master(name or f"test-{os.getpid()}-{time.monotonic_ns()}", **options)
+        self.master.start()
+        self._bind = bind
+        self._spawn = multiprocessing.get_context("spawn")
+        self.processes: dict[int, Any] = {}
+        for slot in range(workers):
+            self.start(slot)
+        self.master.wait_for_workers(workers, START_SECONDS)
+
+    def setup(self) -> WorkerSetup:
+        return self.master.setup(self._bind)
+
+    def start(self, slot: int) -> None:
+        process = self._spawn.Process(target=run_worker, args=(self.setup(), slot), daemon=True)
+        process.start()
+        self.processes[slot] = process
+
+    def kill(self, slot: int) -> None:
+        process = self.processes.pop(slot)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+
+    def submit(self, topology: Any, **options: Any) -> TopologyGraph:
+        graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, **options)
+        self.master.submit(graph)
+        return graph
+
+    def __enter__(self) -> ProcessCluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.master.stop()
+        for process in self.processes.values():
+            process.join(timeout=10)
+            if process.is_alive():
+                process.kill()
+                process.join()

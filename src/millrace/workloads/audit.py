@@ -1,0 +1,148 @@
+"""Proof that nothing was lost: every word carries where it came from, and the sink's files are held against the truth.
+
+`NumberedLines` gives each line its task and position, `SplitNumbered` each word its place in the line, `AuditSink`
+writes one fixed record for each word that arrives, and `audit` compares all records with what the seed says must be
+there.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from millrace.api.component import Bolt, Tuple
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.connectors.generator import GeneratorSpout
+from millrace.connectors.sinks import PartFileSink
+from millrace.workloads.wordcount import SEED, TABLE_LINES, VOCABULARY, WORDS_PER_LINE, configured_table, table_words
+
+RECORD = np.dtype([("task", "<u2"), ("position", "<u8"), ("index", "<u2"), ("crc", "<u4")])
+_pack = struct.Struct("<HQHI").pack
+_SLICE = 1 << 20  # records held in memory at a time
+
+
+class NumberedLines(GeneratorSpout):
+    """The lines of wordcount.Lines with their origin: `task` is the task's index. Config: that of Lines."""
+
+    outputs: ClassVar[list[str]] = ["task", "position", "line"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        super().initialize(storm_conf, context)
+        self._table = [" ".join(words) for words in configured_table(self, storm_conf)]
+
+    def generate(self, position: int) -> tuple[Any, ...]:
+        task = self.task_index
+        return task, position, self._table[(position * self.parallelism + task) % TABLE_LINES]
+
+
+class SplitNumbered(Bolt):
+    """A numbered line to numbered words."""
+
+    outputs: ClassVar[list[str]] = ["task", "position", "index", "word"]
+
+    def process(self, tup: Tuple) -> None:
+        emit = self.emit
+        task, position, line = tup.values
+        for index, word in enumerate(line.split()):
+            emit((task, position, index, word))
+
+
+class AuditSink(PartFileSink):
+    """Writes 16 bytes for each word: task, position, index and the CRC-32 of the word. Settings: see PartFileSink."""
+
+    suffix: ClassVar[str] = ".audit"
+
+    def encode(self, rows: list[Any]) -> bytes:
+        crc32 = zlib.crc32
+        return b"".join([_pack(task, position, index, crc32(word.encode())) for task, position, index, word in rows])
+
+
+class Audited(Topology):
+    """Numbered lines → words → audit files in the directory `path`."""
+
+    config: ClassVar[dict[str, Any]] = {"path": str(Path(tempfile.gettempdir()) / "millrace-audit")}
+    lines = NumberedLines.spec(par=2)
+    split = SplitNumbered.spec(inputs={lines: Grouping.SHUFFLE}, par=2)
+    sink = AuditSink.spec(inputs={split: Grouping.fields("word")}, par=2)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """What the sink has, against what it must have. Every number counts words."""
+
+    tuples_in: int  # words that must be there
+    tuples_out: int  # records found
+    lost: int  # words that must be there and are not
+    repeated: int  # records of a word that was there already
+    wrong: int  # records that no line of the stream explains: unknown task, index beyond the line, another word
+    beyond: int = 0  # right records of positions past what was expected
+    torn_bytes: int = 0  # ends of files in the middle of a record: a process was killed while it wrote
+
+    @property
+    def complete(self) -> bool:
+        """Nothing lost and nothing false (at least once)."""
+        return not (self.lost or self.wrong or self.beyond)
+
+    @property
+    def exact(self) -> bool:
+        """Every word there exactly once."""
+        return self.complete and not self.repeated
+
+
+def audit(directory: str | Path, expected: Mapping[int, int], words_per_line: int = WORDS_PER_LINE, *,
+          seed: int = SEED, words: int = VOCABULARY, zipf: float = 0.0, parallelism: int | None = None) -> AuditResult:
+    """Reads all part files in `directory`. `expected`: for each spout task index, how many positions it has sent.
+
+    `parallelism` of the spout is the number of tasks in `expected` unless it is given.
+    """
+    if not 0 < words_per_line <= WORDS_PER_LINE:
+        raise ValueError(f"words_per_line is {words_per_line}; the lines of the stream have {WORDS_PER_LINE} words")
+    parallelism = parallelism or len(expected)
+    truth = np.array([[zlib.crc32(word.encode()) for word in line] for line in table_words(seed, words, zipf)], "<u4")
+    seen = {task: np.zeros(positions * words_per_line, np.uint32) for task, positions in expected.items()}
+    out = wrong = beyond = torn = 0
+    for path in sorted(Path(directory).glob(f"part-*{AuditSink.suffix}")):
+        torn += path.stat().st_size % RECORD.itemsize
+        for records in _records(path):
+            out += len(records)
+            good = records[_is_true(records, truth, words_per_line, parallelism)]
+            wrong += len(records) - len(good)
+            beyond += _mark(good, seen, words_per_line)
+    return AuditResult(
+        tuples_in=sum(len(marks) for marks in seen.values()), tuples_out=out,
+        lost=sum(int(np.count_nonzero(marks == 0)) for marks in seen.values()),
+        repeated=sum(int(marks[marks > 1].sum() - np.count_nonzero(marks > 1)) for marks in seen.values()),
+        wrong=wrong, beyond=beyond, torn_bytes=torn)
+
+
+def _records(path: Path) -> Iterator[np.ndarray]:
+    with path.open("rb") as file:
+        while len(records := np.fromfile(file, RECORD, _SLICE)):  # leaves out a torn record at the end
+            yield records
+
+
+def _is_true(records: np.ndarray, truth: np.ndarray, words_per_line: int, parallelism: int) -> np.ndarray:
+    possible = (records["task"] < parallelism) & (records["index"] < words_per_line)
+    line = (records["position"] * np.uint64(parallelism) + records["task"]) % np.uint64(TABLE_LINES)
+    index = np.minimum(records["index"], words_per_line - 1)
+    return possible & (truth[line.astype(np.int64), index] == records["crc"])
+
+
+def _mark(records: np.ndarray, seen: dict[int, np.ndarray], words_per_line: int) -> int:
+    """Counts each record at its place in `seen`; returns how many have no place there."""
+    placed = 0
+    for task, marks in seen.items():
+        mine = records[records["task"] == task]
+        mine = mine[mine["position"] < len(marks) // words_per_line]
+        keys = mine["position"].astype(np.int64) * words_per_line + mine["index"]
+        np.add.at(marks, keys, 1)
+        placed += len(mine)
+    return len(records) - placed

@@ -1,0 +1,88 @@
+"""Throughput Test: strings of 10 KB through a bolt that does nothing, to one that counts. Measures moving bytes."""
+
+from __future__ import annotations
+
+import base64
+import random
+from typing import Any, ClassVar
+
+from millrace.api.component import Bolt, Tuple
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.connectors.generator import GeneratorSpout
+from millrace.connectors.settings import setting
+
+TABLE_STRINGS = 256
+SIZE = 10_240
+
+
+class RandomStrings(GeneratorSpout):
+    """Random texts of one length, from a table of 256 drawn once from the seed.
+
+    | config | meaning |
+    | --- | --- |
+    | `seed` | what the table is drawn from (default 1) |
+    | `size` | characters in a text (default 10,240) |
+
+    and those of GeneratorSpout.
+    """
+
+    outputs: ClassVar[list[str]] = ["text"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        super().initialize(storm_conf, context)
+        rng = random.Random(setting(self, storm_conf, "seed", int, 1))
+        size = setting(self, storm_conf, "size", int, SIZE, least=1)
+        self._table = [(base64.b64encode(rng.randbytes(size))[:size].decode(),) for _ in range(TABLE_STRINGS)]
+
+    def generate(self, position: int) -> tuple[Any, ...]:
+        return self._table[(position * self.parallelism + self.task_index) % TABLE_STRINGS]
+
+
+class Identity(Bolt):
+    """Sends on what it gets."""
+
+    outputs: ClassVar[list[str]] = ["text"]
+
+    def process(self, tup: Tuple) -> None:
+        self.emit(tup.values)
+
+
+class CountTuples(Bolt):
+    """Counts the tuples it gets and their characters; emits nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.characters = 0
+
+    def process(self, tup: Tuple) -> None:
+        self.count += 1
+        self.characters += len(tup.values[0])
+
+
+def throughput_test(spouts: int, identities: int, counters: int) -> type[Topology]:
+    """The topology with other numbers of tasks than T-Storm's."""
+
+    class ThroughputTest(Topology):
+        strings = RandomStrings.spec(par=spouts)
+        identity = Identity.spec(inputs={strings: Grouping.SHUFFLE}, par=identities)
+        counter = CountTuples.spec(inputs={identity: Grouping.SHUFFLE}, par=counters)
+
+    return ThroughputTest
+
+
+class ThroughputTest(Topology):
+    """As T-Storm's authors ran it: 5 + 15 + 15 tasks."""
+
+    strings = RandomStrings.spec(par=5)
+    identity = Identity.spec(inputs={strings: Grouping.SHUFFLE}, par=15)
+    counter = CountTuples.spec(inputs={identity: Grouping.SHUFFLE}, par=15)
+
+
+class SmallThroughputTest(Topology):
+    """For a machine with few cores: 1 + 2 + 2 tasks."""
+
+    strings = RandomStrings.spec(par=1)
+    identity = Identity.spec(inputs={strings: Grouping.SHUFFLE}, par=2)
+    counter = CountTuples.spec(inputs={identity: Grouping.SHUFFLE}, par=2)

@@ -1,0 +1,109 @@
+"""Top_N: the most frequent words of the last while. Read → split → count → merge the ranks."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from typing import Any, ClassVar
+
+from millrace.api.component import Bolt, Tuple
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.connectors.settings import setting
+from millrace.workloads.wordcount import Lines, Split
+
+TOP = 10
+WINDOW = 10
+TICK_SECONDS = "topology.tick.tuple.freq.secs"
+
+Ranking = list[tuple[str, int]]
+
+
+def ranking(counts: dict[str, int], top: int) -> Ranking:
+    """The `top` most frequent words, the first ones of the alphabet where counts are equal."""
+    return heapq.nsmallest(top, counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+class RollingCount(Bolt):
+    """Counts words over the last ticks and at each tick emits its own ranking.
+
+    | config | meaning |
+    | --- | --- |
+    | `top` | length of the ranking (default 10) |
+    | `window` | ticks that count (default 10) |
+
+    A word goes to one task, so the first N of all are among the first N of the tasks.
+    """
+
+    outputs: ClassVar[list[str]] = ["task", "words", "counts"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self._top: int = setting(self, storm_conf, "top", int, TOP, least=1)
+        window = setting(self, storm_conf, "window", int, WINDOW, least=1)
+        self._past: deque[Counter[str]] = deque(maxlen=window)  # one for each tick; the last is being filled
+        self._past.append(Counter())
+        self._current = self._past[-1]
+        self._totals: Counter[str] = Counter()
+
+    def process(self, tup: Tuple) -> None:
+        self._current[tup.values[0]] += 1
+
+    def process_tick(self, tup: Tuple) -> None:
+        self._totals.update(self._current)
+        best = ranking(self._totals, self._top)
+        self.emit((self.task_index, [word for word, _ in best], [count for _, count in best]))
+        if len(self._past) == self._past.maxlen:
+            self._totals.subtract(self._past[0])
+            self._totals = +self._totals  # without words that have left the window: memory follows the window
+        self._past.append(Counter())
+        self._current = self._past[-1]
+
+
+class MergeRanks(Bolt):
+    """Merges the newest ranking of each counting task and at each tick emits the whole one.
+
+    Config: `top` and `window` as for RollingCount; a task that has not been heard of for a window is left out.
+    """
+
+    outputs: ClassVar[list[str]] = ["words", "counts"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self._top: int = setting(self, storm_conf, "top", int, TOP, least=1)
+        self._window: int = setting(self, storm_conf, "window", int, WINDOW, least=1)
+        self._newest: dict[int, tuple[int, Ranking]] = {}  # task -> the tick it came in, its ranking
+        self._tick = 0
+        self.ranking: Ranking = []
+
+    def process(self, tup: Tuple) -> None:
+        task, words, counts = tup.values
+        self._newest[task] = self._tick, list(zip(words, counts, strict=True))
+
+    def process_tick(self, tup: Tuple) -> None:
+        self._tick += 1
+        self._newest = {task: newest for task, newest in self._newest.items() if self._tick - newest[0] <= self._window}
+        merged: Counter[str] = Counter()
+        for _, ranks in self._newest.values():
+            for word, count in ranks:
+                merged[word] = max(merged[word], count)  # a word that moved to another task is in two rankings
+        self.ranking = ranking(merged, self._top)
+        self.emit(([word for word, _ in self.ranking], [count for _, count in self.ranking]))
+
+
+class TopN(Topology):
+    """Sl-Stream's first topology: 1 + 10 + 8 + 1 tasks."""
+
+    config: ClassVar[dict[str, Any]] = {"zipf": 1.0, TICK_SECONDS: 1}
+    read = Lines.spec(par=1)
+    split = Split.spec(inputs={read: Grouping.SHUFFLE}, par=10)
+    count = RollingCount.spec(inputs={split: Grouping.fields("word")}, par=8)
+    merge = MergeRanks.spec(inputs={count: Grouping.GLOBAL}, par=1)
+
+
+class WideTopN(Topology):
+    """Sl-Stream's second topology: 4 + 3 + 3 + 1 tasks."""
+
+    config: ClassVar[dict[str, Any]] = {"zipf": 1.0, TICK_SECONDS: 1}
+    read = Lines.spec(par=4)
+    split = Split.spec(inputs={read: Grouping.SHUFFLE}, par=3)
+    count = RollingCount.spec(inputs={split: Grouping.fields("word")}, par=3)
+    merge = MergeRanks.spec(inputs={count: Grouping.GLOBAL}, par=1)

@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+
+import pytest
+from recording import attach, drain, rows
+
+from millrace.connectors.redis import RedisListSpout, RedisSink, RedisStreamSpout
+from millrace.errors import EncodingError, MillraceError, TopologyError
+
+redis = pytest.importorskip("redis", reason="pip install millrace[redis]")
+pytestmark = pytest.mark.redis
+PROCESSING = "in:processing:test:under-test"
+
+
+class Clock:
+    """Passes the pause after an empty read at every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def list_spout(server, task_index=0, parallelism=1, tracked=True, **config):
+    config = {"url": server.url, "key": "in", **config}
+    return attach(RedisListSpout, config, task_index, parallelism, tracked, clock=Clock())
+
+
+def stream_spout(server, task_index=0, parallelism=1, tracked=True, **config):
+    config = {"url": server.url, "key": "in", "group": "g", **config}
+    return attach(RedisStreamSpout, config, task_index, parallelism, tracked, clock=Clock())
+
+
+def firsts(emits):
+    return [emitted.values[0] for emitted in emits]
+
+
+def ack_all(spout, emits):
+    for emitted in emits:
+        spout.ack(emitted.tup_id)
+
+
+# ---- lists ----
+
+
+def test_list_in_order_and_done_when_acked(redis_server, redis_client):
+    redis_client.rpush("in", *[f"v{n}" for n in range(250)])
+    spout, recorder = list_spout(redis_server, count=100)
+    emits = drain(spout, recorder)
+    assert firsts(emits) == [f"v{n}" for n in range(250)]
+    assert redis_client.llen("in") == 0
+    assert redis_client.llen(f"{PROCESSING}:0") == 250
+    ack_all(spout, emits)
+    drain(spout, recorder)
+    assert redis_client.llen(f"{PROCESSING}:0") == 0
+
+
+def test_list_equal_values_are_all_kept(redis_server, redis_client):
+    redis_client.rpush("in", "same", "same", "same")
+    spout, recorder = list_spout(redis_server)
+    emits = drain(spout, recorder)
+    spout.ack(emits[0].tup_id)
+    drain(spout, recorder)
+    assert redis_client.lrange(f"{PROCESSING}:0", 0, -1) == ["same", "same"]
+
+
+def test_list_failed_is_emitted_again(redis_server, redis_client):
+    redis_client.rpush("in", "a", "b")
+    spout, recorder = list_spout(redis_server)
+    emits = drain(spout, recorder)
+    spout.fail(emits[1].tup_id)
+    again = recorder.take()
+    assert (firsts(again), again[0].tup_id) == (["b"], emits[1].tup_id)
+    ack_all(spout, emits)
+    drain(spout, recorder)
+    assert redis_client.llen(f"{PROCESSING}:0") == 0
+
+
+def test_list_given_up_is_taken_out(redis_server, redis_client):
+    redis_client.rpush("in", "poison")
+    spout, recorder = list_spout(redis_server)
+    emits = drain(spout, recorder)
+    for _ in range(spout.max_fails + 1):
+        spout.fail(emits[0].tup_id)
+    recorder.take()
+    drain(spout, recorder)
+    assert redis_client.llen(f"{PROCESSING}:0") == 0
+
+
+def test_list_next_incarnation_takes_over_what_was_not_acked(redis_server, redis_client):
+    redis_client.rpush("in", "a", "b", "c")
+    spout, recorder = list_spout(redis_server)
+    emits = drain(spout, recorder)
+    spout.ack(emits[1].tup_id)
+    drain(spout, recorder)  # sends the ack; then the worker dies, without close
+    redis_client.rpush("in", "d")
+    assert firsts(drain(*list_spout(redis_server))) == ["a", "c", "d"]
+
+
+def test_list_nothing_is_taken_over_before_the_first_call(redis_server, redis_client):
+    redis_client.rpush("in", "a")
+    old, recorder = list_spout(redis_server)
+    emits = drain(old, recorder)
+    new = list_spout(redis_server)  # prepared while the old one still works
+    ack_all(old, emits)
+    old.close()
+    assert drain(*new) == []
+
+
+def test_list_task_0_puts_back_what_tasks_left_that_are_no_more(redis_server, redis_client):
+    redis_client.rpush("in", "a", "b", "c")
+    assert firsts(drain(*list_spout(redis_server, task_index=2, parallelism=3))) == ["a", "b", "c"]
+    assert firsts(drain(*list_spout(redis_server, task_index=0, parallelism=3))) == []  # it may still be alive
+    assert firsts(drain(*list_spout(redis_server, task_index=0, parallelism=2))) == ["a", "b", "c"]
+
+
+def test_list_untracked_simply_takes(redis_server, redis_client):
+    redis_client.rpush("in", "a", "b")
+    assert firsts(drain(*list_spout(redis_server, tracked=False))) == ["a", "b"]
+    assert redis_client.keys("*") == []
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_list_lost_reply_to_a_read_loses_nothing(redis_server, redis_client, monkeypatch, carried_out):
+    redis_client.rpush("in", "a", "b", "b")
+    spout, recorder = list_spout(redis_server)
+    spout.next_tuple()
+    assert firsts(recorder.emits) == ["a"]
+    break_once(monkeypatch, spout, "_read", carried_out)
+    with pytest.raises(ConnectionError):
+        spout.next_tuple()
+    spout._backlog.clear()
+    assert sorted(firsts(drain(spout, recorder))) == ["a", "b", "b"]
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_list_lost_reply_to_an_ack_does_not_remove_another(redis_server, redis_client, monkeypatch, carried_out):
+    redis_client.rpush("in", "same", "same")
+    spout, recorder = list_spout(redis_server)
+    emits = drain(spout, recorder)
+    spout.ack(emits[0].tup_id)
+    done = list(spout._done)
+    break_once(monkeypatch, spout, "_send_done", carried_out)
+    with pytest.raises(ConnectionError):
+        spout.next_tuple()
+    spout._done[:] = done
+    assert drain(spout, recorder) == []
+    assert redis_client.lrange(f"{PROCESSING}:0", 0, -1) == ["same"]
+
+
+def break_once(monkeypatch, spout, name, carried_out):
+    """The next call of a method fails as if the connection broke, before or after the server did its part."""
+    original = getattr(spout, name)
+
+    def broken():
+        monkeypatch.setattr(spout, name, original)
+        if carried_out:
+            original()
+        raise ConnectionError("connection reset")
+
+    monkeypatch.setattr(spout, name, broken)
+
+
+# ---- streams ----
+
+
+def test_stream_in_order_and_done_when_acked(redis_server, redis_client):
+    ids = [redis_client.xadd("in", {"n": n, "text": f"t{n}"}) for n in range(250)]
+    spout, recorder = stream_spout(redis_server)
+    emits = drain(spout, recorder)
+    assert [emitted.values for emitted in emits] == [(id, {"n": str(n), "text": f"t{n}"}) for n, id in enumerate(ids)]
+    assert [emitted.tup_id for emitted in emits] == ids
+    assert redis_client.xpending("in", "g")["pending"] == 250
+    ack_all(spout, emits)
+    drain(spout, recorder)
+    assert redis_client.xpending("in", "g")["pending"] == 0
+
+
+def test_stream_tasks_share_the_group(redis_server, redis_client):
+    redis_client.xadd("in", {"n": 0})
+    first, second = stream_spout(redis_server, 0, 2), stream_spout(redis_server, 1, 2)
+    assert len(drain(*first)) == 1
+    redis_client.xadd("in", {"n": 1})
+    assert [emitted.values[1] for emitted in drain(*second)] == [{"n": "1"}]
+    assert drain(*first) == []
+    assert {c["name"] for c in redis_client.xinfo_consumers("in", "g")} == {"0", "1"}
+
+
+def test_stream_next_incarnation_takes_over_what_was_not_acked(redis_server, redis_client):
+    ids = [redis_client.xadd("in", {"n": n}) for n in range(5)]
+    spout, recorder = stream_spout(redis_server, count=2)
+    emits = drain(spout, recorder)
+    spout.ack(emits[1].tup_id)
+    drain(spout, recorder)
+    redis_client.xdel("in", ids[2])  # deleted while it was in flight: nothing left to emit
+    ids.append(redis_client.xadd("in", {"n": 5}))
+    again, recorder = stream_spout(redis_server, count=2)
+    emits = drain(again, recorder)
+    assert firsts(emits) == [ids[0], ids[3], ids[4], ids[5]]
+    ack_all(again, emits)
+    drain(again, recorder)
+    assert redis_client.xpending("in", "g")["pending"] == 0
+
+
+def test_stream_task_0_takes_over_consumers_that_are_no_more(redis_server, redis_client):
+    ids = [redis_client.xadd("in", {"n": n}) for n in range(5)]
+    assert len(drain(*stream_spout(redis_server, 1, 2))) == 5
+    assert firsts(drain(*stream_spout(redis_server, 0, 1, count=2))) == ids
+    assert [c["name"] for c in redis_client.xinfo_consumers("in", "g")] == ["0"]
+
+
+def test_stream_failed_is_emitted_again(redis_server, redis_client):
+    redis_client.xadd("in", {"n": 0})
+    spout, recorder = stream_spout(redis_server)
+    emits = drain(spout, recorder)
+    spout.fail(emits[0].tup_id)
+    assert recorder.take() == emits
+
+
+def test_stream_lost_reply_loses_nothing(redis_server, redis_client, monkeypatch):
+    spout, recorder = stream_spout(redis_server)
+    first = redis_client.xadd("in", {"n": 0})
+    assert firsts(drain(spout, recorder)) == [first]
+    second = redis_client.xadd("in", {"n": 1})
+    break_once(monkeypatch, spout, "_read", carried_out=True)
+    with pytest.raises(ConnectionError):
+        spout.next_tuple()
+    spout._backlog.clear()
+    assert firsts(drain(spout, recorder)) == [second]
+
+
+def test_stream_start_at_the_end_and_untracked(redis_server, redis_client):
+    redis_client.xadd("in", {"n": 0})
+    spout, recorder = stream_spout(redis_server, start="$", tracked=False)
+    assert drain(spout, recorder) == []
+    redis_client.xadd("in", {"n": 1})
+    assert [emitted.values[1] for emitted in drain(spout, recorder)] == [{"n": "1"}]
+    assert redis_client.xpending("in", "g")["pending"] == 0
+
+
+@pytest.mark.parametrize("make", [list_spout, stream_spout])
+def test_spouts_go_on_after_the_server_cut_them_off(redis_server, redis_client, make):
+    spout, recorder = make(redis_server)
+    seen = []
+    for n in range(4):
+        redis_client.rpush("in", f"v{n}") if make is list_spout else redis_client.xadd("in", {"v": n})
+        redis_client.client_kill_filter(_type="normal", skipme=True)
+        for _ in range(3):
+            with contextlib.suppress(redis.exceptions.ConnectionError):
+                seen += drain(spout, recorder)
+                break
+    assert [emitted.values[0] for emitted in seen] == [f"v{n}" for n in range(4)] or \
+        [emitted.values[1] for emitted in seen] == [{"v": str(n)} for n in range(4)]
+
+
+# ---- sink ----
+
+
+def sink(server, mode, **config):
+    return attach(RedisSink, {"url": server.url, "key": "out", "mode": mode, **config})[0]
+
+
+def test_sink_list(redis_server, redis_client):
+    sink(redis_server, "list").process_rows(rows("word count", [["tea", 1], ["fish", [2, None]]]))
+    assert [json.loads(value) for value in redis_client.lrange("out", 0, -1)] == [
+        {"word": "tea", "count": 1}, {"word": "fish", "count": [2, None]}]
+
+
+def test_sink_hash_keeps_the_last(redis_server, redis_client):
+    bolt = sink(redis_server, "hash")
+    bolt.process_rows(rows("word count", [["tea", 1], ["tea", 2], ["fish", True]]))
+    bolt.process_rows([])
+    assert redis_client.hgetall("out") == {"tea": "2", "fish": "true"}
+    bolt.close()
+
+
+def test_sink_counter_adds(redis_server, redis_client):
+    bolt = sink(redis_server, "counter")
+    bolt.process_rows(rows("word n", [["tea", 1], ["fish", 5], ["tea", 2]]))
+    bolt.process_rows(rows("word n", [["tea", -1]]))
+    assert redis_client.hgetall("out") == {"tea": "2", "fish": "5"}
+    with pytest.raises(EncodingError, match="adds whole numbers"):
+        bolt.process_rows(rows("word n", [["tea", 1], ["tea", 1.5]]))
+    assert redis_client.hgetall("out") == {"tea": "2", "fish": "5"}
+
+
+def test_sink_stream(redis_server, redis_client):
+    sink(redis_server, "stream").process_rows(rows("word count tags", [["tea", 1, ["hot"]]]))
+    assert [fields for _, fields in redis_client.xrange("out")] == [{"word": "tea", "count": "1", "tags": '["hot"]'}]
+
+
+def test_a_chunk_is_written_wholly_or_not_at_all(redis_server, redis_client):
+    redis_client.hset("out", "fish", "many")
+    bolt = sink(redis_server, "counter")
+    with pytest.raises(Exception, match="not an integer"):
+        bolt.process_rows(rows("word n", [["fish", 1]]))
+    assert redis_client.hgetall("out") == {"fish": "many"}
+
+
+# ---- settings ----
+
+
+def test_clear_errors(redis_server, monkeypatch):
+    with pytest.raises(TopologyError, match="'mode' is 'heap'; it must be one of counter, hash, list, stream"):
+        sink(redis_server, "heap")
+    with pytest.raises(TopologyError, match="needs the setting 'group'"):
+        attach(RedisStreamSpout, {"url": redis_server.url, "key": "in"})
+    with pytest.raises(MillraceError, match=r"no Redis answers at redis://127.0.0.1:1/0") as caught:
+        attach(RedisSink, {"url": "redis://:secret@127.0.0.1:1/0", "key": "k", "mode": "list"})
+    assert "secret" not in str(caught.value)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(TopologyError, match=r"pip install millrace\[redis\]"):
+        sink(redis_server, "list")

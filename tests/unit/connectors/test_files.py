@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recording import attach, drain
+
+from millrace.connectors import files
+from millrace.connectors.files import FileSpout
+from millrace.errors import TopologyError
+
+
+def lines(emits) -> list[str]:
+    return [emitted.values[0] for emitted in emits]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_lines_of_one_file_with_rising_positions(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\r\n\nf\xc3\xbcnf\nbad \xff\nno end")
+    spout, recorder = attach(FileSpout, {"path": str(tmp_path / "a.txt"), "burst": 2})
+    emits = drain(spout, recorder)
+    assert lines(emits) == ["one", "two", "", "fünf", "bad �", "no end"]
+    assert [emitted.tup_id for emitted in emits] == list(range(6))
+    assert spout.exhausted
+
+
+def test_files_are_dealt_out_in_order_of_name(tmp_path):
+    for name in "dacbe":
+        (tmp_path / f"{name}.log").write_text(f"{name}1\n{name}2\n")
+    (tmp_path / "other.txt").write_text("no\n")
+    shares = [lines(drain(*attach(FileSpout, {"path": str(tmp_path / "*.log")}, index, 2))) for index in range(2)]
+    assert shares == [["a1", "a2", "c1", "c2", "e1", "e2"], ["b1", "b2", "d1", "d2"]]
+
+
+def test_empty_files_and_idle_tasks(tmp_path):
+    for name in "abc":
+        (tmp_path / name).write_text("x\n" if name == "c" else "")
+    spout, recorder = attach(FileSpout, {"path": str(tmp_path / "*")})
+    assert lines(drain(spout, recorder)) == ["x"]
+    idle, recorder = attach(FileSpout, {"path": str(tmp_path / "*")}, 3, 4)
+    assert drain(idle, recorder) == []
+    assert idle.exhausted
+
+
+TEXT = st.text(st.characters(exclude_characters="\n\r", codec="utf-8"), max_size=9)
+
+
+@given(texts=st.lists(st.lists(TEXT, max_size=12), min_size=1, max_size=4),
+       block=st.integers(1, 40), target=st.integers(0, 60), read_first=st.booleans())
+def test_seek_goes_on_at_that_line_whatever_the_block(tmp_path_factory, texts, block, target, read_first):
+    directory = tmp_path_factory.mktemp("seek")
+    for number, text in enumerate(texts):
+        (directory / f"{number}").write_text("".join(f"{line}\n" for line in text), newline="")
+    truth = [line for text in texts for line in text]
+    target = min(target, len(truth))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "BLOCK", block)
+        patch.setattr(files, "INDEX_EVERY", 2 * block)
+        spout, recorder = attach(FileSpout, {"path": str(directory / "*")})
+        if read_first:  # then the index is there
+            assert lines(drain(spout, recorder)) == truth
+        spout.seek(target)
+        emits = drain(spout, recorder)
+    assert lines(emits) == truth[target:]
+    assert [emitted.tup_id for emitted in emits] == list(range(target, len(truth)))
+
+
+def test_seek_past_what_there_is_says_so(tmp_path):
+    (tmp_path / "a").write_text("one\n")
+    spout, _ = attach(FileSpout, {"path": str(tmp_path / "a")})
+    with pytest.raises(TopologyError, match=r"was to go on at line 5 and .* has 1 lines"):
+        spout.seek(5)
+
+
+def follower(path: Path, **attributes):
+    clock = Clock()
+    spout, recorder = attach(FileSpout, {"path": str(path), "follow": True}, clock=clock, **attributes)
+
+    def later():
+        clock.now += 1
+        emits = drain(spout, recorder)
+        assert not spout.exhausted
+        return lines(emits)
+
+    return spout, later
+
+
+def test_follow_waits_for_whole_lines_and_for_new_files(tmp_path):
+    _, later = follower(tmp_path / "*.log")
+    assert later() == []
+    first = tmp_path / "1.log"
+    first.write_text("one\ntw")
+    assert later() == ["one"]
+    with first.open("a") as file:
+        file.write("o\nthree")
+    assert later() == ["two"]
+    (tmp_path / "2.log").write_text("four\n")
+    assert later() == ["three", "four"]
+
+
+def test_follow_leaves_out_a_file_that_sorts_earlier(tmp_path, caplog):
+    (tmp_path / "2.log").write_text("two\n")
+    _, later = follower(tmp_path / "*.log")
+    assert later() == ["two"]
+    (tmp_path / "1.log").write_text("one\n")
+    with caplog.at_level(logging.WARNING):
+        assert later() == []
+    assert "1.log" in caplog.text
+
+
+def test_a_failed_line_is_sent_again(tmp_path):
+    (tmp_path / "a").write_text("one\ntwo\n")
+    spout, recorder = attach(FileSpout, {"path": str(tmp_path / "a")})
+    drain(spout, recorder)
+    spout.fail(1)
+    assert lines(recorder.take()) == ["two"]
+    assert spout.position() == 0
+
+
+def test_clear_errors(tmp_path):
+    with pytest.raises(TopologyError, match="is a directory"):
+        attach(FileSpout, {"path": str(tmp_path)})
+    with pytest.raises(TopologyError, match="no file matches"):
+        attach(FileSpout, {"path": str(tmp_path / "*.none")})
+    with pytest.raises(TopologyError, match="'follow' must be true or false"):
+        attach(FileSpout, {"path": str(tmp_path / "*"), "follow": "yes"})

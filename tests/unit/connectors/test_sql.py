@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import datetime
+import decimal
+import sqlite3
+import sys
+
+import pytest
+from recording import attach, rows
+
+from millrace.connectors.sql import SqlSink
+from millrace.errors import TopologyError
+
+pytest.importorskip("sqlalchemy")
+
+
+@pytest.fixture
+def database(tmp_path):
+    return tmp_path / "test.db"
+
+
+def sink(database, table="words", **kwargs):
+    return attach(SqlSink, {"url": f"sqlite:///{database}", "table": table}, **kwargs)[0]
+
+
+def read(database, query="select * from words"):
+    connection = sqlite3.connect(database)
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def test_makes_the_table_and_commits_each_chunk(database):
+    bolt = sink(database)
+    bolt.process_rows(rows("word count", [["tea", 1], ["fish", 2]]))
+    assert read(database) == [("tea", 1), ("fish", 2)]
+    bolt.process_rows([])
+    bolt.process_rows(rows("word count", [["tea", 2**40]]))
+    bolt.close()
+    assert read(database)[-1] == ("tea", 2**40)
+
+
+def test_column_types_come_from_the_first_value_that_is_not_none(database):
+    bolt = sink(database)
+    values = [True, 1, 1.5, "x", b"y", datetime.datetime(2024, 1, 2), datetime.date(2024, 1, 2), decimal.Decimal("1.5"),
+              [1, {"a": 2}], None]
+    names = "b i f s y dt d n j nothing"
+    bolt.process_rows(rows(names, [[None] * 10, values]))
+    types = {name: kind for _, name, kind, *_ in read(database, "pragma table_info(words)")}
+    assert types == {"b": "BOOLEAN", "i": "BIGINT", "f": "DOUBLE", "s": "TEXT", "y": "BLOB", "dt": "DATETIME",
+                     "d": "DATE", "n": "NUMERIC", "j": "JSON", "nothing": "TEXT"}
+    assert read(database, "select i, s, y, \"nothing\" from words") == [(None, None, None, None), (1, "x", b"y", None)]
+
+
+def test_two_tasks_write_to_one_table(database):
+    first, second = sink(database), sink(database, task_index=1)
+    first.process_rows(rows("word", [["a"]]))
+    second.process_rows(rows("word", [["b"]]))
+    first.process_rows(rows("word", [["c"]]))
+    assert read(database) == [("a",), ("b",), ("c",)]
+
+
+def test_another_task_may_make_the_table_first(database, monkeypatch):
+    second = sink(database)
+    looks = iter([False, True])
+    sink(database).process_rows(rows("word", [["a"]]))
+    monkeypatch.setattr(second, "_exists", lambda: next(looks))
+    second.process_rows(rows("word", [["b"]]))
+    assert read(database) == [("a",), ("b",)]
+
+
+def test_a_chunk_that_fails_leaves_nothing(database):
+    connection = sqlite3.connect(database)
+    connection.execute("create table words (word text unique)")
+    connection.close()
+    bolt = sink(database)
+    with pytest.raises(Exception, match="UNIQUE"):
+        bolt.process_rows(rows("word", [["a"], ["a"]]))
+    assert read(database) == []
+    bolt.process_rows(rows("word", [["a"]]))
+    assert read(database) == [("a",)]
+
+
+def test_a_table_that_does_not_fit_is_named(database):
+    connection = sqlite3.connect(database)
+    connection.execute("create table words (word text)")
+    connection.close()
+    with pytest.raises(TopologyError, match=r"'words' has no column for count \(it has word\)"):
+        sink(database).process_rows(rows("word count", [["a", 1]]))
+
+
+def test_clear_errors(database, monkeypatch):
+    with pytest.raises(TopologyError, match="needs the setting 'table'"):
+        attach(SqlSink, {"url": f"sqlite:///{database}"})
+    with pytest.raises(TopologyError, match="no database can be opened"):
+        attach(SqlSink, {"url": "what is this", "table": "t"})
+    with pytest.raises(TopologyError, match="no column type for field 'word' of type complex"):
+        sink(database).process_rows(rows("word", [[1j]]))
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(TopologyError, match=r"pip install millrace\[sql\]"):
+        sink(database)

@@ -1,0 +1,52 @@
+"""Loads as values, and the list of metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+
+import msgspec
+import pytest
+
+from millrace.model.graph import TaskId
+from millrace.model.load import Latency, Load, Metric, TaskLoad
+
+A, B = TaskId("a", 0), TaskId("b", 1)
+LOAD = Load(10.0, {A: TaskLoad(emitted=5, complete_latency_ms=Latency(1.5, 9.0)), B: TaskLoad(executed=5, busy_seconds=2.5)},
+            {(A, B): 5})
+
+
+def test_a_load_survives_the_wire_pickle_and_json() -> None:
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(LOAD), type=Load)
+    assert arrived == LOAD and hash(arrived) == hash(LOAD)
+    assert pickle.loads(pickle.dumps(LOAD)) == LOAD
+    assert Load.from_json(json.loads(json.dumps(LOAD.to_json()))) == LOAD
+
+
+def test_json_names_the_tasks_as_people_do() -> None:
+    data = LOAD.to_json()
+    assert data["traffic"] == [["a[0]", "b[1]", 5]]
+    assert data["tasks"]["a[0]"]["complete_latency_ms"] == {"p50": 1.5, "p99": 9.0}
+    assert data["tasks"]["a[0]"]["execute_latency_ms"] is None
+
+
+def test_capacity() -> None:
+    assert LOAD.capacity(B) == 0.25
+    assert LOAD.capacity(TaskId("c", 0)) == 0.0
+    assert Load().capacity(A) == 0.0
+
+
+def test_every_measured_field_is_a_metric_with_unit_and_sentence() -> None:
+    missing = {field.name for field in dataclasses.fields(TaskLoad)} - set(Metric)
+    assert not missing, f"add {missing} to Metric, in model/load.py, with a unit and one sentence"
+    for metric in Metric:
+        assert metric.unit and metric.about.endswith("."), f"{metric} needs a unit and a sentence that ends in a full stop"
+        assert metric.name.lower() == metric.value, f"{metric!r}: name and value must agree"
+
+
+def test_a_metric_is_its_name() -> None:
+    assert Metric("backlog") is Metric.BACKLOG and Metric.BACKLOG == "backlog" and f"{Metric.BACKLOG}" == "backlog"
+    assert (Metric.CAPACITY.unit, Metric.TARGET_RATE.unit) == ("ratio", "tuples/s")
+    with pytest.raises(ValueError, match="lag"):
+        Metric("lag")

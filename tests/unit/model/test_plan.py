@@ -1,0 +1,87 @@
+"""Plans as values, and their difference."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import msgspec
+import pytest
+
+from millrace.errors import TopologyError
+from millrace.model.graph import TaskId
+from millrace.model.plan import KEY_GROUPS, KeyGroupMove, Plan, PlanDiff, initial_key_groups, rescaled_key_groups
+
+A0, A1, B0 = TaskId("a", 0), TaskId("a", 1), TaskId("b", 0)
+PLAN = Plan(3, {B0: 1, A1: 2, A0: 1}, {"b": (0, 0, 0)})
+
+
+def test_a_plan_is_equal_to_its_copies_whatever_their_order() -> None:
+    same = Plan(3, {A0: 1, A1: 2, B0: 1}, {"b": (0, 0, 0)})
+    assert PLAN == same and hash(PLAN) == hash(same)
+    assert list(PLAN.placement) == [A0, A1, B0]
+    assert PLAN != dataclasses.replace(PLAN, version=4)
+
+
+def test_a_plan_survives_the_wire_and_pickle() -> None:
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(PLAN), type=Plan)
+    assert arrived == PLAN and hash(arrived) == hash(PLAN)
+    assert isinstance(next(iter(arrived.placement)), TaskId)
+    assert pickle.loads(pickle.dumps(PLAN)) == PLAN
+    assert Plan(1, {}) == msgspec.msgpack.decode(msgspec.msgpack.encode(Plan(1, {})), type=Plan)
+
+
+def test_a_plan_never_changes() -> None:
+    given = {A0: 1}
+    plan = Plan(1, given)
+    given[A1] = 2
+    assert plan.placement == {A0: 1}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.version = 2  # type: ignore[misc]
+    for change in (lambda: plan.placement.__setitem__(A1, 1), lambda: plan.placement.pop(A0),  # type: ignore[attr-defined]
+                   lambda: plan.placement.update({}), lambda: plan.placement.clear(),  # type: ignore[attr-defined]
+                   lambda: plan.placement.__delitem__(A0), lambda: plan.placement.__ior__({A1: 1})):  # type: ignore[attr-defined]
+        with pytest.raises(TypeError, match=r"never change.*dataclasses\.replace"):
+            change()
+
+
+def test_what_a_plan_tells() -> None:
+    assert PLAN.parallelism == {"a": 2, "b": 1}
+    assert PLAN.tasks_on(1) == (A0, B0) and PLAN.tasks_on(9) == ()
+
+
+def test_the_difference_of_two_plans() -> None:
+    b1 = TaskId("b", 1)
+    new = Plan(4, {A0: 2, B0: 1, b1: 2}, {"b": (0, 0, 1)})
+    diff = Plan.diff(PLAN, new)
+    assert diff == PlanDiff(started=(b1,), stopped=(A1,), moved=(A0,), key_groups=(KeyGroupMove("b", 2, 0, 1),))
+    assert diff
+    back = Plan.diff(new, PLAN)
+    assert back == PlanDiff(started=(A1,), stopped=(b1,), moved=(A0,), key_groups=(KeyGroupMove("b", 2, 1, 0),))
+
+
+def test_plans_that_place_alike_do_not_differ() -> None:
+    assert not Plan.diff(PLAN, dataclasses.replace(PLAN, version=9))
+    assert Plan.diff(Plan(0, {}), PLAN) == PlanDiff(started=(A0, A1, B0), stopped=(), moved=())
+
+
+def test_the_number_of_key_groups_is_fixed() -> None:
+    with pytest.raises(ValueError, match="'b' has 3 key groups in one plan and 2 in the other"):
+        Plan.diff(PLAN, Plan(4, {}, {"b": (0, 0)}))
+
+
+def test_key_groups_by_example() -> None:
+    assert KEY_GROUPS == 128
+    assert initial_key_groups(7, 3) == (0, 0, 0, 1, 1, 2, 2)
+    assert rescaled_key_groups((0, 0, 0, 1, 1, 2, 2), 3) == (0, 0, 0, 1, 1, 2, 2)
+    assert rescaled_key_groups((0, 0, 0, 1, 1, 1), 3) == (0, 0, 2, 1, 1, 2)
+    assert rescaled_key_groups((0, 0, 1, 1, 2, 2), 2) == (0, 0, 1, 1, 0, 1)
+
+
+@pytest.mark.parametrize("make", [initial_key_groups, lambda groups, par: rescaled_key_groups([0] * groups, par)])
+def test_key_groups_are_refused(make: object) -> None:
+    assert callable(make)
+    with pytest.raises(TopologyError, match="4 key groups are too few for 5 tasks: lower par, or raise topology.key.groups"):
+        make(4, 5)
+    with pytest.raises(TopologyError, match="among 0 tasks"):
+        make(4, 0)

@@ -1,0 +1,112 @@
+"""Imports point one way: what decides does not know what does, and only one folder knows Spark."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "millrace"
+
+# A folder (or module) imports only itself and those before it.
+ORDER = ["errors", "config", "api", "model", "schedulers", "migration", "state", "control", "runtime", "connectors",
+         "workloads", "spark", "master", "cli"]
+EXEMPT = {"bench", "testing"}  # they look at the whole from outside
+PURE = {"errors", "config", "api", "model", "schedulers", "migration", "state", "control"}
+IMPURE_MODULES = {"asyncio", "multiprocessing", "pyspark", "socket", "subprocess", "threading", "time", "zmq"}
+
+
+class Import(NamedTuple):
+    layer: str
+    file: str
+    line: int
+    module: str  # what is imported, with dots
+    for_types: bool  # only under `if TYPE_CHECKING:`
+
+
+def imports_of(path: Path, root: Path = SOURCE) -> Iterator[Import]:
+    relative = path.relative_to(root)
+    layer = relative.parts[0].removesuffix(".py")
+    package = ["millrace", *relative.parent.parts]
+    tree = ast.parse(path.read_text(), str(path))
+    for_types = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+                 for statement in node.body for inner in ast.walk(statement)}
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) + "." if node.level else ""
+            module = f"{base}{node.module or ''}".rstrip(".")
+            # `from millrace import api` imports a folder, and not the package alone
+            names = [f"{module}.{alias.name}" for alias in node.names] if module == "millrace" else [module]
+        for name in names:
+            yield Import(layer, str(relative), node.lineno, name, id(node) in for_types)
+
+
+ALL = [found for path in sorted(SOURCE.rglob("*.py")) if path.name != "__init__.py" or path.parent != SOURCE
+       for found in imports_of(path)]
+
+
+def show(wrong: list[Import]) -> str:
+    return "\n".join(f"  src/millrace/{found.file}:{found.line} imports {found.module}" for found in wrong)
+
+
+def layer_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "millrace" and len(parts) > 1 else None
+
+
+def test_every_folder_has_its_place() -> None:
+    layers = {path.name.removesuffix(".py") for path in SOURCE.iterdir()
+              if path.suffix == ".py" or (path.is_dir() and any(path.rglob("*.py")))}
+    unknown = layers - {*ORDER, *EXEMPT, "__init__", "__main__"}
+    assert not unknown, f"{sorted(unknown)} is in no layer: give it a place in ORDER in {Path(__file__).name}"
+
+
+def test_a_folder_imports_only_those_before_it() -> None:
+    wrong = [found for found in ALL if found.layer in ORDER and (target := layer_of(found.module)) is not None
+             and (target in EXEMPT or (target in ORDER and ORDER.index(target) > ORDER.index(found.layer)))]
+    assert not wrong, ("these imports point the wrong way:\n" + show(wrong) +
+                       f"\nThe order is {', '.join(ORDER)}. Move what is needed to an earlier folder, or pass it in.")
+
+
+def test_what_decides_touches_neither_clock_nor_network_nor_process() -> None:
+    wrong = [found for found in ALL if found.layer in PURE and found.module.split(".")[0] in IMPURE_MODULES]
+    assert not wrong, ("these folders only decide, so that they can be tested by comparing values:\n" + show(wrong) +
+                       "\nLet runtime, spark or master do it, and hand in what they found as an argument or an event.")
+
+
+def test_only_spark_imports_pyspark() -> None:
+    wrong = [found for found in ALL if found.layer not in {"spark", *EXEMPT} and found.module.split(".")[0] == "pyspark"]
+    assert not wrong, "only src/millrace/spark may import pyspark:\n" + show(wrong) + "\nMove the code there."
+
+
+def test_the_api_needs_pyarrow_for_types_only() -> None:
+    wrong = [found for found in ALL if found.layer == "api" and found.module.split(".")[0] == "pyarrow"
+             and not found.for_types]
+    assert not wrong, "put these under `if TYPE_CHECKING:`; the API must import fast and without pyarrow:\n" + show(wrong)
+
+
+@pytest.mark.parametrize(("code", "expected"), [
+    ("import time, os.path", ["time", "os.path"]),
+    ("from millrace.spark.launcher import X", ["millrace.spark.launcher"]),
+    ("from millrace import spark, api", ["millrace.spark", "millrace.api"]),
+    ("from ..spark import launcher", ["millrace.spark"]),
+    ("from .plan import Plan", ["millrace.model.plan"]),
+    ("from . import plan", ["millrace.model"]),
+    ("from .. import spark", ["millrace.spark"]),
+    ("def f():\n    import zmq", ["zmq"]),
+])
+def test_the_walk_finds_imports_of_every_form(code: str, expected: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "model" / "sample.py"
+    path.parent.mkdir()
+    path.write_text(code)
+    assert [found.module for found in imports_of(path, tmp_path)] == expected
+
+
+def test_the_walk_saw_the_package() -> None:
+    assert {"api", "model", "schedulers"} <= {found.layer for found in ALL}, f"no sources found in {SOURCE}"
