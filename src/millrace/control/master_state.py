@@ -170,11 +170,16 @@ class MasterState:
         if topology.status == STARTING and self._all_at(topology.ready_at):
             topology.status = PAUSED if topology.paused else RUNNING
             return [Say(f"all {len(topology.places)} tasks are up", topology.graph.name), self._distribute()]
-        if topology.status == STOPPING and event.revision >= topology.ready_at:
+        if topology.status in (PAUSED, STOPPING) and event.revision >= topology.ready_at:
             topology.quiet[event.slot] = topology.quiet.get(event.slot, 0) + 1 if in_flight == 0 else 0
-            if all(topology.quiet.get(slot, 0) >= QUIET_REPORTS for slot in self.workers):
+            if topology.status == STOPPING and self.drained(topology):
                 return self._end(topology, "drained")
         return []
+
+    def drained(self, topology: TopologyState) -> bool:
+        """Its spouts have stopped and nothing that they sent is left anywhere."""
+        return (topology.status in (PAUSED, STOPPING) and bool(self.workers)
+                and all(topology.quiet.get(slot, 0) >= QUIET_REPORTS for slot in self.workers))
 
     def _all_at(self, revision: int) -> bool:
         return all(worker.revision >= revision for worker in self.workers.values())
@@ -198,7 +203,9 @@ class MasterState:
         if topology.status not in (RUNNING, PAUSED):
             return [Say("will be paused" if paused else "will run", name)]
         topology.status = PAUSED if paused else RUNNING
-        return [Say("paused" if paused else "resumed", name), self._distribute()]
+        distribute = self._distribute()
+        topology.ready_at, topology.quiet = self.revision, {}
+        return [Say("paused" if paused else "resumed", name), distribute]
 
     def _killed(self, event: Killed) -> list[Command]:
         topology = self._topology(event.name)

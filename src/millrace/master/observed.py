@@ -18,6 +18,7 @@ class TaskObserved:
 
     incarnation: int = -1
     slot: int = -1
+    at: float = 0.0  # when the last report was taken, by the worker's clock
     queue_length: int = 0
     current: dict[str, float] = field(default_factory=dict)
     before: dict[str, float] = field(default_factory=dict)
@@ -26,13 +27,13 @@ class TaskObserved:
     latencies: dict[str, LatencyHistogram] = field(default_factory=lambda: {name: LatencyHistogram() for name in LATENCIES})
     custom: dict[str, Any] = field(default_factory=dict)
 
-    def take(self, slot: int, report: dict[str, Any]) -> None:
+    def take(self, slot: int, at: float, report: dict[str, Any]) -> None:
         if report["incarnation"] != self.incarnation:
             self.before = {name: self.total(name) for name in TOTALS}
             self.traffic_before = self.sent()
             self.current, self.traffic = {}, {}
             self.incarnation = report["incarnation"]
-        self.slot, self.queue_length = slot, report["queue_length"]
+        self.slot, self.at, self.queue_length = slot, at, report["queue_length"]
         self.current = {name: report[name] for name in TOTALS}
         self.traffic = {int(number): count for number, count in report["traffic"].items()}
         for name in LATENCIES:
@@ -55,9 +56,19 @@ class TopologyObserved:
         self.tasks: dict[TaskId, TaskObserved] = {}
         self.errors: list[dict[str, Any]] = []
 
-    def take(self, slot: int, report: dict[str, Any]) -> None:
+    def take(self, slot: int, at: float, report: dict[str, Any]) -> None:
         task = self.graph.task(report["task"])
-        self.tasks.setdefault(task, TaskObserved()).take(slot, report)
+        self.tasks.setdefault(task, TaskObserved()).take(slot, at, report)
+
+    def forget_latencies(self) -> None:
+        """Start the histograms anew, as after a warm-up."""
+        for observed in self.tasks.values():
+            observed.latencies = {name: LatencyHistogram() for name in LATENCIES}
+
+    def marks(self, component: str, name: str) -> dict[TaskId, tuple[float, float]]:
+        """(when, how many) for each task of the component; two of these give a rate by the workers' own clocks."""
+        return {task: (observed.at, observed.total(name)) for task, observed in self.tasks.items()
+                if task.component == component}
 
     def total(self, component: str, name: str) -> float:
         return sum(observed.total(name) for task, observed in self.tasks.items() if task.component == component)
@@ -88,3 +99,13 @@ def _task_load(observed: TaskObserved) -> TaskLoad:
 def percentiles(histogram: LatencyHistogram) -> Latency | None:
     p50, p99 = histogram.percentile_ms(50), histogram.percentile_ms(99)
     return Latency(p50, p99) if p50 is not None and p99 is not None else None
+
+
+def rate_between(before: dict[TaskId, tuple[float, float]], after: dict[TaskId, tuple[float, float]]) -> float:
+    """Per second, summed over the tasks that are in both."""
+    rate = 0.0
+    for task, (then, had) in before.items():
+        now, has = after.get(task, (then, had))
+        if now > then:
+            rate += (has - had) / (now - then)
+    return rate

@@ -82,7 +82,7 @@ class Master:
         self._gate = Gate(self._context, self.keys)
         self._desk: Desk | None = None
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._told_to_stop = self._stopping = False
         self._boot = boot_id()
         try:
             self._open(host, port)
@@ -233,11 +233,11 @@ class Master:
                 for connection in self.connections.values():
                     self._send(connection, frame)
             elif isinstance(command, Say):
-                self._say(command)
+                self.say(command)
             elif isinstance(command, Ended):
                 self.finished[command.name] = self.observed.pop(command.name)
 
-    def _say(self, said: Say) -> None:
+    def say(self, said: Say) -> None:
         self.events.append({"time": time.time(), "topology": said.topology, "text": said.text, "level": said.level})
         log.log(logging.WARNING if said.level == "warning" else logging.INFO, "%s%s",
                 f"{said.topology}: " if said.topology else "", said.text)
@@ -284,6 +284,8 @@ class Master:
                 self._send(connection, wire.encode(wire.Assign(self.state.assignment())))
         elif isinstance(message, wire.Report):
             self._on_report(connection, message)
+        else:
+            self._lose(message.slot, "it stopped", quiet=self._told_to_stop)
 
     def _on_hello(self, identity: bytes, hello: wire.Hello) -> None:
         if hello.slot in self.connections:
@@ -302,24 +304,26 @@ class Master:
         for task in report.tasks:
             name = by_number.get(task["topology"])
             if name is not None:
-                self.observed[name].take(report.slot, task)
+                self.observed[name].take(report.slot, report.at, task)
         for error in report.errors:
             observed = self.observed.get(error["topology"])
             if observed is not None:
                 observed.errors = [*observed.errors, error][-ERRORS_KEPT:]
                 if error.get("fatal"):
-                    self._say(Say(f"{error['task']} cannot start: {error['error']}", error["topology"], "warning"))
+                    self.say(Say(f"{error['task']} cannot start: {error['error']}", error["topology"], "warning"))
         connection.counters = Counter(report.counters)
         self.tell(WorkerReported(report.slot, report.generation, report.revision, tuple(report.drained),
                                  tuple(report.positions)))
 
-    def _lose(self, slot: int, cause: str) -> None:
+    def _lose(self, slot: int, cause: str, quiet: bool = False) -> None:
         connection = self.connections.pop(slot)
         if connection.watch is not None:
             connection.watch.close()
-        self.tell(WorkerLost(slot, connection.generation, cause))
+        if not quiet:
+            self.tell(WorkerLost(slot, connection.generation, cause))
 
     def _send_stop(self) -> None:
+        self._told_to_stop = True
         for connection in self.connections.values():
             self._send(connection, wire.encode(wire.Stop()))
 

@@ -152,6 +152,7 @@ class WorkerProcess:
             finally:
                 pulse.stop()
                 worker.close()
+                control.send(wire.encode(wire.Bye(self.slot, welcome.generation)))
         finally:
             peers.close()
             port.close()

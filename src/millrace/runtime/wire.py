@@ -138,6 +138,7 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     slot: int
     generation: int
     revision: int
+    at: float  # when it was taken, by the worker's clock
     tasks: list[dict[str, Any]]
     positions: list[tuple[int, int, int]]  # topology, task, position
     drained: list[tuple[int, int]]  # topology, number of tuples in flight
@@ -146,9 +147,10 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
 
 
 class Bye(msgspec.Struct, array_like=True, tag=18, tag_field="type"):
+    """A worker ended in good order."""
+
     slot: int
     generation: int
-    error: str
 
 
 ControlMessage = Hello | Welcome | Assign | Heartbeat | Beat | Fenced | Stop | Report | Bye

@@ -547,7 +547,7 @@ class Worker:
             drained[task.topology.number] = drained.get(task.topology.number, 0) + (0 if task.idle() else 1)
         errors = list(self.errors)
         self.errors.clear()
-        return wire.Report(self.slot, self.generation, self.revision, tasks, positions, list(drained.items()), errors,
+        return wire.Report(self.slot, self.generation, self.revision, self.clock.now(), tasks, positions, list(drained.items()), errors,
                            dict(self.counters))
 
     def close(self) -> None:

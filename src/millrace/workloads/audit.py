@@ -74,6 +74,31 @@ class Audited(Topology):
     sink = AuditSink.spec(inputs={split: Grouping.fields("word")}, par=2)
 
 
+class CountNumbered(Bolt):
+    """How often each word came; passes every word on with its number."""
+
+    outputs: ClassVar[list[str]] = ["task", "position", "index", "word"]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+
+    def process(self, tup: Tuple) -> None:
+        word = tup.values.word
+        self.counts[word] = self.counts.get(word, 0) + 1
+        self.emit(tup.values)
+
+
+class AuditedWordCount(Topology):
+    """Word count with proof: numbered lines → words → counts → audit files in the directory `path`."""
+
+    config: ClassVar[dict[str, Any]] = {"path": str(Path(tempfile.gettempdir()) / "millrace-audit")}
+    lines = NumberedLines.spec(par=2)
+    split = SplitNumbered.spec(inputs={lines: Grouping.SHUFFLE}, par=3)
+    count = CountNumbered.spec(inputs={split: Grouping.fields("word")}, par=3)
+    sink = AuditSink.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=3)
+
+
 @dataclass(frozen=True, slots=True)
 class AuditResult:
     """What the sink has, against what it must have. Every number counts words."""

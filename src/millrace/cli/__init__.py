@@ -1,0 +1,1 @@
+"""The `millrace` command: one short module per group of verbs."""

@@ -1,0 +1,166 @@
+"""Every verb of `millrace`, each one short: the work is done elsewhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from millrace.errors import MillraceError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+                  help="Storm-style stream topologies on Spark, managed while they run.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure Millrace, against other engines where there are any.")
+app.add_typer(bench_app, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end and nothing else on stdout.")]
+ClusterName = Annotated[str | None, typer.Option("--cluster", help="Name of the running cluster; needed only if there are several.")]
+
+
+@app.callback()
+def common(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log.")] = False) -> None:
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, stream=sys.stderr,
+                        format="%(asctime)s %(name)s: %(message)s")
+
+
+@app.command()
+def demo(seconds: Annotated[float, typer.Option(help="How long the stream runs.", min=3)] = 15,
+         rate: Annotated[float, typer.Option(help="Lines a second; each has ten words.", min=1)] = 5000,
+         workers: Annotated[int, typer.Option(help="Workers on the embedded Spark.", min=2)] = 3,
+         as_json: Json = False) -> None:
+    """Word Count on an embedded Spark: a worker is killed on the way, and nothing is lost."""
+    from millrace.cli.demo import run_demo
+
+    result = run_demo(seconds, rate, workers, live=not as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+    if result["lost"] or result["wrong"]:
+        raise MillraceError(f"{result['lost']} words were lost and {result['wrong']} are wrong: that must never happen")
+
+
+@app.command()
+def run(topology: Annotated[str, typer.Argument(help="module:Topology, for example millrace.workloads.wordcount:WordCount")],
+        master: Annotated[str, typer.Option(help="Spark master: local[N], local-cluster[N,C,M], spark://HOST:PORT, ...")] = "local[*]",
+        slots: Annotated[int, typer.Option(help="Workers to start, one core of the cluster each.", min=1)] = 2,
+        name: Annotated[str | None, typer.Option(help="Name of the topology; its class name if not given.")] = None,
+        par: Annotated[list[str] | None, typer.Option(help="COMPONENT=N, may be repeated.")] = None,
+        config: Annotated[list[str] | None, typer.Option(help="KEY=VALUE (JSON or text), may be repeated.")] = None,
+        seconds: Annotated[float, typer.Option(help="Stop after so long; 0 runs until Ctrl-C.", min=0)] = 0,
+        cluster: Annotated[str | None, typer.Option(help="Name under which status and kill find it.")] = None,
+        bind: Annotated[str | None, typer.Option(help="Address of this host that the workers can reach.")] = None,
+        port: Annotated[int, typer.Option(help="Port of the master for its workers; 0 for any free one.", min=0, max=65535)] = 0,
+        one_worker_per_node: Annotated[bool, typer.Option(help="At most one worker of the topology on each node.")] = False,
+        conf: Annotated[list[str] | None, typer.Option(help="Spark setting KEY=VALUE, may be repeated.")] = None,
+        as_json: Json = False) -> None:
+    """Run a topology on Spark until Ctrl-C, `millrace kill` or --seconds."""
+    from millrace.cli.running import RunOptions, run_topology
+
+    options = RunOptions(topology, master, slots, name, _pairs("par", par, whole=True), _pairs("config", config), seconds,
+                         cluster, bind, port, one_worker_per_node, {k: str(v) for k, v in _pairs("conf", conf, raw=True).items()})
+    result = run_topology(options, live=not as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
+@app.command()
+def status(cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Show workers, topologies, rates, latencies and the last errors of a running cluster."""
+    from millrace.master.desk import ask
+
+    found = ask(cluster, "status")
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        from millrace.cli.show import print_status
+
+        print_status(found)
+
+
+@app.command()
+def kill(topology: Annotated[str, typer.Argument(help="Name of the topology, as `status` shows it.")],
+         wait: Annotated[float, typer.Option(help="Seconds that what is in flight is given to finish.", min=0)] = 10,
+         cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Stop a topology: its spouts first, then what is in flight, then its tasks."""
+    _ask(cluster, "kill", topology, f"{topology} is stopping", as_json, wait=wait)
+
+
+@app.command()
+def pause(topology: str, cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Stop a topology's spouts; what is in flight is still processed."""
+    _ask(cluster, "pause", topology, f"{topology} is paused", as_json)
+
+
+@app.command()
+def resume(topology: str, cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Let a paused topology's spouts go on."""
+    _ask(cluster, "resume", topology, f"{topology} goes on", as_json)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def test(context: typer.Context) -> None:
+    """Run the test suite and the linters. Arguments after `--` go to pytest."""
+    from millrace.cli.testing import run_tests
+
+    raise typer.Exit(run_tests(context.args))
+
+
+@bench_app.command("wordcount")
+def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each of Millrace's own measurements.", min=1)] = 8,
+                    rivals: Annotated[bool, typer.Option(help="Measure the other engines too.")] = True,
+                    as_json: Json = False) -> None:
+    """Words a second and latency of Word Count on two cores, beside other engines on the same input."""
+    from millrace.bench.wordcount import run_bench
+
+    result = run_bench(seconds, rivals, live=not as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
+@bench_app.command("memory")
+def bench_memory(minutes: Annotated[float, typer.Option(help="How long.", min=0.1)] = 10, as_json: Json = False) -> None:
+    """Memory of the workers while a bolt is slower than its spout: it must stay flat."""
+    from millrace.bench.memory import run_memory
+
+    result = run_memory(minutes, live=not as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
+def _ask(cluster: str | None, verb: str, topology: str, done: str, as_json: bool, **arguments: Any) -> None:
+    from millrace.master.desk import ask
+
+    ask(cluster, verb, topology=topology, **arguments)
+    typer.echo(json.dumps({"topology": topology, "verb": verb}) if as_json else done)
+
+
+def _pairs(option: str, given: list[str] | None, whole: bool = False, raw: bool = False) -> dict[str, Any]:
+    """KEY=VALUE options as a dict; values are JSON where they parse as such, else text."""
+    found: dict[str, Any] = {}
+    for item in given or []:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise MillraceError(f"--{option} {item!r} is not of the form KEY=VALUE")
+        try:
+            found[key] = value if raw else json.loads(value)
+        except ValueError:
+            found[key] = value
+        if whole and not isinstance(found[key], int):
+            raise MillraceError(f"--{option} {item!r}: the value must be a whole number")
+    return found
+
+
+def main() -> None:
+    try:
+        app()
+    except MillraceError as error:
+        print(f"millrace: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

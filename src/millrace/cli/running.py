@@ -1,0 +1,119 @@
+"""`millrace run`: one topology on an engine of its own, shown live until it ends or someone stops it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from millrace.api.topology import Topology
+from millrace.cli.show import dashboard
+from millrace.errors import TopologyError
+from millrace.model.graph import graph_of, resolve
+from millrace.spark.engine import ResidentEngine, RunningTopology
+
+REFRESH_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    topology: str
+    master: str
+    slots: int
+    name: str | None
+    par: dict[str, int]
+    config: dict[str, Any]
+    seconds: float
+    cluster: str | None
+    bind: str | None
+    port: int
+    one_worker_per_node: bool
+    spark: dict[str, str]
+
+
+def load_topology(name: str) -> type[Topology]:
+    """The class named by module:Topology; modules are also looked for in the current directory."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    found = resolve(name)
+    if not isinstance(found, type) or not issubclass(found, Topology):
+        raise TopologyError(f"{name!r} is {type(found).__name__}, not a Topology: name a class that derives from it")
+    return found
+
+
+class Rates:
+    """Tuples a second of each component, over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, float]] = {}
+
+    def of(self, status: dict[str, Any]) -> dict[str, dict[str, float]]:
+        now, found = time.monotonic(), {}
+        for topology in status["topologies"]:
+            rates = found[topology["name"]] = {}
+            for row in topology["components"]:
+                key = f"{topology['name']}/{row['name']}"
+                work = row["emitted"] if row["kind"] == "spout" else row["executed"]
+                then, had = self._last.get(key, (now, work))
+                if now - then >= 1.0 or key not in self._last:
+                    self._last[key] = (now, work)
+                rates[row["name"]] = (work - had) / (now - then) if now > then else 0.0
+        return found
+
+
+def show_live(engine: ResidentEngine, console: Console, until: Any) -> None:
+    """Refresh the tables until `until(seconds)` says that it is over."""
+    rates = Rates()
+    with Live(console=console, refresh_per_second=4, transient=False) as live:
+        while not until(REFRESH_SECONDS):
+            status = engine.status()
+            live.update(dashboard(status, rates.of(status)))
+
+
+def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
+    console = Console(stderr=not live)
+    topology = load_topology(options.topology)
+    graph = graph_of(topology, options.name, options.config, options.par)
+    console.print(f"starting {options.slots} workers on Spark {options.master} ...")
+    with ResidentEngine(options.master, options.slots, name=options.cluster, bind=options.bind, port=options.port,
+                        one_worker_per_node=options.one_worker_per_node, code=[topology],
+                        spark_settings=options.spark) as engine:
+        running = engine.submit(graph)
+        console.print(f"running as cluster {engine.master.name}; `millrace status` and `millrace kill {graph.name}` work "
+                      "from another terminal, Ctrl-C stops it here")
+        deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
+        try:
+            _watch(engine, running, console, deadline, live)
+        except KeyboardInterrupt:
+            console.print("stopping ...")
+        result = _final(engine, running)
+        _stop(running)
+    return result
+
+
+def _watch(engine: ResidentEngine, running: RunningTopology, console: Console, deadline: float, live: bool) -> None:
+    def over(seconds: float) -> bool:
+        return running.wait(seconds) or time.monotonic() >= deadline
+
+    if live:
+        show_live(engine, console, over)
+    else:
+        while not over(REFRESH_SECONDS):
+            continue
+
+
+def _stop(running: RunningTopology) -> None:
+    if running.status != "ended":
+        running.kill(wait=5)
+        running.wait(10)
+
+
+def _final(engine: ResidentEngine, running: RunningTopology) -> dict[str, Any]:
+    status = engine.status()
+    found = [topology for topology in status["topologies"] if topology["name"] == running.name]
+    return found[0] if found else {"name": running.name, "status": "ended"}

@@ -1,0 +1,72 @@
+"""Tables for people: the same figures as the JSON, laid out with rich."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+
+def components_table(topology: dict[str, Any], rates: dict[str, float] | None = None) -> Table:
+    table = Table(title=f"{topology['name']}: {topology['status']}", title_justify="left", expand=False)
+    for column in ("component", "tasks", "executed", "per s", "emitted", "acked", "failed", "queue", "execute p50/p99 ms",
+                   "complete p50/p99 ms", "capacity"):
+        table.add_column(column, justify="left" if column == "component" else "right")
+    for row in topology["components"]:
+        work = row["emitted"] if row["kind"] == "spout" else row["executed"]
+        rate = (rates or {}).get(row["name"], work / max(topology["uptime_seconds"], 1e-9))
+        table.add_row(row["name"], str(row["par"]), f"{row['executed']:,}", f"{rate:,.0f}", f"{row['emitted']:,}",
+                      f"{row['acked']:,}", f"{row['failed']:,}", f"{row['queue_length']:,}",
+                      _latency(row["execute_latency_ms"]), _latency(row["complete_latency_ms"]), f"{row['capacity']:.2f}")
+    return table
+
+
+def workers_table(status: dict[str, Any]) -> Table:
+    table = Table(title="workers", title_justify="left", expand=False)
+    for column in ("worker", "host", "process", "tasks"):
+        table.add_column(column)
+    for worker in status["workers"]:
+        tasks = ", ".join(task.partition("/")[2] if len(status["topologies"]) == 1 else task for task in worker["tasks"])
+        table.add_row(str(worker["slot"]), worker["host"], str(worker["pid"]), tasks or "none")
+    return table
+
+
+def events_text(status: dict[str, Any], count: int = 8) -> Text:
+    text = Text()
+    for event in status["events"][-count:]:
+        stamp = time.strftime("%H:%M:%S", time.localtime(event["time"]))
+        topic = f"{event['topology']}: " if event["topology"] else ""
+        text.append(f"{stamp} {topic}{event['text']}\n", style="yellow" if event["level"] == "warning" else "")
+    return text
+
+
+def errors_text(topology: dict[str, Any]) -> Text:
+    text = Text()
+    for error in topology["last_errors"][-3:]:
+        text.append(f"{error['task']}: {error['error']}\n", style="red")
+        if error.get("tuple"):
+            text.append(f"  while processing {error['tuple']}\n")
+        text.append("".join(f"  {line}\n" for line in error["traceback"].strip().splitlines()[-4:]), style="dim")
+    return text
+
+
+def dashboard(status: dict[str, Any], rates: dict[str, dict[str, float]] | None = None) -> Group:
+    parts: list[Any] = []
+    for topology in status["topologies"]:
+        parts.append(components_table(topology, (rates or {}).get(topology["name"])))
+        if topology["last_errors"]:
+            parts.append(errors_text(topology))
+    return Group(*parts, workers_table(status), events_text(status))
+
+
+def print_status(status: dict[str, Any]) -> None:
+    console = Console()
+    console.print(f"cluster {status['cluster']}, master at {status['endpoint']}")
+    console.print(dashboard(status))
+
+
+def _latency(value: dict[str, float] | None) -> str:
+    return "-" if value is None else f"{value['p50']:.3g} / {value['p99']:.3g}"

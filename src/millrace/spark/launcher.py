@@ -1,0 +1,107 @@
+"""Workers as long-lived Spark tasks: one job, one partition per slot, run until the master says stop."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark import InheritableThread, TaskContext
+
+import millrace
+from millrace.runtime.process import WorkerSetup, run_worker
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+CANCEL_SECONDS = 10.0
+
+
+class SparkLauncher:
+    """Starts the workers' job on a thread of its own and tells `ended` when it is over, with the error if there is one.
+
+    Spark starts a worker again when its process, its executor or its host dies; nothing here does.
+    """
+
+    def __init__(self, context: SparkContext, setup: WorkerSetup, slots: int, ended: Callable[[str], None]) -> None:
+        self._context, self._setup, self._slots, self._ended = context, setup, slots, ended
+        self._group = f"millrace-{setup.cluster}"
+        self._thread = InheritableThread(target=self._run, daemon=True, name="millrace workers")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._context.setJobGroup(self._group, f"Millrace workers ({self._slots} slots)", interruptOnCancel=True)
+        try:
+            slots = self._context.parallelize(range(self._slots), self._slots)
+            slots.foreachPartition(partial(run_slot, self._setup))
+        except Exception as error:  # whatever Spark raises, it is the end of all workers: it must be told
+            self._ended(_first_line(error))
+        else:
+            self._ended("")
+
+    def stop(self) -> None:
+        """Call after the workers were told to stop: waits for the job, and cancels what does not end by itself."""
+        self._thread.join(timeout=CANCEL_SECONDS)
+        if self._thread.is_alive():
+            self._context.cancelJobGroup(self._group)
+            self._thread.join(timeout=CANCEL_SECONDS)
+
+
+def run_slot(setup: WorkerSetup, partition: Iterator[int]) -> None:
+    """The body of one Spark task."""
+    for slot in partition:
+        run_worker(setup, slot, executor_id())
+
+
+def executor_id() -> str:
+    """Spark tells a Python task everything but this: it is in the command line of the executor, two processes up."""
+    parent = os.getppid()
+    for _ in range(3):
+        try:
+            arguments = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            status = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            break
+        if "--executor-id" in arguments:
+            return arguments[arguments.index("--executor-id") + 1]
+        parent = int(status[1])
+    context = TaskContext.get()
+    return "driver" if context is not None else ""
+
+
+def ship_code(context: SparkContext, modules: Iterable[str], installed: bool) -> tuple[str, ...]:
+    """Make users' modules importable where workers run. On this machine (`installed`) the directories they were found
+    in are enough, and are returned; elsewhere Spark carries them, and Millrace itself, as zip files."""
+    roots = {name.partition(".")[0] for name in modules} - {"millrace", "builtins"}
+    found = [importlib.import_module(root) for root in sorted(roots)]
+    if installed:
+        return tuple(dict.fromkeys([*(_parent(module) for module in found), *filter(None, sys.path[:1])]))
+    for module in [millrace, *found]:
+        context.addPyFile(_archive(module))
+    return ()
+
+
+def _parent(module: Any) -> str:
+    path = Path(module.__file__).resolve()
+    return str(path.parent.parent if path.name == "__init__.py" else path.parent)
+
+
+def _archive(module: Any) -> str:
+    path = Path(module.__file__).resolve()
+    if path.name != "__init__.py":
+        return str(path)
+    target = Path(tempfile.mkdtemp(prefix="millrace-code-")) / module.__name__
+    return shutil.make_archive(str(target), "zip", path.parent.parent, path.parent.name)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
