@@ -37,8 +37,10 @@ class Setting:
             return value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TopologyError(f"{self.key} = {value!r} ({type(value).__name__}) must be a number")
-        if self.low is not None and value < self.low:
+        if self.low is not None and not value >= self.low:  # not a number is not at least anything either
             raise TopologyError(f"{self.key} = {value!r} is below the least value, {self.low:g}")
+        if isinstance(self.default, int) and value != int(value):
+            raise TopologyError(f"{self.key} = {value!r} must be a whole number")
         return type(self.default)(value) if isinstance(self.default, int | float) else value
 
 
@@ -72,7 +74,7 @@ HEARTBEAT_TIMEOUT = Setting("worker.heartbeat.timeout.secs", 1.5, low=0.05,
 LEASE = Setting("worker.lease.secs", 10.0, low=0.1,
                 about="Seconds without a word from the master after which a worker ends itself.")
 RECOVERY_GRACE = Setting("recovery.grace.secs", 0.5, low=0,
-                         about="Seconds after the loss of a worker before what was in flight and is still unfinished is replayed.")
+                         about="Seconds after the loss of a worker before what is still unfinished is replayed.")
 DRAIN_LIMIT = Setting("task.drain.limit.secs", 2.0, low=0,
                       about="Longest time a task that moved away goes on working off what is still in its inbox.")
 FRAME_LIMIT = Setting("wire.frame.limit.bytes", 64 * 2**20, low=4096, about="Largest frame that is sent or accepted.")

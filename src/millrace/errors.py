@@ -9,6 +9,7 @@
     ├── MasterUnreachable        the Spark master, or a running Millrace, does not answer
     ├── NotEnoughSlots           fewer workers came up than were asked for
     ├── AddressInUse             a port or socket that another process holds
+    ├── UnknownName              no component, stream, task or slot of that name (also a KeyError)
     ├── UnknownTopology          a name that is not running here
     └── WireError                a frame that is not one of ours
 
@@ -52,6 +53,13 @@ class NotEnoughSlots(MillraceError):
 
 class AddressInUse(MillraceError):
     """Another process already listens there."""
+
+
+class UnknownName(MillraceError, KeyError):
+    """A component or stream that is not there; the message lists those that are."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""
 
 
 class UnknownTopology(MillraceError, KeyError):

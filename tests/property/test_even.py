@@ -77,7 +77,9 @@ schedulers = st.builds(Even, one_worker_per_node=st.booleans(), spread_back=st.b
 def resulting(case: Case, result: SchedulingResult) -> Mapping[str, Plan]:
     """The plans in force afterwards, of the topologies that were asked about."""
     assert not isinstance(result, CannotPlace), result
-    return result.plans if isinstance(result, NewPlan) else {graph.name: case.plans[graph.name] for graph in case.graphs}
+    if isinstance(result, NewPlan):
+        return result.plans
+    return {graph.name: case.plans[graph.name] for graph in case.graphs}
 
 
 @given(schedulers, cases())

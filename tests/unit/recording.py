@@ -36,7 +36,7 @@ class Recorder:
         self.emits.append(Emitted(values, tup_id, stream, anchors, direct_task))
         return [0] if need_task_ids else None
 
-    def emit_arrow(self, batch: Any, tup_id: Any, stream: str | None, direct_task: int | None) -> None:
+    def emit_arrow(self, batch: Any, tup_id: Any, stream: str | None, anchors: Any, direct_task: int | None) -> None:
         self.emits.append(Emitted(batch, tup_id, stream, None, direct_task))
 
     def ack(self, tup: Any) -> None:

@@ -27,13 +27,14 @@ TICK_STREAM = "__tick"
 class Origin(Protocol):
     """Where a tuple came from. One object serves every tuple of a chunk, so a tuple costs three references."""
 
-    id: str
     component: str
     stream: str
     task: int
 
+    def tuple_id(self, index: int) -> str: ...
 
-class Tuple(msgspec.Struct, gc=False):
+
+class Tuple(msgspec.Struct, gc=False, eq=False):
     """A tuple as a bolt sees it: `id`, `component`, `stream`, `task` and `values`, in that order.
 
     `values` is a named tuple of the stream's fields: `tup.values[0]` and `tup.values.word` are the same.
@@ -50,7 +51,7 @@ class Tuple(msgspec.Struct, gc=False):
 
     @property
     def id(self) -> str:
-        return f"{self.origin.id}:{self.index}"
+        return self.origin.tuple_id(self.index)  # type: ignore[no-any-return]
 
     @property
     def component(self) -> str:
@@ -80,6 +81,9 @@ class _Nowhere(msgspec.Struct, frozen=True):
     stream: str
     task: int
 
+    def tuple_id(self, index: int) -> str:
+        return self.id
+
 
 class TaskHandle(Protocol):
     """What a running task offers its component. The engine sets it before `initialize`."""
@@ -87,7 +91,8 @@ class TaskHandle(Protocol):
     def emit(self, values: Sequence[Any], tup_id: Any, stream: str | None, anchors: Any,
              direct_task: int | None, need_task_ids: bool) -> list[int] | None: ...
 
-    def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any, stream: str | None, direct_task: int | None) -> None: ...
+    def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any, stream: str | None, anchors: Any,
+                   direct_task: int | None) -> None: ...
 
     def ack(self, tup: Tuple | str) -> None: ...
 
@@ -121,11 +126,11 @@ class Component:
     task_index: int = 0
     parallelism: int = 1
     debug: bool = False
-    storm_conf: dict[str, Any] = {}  # noqa: RUF012  replaced on the instance before initialize
-    context: dict[str, Any] = {}  # noqa: RUF012
+    storm_conf: dict[str, Any] = {}  # replaced on the instance before initialize
+    context: dict[str, Any] = {}
     logger: logging.Logger = logging.getLogger("millrace.component")
     tracked: bool = False  # True: the topology runs at least once, ack and fail will come
-    _handle: TaskHandle = _Detached()  # type: ignore[assignment]
+    _handle: TaskHandle = _Detached()
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -199,7 +204,7 @@ class Spout(Component):
     def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any = None, stream: str | None = None,
                    direct_task: int | None = None) -> None:
         """Send a whole Arrow batch, one column for each field of the stream, tracked under one id."""
-        self._handle.emit_arrow(batch, tup_id, stream, direct_task)
+        self._handle.emit_arrow(batch, tup_id, stream, None, direct_task)
 
 
 class ReliableSpout(Spout):
@@ -230,7 +235,7 @@ class ReliableSpout(Spout):
             raise ValueError(f"{type(self).__name__} is reliable: emit_arrow needs a tup_id to send the batch again by")
         if self.tracked:
             self.unacked_tuples[tup_id] = (batch, stream, direct_task, False)
-        self._handle.emit_arrow(batch, tup_id, stream, direct_task)
+        self._handle.emit_arrow(batch, tup_id, stream, None, direct_task)
 
     def ack(self, tup_id: Any) -> None:
         if self.unacked_tuples.pop(tup_id, None) is None:
@@ -274,7 +279,7 @@ class ReplayableSpout(ReliableSpout):
 
     def position(self) -> int:
         """Everything below this has been fully processed."""
-        return min(self.unacked_tuples, default=self._next_position)
+        return next(iter(self.unacked_tuples), self._next_position)  # a dict keeps the order in which they were sent
 
     def emit(self, tup: Sequence[Any], tup_id: Any = None, stream: str | None = None,
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:
@@ -296,6 +301,7 @@ class Bolt(Component):
     auto_ack: ClassVar[bool] = True  # ack when `process` returns
     auto_fail: ClassVar[bool] = True  # fail the tuple when `process` raises
     acks_itself: ClassVar[bool] = False  # True: `process` keeps the tuple and acks it later
+    named_rows: ClassVar[bool] = True  # False: values come as plain tuples, without field names; a little cheaper
 
     @classmethod
     def spec(cls, name: str | None = None, inputs: Any = None, par: Any = None,
@@ -312,16 +318,17 @@ class Bolt(Component):
     # subclass: whole chunks at a time, acked when the call returns. Rows are named tuples of the stream's fields.
 
     def process_tick(self, tup: Tuple) -> None:
-        """Called every `topology.tick.tuple.freq.secs` seconds if that is set in the topology's or the bolt's config."""
+        """Called every `topology.tick.tuple.freq.secs` seconds if the topology's or the bolt's config sets it."""
 
     def emit(self, tup: Sequence[Any], stream: str | None = None, anchors: Any = None,
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:
         """Send one tuple. `anchors`: the tuples it stands for; `[]` sends it untracked."""
         return self._handle.emit(tup, None, stream, anchors, direct_task, need_task_ids)
 
-    def emit_arrow(self, batch: pa.RecordBatch, stream: str | None = None, direct_task: int | None = None) -> None:
+    def emit_arrow(self, batch: pa.RecordBatch, stream: str | None = None, anchors: Any = None,
+                   direct_task: int | None = None) -> None:
         """Send a whole Arrow batch, one column for each field of the stream."""
-        self._handle.emit_arrow(batch, None, stream, direct_task)
+        self._handle.emit_arrow(batch, None, stream, anchors, direct_task)
 
     def ack(self, tup: Tuple | str) -> None:
         self._handle.ack(tup)
@@ -362,6 +369,12 @@ class BatchingBolt(Bolt):
         if anchors is None and self.auto_anchor:
             anchors = self._current
         self._handle.emit(tup, None, stream, anchors, direct_task, False)
+
+    def emit_arrow(self, batch: pa.RecordBatch, stream: str | None = None, anchors: Any = None,
+                   direct_task: int | None = None) -> None:
+        if anchors is None and self.auto_anchor:
+            anchors = self._current
+        self._handle.emit_arrow(batch, None, stream, anchors, direct_task)
 
     def process(self, tup: Tuple) -> None:
         self._batches[self.group_key(tup)].append(tup)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, ClassVar
 
 import msgspec
@@ -46,7 +47,7 @@ class Grouping:
         It must be a module-level function, because every worker imports it by name.
         """
         name = getattr(function, "__qualname__", "")
-        if not callable(function) or not name or "<" in name:
+        if not isinstance(function, FunctionType) or "<" in name:
             raise TypeError(f"Grouping.custom() takes a function defined at the top of a module, not {function!r}")
         return cls("custom", code=f"{function.__module__}:{name}")
 

@@ -30,17 +30,10 @@ from millrace.api.component import (
     Spout,
 )
 from millrace.api.grouping import Grouping
-from millrace.errors import MillraceError, TopologyError
+from millrace.errors import TopologyError, UnknownName
 
 BOLT_METHODS = ("process", "process_rows", "process_arrow")
 RESERVED_PREFIX = "__"
-
-
-class UnknownName(MillraceError, KeyError):
-    """A component or stream that is not there; the message lists those that are."""
-
-    def __str__(self) -> str:  # KeyError would show the repr of the message
-        return str(self.args[0]) if self.args else ""
 
 
 @dataclass(frozen=True, slots=True)

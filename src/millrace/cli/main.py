@@ -17,7 +17,7 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure Millrace, against ot
 app.add_typer(bench_app, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end and nothing else on stdout.")]
-ClusterName = Annotated[str | None, typer.Option("--cluster", help="Name of the running cluster; needed only if there are several.")]
+ClusterName = Annotated[str | None, typer.Option("--cluster", help="Name of the cluster; needed only if several run.")]
 
 
 @app.callback()
@@ -43,7 +43,7 @@ def demo(seconds: Annotated[float, typer.Option(help="How long the stream runs."
 
 @app.command()
 def run(topology: Annotated[str, typer.Argument(help="module:Topology, for example millrace.workloads.wordcount:WordCount")],
-        master: Annotated[str, typer.Option(help="Spark master: local[N], local-cluster[N,C,M], spark://HOST:PORT, ...")] = "local[*]",
+        master: Annotated[str, typer.Option(help="Spark master: local[N], spark://HOST:PORT, yarn, ...")] = "local[*]",
         slots: Annotated[int, typer.Option(help="Workers to start, one core of the cluster each.", min=1)] = 2,
         name: Annotated[str | None, typer.Option(help="Name of the topology; its class name if not given.")] = None,
         par: Annotated[list[str] | None, typer.Option(help="COMPONENT=N, may be repeated.")] = None,
@@ -51,7 +51,7 @@ def run(topology: Annotated[str, typer.Argument(help="module:Topology, for examp
         seconds: Annotated[float, typer.Option(help="Stop after so long; 0 runs until Ctrl-C.", min=0)] = 0,
         cluster: Annotated[str | None, typer.Option(help="Name under which status and kill find it.")] = None,
         bind: Annotated[str | None, typer.Option(help="Address of this host that the workers can reach.")] = None,
-        port: Annotated[int, typer.Option(help="Port of the master for its workers; 0 for any free one.", min=0, max=65535)] = 0,
+        port: Annotated[int, typer.Option(help="Port for the workers; 0 for any free one.", min=0, max=65535)] = 0,
         one_worker_per_node: Annotated[bool, typer.Option(help="At most one worker of the topology on each node.")] = False,
         conf: Annotated[list[str] | None, typer.Option(help="Spark setting KEY=VALUE, may be repeated.")] = None,
         as_json: Json = False) -> None:
@@ -59,7 +59,7 @@ def run(topology: Annotated[str, typer.Argument(help="module:Topology, for examp
     from millrace.cli.running import RunOptions, run_topology
 
     options = RunOptions(topology, master, slots, name, _pairs("par", par, whole=True), _pairs("config", config), seconds,
-                         cluster, bind, port, one_worker_per_node, {k: str(v) for k, v in _pairs("conf", conf, raw=True).items()})
+                         cluster, bind, port, one_worker_per_node, _pairs("conf", conf, raw=True))
     result = run_topology(options, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))

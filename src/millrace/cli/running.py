@@ -53,7 +53,8 @@ class Rates:
         self._last: dict[str, tuple[float, float]] = {}
 
     def of(self, status: dict[str, Any]) -> dict[str, dict[str, float]]:
-        now, found = time.monotonic(), {}
+        now = time.monotonic()
+        found: dict[str, dict[str, float]] = {}
         for topology in status["topologies"]:
             rates = found[topology["name"]] = {}
             for row in topology["components"]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class Drop(Bolt):
     """Counts the rows it gets in `count` and throws them away."""
 
+    named_rows: ClassVar[bool] = False
+
     def __init__(self) -> None:
         super().__init__()
         self.count = 0

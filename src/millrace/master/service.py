@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from millrace.config import HEARTBEAT_TIMEOUT
+from millrace.config import FRAME_LIMIT, HEARTBEAT_TIMEOUT
 from millrace.control.events import (
     Distribute,
     Ended,
@@ -41,7 +41,7 @@ from millrace.master.status import status_of
 from millrace.model.graph import TopologyGraph
 from millrace.runtime import wire
 from millrace.runtime.process import WorkerSetup
-from millrace.runtime.transport import REFUSALS, Gate, Keys, bind_tcp, boot_id, recv_monitor_message, serve
+from millrace.runtime.transport import Gate, Keys, Refusals, bind_tcp, boot_id, serve
 from millrace.schedulers.base import Scheduler
 
 log = logging.getLogger("millrace.master")
@@ -95,8 +95,9 @@ class Master:
         self._workers.linger = 500
         self._workers.router_mandatory = True
         self._workers.sndhwm = 0
+        self._workers.maxmsgsize = FRAME_LIMIT.of(self.settings) + 65536
         serve(self._workers, self.keys)
-        self._monitor = self._workers.get_monitor_socket(REFUSALS)
+        self._refusals = Refusals(self._workers)
         self.endpoint = bind_tcp(self._workers, host, port)
         self._desk = Desk.open(self.name)
         self._people = self._desk.listen(self._context)
@@ -181,12 +182,12 @@ class Master:
         next_tick = 0.0
         while not self._stopping:
             poller = zmq.Poller()
-            for source in [self._workers, self._people, self._monitor, self._wake_fd]:
+            for source in [self._workers, self._people, self._refusals.monitor, self._wake_fd]:
                 poller.register(source, zmq.POLLIN)
             watches = {connection.watch.fd: slot for slot, connection in self.connections.items() if connection.watch}
             for fd in watches:
                 poller.register(fd, zmq.POLLIN)
-            found = dict(poller.poll(TICK_SECONDS * 1000))
+            found = dict(poller.poll(int(TICK_SECONDS * 1000)))
             try:
                 self._take_turn(found, watches)
                 if time.monotonic() >= next_tick:
@@ -205,10 +206,8 @@ class Master:
             self._listen_to_workers()
         if self._people in found:
             self._listen_to_people()
-        if self._monitor in found:
-            while self._monitor.poll(0):
-                recv_monitor_message(self._monitor)
-                self.refused += 1
+        if self._refusals.monitor in found:
+            self.refused = self._refusals.count()
         if self._wake_fd in found:
             os.read(self._wake_fd, 4096)
         while not self._calls.empty():
@@ -288,6 +287,9 @@ class Master:
             self._lose(message.slot, "it stopped", quiet=self._told_to_stop)
 
     def _on_hello(self, identity: bytes, hello: wire.Hello) -> None:
+        if hello.slot in self.connections and hello.former:  # it was cut off, and Spark has another process there now
+            self._reply(identity, wire.Stop())
+            return
         if hello.slot in self.connections:
             self._lose(hello.slot, "Spark started the slot again")
         self._generation += 1

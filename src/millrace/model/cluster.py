@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millrace.api.topology import UnknownName
+from millrace.errors import UnknownName
 
 
 class Slot(NamedTuple):

@@ -12,9 +12,9 @@ import msgspec
 
 from millrace.api.component import Component, Spout
 from millrace.api.grouping import Grouping
-from millrace.api.topology import ComponentSpec, Topology, UnknownName, checked_config, checked_par, mode_of
+from millrace.api.topology import ComponentSpec, Topology, checked_config, checked_par, mode_of
 from millrace.config import KEY_GROUP_COUNT
-from millrace.errors import TopologyError
+from millrace.errors import TopologyError, UnknownName
 
 ACKER = "__acker"
 ENVIRONMENT = "topology.environment"

@@ -19,7 +19,7 @@ class Metric(StrEnum):
     unit: str
     about: str
 
-    def __new__(cls, value: str, unit: str, about: str) -> Metric:
+    def __new__(cls, value: str, unit: str = "", about: str = "") -> Metric:  # so that Metric("emitted") is well typed
         metric = str.__new__(cls, value)
         metric._value_ = value
         metric.unit = unit

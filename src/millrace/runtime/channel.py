@@ -39,8 +39,11 @@ class Delivery:
         self.failed = False
 
     @property
-    def id(self) -> str:
+    def key(self) -> str:
         return f"{self.inlet.source:x}.{self.edge or id(self):x}"
+
+    def tuple_id(self, index: int) -> str:
+        return f"{self.key}:{index}"
 
 
 class Inlet:
@@ -78,7 +81,8 @@ class Channel:
         self.consumed = max(self.consumed, consumed)
         if self.full and self.seq - self.consumed < self.window:
             self.full = False
-            self.owner.unblocked()
+            if self._in_use():
+                self.owner.unblocked()
 
     def send_rows(self, stream: int, rows: Any, edge: int, roots: tuple[int, ...], attempt: int, birth: float) -> None:
         if self.local is not None:
@@ -121,8 +125,13 @@ class Channel:
         self.tuples += count
         if not self.full and self.seq - self.consumed >= self.window:
             self.full = True
-            self.owner.blocked += 1
+            if self._in_use():
+                self.owner.blocked += 1
         return seq
+
+    def _in_use(self) -> bool:
+        """False once a new plan has put another channel in its place: what happens to it then holds nobody up."""
+        return self.owner.channels.get(self.target) is self
 
 
 Inbox = deque[Delivery]

@@ -67,7 +67,8 @@ class Meters:
         self.emitted = self.transferred = self.executed = self.acked = self.failed = 0
         self.dead_letters = self.replayed = self.gaps = self.repeats = 0
         self.cpu_seconds = self.busy_seconds = 0.0
-        self.execute_latency, self.process_latency, self.complete_latency = LatencyHistogram(), LatencyHistogram(), LatencyHistogram()
+        self.execute_latency, self.process_latency = LatencyHistogram(), LatencyHistogram()
+        self.complete_latency = LatencyHistogram()
         self.custom: dict[str, Any] = {}
 
     def report(self) -> dict[str, Any]:

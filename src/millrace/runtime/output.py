@@ -18,7 +18,7 @@ SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
 class Output:
     """One stream of one task. `rows` (and, for a spout, `ids` beside it) wait here until the task settles."""
 
-    __slots__ = ("fields", "ids", "index", "name", "direct", "owner", "routes", "rows", "width")
+    __slots__ = ("direct", "fields", "ids", "index", "name", "owner", "rebinds", "routes", "rows", "width")
 
     def __init__(self, owner: TaskId, index: int, stream: StreamDef) -> None:
         self.owner, self.index, self.name = owner, index, stream.name
@@ -26,17 +26,15 @@ class Output:
         self.rows: list[tuple[Any, ...]] = []
         self.ids: list[Any] = []
         self.routes: list[Route] = []
+        self.rebinds: list[Callable[[list[Any], list[Any]], None]] = []
 
-    def take(self) -> list[tuple[Any, ...]]:
-        """The waiting rows. The list itself stays: `emit` holds on to its `append`."""
-        rows = self.rows[:]
-        self.rows.clear()
-        return rows
-
-    def take_ids(self) -> list[Any]:
-        ids = self.ids[:]
-        self.ids.clear()
-        return ids
+    def take(self) -> tuple[list[tuple[Any, ...]], list[Any]]:
+        """The waiting rows and ids; fresh lists take their place."""
+        rows, ids = self.rows, self.ids
+        self.rows, self.ids = [], []
+        for rebind in self.rebinds:
+            rebind(self.rows, self.ids)
+        return rows, ids
 
     def row(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Values as a row of this stream, checked; nested values as they look on the other side of the wire."""
@@ -71,31 +69,48 @@ class Output:
         return batch
 
 
-# The body of `emit` is made for the width of the stream: unpacking checks the length, building the tuple makes the
-# copy that protects from later changes, and testing each type by name is what lets most rows skip everything slower.
+# The body of `emit` is made for the width of the stream: unpacking spreads the values out, testing each type by name is
+# what lets most rows skip everything slower, and building the tuple is the copy that protects from later changes. Rows
+# go to a list in a closure's cell, because that is the cheapest append there is; `rebind` puts another list there.
 _TEMPLATE = """
-def emit(tup, {first}stream=None, {anchors}direct_task=None, need_task_ids=False):
-    if stream is None and {no_anchors}direct_task is None and not need_task_ids:
-        kind = type(tup)
-        if (kind is list or kind is tuple) and len(tup) == {width}:
-            {names} = tup
-            if {tests}:
-                append(({names}))
-                {track}
-                return None
-    return slow(tup, {tup_id}, stream, {given}, direct_task, need_task_ids)
+def make(rows, ids, slow, SCALARS):
+    def emit({signature}):
+        if stream is None and {no_anchors}direct_task is None and not need_task_ids:
+            kind = tup.__class__
+            if (kind is list or kind is tuple) and len(tup) == {width}:
+                {names} = tup
+                if {tests}:
+                    rows.append(({names}))
+                    {track}
+                    return None
+        return slow(tup, {tup_id}, stream, {anchors}, direct_task, need_task_ids)
+
+    def rebind(new_rows, new_ids):
+        nonlocal rows, ids
+        rows, ids = new_rows, new_ids
+
+    return emit, rebind
 """
+BOLT, SPOUT, HANDLE = "bolt", "spout", "handle"
+_SIGNATURES = {
+    BOLT: "tup, stream=None, anchors=None, direct_task=None, need_task_ids=False",
+    SPOUT: "tup, tup_id=None, stream=None, direct_task=None, need_task_ids=False",
+    HANDLE: "tup, tup_id, stream, anchors, direct_task, need_task_ids",
+}
 
 
-def fast_emit(output: Output, slow: Callable[..., Any], spout: bool) -> Callable[..., Any]:
-    """An `emit` for the default stream that handles the ordinary case itself and leaves the rest to `slow`."""
+def fast_emit(output: Output, slow: Callable[..., Any], form: str, track: bool) -> Callable[..., Any]:
+    """An `emit` for the default stream that handles the ordinary case itself and leaves the rest to `slow`. `form` is
+    the signature: that of Bolt.emit, of Spout.emit or of TaskHandle.emit. `track`: keep the tuples' ids."""
     names = [f"v{i}" for i in range(output.width)]
     source = _TEMPLATE.format(
-        width=output.width, names=", ".join(names) + ",",
-        tests=" and ".join(f"type({name}) in SCALARS" for name in names),
-        first="tup_id=None, " if spout else "", tup_id="tup_id" if spout else "None",
-        anchors="" if spout else "anchors=None, ", given="None" if spout else "anchors",
-        no_anchors="" if spout else "anchors is None and ", track="ids_append(tup_id)" if spout else "")
-    scope: dict[str, Any] = {"SCALARS": SCALARS, "append": output.rows.append, "ids_append": output.ids.append, "slow": slow}
+        signature=_SIGNATURES[form], width=output.width, names=", ".join(names) + ",",
+        tests=" and ".join(f"{name}.__class__ in SCALARS" for name in names),
+        no_anchors="" if form == SPOUT else "anchors is None and ", anchors="None" if form == SPOUT else "anchors",
+        tup_id="None" if form == BOLT else "tup_id", track="ids.append(tup_id)" if track else "")
+    scope: dict[str, Any] = {}
     exec(source, scope)
-    return scope["emit"]  # type: ignore[no-any-return]
+    emit: Callable[..., Any]
+    emit, rebind = scope["make"](output.rows, output.ids, slow, SCALARS)
+    output.rebinds.append(rebind)
+    return emit

@@ -74,7 +74,7 @@ class Pulse(threading.Thread):
                 socket.send(wire.encode(wire.Heartbeat(self._slot, self._generation, self._revision())))
                 while socket.poll(0):
                     heard = time.monotonic()
-                    self.fenced = self.fenced or isinstance(wire.decode_control(socket.recv()), wire.Fenced)
+                    self.fenced |= isinstance(wire.decode_control(socket.recv()), wire.Fenced)
                 if os.getppid() != self._parent:
                     end_process("its parent is gone")
                 if time.monotonic() - heard > lease:
@@ -117,6 +117,7 @@ class WorkerProcess:
         self.context = zmq.Context()
         self.boot = boot_id()
         self.threads = TaskThreads()
+        self._former = 0  # generation as which this process was given up
         bind = address_facing(setup.master) if setup.bind == "auto" else setup.bind
         self._bind = bind
         self._gate = Gate(self.context, setup.keys) if bind else None
@@ -144,6 +145,9 @@ class WorkerProcess:
         peers = SocketPeers(self.context, self.setup.keys, self.boot)
         try:
             welcome = self._hello(control, nonce, port)
+            if welcome is None:
+                return "stopped"
+            self._former = welcome.generation
             worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings)
             pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision)
             pulse.start()
@@ -158,15 +162,18 @@ class WorkerProcess:
             port.close()
             control.close(linger=500)
 
-    def _hello(self, control: zmq.Socket[Any], nonce: str, port: DataPort) -> wire.Welcome:
+    def _hello(self, control: zmq.Socket[Any], nonce: str, port: DataPort) -> wire.Welcome | None:
+        """None if there is nothing to do here: the slot was given to another process while this one was cut off."""
         control.send(wire.encode(wire.Hello(self.slot, nonce, os.getpid(), sockets.gethostname(), self.boot, self.executor,
-                                            port.ipc, port.tcp)))
+                                            port.ipc, port.tcp, self._former)))
         deadline = time.monotonic() + HELLO_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             if control.poll(int(left * 1000) + 1):
                 message = wire.decode_control(control.recv())
                 if isinstance(message, wire.Welcome):
                     return message
+                if isinstance(message, wire.Stop):
+                    return None
         raise MasterUnreachable(f"the Millrace master at {self.setup.master} did not answer worker {self.slot} within "
                                 f"{HELLO_SECONDS:g} s: it is not reachable from this host, or the key is not its own")
 
@@ -177,7 +184,7 @@ class WorkerProcess:
         next_report = 0.0
         while True:
             wait = worker.wait_seconds()
-            found = dict(poller.poll(min(REPORT_SECONDS * 1000, wait * 1000 + 0.999) if wait else 0))
+            found = dict(poller.poll(int(min(REPORT_SECONDS, wait) * 1000 + 0.999)))
             if control in found and self._control(worker, control) == "stop":
                 return "stopped"
             if pulse.fenced:

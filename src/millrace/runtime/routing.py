@@ -42,14 +42,16 @@ class ToOne(Route):
     def split(self, rows: Rows) -> Parts:
         return [(self.channels[0], rows)]
 
-    split_batch = split
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        return [(self.channels[0], batch)]
 
 
 class ToAll(Route):
     def split(self, rows: Rows) -> Parts:
         return [(channel, rows) for channel in self.channels]
 
-    split_batch = split
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        return [(channel, batch) for channel in self.channels]
 
 
 class Shuffle(Route):
@@ -93,17 +95,17 @@ class Custom(Route):
         return self.split(rows_of(batch))
 
 
-class _Memory(dict[Any, Callable[[tuple[Any, ...]], None]]):
-    """key -> the `append` of its task's bucket, so that a key is hashed once and a tuple costs one dict look-up."""
+class _Memory(dict[Any, int]):
+    """key -> index of its task, so that a key is hashed once and a tuple costs one dict look-up."""
 
-    def __init__(self, find: Callable[[Any], int], buckets: list[list[tuple[Any, ...]]]) -> None:
-        self._find, self._buckets = find, buckets
+    def __init__(self, find: Callable[[Any], int]) -> None:
+        self._find = find
 
-    def __missing__(self, key: Any) -> Callable[[tuple[Any, ...]], None]:
+    def __missing__(self, key: Any) -> int:
         if len(self) >= KEYS_REMEMBERED:
             self.clear()
-        self[key] = append = self._buckets[self._find(key)].append
-        return append
+        self[key] = task = self._find(key)
+        return task
 
 
 class ByFields(Route):
@@ -112,41 +114,27 @@ class ByFields(Route):
     def __init__(self, channels: list[Channel], positions: Sequence[int], owners: Sequence[int]) -> None:
         super().__init__(channels)
         self._positions, self._owners = tuple(positions), tuple(owners)
-        self._buckets: list[list[tuple[Any, ...]]] = [[] for _ in channels]
-        self._memory = _Memory(self._task_of, self._buckets)
+        self._memory = _Memory(self._task_of)
 
     def _task_of(self, key: Any) -> int:
         return self._owners[stable_hash(key) % len(self._owners)]
 
     def split(self, rows: Rows) -> Parts:
         memory = self._memory
+        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
         try:
-            if len(self._positions) == 1:
-                position = self._positions[0]
-                for row in rows:
-                    memory[row[position]](row)
-            else:
-                key = itemgetter(*self._positions)
-                for row in rows:
-                    memory[key(row)](row)
+            for row, task in zip(rows, map(memory.__getitem__, map(itemgetter(*self._positions), rows)), strict=True):
+                buckets[task].append(row)
         except TypeError:  # a list or dict as key: it has a stable hash, but no place in a dict
-            self._split_unhashable(rows)
-        return self._take()
+            buckets = self._split_unhashable(rows)
+        return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
 
-    def _split_unhashable(self, rows: Rows) -> None:
-        for bucket in self._buckets:
-            bucket.clear()
+    def _split_unhashable(self, rows: Rows) -> list[list[tuple[Any, ...]]]:
+        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
+        key = itemgetter(*self._positions)
         for row in rows:
-            key = [row[position] for position in self._positions]
-            self._buckets[self._task_of(key[0] if len(key) == 1 else key)].append(row)
-
-    def _take(self) -> Parts:
-        parts = []
-        for channel, bucket in zip(self.channels, self._buckets, strict=True):
-            if bucket:
-                parts.append((channel, bucket[:]))  # a copy: the memory holds on to this very list
-                bucket.clear()
-        return parts
+            buckets[self._task_of(key(row))].append(row)
+        return buckets
 
     def split_batch(self, batch: pa.RecordBatch) -> Parts:
         if len(self._positions) > 1:

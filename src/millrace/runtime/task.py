@@ -18,19 +18,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from millrace.api.component import DEAD_LETTERS, DEFAULT_STREAM, SYSTEM_COMPONENT, TICK_STREAM, Bolt, Component, Tuple
+from millrace.api.component import DEAD_LETTERS, DEFAULT_STREAM, SYSTEM_COMPONENT, TICK_STREAM, Bolt, Component, Spout, Tuple
 from millrace.config import CHUNK_TUPLES, MAX_FAILS, TICK_SECONDS
 from millrace.errors import EmitError, EncodingError
 from millrace.model.graph import ComponentDef, TaskId, resolve
 from millrace.runtime import wire
 from millrace.runtime.channel import Channel, Delivery, Inlet
 from millrace.runtime.meters import Meters
-from millrace.runtime.output import Output, fast_emit
+from millrace.runtime.output import BOLT, HANDLE, SPOUT, Output, fast_emit
 from millrace.runtime.routing import rows_of
 
 if TYPE_CHECKING:
     from millrace.runtime.worker import TopologyRun, Worker
 
+PLAIN_ROWS = wire.row_decoder(tuple)
 OPEN_DELIVERIES = 64  # a bolt settles after so many input chunks even if they made it emit little
 CHUNK_STRETCH = 4  # tuples that were emitted together may overfill a chunk so many times before they are cut up
 
@@ -83,12 +84,15 @@ class Task:
         return component
 
     def _attach_emit(self, component: Component) -> None:
-        """The fast path, unless the class has an `emit` of its own, which then finds the slow one in its handle."""
+        """The fast path: as the component's own `emit`, unless its class has another one, and in its handle."""
         default = self._by_stream.get(DEFAULT_STREAM)
-        base = next(cls for cls in type(component).__mro__ if "emit" in vars(cls))
-        if default is not None and default.width and not default.direct and base.__module__ == Component.__module__ \
-                and base.__name__ in ("Bolt", "Spout"):
-            vars(component)["emit"] = fast_emit(default, self.emit, spout=self.definition.kind == "spout")
+        if default is None or not default.width or default.direct:
+            return
+        spout = self.definition.kind == "spout"
+        default.rebinds.clear()
+        vars(self)["emit"] = fast_emit(default, self._emit, HANDLE, track=spout)
+        if type(component).emit in (Bolt.emit, Spout.emit):  # type: ignore[attr-defined]
+            vars(component)["emit"] = fast_emit(default, self._emit, SPOUT if spout else BOLT, track=spout)
 
     def initialize(self) -> None:
         self.component.initialize(self.component.storm_conf, self.component.context)
@@ -103,6 +107,11 @@ class Task:
 
     def emit(self, values: Sequence[Any], tup_id: Any, stream: str | None, anchors: Any, direct_task: int | None,
              need_task_ids: bool) -> list[int] | None:
+        return self._emit(values, tup_id, stream, anchors, direct_task, need_task_ids)
+
+    def _emit(self, values: Sequence[Any], tup_id: Any, stream: str | None, anchors: Any, direct_task: int | None,
+              need_task_ids: bool) -> list[int] | None:
+        """Every case that the fast path leaves: other streams, anchors, direct tasks, nested values, mistakes."""
         output = self._output(stream)
         row = output.row(values)
         if anchors is None and direct_task is None and not need_task_ids and not output.direct:
@@ -114,12 +123,13 @@ class Task:
         self._add_group(output, row, anchors, channels, tup_id)
         return [channel.target for channel in channels] if need_task_ids and channels is not None else None
 
-    def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any, stream: str | None, direct_task: int | None) -> None:
+    def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any, stream: str | None, anchors: Any,
+                   direct_task: int | None) -> None:
         output = self._output(stream)
         checked = output.batch(batch)
         channels = self._chosen(output, None, direct_task, False)
         self._keep_order(output)
-        self.groups.append(Group(output, checked, None, channels, [tup_id]))
+        self.groups.append(Group(output, checked, anchors, channels, [tup_id]))
 
     def report_metric(self, name: str, value: Any) -> None:
         self.meters.custom[name] = value
@@ -159,7 +169,8 @@ class Task:
     def _keep_order(self, output: Output) -> None:
         """Rows that wait already were emitted before what comes now: they go first."""
         if output.rows:
-            self.groups.append(Group(output, output.take(), None, None, output.take_ids()))
+            rows, ids = output.take()
+            self.groups.append(Group(output, rows, None, None, ids))
 
     def _add_group(self, output: Output, row: tuple[Any, ...], anchors: Any, channels: Any, tup_id: Any) -> None:
         self._keep_order(output)
@@ -186,7 +197,8 @@ class Task:
         """Everything emitted since the last time, in order of emission within each stream."""
         for output in self.outputs:
             if output.rows:
-                self.groups.append(Group(output, output.take(), None, None, output.take_ids()))
+                rows, ids = output.take()
+                self.groups.append(Group(output, rows, None, None, ids))
         groups, self.groups = self.groups, []
         return groups
 
@@ -298,7 +310,7 @@ class BoltTask(Task):
             fields = self.topology.graph.component(delivery.component).outputs[delivery.stream_index].fields
             title = f"{delivery.component}_{delivery.stream}".replace("-", "_").replace(" ", "_").title().replace("_", "")
             row_type = NamedTuple(f"{title}Tuple", [(field, Any) for field in fields])  # type: ignore[misc]
-            found = self._decoders[key] = (list[row_type], wire.row_decoder(row_type))  # type: ignore[valid-type]
+            found = self._decoders[key] = (list[row_type], wire.row_decoder(row_type))
         return found
 
     def rows(self, delivery: Delivery) -> list[Any]:
@@ -308,10 +320,12 @@ class BoltTask(Task):
             body, local = rows_of(self._batch(delivery)), True
         else:
             local = delivery.local
+        if not self.component.named_rows:
+            return list(body) if local else PLAIN_ROWS.decode(body)
         row_type, decoder = self._row_type(delivery)
         if local:
-            return msgspec.convert(body, row_type)  # type: ignore[no-any-return]
-        return decoder.decode(body)  # type: ignore[no-any-return]
+            return msgspec.convert(body, row_type)
+        return decoder.decode(body)
 
     def _batch(self, delivery: Delivery) -> pa.RecordBatch:
         if delivery.form == wire.ARROW:
@@ -389,7 +403,7 @@ class BoltTask(Task):
         try:
             return self.rows(delivery)
         except (msgspec.DecodeError, ValueError) as error:
-            raise wire.WireError(f"a chunk from {delivery.component} does not fit stream {delivery.stream!r}: {error}") from None
+            raise wire.WireError(f"a chunk from {delivery.component} does not fit {delivery.stream!r}: {error}") from None
 
     # -- errors in user code ---------------------------------------------------------------------------------------
 
@@ -480,7 +494,7 @@ class BoltTask(Task):
     def _finish(self, delivery: Delivery) -> None:
         if self.by_hand and not delivery.failed:
             if delivery.left and delivery.roots:
-                self.held[delivery.id] = delivery
+                self.held[delivery.key] = delivery
             return
         self._close(delivery)
 
@@ -527,7 +541,7 @@ class BoltTask(Task):
         delivery.done.add(index)
         delivery.left -= 1
         if delivery.failed or not delivery.left:
-            self.held.pop(delivery.id, None)
+            self.held.pop(delivery.key, None)
             self._close(delivery)
 
     def forget_held(self, before: float) -> None:
@@ -578,7 +592,10 @@ class BoltTask(Task):
 
 
 class _TickOrigin:
-    id, component, stream, task = "tick", SYSTEM_COMPONENT, TICK_STREAM, -1
+    component, stream, task = SYSTEM_COMPONENT, TICK_STREAM, -1
+
+    def tuple_id(self, index: int) -> str:
+        return "tick"
 
 
 TICK_ORIGIN = _TickOrigin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -35,10 +36,8 @@ class TaskThreads:
 
     def finish(self) -> None:
         """Called on the loop: run what follows the jobs that are done."""
-        try:
+        with suppress(BlockingIOError):  # another wake-up may have emptied the pipe already
             os.read(self.wake_fd, 4096)
-        except BlockingIOError:
-            pass  # another wake-up has emptied the pipe already
         while not self._done.empty():
             self._done.get()()
 
@@ -50,10 +49,8 @@ class TaskThreads:
             self.wake()
 
     def wake(self) -> None:
-        try:
+        with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough
             os.write(self._signal_fd, b".")
-        except BlockingIOError:
-            pass  # the pipe is full of wake-ups: one is enough
 
     def close(self) -> None:
         for key in list(self._queues):

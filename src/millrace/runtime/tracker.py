@@ -94,7 +94,8 @@ class Tracker:
     # -- for the ackers of this worker ---------------------------------------------------------------------------------
 
     def on_roots(self, owner: tuple[int, int], pairs: list[tuple[int, int]]) -> None:
-        finished, failed = [], []
+        finished: list[int] = []
+        failed: list[int] = []
         for root, edges in pairs:
             ledger = self.ledgers.get(acker_of(root))
             verdict = ledger.open(root, edges, owner) if ledger is not None else None

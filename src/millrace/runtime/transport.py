@@ -21,8 +21,6 @@ from millrace.config import FRAME_LIMIT
 from millrace.control.assignment import WorkerAddress
 from millrace.errors import AddressInUse, MillraceError
 
-REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -51,6 +49,29 @@ class Gate:
 
     def close(self) -> None:
         self._authenticator.stop()
+
+
+class Refusals:
+    """Counts the connections that were turned away: a wrong key, none, or something that does not speak ZeroMQ.
+
+    libzmq has an event for some of these only. What they all share: accepted, and gone without a handshake.
+    """
+
+    def __init__(self, socket: zmq.Socket[Any]) -> None:
+        self.monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._count = 0
+        self._knocking: dict[int, bool] = {}  # file descriptors, the oldest first
+
+    def count(self) -> int:
+        while self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._knocking[int(event["value"])] = True
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self._count += self._knocking.pop(int(event["value"]), False)
+            elif self._knocking:  # it does not say who was let in; taking the oldest keeps the sum right
+                del self._knocking[next(iter(self._knocking))]
+        return self._count
 
 
 def serve(socket: zmq.Socket[Any], keys: Keys) -> None:
@@ -101,17 +122,16 @@ class DataPort:
     def __init__(self, context: zmq.Context[Any], name: str, directory: Path, bind_host: str, keys: Keys,
                  frame_limit: int = FRAME_LIMIT.default) -> None:
         self.sockets: list[zmq.Socket[Any]] = []
-        self.refused = 0
         self._path = directory / f"{name}.ipc"
         self.ipc = f"ipc://{self._path}"
         local = self._socket(context, frame_limit)
         local.bind(self.ipc)
         self.tcp = ""
-        self._monitor: zmq.Socket[Any] | None = None
+        self._refusals: Refusals | None = None
         if bind_host:
             remote = self._socket(context, frame_limit)
             serve(remote, keys)
-            self._monitor = remote.get_monitor_socket(REFUSALS)
+            self._refusals = Refusals(remote)
             self.tcp = bind_tcp(remote, bind_host)
 
     def _socket(self, context: zmq.Context[Any], frame_limit: int) -> zmq.Socket[Any]:
@@ -124,13 +144,10 @@ class DataPort:
 
     def count_refusals(self) -> int:
         """How many connections with a wrong key, or none, have been turned away so far."""
-        while self._monitor is not None and self._monitor.poll(0):
-            recv_monitor_message(self._monitor)
-            self.refused += 1
-        return self.refused
+        return self._refusals.count() if self._refusals is not None else 0
 
     def close(self) -> None:
-        if self._monitor is not None:
+        if self._refusals is not None:
             self.sockets[-1].disable_monitor()
         for socket in self.sockets:
             socket.close(linger=0)

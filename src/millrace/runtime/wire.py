@@ -100,6 +100,7 @@ class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):
     executor: str
     data_ipc: str
     data_tcp: str
+    former: int = 0  # generation as which this very process was given up, if it was
 
 
 class Welcome(msgspec.Struct, array_like=True, tag=11, tag_field="type"):
@@ -207,12 +208,12 @@ def row_decoder(row_type: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(list[row_type], ext_hook=_unwrap)
 
 
-_value_decoder = msgspec.msgpack.Decoder(ext_hook=_unwrap)
+_value_decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=_unwrap)
 
 
 def through_the_wire(values: Sequence[Any]) -> list[Any]:
     """Values as they look on the other side: what is handed over inside a worker must not differ, nor be shared."""
-    return _value_decoder.decode(encode_rows(values))  # type: ignore[no-any-return]
+    return _value_decoder.decode(encode_rows(values))
 
 
 def encode_batch(batch: pa.RecordBatch) -> pa.Buffer:

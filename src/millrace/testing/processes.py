@@ -11,18 +11,23 @@ from typing import Any
 
 from millrace.master.service import Master
 from millrace.model.graph import TopologyGraph, graph_of
+from millrace.runtime import process as worker_process
 from millrace.runtime.process import WorkerSetup, run_worker
 
 START_SECONDS = 30.0
 
 
 class ProcessCluster:
-    """A master in this process and `workers` worker processes. `kill` is kill -9; `start` brings a slot back."""
+    """A master in this process and `workers` worker processes. `kill` is kill -9; `start` brings a slot back.
 
-    def __init__(self, workers: int = 2, name: str | None = None, bind: str = "", **options: Any) -> None:
+    `apart`: every worker takes itself to be on a host of its own, so that tuples cross over tcp; needs `bind`.
+    """
+
+    def __init__(self, workers: int = 2, name: str | None = None, bind: str = "", apart: bool = False,
+                 **options: Any) -> None:
         self.master = Master(name or f"test-{os.getpid()}-{time.monotonic_ns()}", **options)
         self.master.start()
-        self._bind = bind
+        self._bind, self._run = bind, run_worker_apart if apart else run_worker
         self._spawn = multiprocessing.get_context("spawn")
         self.processes: dict[int, Any] = {}
         for slot in range(workers):
@@ -33,7 +38,7 @@ class ProcessCluster:
         return self.master.setup(self._bind)
 
     def start(self, slot: int) -> None:
-        process = self._spawn.Process(target=run_worker, args=(self.setup(), slot), daemon=True)
+        process = self._spawn.Process(target=self._run, args=(self.setup(), slot), daemon=True)
         process.start()
         self.processes[slot] = process
 
@@ -57,3 +62,9 @@ class ProcessCluster:
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def run_worker_apart(setup: WorkerSetup, slot: int) -> str:
+    """A worker that believes that nobody else is on its host."""
+    worker_process.boot_id = lambda: f"host of worker {slot}"
+    return run_worker(setup, slot)

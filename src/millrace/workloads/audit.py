@@ -59,6 +59,7 @@ class AuditSink(PartFileSink):
     """Writes 16 bytes for each word: task, position, index and the CRC-32 of the word. Settings: see PartFileSink."""
 
     suffix: ClassVar[str] = ".audit"
+    named_rows: ClassVar[bool] = False
 
     def encode(self, rows: list[Any]) -> bytes:
         crc32 = zlib.crc32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -32,8 +33,8 @@ class Diary:
     def emit(self, values: Any, tup_id: Any, stream: Any, anchors: Any, direct_task: Any, need_task_ids: bool) -> None:
         self.entries.append(("emit", values, tup_id, stream, anchors, direct_task))
 
-    def emit_arrow(self, batch: Any, tup_id: Any, stream: Any, direct_task: Any) -> None:
-        self.entries.append(("emit_arrow", batch, tup_id, stream, direct_task))
+    def emit_arrow(self, batch: Any, tup_id: Any, stream: Any, anchors: Any, direct_task: Any) -> None:
+        self.entries.append(("emit_arrow", batch, tup_id, stream, anchors, direct_task))
 
     def ack(self, tup: Any) -> None:
         self.entries.append(("ack", tup))
@@ -54,11 +55,12 @@ class Diary:
 
 def running(component: Component) -> Diary:
     """Attach the component to a diary, as the engine would to a task."""
-    component._handle = diary = Diary()  # type: ignore[assignment]
+    component._handle = diary = Diary()
     component.tracked = True
     return diary
 
 
+@functools.cache
 def word(text: str) -> Tuple:
     return Tuple.of(text, "split", "default", 7, (text,))
 
@@ -82,7 +84,7 @@ def test_ticks_and_heartbeats_are_told_apart() -> None:
 @pytest.mark.parametrize("call", [lambda: Bolt().emit(["a"]), lambda: Bolt().ack("x"), lambda: Spout().emit(["a"]),
                                   lambda: Bolt().report_metric("m", 1), lambda: Spout().emit_arrow(None)])
 def test_outside_a_task_a_component_says_so(call: Any) -> None:
-    with pytest.raises(NotRunning, match="outside a running task.*in a topology"):
+    with pytest.raises(NotRunning, match=r"outside a running task.*in a topology"):
         call()
 
 
@@ -105,10 +107,10 @@ def test_emit_passes_everything_on() -> None:
     bolt, spout = Bolt(), Spout()
     diary = running(bolt)
     bolt.emit(["a"], stream="s", anchors=[TICK], direct_task=3)
-    bolt.emit_arrow("batch", stream="s")  # type: ignore[arg-type]
+    bolt.emit_arrow("batch", stream="s")
     bolt.report_metric("m", 1)
     bolt.raise_exception(ValueError("odd"), TICK)
-    assert diary.take() == [("emit", ["a"], None, "s", [TICK], 3), ("emit_arrow", "batch", None, "s", None),
+    assert diary.take() == [("emit", ["a"], None, "s", [TICK], 3), ("emit_arrow", "batch", None, "s", None, None),
                             ("metric", "m", 1), ("error", "odd", TICK)]
     diary = running(spout)
     spout.emit(("a",), tup_id=5, stream="s", direct_task=3)
@@ -238,7 +240,7 @@ def test_a_reliable_spout_needs_an_id() -> None:
     with pytest.raises(ValueError, match=r"reliable.*tup_id.*\['a'\]"):
         spout.emit(["a"])
     with pytest.raises(ValueError, match="emit_arrow needs a tup_id"):
-        spout.emit_arrow(object())  # type: ignore[arg-type]
+        spout.emit_arrow(object())
     assert diary.take() == [] and spout.unacked_tuples == {}
 
 
@@ -299,10 +301,10 @@ def test_an_ack_clears_the_failures() -> None:
 def test_a_failed_batch_is_sent_as_a_batch() -> None:
     spout = ReliableSpout()
     diary = running(spout)
-    spout.emit_arrow("batch", tup_id=1, stream="s", direct_task=2)  # type: ignore[arg-type]
+    spout.emit_arrow("batch", tup_id=1, stream="s", direct_task=2)
     # A str stands in for a record batch: what is neither list nor tuple is one.
     spout.fail(1)
-    assert diary.take() == [("emit_arrow", "batch", 1, "s", 2)] * 2
+    assert diary.take() == [("emit_arrow", "batch", 1, "s", None, 2)] * 2
 
 
 def test_without_tracking_nothing_is_kept() -> None:
@@ -310,7 +312,7 @@ def test_without_tracking_nothing_is_kept() -> None:
     running(spout)
     spout.tracked = False
     spout.emit(["a"], tup_id=1)
-    spout.emit_arrow("batch", tup_id=2)  # type: ignore[arg-type]
+    spout.emit_arrow("batch", tup_id=2)
     assert not spout.unacked_tuples
 
 
@@ -336,7 +338,7 @@ def test_the_position_without_tracking_is_that_of_the_next_tuple() -> None:
     running(spout)
     spout.tracked = False
     spout.emit(["a"], tup_id=8)
-    spout.emit_arrow("batch", tup_id=9)  # type: ignore[arg-type]
+    spout.emit_arrow("batch", tup_id=9)
     assert spout.position() == 10
 
 

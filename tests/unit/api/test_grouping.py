@@ -23,7 +23,7 @@ def by_length(values: Sequence[Any], tasks: int) -> list[int]:
 def test_the_constants_differ_and_show_their_kind() -> None:
     groupings = [getattr(Grouping, name) for name in CONSTANTS]
     assert len(set(groupings)) == len(CONSTANTS)
-    assert [repr(grouping) for grouping in groupings] == ["shuffle", "local-or-shuffle", "all", "global", "none", "direct"]
+    assert list(map(repr, groupings)) == ["shuffle", "local-or-shuffle", "all", "global", "none", "direct"]
     assert repr(Grouping.fields("a", "b")) == "fields(a, b)"
 
 

@@ -150,6 +150,8 @@ def test_a_spec_may_be_placed_in_two_topologies() -> None:
     assert first.specs[1].inputs[0].source == "lines"
     assert second.specs[1].inputs[0].source == "source"
     assert lines.name is None and split.inputs[0].source is lines
+    first.specs[0].config["only here"] = 1
+    assert lines.config == second.specs[0].config == {}
 
 
 def test_components_of_another_topology_may_be_placed_again() -> None:
@@ -242,7 +244,8 @@ def reading(make: Callable[[ComponentSpec], Any]) -> Callable[[], object]:
 
 
 def component(base: type[Component], **body: Any) -> Callable[[], object]:
-    return lambda: type("Odd", (base,), body).spec()
+    odd: Any = type("Odd", (base,), body)
+    return lambda: odd.spec()
 
 
 def outputs(value: Any) -> Callable[[], object]:
@@ -258,6 +261,16 @@ def inherited() -> None:
 def twice() -> None:
     lines = Lines.spec()
     declare(one=lines, two=lines)
+
+
+def nested() -> None:
+    class Bad(Topology):
+        lines = Lines.spec()
+
+        class Forgotten(Spout):
+            outputs = ["x"]
+
+            def next_tuple(self) -> None: ...
 
 
 def several(self: Any, *args: Any) -> None: ...
@@ -318,13 +331,14 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "config value": (lambda: Lines.spec(config={"a": 1, "when": object()}), VALUE, r"config 'when' of Lines cannot"),
     "config number": (lambda: Lines.spec(config={"big": 2**70}), VALUE, r"config 'big' of Lines"),
     "topology config": (lambda: declare(config=[], lines=Lines.spec()), TYPE, r"config of topology Bad must be a dict"),
-    "topology config value": (lambda: declare(config={"f": several}, lines=Lines.spec()), VALUE, r"'f' of topology Bad"),
+    "topology config value": (lambda: declare(config={"f": several}, lines=Lines.spec()), VALUE, r"'f' of topology"),
     "name of a task": (lambda: Lines.spec(name="a[1]"), VALUE, r"'a\[1\]'.*brackets"),
     "name of the engine": (lambda: Lines.spec(name="__acker"), VALUE, r"'__acker'"),
     "no name": (lambda: Lines.spec(name=""), VALUE, r"must not be empty"),
     "name int": (lambda: Lines.spec(name=3), TYPE, r"not 3 \(int\)"),
     "instance": (lambda: declare(lines=Lines()), TYPE, r"Bad\.lines is an instance of Lines.*lines = Lines\.spec"),
     "class": (lambda: declare(lines=Lines.spec(), split=Split), TYPE, r"Bad\.split is the class Split.*Split\.spec"),
+    "class defined in the body and forgotten": (nested, TYPE, r"Bad\.Forgotten is the class Forgotten"),
     "class that has a spec too": (lambda: declare(lines=Lines.spec(), other=Lines), TYPE, r"Bad\.other is the class"),
     "spec of Component": (Component.spec, TYPE, r"neither a Spout nor a Bolt"),
     "spec of anything": (lambda: ComponentSpec(int), TYPE, r"subclass of Spout or Bolt"),  # type: ignore[arg-type]
@@ -353,6 +367,15 @@ def test_refused(case: str) -> None:
     with pytest.raises(error, match=message) as caught:
         make()
     assert not str(caught.value).startswith(("'\\", '"')), "a KeyError must show its message, not the repr of it"
+
+
+def test_a_deep_topology_is_checked_in_no_time() -> None:
+    body = {"lines": Lines.spec()}
+    above = [body["lines"]]
+    for level in range(40):  # 2 ** 40 ways from the top to the bottom
+        above = [Split.spec(inputs=above), Split.spec(inputs=above)]
+        body |= {f"left{level}": above[0], f"right{level}": above[1]}
+    assert len(declare(**body).specs) == 81
 
 
 def test_what_streamparse_calls_a_value_error_is_one_of_ours_too() -> None:

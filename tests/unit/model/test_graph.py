@@ -127,6 +127,7 @@ def test_parallelism_by_environment_and_by_override() -> None:
     assert diamond().component("right").par == 2
     assert diamond(config={"topology.environment": "prod"}).component("right").par == 8
     assert diamond(config={}, par={"right": 5}).component("right").par == 5
+    assert diamond(par={"left": 200}).component("left").par == 200  # it has no key groups to run out of
 
 
 class Local(Topology):
@@ -164,7 +165,7 @@ def test_a_component_that_no_worker_could_import_is_refused() -> None:
     class Topo(Topology):
         inside = Inside.spec()
 
-    with pytest.raises(TopologyError, match="component 'inside' is of class .*Inside, which is defined inside a func"):
+    with pytest.raises(TopologyError, match=r"component 'inside' is of class .*Inside, which is defined inside a func"):
         graph_of(Topo)
 
 
@@ -234,6 +235,6 @@ def test_resolve_refuses(code: str, message: str) -> None:
 def test_resolve_reports_what_a_module_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "raises_on_import.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TopologyError, match="cannot import module 'raises_on_import'.*ZeroDivisionError"):
+    with pytest.raises(TopologyError, match=r"cannot import module 'raises_on_import'.*ZeroDivisionError"):
         resolve("raises_on_import:X")
     assert "raises_on_import" not in sys.modules

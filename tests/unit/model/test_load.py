@@ -13,8 +13,8 @@ from millrace.model.graph import TaskId
 from millrace.model.load import Latency, Load, Metric, TaskLoad
 
 A, B = TaskId("a", 0), TaskId("b", 1)
-LOAD = Load(10.0, {A: TaskLoad(emitted=5, complete_latency_ms=Latency(1.5, 9.0)), B: TaskLoad(executed=5, busy_seconds=2.5)},
-            {(A, B): 5})
+LOAD = Load(10.0, {A: TaskLoad(emitted=5, complete_latency_ms=Latency(1.5, 9.0)),
+                   B: TaskLoad(executed=5, busy_seconds=2.5)}, {(A, B): 5})
 
 
 def test_a_load_survives_the_wire_pickle_and_json() -> None:
@@ -41,12 +41,12 @@ def test_every_measured_field_is_a_metric_with_unit_and_sentence() -> None:
     missing = {field.name for field in dataclasses.fields(TaskLoad)} - set(Metric)
     assert not missing, f"add {missing} to Metric, in model/load.py, with a unit and one sentence"
     for metric in Metric:
-        assert metric.unit and metric.about.endswith("."), f"{metric} needs a unit and a sentence that ends in a full stop"
+        assert metric.unit and metric.about.endswith("."), f"{metric} needs a unit and a sentence"
         assert metric.name.lower() == metric.value, f"{metric!r}: name and value must agree"
 
 
 def test_a_metric_is_its_name() -> None:
-    assert Metric("backlog") is Metric.BACKLOG and Metric.BACKLOG == "backlog" and f"{Metric.BACKLOG}" == "backlog"
+    assert Metric("backlog") is Metric.BACKLOG and f"{Metric.BACKLOG}" == "backlog"
     assert (Metric.CAPACITY.unit, Metric.TARGET_RATE.unit) == ("ratio", "tuples/s")
     with pytest.raises(ValueError, match="lag"):
         Metric("lag")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.model.plan import Plan
@@ -75,12 +77,40 @@ def test_one_worker_per_node_gathers_what_is_on_two() -> None:
     assert result.plans == {"t": plan(2, a=[2, 1, 1, 2])}
 
 
+def test_one_worker_per_node_does_not_move_back_and_forth() -> None:
+    # Slot 1 stays empty, because the topology is on slot 0 of that node; the rest is level after one move.
+    slots = cluster(n1=[0, 1], n2=[2], n3=[3])
+    result = Even(one_worker_per_node=True).schedule([graph(a=5)], slots, {}, {"t": plan(a=[0, 0, 0, 2, 2])})
+    assert isinstance(result, NewPlan)
+    assert result.plans == {"t": plan(2, a=[0, 0, 3, 2, 2])}
+
+
+def test_a_node_that_the_topology_has_left_is_open_to_it_again() -> None:
+    slots = cluster(n1=[0, 1], n2=[2], n3=[3])
+    plans = {"t": plan(a=[0, 2, 2]), "not asked about": plan(x=[0, 0, 0])}
+    result = Even(one_worker_per_node=True).schedule([graph(a=3)], slots, {}, plans)
+    assert isinstance(result, NewPlan)
+    assert result.plans == {"t": plan(2, a=[3, 2, 1])}
+
+
+def test_among_equal_slots_the_one_with_fewer_of_the_same_component_is_taken() -> None:
+    result = EVEN.schedule([graph(a=2, b=1)], cluster(n1=[0], n2=[1]), {}, {"t": plan(a=[0, 9], b=[1])})
+    assert isinstance(result, NewPlan)
+    assert result.plans == {"t": plan(2, a=[0, 1], b=[1])}
+
+
+def test_the_component_with_most_tasks_on_a_slot_gives_them_up() -> None:
+    result = EVEN.schedule([graph(a=1, b=4)], cluster(n1=[0], n2=[1]), {}, {"t": plan(a=[0], b=[0, 0, 0, 0])})
+    assert isinstance(result, NewPlan)
+    assert result.plans == {"t": plan(2, a=[0], b=[0, 0, 1, 1])}
+
+
 def test_no_slots() -> None:
     result = EVEN.schedule([graph(a=2), graph("u", b=3)], cluster(n1=[], n2=[]), {}, {})
     assert isinstance(result, CannotPlace)
     assert result.missing == {"t": graph(a=2).tasks(), "u": graph(b=3).tasks()}
-    assert result.reason.startswith("cannot place 5 tasks (2 of 't', 3 of 'u'): asked for at least 1 slot, and none of the "
-                                    "cluster's 2 nodes has one alive.")
+    assert result.reason.startswith("cannot place 5 tasks (2 of 't', 3 of 'u'): asked for at least 1 slot, and none of "
+                                    "the cluster's 2 nodes has one alive.")
 
 
 def test_nothing_to_do() -> None:
@@ -88,7 +118,8 @@ def test_nothing_to_do() -> None:
 
 
 def test_ten_thousand_tasks() -> None:
-    big = graph(**{f"c{number}": 1000 for number in range(10)})
+    pars: dict[str, Any] = {f"c{number}": 1000 for number in range(10)}
+    big = graph(**pars)
     before = cluster(**{f"n{node}": [node] for node in range(100)})
     first = EVEN.schedule([big], before, {}, {})
     assert isinstance(first, NewPlan)

@@ -1,0 +1,138 @@
+"""kill -9 of workers while a stream runs at some thousand lines a second: every word must still arrive."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from audited import SECONDS, AuditedStream, assert_nothing_lost
+
+from millrace.testing.processes import ProcessCluster
+
+SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def shared_cluster() -> Iterator[ProcessCluster]:
+    with ProcessCluster(SLOTS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: ProcessCluster) -> ProcessCluster:
+    """All slots alive, whatever the test before has left."""
+    for slot in set(range(SLOTS)) - set(shared_cluster.processes):
+        shared_cluster.start(slot)
+    shared_cluster.master.wait_for_workers(SLOTS, SECONDS)
+    return shared_cluster
+
+
+@pytest.fixture
+def stream(cluster: ProcessCluster, tmp_path: Path) -> AuditedStream:
+    stream = AuditedStream(cluster.master, tmp_path)
+    stream.advance()
+    return stream
+
+
+def start_again(cluster: ProcessCluster, stream: AuditedStream, *slots: int) -> None:
+    """Start the slots and wait until tasks run on them again."""
+    for slot in slots:
+        cluster.start(slot)
+    stream.until(lambda: set(slots) <= stream.slots())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_one_worker(seed: int, cluster: ProcessCluster, stream: AuditedStream) -> None:
+    victim = random.Random(seed).randrange(SLOTS)
+    cluster.kill(victim)
+    stream.until(lambda: stream.state.losses == 1 and victim not in stream.slots())
+    stream.advance()
+    start_again(cluster, stream, victim)
+    stream.advance()
+    assert_nothing_lost(stream.finish())
+
+
+def test_two_workers_at_once(cluster: ProcessCluster, stream: AuditedStream) -> None:
+    victims = random.Random(3).sample(range(SLOTS), 2)
+    for victim in victims:
+        os.kill(cluster.processes[victim].pid, signal.SIGKILL)
+    for victim in victims:
+        cluster.kill(victim)  # dead already: collects what is left of it
+    stream.until(lambda: stream.state.losses == 2)
+    stream.advance()
+    assert_nothing_lost(stream.finish())
+
+
+def test_each_worker_in_turn(cluster: ProcessCluster, stream: AuditedStream) -> None:
+    order = random.Random(4).sample(range(SLOTS), SLOTS)
+    for victim in order:
+        cluster.kill(victim)
+        stream.advance(300)
+        start_again(cluster, stream, victim)
+        stream.advance(300)
+    assert stream.state.losses == SLOTS
+    assert_nothing_lost(stream.finish())
+
+
+def test_each_worker_in_turn_without_a_pause(cluster: ProcessCluster, stream: AuditedStream) -> None:
+    """The next one dies as soon as the one before is back, while its tasks are still on their way home."""
+    for victim in random.Random(5).sample(range(SLOTS), SLOTS):
+        cluster.kill(victim)
+        start_again(cluster, stream, victim)
+    stream.advance()
+    assert_nothing_lost(stream.finish())
+
+
+def test_all_workers_but_one(cluster: ProcessCluster, stream: AuditedStream) -> None:
+    victims = random.Random(6).sample(range(SLOTS), SLOTS - 1)
+    for victim in victims:
+        cluster.kill(victim)
+    stream.until(lambda: len(stream.slots()) == 1)
+    stream.advance()
+    start_again(cluster, stream, *victims)
+    stream.advance()
+    assert_nothing_lost(stream.finish())
+
+
+def test_all_workers(cluster: ProcessCluster, stream: AuditedStream) -> None:
+    before = stream.positions()
+    for victim in range(SLOTS):
+        cluster.kill(victim)
+    stream.until(lambda: stream.state.status == "waiting" and not stream.slots())
+    said = [event["text"] for event in cluster.master.events if event["level"] == "warning"]
+    assert any(text.startswith("waits: ") and "slot" in text for text in said), said
+    for slot in range(SLOTS):
+        cluster.start(slot)
+    stream.until(lambda: stream.state.status == "running")
+    stream.advance()
+    assert all(stream.positions()[task] > position for task, position in before.items())
+    assert_nothing_lost(stream.finish())
+
+
+def test_while_it_drains(cluster: ProcessCluster, stream: AuditedStream) -> None:
+    """A pause that is overtaken by a crash comes to its end, and the stream can go on afterwards."""
+    cluster.master.pause(stream.name)
+    cluster.kill(random.Random(7).randrange(SLOTS))
+    stream.until(lambda: cluster.master.state.drained(stream.state))
+    cluster.master.resume(stream.name)
+    stream.advance()
+    assert_nothing_lost(stream.finish())
+
+
+@pytest.mark.parametrize("seed", range(8, 10))
+def test_a_random_storm_of_kills(seed: int, cluster: ProcessCluster, stream: AuditedStream) -> None:
+    schedule = random.Random(seed)
+    for _ in range(6):
+        alive = sorted(cluster.processes)
+        for victim in schedule.sample(alive, schedule.randint(1, max(1, len(alive) - 1))):
+            cluster.kill(victim)
+        stream.advance(schedule.choice([1, 200, 600]))
+        for slot in sorted(set(range(SLOTS)) - set(cluster.processes)):
+            if schedule.random() < 0.7:
+                cluster.start(slot)
+    stream.advance()
+    assert_nothing_lost(stream.finish())

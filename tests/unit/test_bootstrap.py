@@ -1,0 +1,238 @@
+"""The start script: when it makes the environment, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "millrace"
+
+
+def load() -> ModuleType:
+    loader = SourceFileLoader("millrace_bootstrap", str(SCRIPT))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # no millracec beside the script
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = before
+    return module
+
+
+bootstrap = load()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    return tmp_path
+
+
+def finished(root: Path, version: str = "3.11.7"):
+    """An environment as a successful run leaves it, without the packages."""
+    env = bootstrap.Environment(str(root))
+    (root / ".venv" / "bin").mkdir(parents=True)
+    (root / ".venv" / "pyvenv.cfg").write_text(f"home = /somewhere\nversion = {version}\n")
+    (root / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    env.write_stamp()
+    return env
+
+
+def test_no_environment_is_missing(root: Path) -> None:
+    assert bootstrap.Environment(str(root)).state() == "missing"
+
+
+def test_a_finished_environment_is_current(root: Path) -> None:
+    assert finished(root).state() == "current"
+
+
+def test_a_changed_project_file_makes_it_stale(root: Path) -> None:
+    env = finished(root)
+    (root / "pyproject.toml").write_text("[project]\nname = 'y'\n")
+    assert env.state() == "stale"
+
+
+def test_settings_of_the_tools_do_not_make_it_stale(root: Path) -> None:
+    env = finished(root)
+    with (root / "pyproject.toml").open("a") as project:
+        project.write("[tool.ruff]\nline-length = 99\n")
+    assert env.state() == "current"
+
+
+def test_a_project_file_that_is_not_toml_is_left_to_pip(root: Path) -> None:
+    env = finished(root)
+    (root / "pyproject.toml").write_text("[project\n")
+    assert env.state() == "stale"
+
+
+def test_one_made_by_hand_is_installed_into(root: Path) -> None:
+    env = finished(root)
+    os.unlink(env.stamp)
+    assert env.state() == "stale"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null"])
+def test_a_stamp_that_cannot_be_read_counts_as_none(root: Path, content: str) -> None:
+    env = finished(root)
+    Path(env.stamp).write_text(content)
+    assert env.state() == "stale"
+
+
+def test_another_python_in_it_means_starting_over(root: Path) -> None:
+    env = finished(root)
+    (root / ".venv" / "pyvenv.cfg").write_text("version = 3.13.0\n")
+    assert env.state() == "broken"
+
+
+def test_a_python_that_is_too_old_means_starting_over(root: Path) -> None:
+    assert finished(root, "3.9.2").state() == "broken"
+
+
+def test_a_moved_project_means_starting_over(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    finished(root)
+    moved = tmp_path_factory.mktemp("elsewhere") / "project"
+    root.rename(moved)
+    assert bootstrap.Environment(str(moved)).state() == "broken"
+
+
+def test_an_unfinished_one_means_starting_over(root: Path) -> None:
+    env = finished(root)
+    bootstrap.mark_unfinished(env)
+    assert env.state() == "broken"
+    env.write_stamp()
+    assert env.state() == "current"
+
+
+def test_a_python_that_is_gone_means_starting_over(root: Path) -> None:
+    env = finished(root)
+    os.unlink(env.python)
+    (root / ".venv" / "bin" / "python").symlink_to(root / "no" / "python3")
+    assert env.state() == "broken"
+
+
+def test_a_bare_directory_means_starting_over(root: Path) -> None:
+    (root / ".venv").mkdir()
+    assert bootstrap.Environment(str(root)).state() == "broken"
+
+
+def test_discard_leaves_nothing_and_clears_what_an_earlier_one_left(root: Path) -> None:
+    env = finished(root)
+    (root / ".venv-discarded-1" / "lib").mkdir(parents=True)
+    env.discard()
+    env.discard()
+    assert [entry.name for entry in root.iterdir()] == ["pyproject.toml"]
+
+
+def test_discard_takes_a_link_and_not_what_it_leads_to(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    target = tmp_path_factory.mktemp("shared")
+    (root / ".venv").symlink_to(target)
+    bootstrap.Environment(str(root)).discard()
+    assert target.is_dir()
+    assert not (root / ".venv").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("line", "meaning"),
+    [
+        ("Collecting pyspark<5,>=4.1 (from millrace==0.1.0)", "looking up pyspark"),
+        ("Collecting numpy", "looking up numpy"),
+        ("  Downloading pyspark-4.3.0.tar.gz (455.9 MB)", "downloading pyspark-4.3.0.tar.gz (455.9 MB)"),
+        ("  Building wheel for pyspark (pyproject.toml): started", "building pyspark"),
+        ("Installing collected packages: a, b, c", "installing 3 packages"),
+        ("  WARNING: Retrying (Retry(total=4)) after", "the package index does not answer, trying again"),
+        ("  Preparing metadata (pyproject.toml): started", ""),
+        ("", ""),
+    ],
+)
+def test_pip_lines_are_told_in_a_few_words(line: str, meaning: str) -> None:
+    assert bootstrap.describe(line) == meaning
+
+
+@pytest.mark.parametrize(
+    ("output", "advice"),
+    [
+        ("Temporary failure in name resolution", "PIP_INDEX_URL"),
+        ("ERROR: No matching distribution found for hatchling", "PIP_FIND_LINKS"),
+        ("OSError: [Errno 28] No space left on device", "TMPDIR"),
+        ("ensurepip is not available", "python3-venv"),
+        ("something else", "last lines above"),
+    ],
+)
+def test_a_failure_comes_with_what_to_do(output: str, advice: str) -> None:
+    assert advice in bootstrap.explain(output)
+
+
+def run_step(root: Path, program: str) -> None:
+    env = finished(root)
+    with bootstrap.locked(str(root), bootstrap.Progress()) as lock:
+        bootstrap.run_step([sys.executable, "-c", program], env, "working", bootstrap.Progress(), lock)
+
+
+def test_a_failed_step_shows_its_last_lines_and_keeps_the_whole_output(root: Path) -> None:
+    with pytest.raises(bootstrap.SetupFailed) as caught:
+        run_step(root, "print('early\\n' * 50); print('No space left on device'); raise SystemExit(7)")
+    assert "ended with code 7" in str(caught.value)
+    assert "    No space left on device" in str(caught.value)
+    assert str(caught.value).count("early") < 20
+    output = Path(caught.value.output_path)
+    assert output.read_text().count("early") == 50
+    output.unlink()
+
+
+def test_a_step_runs_without_the_settings_that_mislead_pip(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in bootstrap.MISLEADING:
+        if not name.startswith("PYTHON"):
+            monkeypatch.setenv(name, "/elsewhere")
+    run_step(root, f"import os, sys; sys.exit(any(name in os.environ for name in {bootstrap.MISLEADING!r}))")
+
+
+def test_the_lock_goes_with_the_step_so_that_no_second_run_works_beside_it(root: Path) -> None:
+    program = "import fcntl, os\nfd = os.open('.', os.O_RDONLY)\nfcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    with pytest.raises(bootstrap.SetupFailed, match="BlockingIOError") as caught:
+        run_step(root, program)
+    Path(caught.value.output_path).unlink()
+    with bootstrap.locked(str(root), bootstrap.Progress()):
+        pass
+
+
+def test_a_current_environment_starts_the_command_with_its_arguments(root: Path) -> None:
+    (root / "millrace").write_text(SCRIPT.read_text())
+    env = finished(root)
+    os.unlink(env.python)
+    Path(env.python).write_text('#!/bin/sh\nprintf "%s|" "$@"\nexit 5\n')
+    os.chmod(env.python, 0o755)
+    done = subprocess.run(
+        [sys.executable, root / "millrace", "run", "a b", "--json"], env={}, cwd="/", capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (5, "-m|millrace.cli.main|run|a b|--json|", "")
+
+
+def test_a_copy_without_its_project_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "millrace").write_text(SCRIPT.read_text())
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "pyvenv.cfg").write_text("version = 3.11.7\n")
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    done = subprocess.run([sys.executable, tmp_path / "millrace"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pyproject.toml is missing" in done.stderr
+
+
+def test_an_old_python_can_read_the_script_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ast.parse(SCRIPT.read_text(), feature_version=(3, 6))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(bootstrap.sys, "version_info", (3, 9, 2))
+    monkeypatch.setattr(bootstrap, "__file__", str(SCRIPT), raising=False)
+    assert bootstrap.main(["demo"]) == 1
+    assert "Python 3.11 or newer is needed. This is Python" in capsys.readouterr().err
