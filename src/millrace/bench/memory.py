@@ -42,6 +42,6 @@ def run_memory(minutes: float, live: bool) -> dict[str, Any]:
     third = SAMPLES // 3
     result = {"minutes": minutes, "processed": processed, "first_third_max_mb": max(samples[:third]),
               "last_third_max_mb": max(samples[-third:]), "samples_mb": samples}
-    console.print(f"largest in the first third {result['first_third_max_mb']} MB, in the last {result['last_third_max_mb']} MB; "
-                  f"{processed:,} tuples. Kept in {keep('memory', result)}")
+    console.print(f"largest in the first third {result['first_third_max_mb']} MB, in the last "
+                  f"{result['last_third_max_mb']} MB; {processed:,} tuples. Kept in {keep('memory', result)}")
     return result

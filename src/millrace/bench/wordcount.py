@@ -36,7 +36,8 @@ def run_bench(seconds: float, rivals: bool, live: bool) -> dict[str, Any]:
     with ResidentEngine("local[2]", 2, name=f"bench-{os.getpid()}") as engine:
         words = _saturated(engine, seconds, console)
         latency = _latency(engine, seconds, console)
-        hops = {"local": _hop(engine, LocalHop, seconds / 2, console), "other_worker": _hop(engine, RemoteHop, seconds / 2, console)}
+        hops = {"inside_a_worker": _hop(engine, LocalHop, seconds / 2, console),
+                "to_another_worker": _hop(engine, RemoteHop, seconds / 2, console)}
     details: dict[str, Any] = {}
     if rivals:
         details = _rivals(console)

@@ -154,7 +154,7 @@ def _pairs(option: str, given: list[str] | None, whole: bool = False, raw: bool 
 
 def main() -> None:
     try:
-        app()
+        app(prog_name="millrace")
     except MillraceError as error:
         print(f"millrace: {error}", file=sys.stderr)
         sys.exit(1)

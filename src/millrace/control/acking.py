@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+ATTEMPTS_REMEMBERED = 100_000  # failed ids whose attempts a spout task remembers: it may never send them again
 ACKER_SHIFT = 48  # a root's upper bits name its acker task, so whoever finishes a chunk knows whom to tell
 
 
@@ -30,6 +31,7 @@ class Ledger:
         self._owners: dict[int, tuple[int, int]] = {}
         self._old: dict[int, int] = {}  # sums not touched since the last `age`: two rounds unheard of, forgotten
         self._failed_early: set[int] = set()  # failed before the spout's own word came: messages may overtake
+        self._failed_before: set[int] = set()  # those of the round before
 
     def __len__(self) -> int:
         return len(self._sums) + len(self._old)
@@ -37,8 +39,9 @@ class Ledger:
     def open(self, root: int, edges: int, owner: tuple[int, int]) -> bool | None:
         """A spout sent a root; `edges` is the XOR of its chunks' ids. Returns True if all is done already, False if
         it has failed already, None if it is open now."""
-        if root in self._failed_early:
+        if root in self._failed_early or root in self._failed_before:
             self._failed_early.discard(root)
+            self._failed_before.discard(root)
             return False
         self._owners[root] = owner
         return True if self.ack(root, edges) is not None else None
@@ -68,7 +71,7 @@ class Ledger:
         then, or is gone). Returns how many were forgotten."""
         for root in self._old:
             self._owners.pop(root, None)
-        self._failed_early.clear()
+        self._failed_early, self._failed_before = set(), self._failed_early
         forgotten, self._old, self._sums = len(self._old), self._sums, {}
         return forgotten
 
@@ -104,7 +107,7 @@ class InFlight:
             self.tuples -= known.tuples
             if self.attempts:
                 for tup_id in known.ids:
-                    self.attempts.pop(tup_id, None)
+                    self.attempts.pop(_hashable(tup_id), None)
         return known
 
     def failed(self, root: int, cause: str) -> Root | None:
@@ -114,8 +117,15 @@ class InFlight:
             self.tuples -= known.tuples
             attempt = known.attempt + (cause == "error")
             if attempt:
-                self.attempts.update(dict.fromkeys(known.ids, attempt))
+                for tup_id in known.ids:
+                    self._count(_hashable(tup_id), attempt)
         return known
+
+    def _count(self, tup_id: Any, attempt: int) -> None:
+        self.attempts.pop(tup_id, None)  # so that the dict is in the order of the last failures
+        self.attempts[tup_id] = attempt
+        if len(self.attempts) > ATTEMPTS_REMEMBERED:
+            del self.attempts[next(iter(self.attempts))]
 
     def doom(self, deadline: float) -> int:
         """A worker is lost: whatever is still unfinished at `deadline` counts as lost with it."""
@@ -139,4 +149,13 @@ class InFlight:
 
     def by_attempt(self, ids: Iterable[Any]) -> int:
         """How often the most-failed of these ids has failed."""
-        return max((self.attempts.get(tup_id, 0) for tup_id in ids), default=0) if self.attempts else 0
+        return max((self.attempts.get(_hashable(tup_id), 0) for tup_id in ids), default=0) if self.attempts else 0
+
+
+def _hashable(tup_id: Any) -> Any:
+    """A spout may use whatever it likes as id, a list for example."""
+    try:
+        hash(tup_id)
+    except TypeError:
+        return repr(tup_id)
+    return tup_id

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from millrace.config import ACKERS, AT_LEAST_ONCE, GUARANTEE
+from millrace.config import ACKERS, AT_LEAST_ONCE, GUARANTEE, SETTINGS
 from millrace.control.assignment import Assignment, Place, TopologyAssignment, WorkerAddress
 from millrace.control.events import (
     Command,
@@ -190,6 +190,7 @@ class MasterState:
         if graph.name in self.topologies:
             raise TopologyError(f"a topology named {graph.name!r} is running already: kill it first, or give this one "
                                 "another name")
+        check_settings(graph)
         self._numbers += 1
         graph = replace(graph, ackers=ackers_for(graph, max(1, len(self.workers))))
         topology = self.topologies[graph.name] = TopologyState(self._numbers, graph)
@@ -274,6 +275,13 @@ class MasterState:
                                 sorted(topology.places.items()), topology.key_groups, sorted(topology.positions.items()),
                                 topology.losses)
              for topology in self.topologies.values()])
+
+
+def check_settings(graph: TopologyGraph) -> None:
+    """`TopologyError` for a value that a worker would choke on: better here than in every worker at once."""
+    for conf in (graph.config, *(component.config for component in graph.components)):
+        for setting in SETTINGS:
+            setting.of(conf)
 
 
 def ackers_for(graph: TopologyGraph, workers: int) -> int:

@@ -69,16 +69,19 @@ class Output:
         return batch
 
 
-# The body of `emit` is made for the width of the stream: unpacking spreads the values out, testing each type by name is
+# The body of `emit` is made for the width of the stream: unpacking checks the length, testing each type by name is
 # what lets most rows skip everything slower, and building the tuple is the copy that protects from later changes. Rows
 # go to a list in a closure's cell, because that is the cheapest append there is; `rebind` puts another list there.
 _TEMPLATE = """
 def make(rows, ids, slow, SCALARS):
     def emit({signature}):
-        if stream is None and {no_anchors}direct_task is None and not need_task_ids:
-            kind = tup.__class__
-            if (kind is list or kind is tuple) and len(tup) == {width}:
-                {names} = tup
+        if stream is None and {no_anchors}direct_task is None and need_task_ids is False:
+            kind = type(tup)
+            if kind is tuple or kind is list:
+                try:
+                    {names} = tup
+                except ValueError:
+                    return slow(tup, {tup_id}, stream, {anchors}, direct_task, need_task_ids)
                 if {tests}:
                     rows.append(({names}))
                     {track}
@@ -105,7 +108,7 @@ def fast_emit(output: Output, slow: Callable[..., Any], form: str, track: bool) 
     names = [f"v{i}" for i in range(output.width)]
     source = _TEMPLATE.format(
         signature=_SIGNATURES[form], width=output.width, names=", ".join(names) + ",",
-        tests=" and ".join(f"{name}.__class__ in SCALARS" for name in names),
+        tests=" and ".join(f"type({name}) in SCALARS" for name in names),
         no_anchors="" if form == SPOUT else "anchors is None and ", anchors="None" if form == SPOUT else "anchors",
         tup_id="None" if form == BOLT else "tup_id", track="ids.append(tup_id)" if track else "")
     scope: dict[str, Any] = {}

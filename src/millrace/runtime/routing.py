@@ -48,7 +48,7 @@ class ToOne(Route):
 
 class ToAll(Route):
     def split(self, rows: Rows) -> Parts:
-        return [(channel, rows) for channel in self.channels]
+        return [(channel, list(rows)) for channel in self.channels]  # to each its own
 
     def split_batch(self, batch: pa.RecordBatch) -> Parts:
         return [(channel, batch) for channel in self.channels]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from millrace.api.component import ReliableSpout, ReplayableSpout, Spout
 from millrace.config import CHUNK_LINGER, MAX_SPOUT_PENDING, MESSAGE_TIMEOUT, SPOUT_WAIT
 from millrace.control.acking import InFlight
-from millrace.errors import EmitError, EncodingError
 from millrace.model.graph import TaskId
 from millrace.runtime.task import Group, Task
 
@@ -16,6 +15,10 @@ if TYPE_CHECKING:
     from millrace.runtime.worker import TopologyRun, Worker
 
 POSITION_SECONDS = 0.2
+# A chunk that takes long to be done is too long: behind a slow bolt a few large ones would outlast the message timeout
+# and be replayed for ever. So a tracked spout starts with small chunks and lets their time decide.
+FIRST_CHUNK, LEAST_CHUNK = 64, 16
+QUICK_SECONDS, SLOW_SECONDS = 0.25, 1.0
 CALLS_BETWEEN_LOOKS = 8  # calls of next_tuple before the clock is read again
 
 
@@ -31,8 +34,10 @@ class SpoutTask(Task):
         self.max_pending: int = MAX_SPOUT_PENDING.of(conf)
         self.linger: float = CHUNK_LINGER.of(conf) / 1000
         self.wait: float = SPOUT_WAIT.of(conf) / 1000
+        self.chunk_limit = min(FIRST_CHUNK, self.chunk_tuples) if topology.tracked else self.chunk_tuples
         self.wake_at = 0.0  # when to ask again after next_tuple gave nothing
         self.active = False
+        self._raised = False  # next_tuple did, in the last step
         self._news: list[tuple[str, list[Any]]] = []  # "" (acked) or the cause of failure, and the ids
         self._position: int | None = None
         self._position_noted = 0.0
@@ -87,6 +92,7 @@ class SpoutTask(Task):
             self.meters.failed += 1
             self.report_error(error, None)
             self.wake_at = now + max(self.wait, 0.1)  # a spout that raises each time must not spin
+            self._raised = True
         if self.definition.blocking and now - self._position_noted > POSITION_SECONDS:
             self._note_position()  # on the spout's own thread, which the report must not wait for
         self.meters.cpu_seconds += clock.cpu() - cpu
@@ -96,20 +102,24 @@ class SpoutTask(Task):
         component = self.component
         if cause:
             component.fail_cause = cause
-            for tup_id in ids:
-                component.fail(tup_id)
-        else:
-            for tup_id in ids:
-                component.ack(tup_id)
+        call = component.fail if cause else component.ack
+        for tup_id in ids:
+            try:
+                call(tup_id)
+            except Exception as error:  # the other ids must hear what became of them all the same
+                self.meters.failed += 1
+                self.report_error(error, None)
 
     def _fill(self, deadline: float) -> None:
         """Call next_tuple until the chunk is full, its time is up, or the spout has nothing."""
-        next_tuple, now, limit = self.component.next_tuple, self.worker.clock.now, self.chunk_tuples
+        next_tuple, now, limit = self.component.next_tuple, self.worker.clock.now, self.chunk_limit
+        if self.max_pending:
+            limit = min(limit, self.max_pending - self.flight.tuples)
         before, calls = self.waiting(), 0
-        while True:
+        while before < limit:
             next_tuple()
             after = self.waiting()
-            if after == before or after >= limit:
+            if after == before:
                 return
             before, calls = after, calls + 1
             if calls % CALLS_BETWEEN_LOOKS == 0 and now() >= deadline:
@@ -121,7 +131,8 @@ class SpoutTask(Task):
         now = self.worker.clock.now()
         for group in groups:
             self._send_tracked(group, now)
-        if emitted and not groups:
+        if self._raised or (emitted and not groups):
+            self._raised = False
             self.wake_at = max(self.wake_at, now + self.wait)
             self.worker.ready_at(self, self.wake_at)
         if self._news or (groups and self.may_emit()):
@@ -148,7 +159,7 @@ class SpoutTask(Task):
         a fresh tuple must not be taken for one that has failed before."""
         parts: dict[int, tuple[list[Any], list[Any]]] = {}
         for row, tup_id in zip(group.body, group.ids, strict=True):
-            attempt = -1 if tup_id is None else self.flight.attempts.get(tup_id, 0)
+            attempt = -1 if tup_id is None else self.flight.by_attempt([tup_id])
             rows, ids = parts.setdefault(attempt, ([], []))
             rows.append(row)
             ids.append(tup_id)
@@ -161,7 +172,7 @@ class SpoutTask(Task):
         size = len(group.body) if isinstance(group.body, list) else group.body.num_rows
         try:
             edges = self.send(group, roots, attempt, self.worker.clock.wall())
-        except (EncodingError, EmitError, IndexError, TypeError) as error:
+        except Exception as error:  # a value that cannot be encoded, or a custom grouping that raises
             self.meters.failed += size
             self.report_error(error, None)
             if roots:
@@ -179,11 +190,18 @@ class SpoutTask(Task):
             if root is not None:
                 self.meters.acked += root.tuples
                 self.meters.complete_latency.record(now - root.born, root.tuples)
+                self._adapt(now - root.born)
                 if self._tells_acks:
                     self._news.append(("", root.ids))
         for number in failed:
             self._fail(number, "error")
         self.worker.ready(self)
+
+    def _adapt(self, seconds: float) -> None:
+        if seconds < QUICK_SECONDS:
+            self.chunk_limit = min(self.chunk_limit * 2, self.chunk_tuples)
+        elif seconds > SLOW_SECONDS:
+            self.chunk_limit = max(self.chunk_limit // 2, min(LEAST_CHUNK, self.chunk_tuples))
 
     def _fail(self, number: int, cause: str) -> None:
         root = self.flight.failed(number, cause)

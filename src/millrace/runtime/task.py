@@ -211,9 +211,12 @@ class Task:
             return 0
         if group.channels is not None:
             return self._send_parts(output, [(channel, body) for channel in group.channels], roots, attempt, birth)
-        edges = 0
+        edges, several = 0, len(output.routes) > 1
         for route in output.routes:
-            parts = route.split(body) if isinstance(body, list) else route.split_batch(body)
+            if isinstance(body, list):
+                parts = route.split(list(body) if several else body)  # no two receivers get the same list
+            else:
+                parts = route.split_batch(body)
             edges ^= self._send_parts(output, parts, roots, attempt, birth)
         return edges
 
@@ -321,7 +324,7 @@ class BoltTask(Task):
         else:
             local = delivery.local
         if not self.component.named_rows:
-            return list(body) if local else PLAIN_ROWS.decode(body)
+            return body if local else PLAIN_ROWS.decode(body)
         row_type, decoder = self._row_type(delivery)
         if local:
             return msgspec.convert(body, row_type)
@@ -386,7 +389,7 @@ class BoltTask(Task):
         call = self.component.process_arrow  # type: ignore[attr-defined]
         try:
             batch = self._batch(delivery)
-        except (pa.ArrowException, msgspec.MsgspecError) as error:
+        except (pa.ArrowException, msgspec.MsgspecError, *wire.UNREADABLE) as error:
             raise wire.WireError(f"a chunk from {delivery.component} does not fit an Arrow batch: {error}") from None
         try:
             call(batch)
@@ -402,7 +405,7 @@ class BoltTask(Task):
     def _readable(self, delivery: Delivery) -> list[Any]:
         try:
             return self.rows(delivery)
-        except (msgspec.DecodeError, ValueError) as error:
+        except wire.UNREADABLE as error:
             raise wire.WireError(f"a chunk from {delivery.component} does not fit {delivery.stream!r}: {error}") from None
 
     # -- errors in user code ---------------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+CLOSE_SECONDS = 2.0
 Job = tuple[Callable[[], None], Callable[[], None]]
 
 
@@ -17,6 +19,7 @@ class TaskThreads:
 
     def __init__(self) -> None:
         self._queues: dict[Any, SimpleQueue[Job | None]] = {}
+        self._threads: list[threading.Thread] = []
         self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.wake_fd, self._signal_fd = os.pipe()
         os.set_blocking(self.wake_fd, False)
@@ -26,7 +29,9 @@ class TaskThreads:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = SimpleQueue()
-            threading.Thread(target=self._serve, args=(queue,), daemon=True, name=f"task {key.name}").start()
+            thread = threading.Thread(target=self._serve, args=(queue,), daemon=True, name=f"task {key.name}")
+            self._threads = [*(old for old in self._threads if old.is_alive()), thread]
+            thread.start()
         queue.put((work, done))
 
     def end(self, key: Any) -> None:
@@ -53,6 +58,10 @@ class TaskThreads:
             os.write(self._signal_fd, b".")
 
     def close(self) -> None:
+        """Give the threads a moment to come back from user code and close their components."""
         for key in list(self._queues):
             self.end(key)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
         # The pipe stays open: a thread that is still in user code will write to it once more.

@@ -17,6 +17,7 @@ from millrace.errors import WireError
 
 ROWS, ARROW = 0, 1
 BIG_INT = 1  # msgpack extension code: an integer beyond 64 bits, as decimal text
+UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)  # what a frame that someone made up can raise
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -168,14 +169,14 @@ def decode_data(frame: Any) -> DataMessage:
     """A message of the data port; `WireError` if it is anything else."""
     try:
         return _data_decoder.decode(frame)
-    except (msgspec.DecodeError, ValueError) as error:
+    except UNREADABLE as error:
         raise WireError(f"a data frame of {len(frame)} bytes is not a Millrace message: {error}") from None
 
 
 def decode_control(frame: Any) -> ControlMessage:
     try:
         return _control_decoder.decode(frame)
-    except (msgspec.DecodeError, ValueError) as error:
+    except UNREADABLE as error:
         raise WireError(f"a control frame of {len(frame)} bytes is not a Millrace message: {error}") from None
 
 
@@ -227,5 +228,5 @@ def decode_batch(body: Any) -> pa.RecordBatch:
     try:
         with pa.ipc.open_stream(body) as reader:
             return reader.read_next_batch()
-    except (pa.ArrowException, StopIteration) as error:
+    except (pa.ArrowException, OSError, StopIteration) as error:
         raise WireError(f"a body of {len(body)} bytes is not an Arrow batch: {error}") from None

@@ -37,6 +37,7 @@ from millrace.runtime.tracker import Tracker
 log = logging.getLogger("millrace.worker")
 ERRORS_KEPT = 20
 STASH_LIMIT = 4096  # chunks kept for tasks that a newer plan, not yet seen here, has put on this worker
+STASH_SECONDS = 10.0  # after that the plan is not coming: the topology has been killed, or the task moved on
 CHECK_SECONDS = 0.1  # how often spouts look for overdue roots and moved tasks for the end of their inbox
 
 
@@ -135,7 +136,7 @@ class Worker:
         self._ready: deque[Task] = deque()
         self._retired: list[Task] = []
         self._gone: list[TopologyRun] = []
-        self._stash: dict[tuple[int, int, int], list[tuple[wire.Chunk, Any]]] = {}
+        self._stash: dict[tuple[int, int, int], list[tuple[wire.Chunk, Any, float]]] = {}
         self._credits: dict[int, dict[tuple[int, int, int, int], int]] = {}
         self._timers: list[tuple[float, int, Callable[[], float | None]]] = []
         self._timer_count = 0
@@ -237,7 +238,7 @@ class Worker:
             return
         if isinstance(task, BoltTask):
             self._start_timers(task)
-            for chunk, body in self._stash.pop((task.topology.number, task.number, task.incarnation), []):
+            for chunk, body, _ in self._stash.pop((task.topology.number, task.number, task.incarnation), []):
                 self._on_chunk(chunk, body)
 
     def _start_failed(self, run: TopologyRun, name: TaskId, error: Exception) -> None:
@@ -280,11 +281,11 @@ class Worker:
             self._end(task)
 
     def _end(self, task: Task) -> None:
-        if task.busy:
-            self.threads.end(task)  # its thread is in user code: let it come back, then end
+        if task.definition.blocking:
+            self.threads.run(task, task.close, lambda: None)  # its thread may be in user code: after that, then
+            self.threads.end(task)
         else:
             task.close()
-            self.threads.end(task)
 
     # -- wiring ------------------------------------------------------------------------------------------------------
 
@@ -421,7 +422,8 @@ class Worker:
         if (run is not None and chunk.version <= run.version) or sum(map(len, self._stash.values())) >= STASH_LIMIT:
             self.counters["stale"] += 1
             return
-        self._stash.setdefault((chunk.topology, chunk.target, chunk.target_incarnation), []).append((chunk, body))
+        key = (chunk.topology, chunk.target, chunk.target_incarnation)
+        self._stash.setdefault(key, []).append((chunk, body, self.clock.now()))
 
     def _on_credit(self, topology: int, source: int, target: int, incarnation: int, consumed: int) -> None:
         run = self.topologies.get(topology)
@@ -511,6 +513,8 @@ class Worker:
                     task.check_overdue(now)
                 elif isinstance(task, BoltTask) and task.held:
                     task.forget_held(held_before)
+        for key in [key for key, kept in self._stash.items() if now - kept[-1][2] > STASH_SECONDS]:
+            self.counters["stale"] += len(self._stash.pop(key))
         for task in [task for task in self._retired if task.idle() and now >= (task.retiring or 0.0)]:
             # It stays for its time even when idle: those upstream may not have the new plan yet.
             self._retired.remove(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,9 @@ from millrace.master.observed import TopologyObserved
 from millrace.master.service import Master
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
 from millrace.model.load import Load
-from millrace.runtime.process import address_facing
 from millrace.schedulers.even import Even
 from millrace.spark.launcher import SparkLauncher, ship_code
-from millrace.spark.session import LOOPBACK, make_session, parse_master
+from millrace.spark.session import LOOPBACK, MasterUrl, make_session, parse_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,28 +43,34 @@ class ResidentEngine:
                  spark_settings: dict[str, str] | None = None) -> None:
         if slots < 1:
             raise MillraceError(f"{slots} slots were asked for: a topology needs at least 1")
-        self._own_session = spark is None
-        where = parse_master(master if spark is None else str(spark.sparkContext.master))
-        local = where.on_this_machine
-        host = bind or (LOOPBACK if where.on_loopback else address_facing("{}:{}".format(*where.addresses[0])))
-        scheduler = Even(one_worker_per_node=one_worker_per_node, spread_back=False)
-        self.master = Master(name or f"millrace-{os.getpid()}", host, port, settings, scheduler)
+        name = name or f"millrace-{os.getpid()}"
         self.slots = slots
+        self._own_session = spark is None
         self._launcher: SparkLauncher | None = None
         self._stopping = False
+        self.spark = spark or make_session(master, f"millrace {name}", slots, spark_settings)
+        where = parse_master(str(self.spark.sparkContext.master))
+        scheduler = Even(one_worker_per_node=one_worker_per_node, spread_back=False)
         try:
-            self.spark = spark or make_session(master, f"millrace {self.master.name}", slots, spark_settings)
-            context = self.spark.sparkContext
-            modules = [item if isinstance(item, str) else item.__module__ for item in code]
-            path = ship_code(context, modules, installed=local)
-            self.master.start()
-            setup = self.master.setup("" if where.on_loopback and not bind else "auto", path)
-            self._launcher = SparkLauncher(context, setup, slots, self._workers_ended)
-            self._launcher.start()
-            self.master.wait_for_workers(slots, START_SECONDS)
+            self.master = Master(name, bind or self._driver_host(where), port, settings, scheduler)
+            self._launch(where, bind, [item if isinstance(item, str) else item.__module__ for item in code])
         except BaseException:
             self.stop()
             raise
+
+    def _driver_host(self, where: MasterUrl) -> str:
+        """An address of this host that workers can reach: the one that Spark's executors already use."""
+        if where.on_loopback:
+            return LOOPBACK
+        return str(self.spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK))
+
+    def _launch(self, where: MasterUrl, bind: str | None, modules: list[str]) -> None:
+        path = ship_code(self.spark.sparkContext, modules, installed=where.on_this_machine)
+        self.master.start()
+        setup = self.master.setup("" if where.on_loopback and not bind else "auto", path)
+        self._launcher = SparkLauncher(self.spark.sparkContext, setup, self.slots, self._workers_ended)
+        self._launcher.start()
+        self.master.wait_for_workers(self.slots, START_SECONDS)
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None) -> RunningTopology:
@@ -83,10 +89,11 @@ class ResidentEngine:
     def stop(self) -> None:
         """End workers and master in good order, and the session if it is ours."""
         self._stopping = True
-        self.master.stop()
+        if hasattr(self, "master"):
+            self.master.stop()
         if self._launcher is not None:
             self._launcher.stop()
-        if self._own_session and hasattr(self, "spark"):
+        if self._own_session:
             self.spark.stop()
 
     def _workers_ended(self, error: str) -> None:
@@ -121,8 +128,6 @@ class RunningTopology:
         return found
 
     def load(self) -> Load:
-        import time
-
         load: Load = self._master.call(lambda: self.observed().load(time.monotonic()))
         return load
 
