@@ -47,6 +47,8 @@ class Setting:
 GUARANTEE = Setting("topology.guarantee", AT_LEAST_ONCE, choices=(AT_MOST_ONCE, AT_LEAST_ONCE),
                     about="at-most-once: no tracking. at-least-once: what a spout emits with an id is tracked until all "
                           "that came of it is processed, and failed back to the spout otherwise.")
+WORKERS = Setting("topology.workers", None, low=1,
+                  about="Most workers that the topology's tasks are spread over. Unset: all there are.")
 ACKERS = Setting("topology.acker.executors", None, low=0,
                  about="Number of acker tasks. Unset: one for each worker that holds a spout. 0 means at-most-once.")
 MESSAGE_TIMEOUT = Setting("topology.message.timeout.secs", 30.0, low=0.01,
@@ -73,6 +75,8 @@ HEARTBEAT_TIMEOUT = Setting("worker.heartbeat.timeout.secs", 1.5, low=0.05,
                                   "The death of a process on the master's own host is noticed at once.")
 LEASE = Setting("worker.lease.secs", 10.0, low=0.1,
                 about="Seconds without a word from the master after which a worker ends itself.")
+HELLO = Setting("worker.hello.secs", 20.0, low=0.1,
+                about="Seconds that a worker that starts waits for the master's first answer before it gives up.")
 RECOVERY_GRACE = Setting("recovery.grace.secs", 0.5, low=0,
                          about="Seconds after the loss of a worker before what is still unfinished is replayed.")
 DRAIN_LIMIT = Setting("task.drain.limit.secs", 2.0, low=0,

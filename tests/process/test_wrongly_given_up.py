@@ -17,7 +17,7 @@ SLOTS = 3
 
 @pytest.fixture
 def cluster() -> Iterator[ProcessCluster]:
-    with ProcessCluster(SLOTS, settings={"worker.heartbeat.timeout.secs": 0.6}) as cluster:
+    with ProcessCluster(SLOTS, settings={"worker.heartbeat.timeout.secs": 1.0}) as cluster:
         yield cluster
 
 

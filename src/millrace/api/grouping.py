@@ -67,16 +67,22 @@ def stable_hash(key: Any) -> int:
     Not Python's own: that of a str is salted per process. Values that Python calls equal (1, 1.0, True) must meet at
     the same task, because the routers remember keys in dicts.
     """
-    return zlib.crc32(_encode(_canonical(key)))
+    try:
+        return zlib.crc32(_encode(_canonical(key)))
+    except UnicodeEncodeError:  # half of a surrogate pair: Python has such texts, UTF-8 does not
+        return zlib.crc32(_encode(_canonical(key, lone_surrogates=True)))
 
 
-def _canonical(key: Any) -> Any:
+def _canonical(key: Any, lone_surrogates: bool = False) -> Any:
     if isinstance(key, str | bytes):
-        return key
+        return key.encode("utf-8", "surrogatepass") if lone_surrogates and isinstance(key, str) else key
     if isinstance(key, float) and key.is_integer():
         key = int(key)
     if isinstance(key, int):
-        return int(key) if -(2**63) <= key < 2**64 else str(int(key))
+        return int(key) if -(2**63) <= key < 2**64 else f"{int(key):x}"
     if isinstance(key, list | tuple):
-        return [_canonical(item) for item in key]
+        return [_canonical(item, lone_surrogates) for item in key]
+    if isinstance(key, dict):
+        return {name if isinstance(name, tuple) else _canonical(name, lone_surrogates): _canonical(item, lone_surrogates)
+                for name, item in key.items()}
     return key

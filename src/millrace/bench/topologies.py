@@ -35,10 +35,57 @@ class BenchLinesArrow(LinesArrow):
         self._lines = pa.concat_arrays([pa.array(lines(SEED, TABLE_LINES))] * (1 + -(-self.batch // TABLE_LINES)))
 
 
+class BenchSplit(Split):
+    named_rows: ClassVar[bool] = False  # it reads the line by its place, not by its name
+
+
+class BenchCount(Count):
+    named_rows: ClassVar[bool] = False
+
+
 class WordCountBench(Topology):
+    """Tuple by tuple: `process` and `emit` for every word, every update passed on."""
+
     lines = BenchLines.spec(par=2)
-    split = Split.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
-    count = Count.spec(inputs={split: Grouping.fields("word")}, par=2)
+    split = BenchSplit.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = BenchCount.spec(inputs={split: Grouping.fields("word")}, par=2)
+    drop = Drop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+
+
+class SplitRows(Bolt):
+    """Chunks of lines to chunks of words."""
+
+    outputs: ClassVar[list[str]] = ["word"]
+    named_rows: ClassVar[bool] = False
+
+    def process_rows(self, rows: list[Any]) -> None:
+        self.emit_rows([(word,) for (line,) in rows for word in line.split()])
+
+
+class CountRows(Bolt):
+    """How often each word came, a chunk at a time; emits every update."""
+
+    outputs: ClassVar[list[str]] = ["word", "count"]
+    named_rows: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+
+    def process_rows(self, rows: list[Any]) -> None:
+        counts, updates = self.counts, []
+        for (word,) in rows:
+            counts[word] = count = counts.get(word, 0) + 1
+            updates.append((word, count))
+        self.emit_rows(updates)
+
+
+class WordCountRowsBench(Topology):
+    """Chunk by chunk: `process_rows` and `emit_rows`; still every update passed on."""
+
+    lines = BenchLines.spec(par=2)
+    split = SplitRows.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = CountRows.spec(inputs={split: Grouping.fields("word")}, par=2)
     drop = Drop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from millrace.api.topology import Topology
 from millrace.bench.results import keep
-from millrace.bench.topologies import SEED, LocalHop, RemoteHop, WordCountArrowBench, WordCountBench
+from millrace.bench.topologies import SEED, LocalHop, RemoteHop, WordCountArrowBench, WordCountBench, WordCountRowsBench
 from millrace.config import AT_LEAST_ONCE, AT_MOST_ONCE, GUARANTEE
 from millrace.errors import MillraceError
 from millrace.master.observed import rate_between
@@ -24,6 +24,7 @@ WARM_UP_SECONDS = 3.0
 ROUNDS = 2
 LINES_PER_SECOND = 1000
 SATURATED = {"process": (WordCountBench, AT_MOST_ONCE), "process_acked": (WordCountBench, AT_LEAST_ONCE),
+             "process_rows": (WordCountRowsBench, AT_MOST_ONCE), "process_rows_acked": (WordCountRowsBench, AT_LEAST_ONCE),
              "process_arrow": (WordCountArrowBench, AT_MOST_ONCE),
              "process_arrow_acked": (WordCountArrowBench, AT_LEAST_ONCE)}
 RIVALS = ("bytewax", "pathway", "spark_sql", "spark_python")

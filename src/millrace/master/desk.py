@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,8 @@ class Desk:
 
     @classmethod
     def open(cls, name: str) -> Desk:
-        if not name or "/" in name or name.startswith("."):
-            raise MillraceError(f"{name!r} cannot name a cluster: use letters, digits and dashes")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}", name):
+            raise MillraceError(f"{name[:60]!r} cannot name a cluster: use letters, digits and dashes, 50 at most")
         directory = desk_directory()
         lock = os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -58,7 +59,11 @@ class Desk:
     def listen(self, context: zmq.Context[Any]) -> zmq.Socket[Any]:
         socket = context.socket(zmq.ROUTER)
         socket.linger = 200
-        socket.bind(f"ipc://{self.path}")
+        try:
+            socket.bind(f"ipc://{self.path}")
+        except zmq.ZMQError as error:
+            raise MillraceError(f"cannot listen at {self.path}: {error.strerror}. Set XDG_RUNTIME_DIR, or TMPDIR, to another "
+                                "directory") from None
         return socket
 
     def close(self) -> None:

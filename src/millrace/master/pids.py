@@ -17,7 +17,7 @@ class PidWatch:
             return None
         try:
             return cls(pid, os.pidfd_open(pid))
-        except OSError:
+        except (OSError, OverflowError):
             return None  # gone already, or another user's: the heartbeats will tell
 
     def close(self) -> None:

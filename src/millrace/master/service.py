@@ -70,12 +70,13 @@ class Master:
         self.finished: dict[str, TopologyObserved] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self.connections: dict[int, Connection] = {}
-        self.refused = 0
+        self.refused = self.malformed = 0
         self.keys = Keys.make()
         self.cluster = uuid.uuid4().hex[:12]
         self.listeners: list[Callable[[Say], None]] = []
         self._heartbeat_timeout: float = HEARTBEAT_TIMEOUT.of(self.settings)
         self._generation = 0
+        self._ticked = time.monotonic()
         self._changed = threading.Condition()
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._context = zmq.Context()
@@ -219,7 +220,10 @@ class Master:
 
     def _tick(self) -> None:
         now = time.monotonic()
+        away, self._ticked = now - self._ticked, now
         for slot, connection in list(self.connections.items()):
+            if away > self._heartbeat_timeout / 2:  # it was the master that stood still: their heartbeats are on the way
+                connection.heard = now
             if now - connection.heard > self._heartbeat_timeout:
                 self._lose(slot, f"no heartbeat for {now - connection.heard:.1f} s")
         self.tell(Ticked(now))
@@ -256,11 +260,13 @@ class Master:
             except zmq.Again:
                 return
             except ValueError:
+                self.malformed += 1
                 log.warning("dropped a control message that is not two frames")
                 continue
             try:
                 message = wire.decode_control(frame)
             except WireError as error:
+                self.malformed += 1
                 log.warning("dropped: %s", error)
                 continue
             self._on_message(identity, message)

@@ -18,7 +18,7 @@ SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters"
 def status_of(master: Master) -> dict[str, Any]:
     return {
         "cluster": master.name, "endpoint": master.endpoint, "revision": master.state.revision,
-        "refused_connections": master.refused,
+        "refused_connections": master.refused, "malformed": master.malformed,
         "workers": [_worker(master, slot) for slot in sorted(master.state.workers)],
         "topologies": [_topology(state, master.observed[name]) for name, state in master.state.topologies.items()
                        if name in master.observed],

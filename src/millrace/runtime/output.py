@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from millrace.model.graph import StreamDef, TaskId
 from millrace.runtime.routing import Route
 from millrace.runtime.wire import through_the_wire
 
+ROW_TYPES = {list, tuple}
 SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
 
 
@@ -48,12 +50,23 @@ class Output:
             return tuple(values)
         return tuple(self._travelled(field, value) for field, value in zip(self.fields, values, strict=True))
 
+    def extend(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Many rows at once: checked together, and one by one only if one of them is not ordinary."""
+        if not isinstance(rows, list | tuple):
+            rows = list(rows)  # a generator, for one, can be walked only once
+        kinds = set(map(type, rows))
+        if kinds <= ROW_TYPES and set(map(len, rows)) <= {self.width} and SCALARS.issuperset(
+                map(type, chain.from_iterable(rows))):
+            self.rows.extend(rows if kinds == {tuple} else map(tuple, rows))  # type: ignore[arg-type]
+        else:
+            self.rows.extend([self.row(row) for row in rows])
+
     def _travelled(self, field: str, value: Any) -> Any:
         if type(value) in SCALARS:
             return value
         try:
             return through_the_wire([value])[0]
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise EncodingError(f"{self.owner} emitted a {type(value).__name__} in field {field!r} of stream {self.name!r}, "
                                 f"which cannot be encoded ({error}). Emit str, int, float, bool, bytes, None, or lists "
                                 "and dicts of them.") from None

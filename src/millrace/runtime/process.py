@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -19,7 +20,7 @@ from typing import Any
 
 import zmq
 
-from millrace.config import FRAME_LIMIT, HEARTBEAT_INTERVAL, LEASE
+from millrace.config import FRAME_LIMIT, HEARTBEAT_INTERVAL, HELLO, LEASE
 from millrace.errors import MasterUnreachable, WireError
 from millrace.runtime import wire
 from millrace.runtime.clock import SystemClock
@@ -30,8 +31,8 @@ from millrace.runtime.worker import Worker
 log = logging.getLogger("millrace.worker")
 REPORT_SECONDS = 0.25
 FRAMES_PER_TURN = 64  # data frames taken in before the tasks get their turn
-HELLO_SECONDS = 20.0
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+LONGEST_BASE = 60  # characters: the kernel's limit is 107 for a socket's whole path
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,9 @@ class WorkerSetup:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def directory(self) -> str:
-        """The same for every worker of this cluster on a host."""
-        return os.path.join(tempfile.gettempdir(), f"millrace-{self.cluster}")
+        """The same for every worker of this cluster on a host. The path of a socket must not be long."""
+        base = tempfile.gettempdir()
+        return os.path.join(base if len(base) <= LONGEST_BASE else "/tmp", f"millrace-{self.cluster}")
 
 
 class Pulse(threading.Thread):
@@ -133,6 +135,8 @@ class WorkerProcess:
             if self._gate is not None:
                 self._gate.close()
             self.context.destroy(linger=200)
+            with contextlib.suppress(OSError):
+                os.rmdir(self.setup.directory())  # the last one on a host does it: where the master is not, nobody else will
 
     def _life(self) -> str:
         directory = private_directory(self.setup.directory())
@@ -166,7 +170,8 @@ class WorkerProcess:
         """None if there is nothing to do here: the slot was given to another process while this one was cut off."""
         control.send(wire.encode(wire.Hello(self.slot, nonce, os.getpid(), sockets.gethostname(), self.boot, self.executor,
                                             port.ipc, port.tcp, self._former)))
-        deadline = time.monotonic() + HELLO_SECONDS
+        seconds: float = HELLO.of(self.setup.settings)
+        deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if control.poll(int(left * 1000) + 1):
                 message = wire.decode_control(control.recv())
@@ -175,7 +180,7 @@ class WorkerProcess:
                 if isinstance(message, wire.Stop):
                     return None
         raise MasterUnreachable(f"the Millrace master at {self.setup.master} did not answer worker {self.slot} within "
-                                f"{HELLO_SECONDS:g} s: it is not reachable from this host, or the key is not its own")
+                                f"{seconds:g} s: it is not reachable from this host, or the key is not its own")
 
     def _loop(self, worker: Worker, control: zmq.Socket[Any], port: DataPort, pulse: Pulse) -> str:
         poller = zmq.Poller()

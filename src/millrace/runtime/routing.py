@@ -57,6 +57,10 @@ class ToAll(Route):
 class Shuffle(Route):
     """Evenly over the tasks: a large chunk is cut into equal slices, a small one goes to whoever got the least."""
 
+    def __init__(self, channels: list[Channel]) -> None:
+        super().__init__(channels)
+        self._sent = [0] * len(channels)  # from here; by the channels' own counts a new one would get everything
+
     def split(self, rows: Rows) -> Parts:
         return self._spread(rows, len(rows), lambda start, stop: rows[start:stop])
 
@@ -66,8 +70,9 @@ class Shuffle(Route):
     def _spread(self, whole: Any, size: int, part: Callable[[int, int], Any]) -> Parts:
         channels = self.channels
         if size <= WHOLE:
-            least = min(channels, key=lambda channel: channel.tuples)
-            return [(least, whole)]
+            least = min(range(len(channels)), key=self._sent.__getitem__)
+            self._sent[least] += size
+            return [(channels[least], whole)]
         bounds = [size * i // len(channels) for i in range(len(channels) + 1)]
         return [(channel, part(bounds[i], bounds[i + 1])) for i, channel in enumerate(channels)
                 if bounds[i + 1] > bounds[i]]
@@ -141,11 +146,19 @@ class ByFields(Route):
             keys = list(zip(*(batch.column(position).to_pylist() for position in self._positions), strict=True))
             targets = np.fromiter(map(self._task_of, keys), dtype=np.int32, count=batch.num_rows)
         else:
-            encoded = batch.column(self._positions[0]).dictionary_encode(null_encoding="encode")
-            of_distinct = np.fromiter(map(self._task_of, encoded.dictionary.to_pylist()), dtype=np.int32)
-            targets = of_distinct[encoded.indices.to_numpy(zero_copy_only=False)]
+            targets = self._targets(batch.column(self._positions[0]))
         return [(channel, batch.filter(pa.array(targets == index)))
                 for index, channel in enumerate(self.channels) if (targets == index).any()]
+
+
+    def _targets(self, column: pa.Array) -> np.ndarray:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()  # its nulls would stay apart from the dictionary
+        if pa.types.is_nested(column.type):  # Arrow finds no distinct values of those
+            return np.fromiter(map(self._task_of, column.to_pylist()), dtype=np.int32, count=len(column))
+        encoded = column.dictionary_encode(null_encoding="encode")
+        of_distinct = np.fromiter(map(self._task_of, encoded.dictionary.to_pylist()), dtype=np.int32)
+        return of_distinct[encoded.indices.to_numpy(zero_copy_only=False)]
 
 
 def rows_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:

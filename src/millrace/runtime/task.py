@@ -7,6 +7,7 @@ it on a thread of its own. *Settle* routes and sends what was emitted and settle
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -114,6 +115,8 @@ class Task:
         """Every case that the fast path leaves: other streams, anchors, direct tasks, nested values, mistakes."""
         output = self._output(stream)
         row = output.row(values)
+        if isinstance(anchors, Tuple | str):
+            anchors = [anchors]
         if anchors is None and direct_task is None and not need_task_ids and not output.direct:
             output.rows.append(row)
             if self.definition.kind == "spout":
@@ -122,6 +125,12 @@ class Task:
         channels = self._chosen(output, row, direct_task, need_task_ids)
         self._add_group(output, row, anchors, channels, tup_id)
         return [channel.target for channel in channels] if need_task_ids and channels is not None else None
+
+    def emit_rows(self, rows: Sequence[Sequence[Any]], stream: str | None) -> None:
+        output = self._output(stream)
+        if output.direct:
+            raise EmitError(f"{self.name}, stream {output.name!r}: a direct stream needs emit with direct_task=")
+        output.extend(rows)
 
     def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any, stream: str | None, anchors: Any,
                    direct_task: int | None) -> None:
@@ -311,8 +320,8 @@ class BoltTask(Task):
         found = self._decoders.get(key)
         if found is None:
             fields = self.topology.graph.component(delivery.component).outputs[delivery.stream_index].fields
-            title = f"{delivery.component}_{delivery.stream}".replace("-", "_").replace(" ", "_").title().replace("_", "")
-            row_type = NamedTuple(f"{title}Tuple", [(field, Any) for field in fields])  # type: ignore[misc]
+            title = re.sub(r"[\W_]", "", f"{delivery.component}_{delivery.stream}".title())
+            row_type = NamedTuple(f"T{title}Tuple", [(field, Any) for field in fields])  # type: ignore[misc]
             found = self._decoders[key] = (list[row_type], wire.row_decoder(row_type))
         return found
 
@@ -394,13 +403,13 @@ class BoltTask(Task):
         try:
             call(batch)
         except Exception as error:
-            self._chunk_error(error, delivery, [batch.slice(i, 1) for i in range(batch.num_rows)], call, rows_of(batch))
+            self._chunk_error(error, delivery, [batch.slice(i, 1) for i in range(batch.num_rows)], rows_of(batch))
 
     def _run_whole(self, delivery: Delivery, rows: list[Any], call: Any) -> None:
         try:
             call(rows)
         except Exception as error:
-            self._chunk_error(error, delivery, [[row] for row in rows], call, rows)
+            self._chunk_error(error, delivery, [[row] for row in rows], rows)
 
     def _readable(self, delivery: Delivery) -> list[Any]:
         try:
@@ -417,9 +426,20 @@ class BoltTask(Task):
             self._give_up_or_fail(tup, delivery, error)
         elif not self.by_hand:
             delivery.left = -1  # neither acked nor failed: the root will time out, as the bolt asked for
-        if self.component.exit_on_exception:
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """A new instance, if the component asked for one; the old one stays if the new one cannot be made."""
+        old = self.component
+        if not old.exit_on_exception:
+            return
+        try:
             self.component = self._make()  # type: ignore[assignment]
             self.initialize()
+        except Exception as error:
+            self.report_error(error, None)
+            self.component = old
+            self._attach_emit(old)
 
     def _give_up_or_fail(self, tup: Tuple, delivery: Delivery, error: BaseException | str) -> None:
         """A tuple that failed too often, or that nothing would send again, becomes a dead letter; else its root fails."""
@@ -428,13 +448,17 @@ class BoltTask(Task):
             return
         self.meters.dead_letters += 1
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        letter = [self.name.component, self.name.index, delivery.stream, list(tup.values), text]
-        self._by_stream[DEAD_LETTERS].rows.append(self._by_stream[DEAD_LETTERS].row(letter))
+        text = text.encode("utf-8", "backslashreplace").decode()  # it may quote what cannot be encoded
+        output, letter = self._by_stream[DEAD_LETTERS], [self.name.component, self.name.index, delivery.stream,
+                                                         list(tup.values), text]
         self.worker.dead_letter(self, letter)
         if self.by_hand:
+            self._add_group(output, output.row(letter), [tup], None, None)
             self.verdicts.append((tup, True))
+        else:
+            output.rows.append(output.row(letter))
 
-    def _chunk_error(self, error: Exception, delivery: Delivery, singles: list[Any], call: Any, rows: list[Any]) -> None:
+    def _chunk_error(self, error: Exception, delivery: Delivery, singles: list[Any], rows: list[Any]) -> None:
         """A whole-chunk call raised. If the chunk will come again, fail it; if not, find the tuples that are to blame."""
         if delivery.roots and delivery.attempt < self.max_fails:
             self._user_error(error, delivery, Tuple(rows[0], delivery))
@@ -444,10 +468,11 @@ class BoltTask(Task):
             self.report_error(error, None)
             for index, row in enumerate(rows):
                 self._give_up_or_fail(Tuple(row, delivery, index), delivery, error)
+            self._rebuild()
             return
         for index, single in enumerate(singles):
             try:
-                call(single)
+                getattr(self.component, self.definition.mode)(single)
             except Exception as culprit:
                 self._user_error(culprit, delivery, Tuple(rows[index], delivery, index))
 
@@ -465,6 +490,8 @@ class BoltTask(Task):
 
     def settle(self) -> None:
         opened, self.open = self.open, []
+        if self.verdicts and not self.by_hand:
+            self._settle_failures(opened)
         for group in self.take_groups():
             self._send_group(group, opened)
         for delivery in opened:
@@ -473,13 +500,14 @@ class BoltTask(Task):
             self._settle_verdicts()
 
     def _send_group(self, group: Group, opened: list[Delivery]) -> None:
-        deliveries = opened if group.anchors is None and self.component.auto_anchor else self._anchored(group.anchors or [])
+        deliveries = (opened if group.anchors is None and self.component.auto_anchor
+                      else self._anchored(group.anchors or [], opened))
         roots = tuple(dict.fromkeys(root for delivery in deliveries for root in delivery.roots))
         attempt = max((delivery.attempt for delivery in deliveries), default=0)
         birth = min((delivery.birth for delivery in deliveries), default=0.0) or self.worker.clock.wall()
         try:
             edges = self.send(group, roots, attempt, birth)
-        except (EncodingError, EmitError, IndexError, TypeError) as error:
+        except Exception as error:  # a value that cannot be encoded, or a custom grouping that raises
             self.meters.failed += 1
             self.report_error(error, None)
             for delivery in deliveries:
@@ -488,11 +516,21 @@ class BoltTask(Task):
         for root in roots:
             self.topology.tracker.add(root, edges)
 
-    def _anchored(self, anchors: Iterable[Tuple | str]) -> list[Delivery]:
+    def _anchored(self, anchors: Iterable[Tuple | str], opened: list[Delivery]) -> list[Delivery]:
         """The chunks that explicit anchors belong to."""
-        found = (anchor.origin if isinstance(anchor, Tuple) else self.held.get(anchor.rpartition(":")[0])
-                 for anchor in anchors)
-        return list({id(delivery): delivery for delivery in found if isinstance(delivery, Delivery)}.values())
+        found = (self._delivery_of(anchor, opened)[0] for anchor in anchors)
+        return list({id(delivery): delivery for delivery in found if delivery is not None}.values())
+
+    def _delivery_of(self, tup: Tuple | str, opened: Sequence[Delivery] = ()) -> tuple[Delivery | None, int]:
+        """The chunk that a tuple, or a tuple's id, belongs to, and its place there."""
+        if isinstance(tup, Tuple):
+            delivery, index = tup.origin, tup.index
+        else:
+            key, _, place = str(tup).rpartition(":")
+            delivery = self.held.get(key) or next((one for one in opened if one.key == key), None)
+            index = int(place) if place.isdecimal() else -1
+        known = isinstance(delivery, Delivery) and 0 <= index < delivery.count
+        return (delivery if known else None), index
 
     def _finish(self, delivery: Delivery) -> None:
         if self.by_hand and not delivery.failed:
@@ -522,22 +560,29 @@ class BoltTask(Task):
     def _settle_verdicts(self) -> None:
         verdicts, self.verdicts = self.verdicts, []
         for tup, good in verdicts:
-            if isinstance(tup, Tuple):
-                delivery, index, known = tup.origin, tup.index, tup
-            else:
-                prefix, _, suffix = tup.rpartition(":")
-                delivery, index, known = self.held.get(prefix), int(suffix or 0), None
-            if isinstance(delivery, Delivery):
-                self._settle_one(delivery, index, known, good)
+            delivery, index = self._delivery_of(tup)
+            if delivery is not None:
+                self._settle_one(delivery, index, good)
 
-    def _settle_one(self, delivery: Delivery, index: int, tup: Tuple | None, good: bool) -> None:
+    def _settle_failures(self, opened: list[Delivery]) -> None:
+        """The engine acks for this bolt, so an ack by hand says nothing new; but what it fails is failed."""
+        verdicts, self.verdicts = self.verdicts, []
+        for tup, good in verdicts:
+            delivery, index = self._delivery_of(tup, opened)
+            if delivery is not None and not good and not delivery.failed and any(one is delivery for one in opened):
+                self._fail_by_hand(delivery, index)
+
+    def _fail_by_hand(self, delivery: Delivery, index: int) -> None:
+        self.meters.failed += 1
+        self._give_up_or_fail(Tuple(self.rows(delivery)[index], delivery, index), delivery, "failed by the bolt")
+
+    def _settle_one(self, delivery: Delivery, index: int, good: bool) -> None:
         if delivery.done is None:
             delivery.done = set()
         if index in delivery.done or delivery.failed:
             return
         if not good:
-            self.meters.failed += 1
-            self._give_up_or_fail(tup or Tuple((), delivery, index), delivery, "failed by the bolt")
+            self._fail_by_hand(delivery, index)
             if not delivery.failed:
                 self.settle()  # the dead letter; its own verdict closes the tuple
                 return

@@ -86,6 +86,8 @@ def visit(socket: zmq.Socket[Any], keys: Keys) -> None:
 
 def bind_tcp(socket: zmq.Socket[Any], host: str, port: int = 0) -> str:
     """Bind and return the endpoint; `AddressInUse` with what to do if the port is taken."""
+    if not 0 <= port <= 65535:
+        raise MillraceError(f"{port} is not a port: use 1 to 65535, or 0 for any free one")
     address = f"[{host}]" if ":" in host else host
     try:
         socket.bind(f"tcp://{address}:{port or '*'}")
@@ -177,17 +179,20 @@ class SocketPeers:
 
     def link(self, address: WorkerAddress) -> SocketLink:
         self.forget(address.slot)
+        same_host = bool(self._boot) and address.boot == self._boot
+        if not same_host and not address.tcp:
+            raise MillraceError(f"worker {address.slot} is on another host ({address.host}) but has no tcp port: give the "
+                                "engine a `bind` address that the other hosts can reach")
         socket = self._context.socket(zmq.PUSH)
         socket.sndhwm = 0
         socket.linger = 0
-        if self._boot and address.boot == self._boot:
-            socket.connect(address.ipc)
-        elif address.tcp:
+        if not same_host:
             visit(socket, self._keys)
-            socket.connect(address.tcp)
-        else:
-            raise MillraceError(f"worker {address.slot} is on another host ({address.host}) but has no tcp port: give the "
-                                "engine a `bind` address that the other hosts can reach")
+        try:
+            socket.connect(address.ipc if same_host else address.tcp)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise MillraceError(f"worker {address.slot} cannot be reached at {address}: {error.strerror}") from None
         link = self._links[address.slot] = SocketLink(socket)
         return link
 

@@ -25,6 +25,7 @@ from millrace.config import (
 )
 from millrace.control.acking import Ledger
 from millrace.control.assignment import Assignment, TopologyAssignment, WorkerAddress, change
+from millrace.errors import MillraceError, UnknownName
 from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime import wire
 from millrace.runtime.channel import Channel, Delivery, Inlet, Link
@@ -47,6 +48,12 @@ class Peers(Protocol):
     def link(self, address: WorkerAddress) -> Link: ...
 
     def forget(self, slot: int) -> None: ...
+
+
+class Nowhere:
+    """The link to a worker that cannot be reached."""
+
+    def send(self, frames: list[Any]) -> None: ...
 
 
 class Threads(Protocol):
@@ -334,6 +341,8 @@ class Worker:
         if inlet is None:
             graph = task.topology.graph
             component = graph.component(graph.task(source).component)
+            if all(given.source != component.name for given in task.definition.inputs):
+                raise UnknownName(f"{task.name} takes nothing from {component.name}")
             streams = tuple(stream.name for stream in component.outputs)
             inlet = task.inlets[(source, incarnation)] = Inlet(source, component.name, streams, slot, outlet)
         return inlet
@@ -342,7 +351,13 @@ class Worker:
         link = self.links.get(slot)
         address = self.addresses.get(slot)
         if link is None and address is not None:
-            link = self.links[slot] = self.peers.link(address)
+            try:
+                link = self.peers.link(address)
+            except MillraceError as error:  # what is sent there is lost, and replayed if it is tracked
+                log.error("%s", error)
+                self.counters["unreachable"] += 1
+                link = Nowhere()
+            self.links[slot] = link
         return link
 
     def send_to(self, slot: int, message: wire.DataMessage) -> None:
@@ -373,7 +388,10 @@ class Worker:
             for topology, source, target, incarnation, consumed in message.consumed:
                 self._on_credit(topology, source, target, incarnation, consumed)
         elif (run := self.topologies.get(message.topology)) is not None:
-            self._on_tracking(run, message)
+            try:
+                self._on_tracking(run, message)
+            except UnknownName:  # a task that the topology does not have
+                self.counters["malformed"] += 1
 
     def _on_tracking(self, run: TopologyRun, message: Any) -> None:
         if isinstance(message, wire.Acks):
@@ -404,6 +422,7 @@ class Worker:
                 task.meters.repeats += 1
                 return
             task.meters.gaps += chunk.seq - inlet.next_seq
+            inlet.consumed += chunk.seq - inlet.next_seq  # or their sender would wait for them for ever
         inlet.next_seq = chunk.seq + 1
         task.deliver(delivery)
 

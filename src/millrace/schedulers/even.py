@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby, zip_longest
 from typing import NamedTuple
 
+from millrace.config import WORKERS
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Load
@@ -18,7 +19,8 @@ from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingR
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """Round-robin over the slots, nodes in turn. A task that is on a slot that is alive stays there.
+    """Round-robin over the slots, nodes in turn. A task that is on a slot that is alive stays there. A topology that
+    sets `topology.workers` uses at most so many slots.
 
     one_worker_per_node: a topology uses at most one slot of each node (T-Storm's rule for a first assignment).
     spread_back: when a slot is empty, as after a node came back, tasks are moved, as few as possible, until the
@@ -32,7 +34,7 @@ class Even:
                  plan: Mapping[str, Plan]) -> SchedulingResult:
         if graphs and not cluster.slots:
             return _no_slots(graphs, cluster)
-        board = _Board(cluster, self.one_worker_per_node)
+        board = _Board(cluster, self.one_worker_per_node, {graph.name: WORKERS.of(graph.config) for graph in graphs})
         self._keep(board, graphs, plan)
         placed = sum(board.place(graph.name, graph.tasks()) for graph in graphs)
         moved = board.level() if self.spread_back else 0
@@ -72,8 +74,10 @@ class _Group(NamedTuple):
 class _Board:
     """The slots while a schedule is worked out: what is on each, and where a task may go."""
 
-    def __init__(self, cluster: Cluster, one_worker_per_node: bool) -> None:
+    def __init__(self, cluster: Cluster, one_worker_per_node: bool, most: Mapping[str, int | None]) -> None:
         self.one_worker_per_node = one_worker_per_node
+        self.most = {name: limit for name, limit in most.items() if limit is not None}  # slots a topology may use
+        self.used: defaultdict[str, Counter[int]] = defaultdict(Counter)  # topology -> tasks on each of its slots
         self.rank = {slot: rank for rank, slot in enumerate(_alternating(cluster))}
         self.node = {slot.number: slot.node for slot in cluster.slots}
         self.counts = dict.fromkeys(self.rank, 0)
@@ -90,11 +94,14 @@ class _Board:
     def keep(self, topology: str, placement: Mapping[TaskId, int]) -> None:
         """Put the tasks back on their slots, except where the slot is gone or the topology may not use it."""
         used = Counter(slot for slot in placement.values() if slot in self.counts)
-        for slot, _ in sorted(used.items(), key=lambda item: (-item[1], item[0])):
-            if self.one_worker_per_node:  # of several slots on a node, the one with most tasks stays
+        fullest = sorted(used, key=lambda slot: (-used[slot], slot))
+        if self.one_worker_per_node:  # of several slots on a node, the one with most tasks stays
+            for slot in fullest:
                 self.worker.setdefault((topology, self.node[slot]), slot)
+        kept = {slot for slot in fullest if self.allowed(topology, slot)}
+        kept = set([slot for slot in fullest if slot in kept][:self.most.get(topology)])
         for task, slot in placement.items():
-            if slot in self.counts and self.allowed(topology, slot):
+            if slot in kept:
                 self.put(topology, task, slot)
 
     def place(self, topology: str, tasks: Sequence[TaskId]) -> int:
@@ -147,10 +154,14 @@ class _Board:
         return None
 
     def allowed(self, topology: str, slot: int) -> bool:
+        used = self.used[topology]
+        if topology in self.most and slot not in used and len(used) >= self.most[topology]:
+            return False
         return self.worker.get((topology, self.node[slot]), slot) == slot
 
     def put(self, topology: str, task: TaskId, slot: int) -> None:
         self.counts[slot] += 1
+        self.used[topology][slot] += 1
         self.on[slot].setdefault(_Group(topology, task.component), []).append(task.index)
         self.placements[topology][task] = slot
         if self.one_worker_per_node:
@@ -158,6 +169,7 @@ class _Board:
 
     def take(self, group: _Group, index: int, slot: int) -> None:
         self.counts[slot] -= 1
+        self.used[group.topology] -= Counter([slot])  # leaves out what falls to zero
         self.on[slot][group].remove(index)
         if not self.on[slot][group]:
             del self.on[slot][group]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 from decimal import Decimal
@@ -69,13 +70,13 @@ def test_a_control_message_comes_back_the_same(message: Any) -> None:
 
 @pytest.mark.parametrize("message", CONTROL, ids=lambda message: type(message).__name__)
 def test_a_control_message_is_refused_by_the_data_port(message: Any) -> None:
-    with pytest.raises(WireError, match="data frame of .* bytes is not a Millrace message"):
+    with pytest.raises(WireError, match=r"data frame of .* bytes is not a Millrace message"):
         wire.decode_data(wire.encode(message))
 
 
 @pytest.mark.parametrize("message", DATA, ids=lambda message: type(message).__name__)
 def test_a_data_message_is_refused_by_the_control_port(message: Any) -> None:
-    with pytest.raises(WireError, match="control frame of .* bytes is not a Millrace message"):
+    with pytest.raises(WireError, match=r"control frame of .* bytes is not a Millrace message"):
         wire.decode_control(wire.encode(message))
 
 
@@ -106,12 +107,8 @@ def test_a_damaged_message_is_at_worst_a_wire_error(message: Any, data: st.DataO
 
 @given(st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=20), max_leaves=40))
 def test_msgpack_that_is_not_one_of_ours_is_refused(value: Any) -> None:
-    try:
-        frame = wire.encode_rows([1, value])  # 1 is the tag of a chunk
-    except ValueError:  # a lone surrogate
-        return
     with pytest.raises(WireError):
-        wire.decode_data(frame)
+        wire.decode_data(wire.encode_rows([1, value]))  # 1 is the tag of a chunk
 
 
 def test_extra_elements_do_not_get_a_deep_frame_through() -> None:
@@ -128,34 +125,23 @@ def test_extra_elements_do_not_get_a_deep_frame_through() -> None:
 @given(st.lists(st.tuples(VALUES, VALUES), max_size=5))
 @example([(2**64, -(2**63) - 1), (2**200, [{"deep": [-(2**100)]}])])
 def test_rows_come_back_as_named_tuples_of_the_same_values(rows: list[tuple[Any, Any]]) -> None:
-    assume_encodable(rows)
     decoded = PAIRS.decode(wire.encode_rows(rows))
     assert decoded == rows
     assert all(type(row) is Pair for row in decoded)
 
 
-def assume_encodable(value: Any) -> None:
-    try:
-        msgspec.json.encode(str(value))
-    except UnicodeEncodeError:
-        pytest.skip("a lone surrogate has no place in UTF-8")
-
-
-@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30, 10**5000, -(10**5000)])
+@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30, 10**5000, -(10**5000)],
+                         ids=lambda number: f"{number.bit_length()} bits{' negative' * (number < 0)}")
 def test_integers_of_any_size_travel(number: int) -> None:
     assert PAIRS.decode(wire.encode_rows([(number, [number])])) == [(number, [number])]
     assert wire.through_the_wire([number, {"n": number}]) == [number, {"n": number}]
 
 
-def test_a_big_integer_stays_an_integer_inside_a_key() -> None:
-    assert wire.through_the_wire([{2**70: "x"}]) == [{2**70: "x"}]
-
-
 @pytest.mark.parametrize("body", [
     b"", b"\xc1", b"\x91", b"\x91\x91\x01", b"\x91\x93\x01\x02\x03", wire.encode_rows({"a": 1}), wire.encode_rows([1, 2]),
-    wire.encode(msgspec.msgpack.Ext(wire.BIG_INT, b"12")), wire.encode([[msgspec.msgpack.Ext(wire.BIG_INT, b"not one"), 1]]),
-    wire.encode([[msgspec.msgpack.Ext(99, b""), 1]]), b"\x91\x92\x01" + DEEP,
-], ids=range(11))
+    wire.encode(msgspec.msgpack.Ext(wire.BIG_INT, b"12")), wire.encode([[msgspec.msgpack.Ext(99, b""), 1]]),
+    b"\x91\x92\x01" + DEEP,
+], ids=range(10))
 def test_a_body_that_does_not_fit_its_stream_is_refused(body: bytes) -> None:
     with pytest.raises(wire.UNREADABLE):
         PAIRS.decode(body)
@@ -163,10 +149,8 @@ def test_a_body_that_does_not_fit_its_stream_is_refused(body: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_a_random_body_raises_nothing_unforeseen(body: bytes) -> None:
-    try:
+    with contextlib.suppress(*wire.UNREADABLE):
         PAIRS.decode(body)
-    except wire.UNREADABLE:
-        pass
 
 
 # ---- values as they look on the other side ----
@@ -182,7 +166,6 @@ class Point(msgspec.Struct):
 
 @given(VALUES)
 def test_values_that_have_travelled_look_the_same_when_they_travel_on(value: Any) -> None:
-    assume_encodable(value)
     once = wire.through_the_wire([value])
     assert wire.through_the_wire(once) == once == [value]
     assert PAIRS.decode(wire.encode_rows([(once[0], None)])) == [(once[0], None)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from millrace.model.cluster import Cluster, Node, Slot
@@ -127,3 +128,15 @@ def test_ten_thousand_tasks() -> None:
     second = EVEN.schedule([big], grown, {}, first.plans)
     assert isinstance(second, NewPlan)
     assert len(Plan.diff(first.plans["t"], second.plans["t"]).moved) == 99
+
+
+def test_a_topology_uses_no_more_workers_than_it_asks_for() -> None:
+    asking = replace(graph(a=4), config={"topology.workers": 2})
+    result = EVEN.schedule([asking], cluster(n1=[0, 1], n2=[2, 3]), {}, {})
+    assert isinstance(result, NewPlan) and result.plans["t"] == plan(a=[0, 2, 0, 2])
+
+
+def test_when_one_of_its_workers_is_lost_another_takes_its_place() -> None:
+    asking = replace(graph(a=4), config={"topology.workers": 2})
+    result = EVEN.schedule([asking], cluster(n1=[0, 1], n2=[3]), {}, {"t": plan(a=[0, 2, 0, 2])})
+    assert isinstance(result, NewPlan) and result.plans["t"] == plan(2, a=[0, 3, 0, 3])

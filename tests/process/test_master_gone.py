@@ -1,0 +1,177 @@
+"""What becomes of workers when their master ends, vanishes, or stands still for a while."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
+from stuck import Stuck
+
+from millrace.config import HEARTBEAT_TIMEOUT
+from millrace.master.desk import desk_directory
+from millrace.master.service import Master
+from millrace.model.graph import graph_of
+from millrace.runtime.process import WorkerSetup, run_worker
+from millrace.testing.processes import ProcessCluster
+
+WORKERS = 3
+SPAWN = multiprocessing.get_context("spawn")
+ENDED_ITSELF = 3  # exit code
+
+
+def serve(pipe: Connection, directory: str, settings: dict[str, Any]) -> None:
+    """A master in a process of its own, with an audited stream; answers what the test asks through the pipe."""
+    master = Master(f"gone-{os.getpid()}", settings=settings)
+    master.start()
+    pipe.send(master.setup())
+    master.wait_for_workers(WORKERS, SECONDS)
+    stream = AuditedStream(master, Path(directory))
+    while (question := pipe.recv()) != "end":
+        if question == "advance":
+            stream.advance()
+            pipe.send(stream.state.losses)
+        else:
+            pipe.send(stream.finish())
+    master.stop()
+
+
+class MasterProcess:
+    """The master's process; the workers are children of the test, so that only the lease can end them."""
+
+    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
+        self.pipe, theirs = SPAWN.Pipe()
+        self.process = SPAWN.Process(target=serve, args=(theirs, str(directory), settings))
+        self.process.start()
+        self.setup: WorkerSetup = self.pipe.recv()
+        self.workers = [SPAWN.Process(target=run_worker, args=(self.setup, slot), daemon=True) for slot in range(WORKERS)]
+        for worker in self.workers:
+            worker.start()
+
+    def ask(self, question: str) -> Any:
+        self.pipe.send(question)
+        assert self.pipe.poll(2 * SECONDS), f"the master's process did not answer to {question!r}"
+        return self.pipe.recv()
+
+    def exit_codes(self) -> list[int | None]:
+        for worker in self.workers:
+            worker.join(SECONDS)
+        return [worker.exitcode for worker in self.workers]
+
+    def close(self) -> None:
+        for process in [self.process, *self.workers]:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[MasterProcess]:
+    master = MasterProcess(tmp_path, {"worker.lease.secs": 1.0})
+    try:
+        yield master
+    finally:
+        master.close()
+
+
+def test_workers_end_by_themselves_when_the_master_is_killed(apart: MasterProcess) -> None:
+    assert apart.ask("advance") == 0
+    apart.process.kill()
+    assert apart.exit_codes() == [ENDED_ITSELF] * WORKERS
+
+
+def test_a_master_that_stood_still_gives_nobody_up(tmp_path: Path) -> None:
+    """As when its machine was short of memory, or someone pressed Ctrl-Z: the workers were well all the time."""
+    master = MasterProcess(tmp_path, {"worker.lease.secs": 60.0})
+    try:
+        assert master.ask("advance") == 0
+        for _ in range(3):
+            os.kill(master.process.pid or 0, signal.SIGSTOP)
+            master.workers[0].join(HEARTBEAT_TIMEOUT.default + 0.3)  # the length of the pause: nobody ends in it
+            os.kill(master.process.pid or 0, signal.SIGCONT)
+            assert master.ask("advance") == 0, "no worker may be lost"
+        assert_exact(master.ask("finish"))
+        master.pipe.send("end")
+        assert master.exit_codes() == [0] * WORKERS
+    finally:
+        master.close()
+
+
+def leftovers(setup: WorkerSetup) -> list[Path]:
+    return [path for path in [Path(setup.directory()), *desk_directory().glob("leftovers*")] if path.exists()]
+
+
+def test_a_stop_in_good_order_leaves_nothing_behind(tmp_path: Path) -> None:
+    with ProcessCluster(WORKERS, name="leftovers") as cluster:
+        stream = AuditedStream(cluster.master, tmp_path)
+        cluster.kill(1)  # its socket's file stays for the master to remove
+        stream.advance()
+        setup, processes = cluster.setup(), list(cluster.processes.values())
+        assert len(leftovers(setup)) == 3
+    assert leftovers(setup) == []
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_the_last_worker_on_another_host_cleans_up_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another directory for temporary files stands for another host: the master cannot remove what is in it."""
+    with tempfile.TemporaryDirectory(prefix="host") as other, ProcessCluster(0) as cluster:
+        monkeypatch.setenv("TMPDIR", other)
+        for slot in range(2):
+            cluster.start(slot)
+        cluster.master.wait_for_workers(2, SECONDS)
+        assert len(list(Path(other).glob("millrace-*/*.ipc"))) == 2
+        cluster.master.stop()
+        for process in cluster.processes.values():
+            process.join(SECONDS)
+        assert list(Path(other).iterdir()) == []
+
+
+def test_a_long_path_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A socket's path holds 107 characters; the directories of containers may be longer."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    with ProcessCluster(0) as cluster:
+        monkeypatch.setenv("TMPDIR", str(long))
+        for slot in range(2):
+            cluster.start(slot)
+        cluster.master.wait_for_workers(2, SECONDS)
+        stream = AuditedStream(cluster.master, tmp_path / "audit")
+        stream.advance()
+        assert_exact(stream.finish())
+
+
+def test_a_worker_stuck_in_user_code_is_alive_and_ends_with_its_master(tmp_path: Path) -> None:
+    settings = {"worker.lease.secs": 1.0, "worker.heartbeat.timeout.secs": 1.0}
+    with ProcessCluster(1, settings=settings) as cluster:
+        stuck = cluster.processes[0]
+        cluster.master.submit(graph_of(Stuck, "stuck", {"path": str(tmp_path)}))
+        assert cluster.master.wait_until(lambda: (tmp_path / "reached").exists(), SECONDS)
+        heard = cluster.master.connections[0].heard
+        assert cluster.master.wait_until(lambda: cluster.master.connections[0].heard > heard + 2.0, SECONDS)
+        assert cluster.master.state.topologies["stuck"].losses == 0
+        cluster.master.stop(wait=0.1)
+        stuck.join(SECONDS)
+        assert stuck.exitcode == ENDED_ITSELF
+
+
+def test_a_worker_is_stopped_between_two_lives(tmp_path: Path) -> None:
+    """The master stops while a worker that was given up starts over."""
+    with ProcessCluster(2, settings={"worker.heartbeat.timeout.secs": 0.6, "worker.lease.secs": 3.0}) as cluster:
+        stream = AuditedStream(cluster.master, tmp_path)
+        stream.advance()
+        os.kill(cluster.processes[1].pid, signal.SIGSTOP)
+        stream.until(lambda: 1 not in cluster.master.state.workers)
+        stream.advance()
+        assert_nothing_lost(stream.finish())
+        processes = list(cluster.processes.values())
+        cluster.master.stop()
+        os.kill(cluster.processes[1].pid, signal.SIGCONT)
+        processes[1].join(SECONDS)
+        assert [process.exitcode for process in processes] == [0, ENDED_ITSELF]
