@@ -46,7 +46,13 @@ def run_through(topology: Any, workers: int = 2, seconds: float = 1.0, **config:
 def drain(cluster: LocalCluster, name: str, seconds: float = 60.0) -> None:
     """Ends a topology as `millrace kill` does; an error if it does not get done by itself."""
     cluster.stop(name, wait=10 * seconds)
-    cluster.run_until(lambda: name in cluster.ended, seconds)
+    cluster.run_until(lambda: name not in cluster.master.topologies, seconds)
+
+
+def spouts_done(cluster: LocalCluster, spouts: int = 2) -> bool:
+    """All tasks of `numbers` are there, have sent everything, and know what became of it."""
+    tasks = cluster.tasks("numbers")
+    return len(tasks) == spouts and all(task.component.exhausted and task.idle() for task in tasks)
 
 
 def meter(cluster: LocalCluster, component: str, name: str) -> int:
@@ -470,3 +476,296 @@ class Pairs(Bolt):
         self.emit([first.values.n + tup.values.n], anchors=[first, tup])
         self.ack(first)
         self.ack(tup)
+
+
+class GrabbyRows(Bolt):
+    """Empties the list of rows it gets."""
+
+    named_rows = False
+
+    def process_rows(self, rows: list[Any]) -> None:
+        SEEN[self.component_name] += [row[0] for row in rows]
+        rows.clear()
+
+
+# ---- components that misbehave ----
+
+
+class RaisesAfterEmit(Spout):
+    """Raises after every fifth tuple, until `limit`."""
+
+    outputs = ["n"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self.next, self.limit = 0, storm_conf["limit"]
+
+    def next_tuple(self) -> None:
+        if self.next < self.limit:
+            self.next += 1
+            self.emit([self.next - 1], tup_id=self.next - 1)
+            if self.next % 5 == 0:
+                raise Refusal("tired")
+
+
+class RaisesWhenTold(Reliable):
+    """Raises for every tenth tuple that it is told of, the first time."""
+
+    def ack(self, tup_id: Any) -> None:
+        super().ack(tup_id)
+        if tup_id % 10 == 0:
+            raise Refusal("do not tell me")
+
+    def fail(self, tup_id: Any) -> None:
+        super().fail(tup_id)
+        if tup_id % 10 == 0:
+            raise Refusal("do not tell me")
+
+
+class ReusesItsList(ReliableSpout):
+    """Emits the same list again and again, with other values in it."""
+
+    outputs = ["n"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self.row, self.next, self.limit = [0], 0, storm_conf["limit"]
+
+    def next_tuple(self) -> None:
+        if self.next < self.limit:
+            self.row[0] = self.next
+            self.emit(self.row, tup_id=self.next)
+            self.next += 1
+
+
+class ListIds(Counting):
+    """Its ids are lists, as those of a JSON source may be."""
+
+    def next_tuple(self) -> None:
+        if self.next < self.limit:
+            self.next += 1
+            self.emit([self.next - 1], tup_id=["id", self.next - 1])
+
+    def fail(self, tup_id: Any) -> None:
+        super().fail(tup_id)
+        self.emit([tup_id[1]], tup_id=tup_id)
+
+
+class Texts(Counting):
+    """Numbers as text; number 5 is half of a surrogate pair, which no UTF-8 has."""
+
+    def next_tuple(self) -> None:
+        if self.next < self.limit:
+            self.next += 1
+            self.emit(["\ud800" if self.next == 6 else str(self.next - 1)], tup_id=self.next - 1)
+
+
+class CannotStart(Bolt):
+    outputs = ["n"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        raise Refusal("no start")
+
+    def process(self, tup: Tuple) -> None:
+        TOLD.append(("processed without initialize", tup.values.n))
+
+
+class CannotBeMade(CannotStart):
+    def __init__(self) -> None:
+        raise Refusal("no instance")
+
+
+class Reborn(Bolt):
+    """A new instance after each exception; each knows its number."""
+
+    exit_on_exception = True
+    outputs = ["instance", "n"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        REFUSED["instances"] += 1
+        self.instance = REFUSED["instances"]
+        if self.instance > storm_conf.get("instances", 1_000_000):
+            raise Refusal("no more of me")
+
+    def process(self, tup: Tuple) -> None:
+        refuse(self, tup.values.n)
+        self.emit([self.instance, tup.values.n])
+
+
+class RebornBlocking(Reborn):
+    blocking = True
+
+
+class RebornRows(Reborn):
+    process = None  # type: ignore[assignment]
+
+    def process_rows(self, rows: list[Any]) -> None:
+        for row in rows:
+            refuse(self, row.n)
+        for row in rows:
+            self.emit([self.instance, row.n])
+
+
+class BadEmits(Bolt):
+    """Emits what its stream cannot take for some numbers, and `n` for the others."""
+
+    outputs = ["n", Stream(["n"], "chosen", direct=True)]
+
+    def process(self, tup: Tuple) -> None:
+        n = tup.values.n
+        if n == 1:
+            self.emit([n, n])
+        elif n == 2:
+            self.emit([object()])
+        elif n == 3:
+            self.emit([n], stream="nowhere")
+        elif n == 4:
+            self.emit([n], direct_task=1)
+        elif n == 5:
+            self.emit([n], stream="chosen")
+        elif n == 6:
+            self.emit([n], stream="chosen", direct_task=12345)
+        elif n == 7:
+            self.emit("7")
+        elif n == 8:
+            self.emit_arrow(pa.record_batch([pa.array([n])], names=["m"]))
+        else:
+            self.emit([n])
+
+
+class BadAcks(Bolt):
+    """Acks, fails and anchors to what never was a tuple."""
+
+    outputs = ["n"]
+
+    def process(self, tup: Tuple) -> None:
+        self.ack("no such tuple")
+        self.ack("1.2:3")
+        self.fail(f"{tup.id}9999")
+        self.ack(None)  # type: ignore[arg-type]
+        self.emit([tup.values.n], anchors=tup)
+        SEEN[self.component_name].append(tup.values.n)
+
+
+class BadReports(Bolt):
+    """Reports what cannot travel, and raises errors that cannot be written."""
+
+    def process(self, tup: Tuple) -> None:
+        if tup.values.n == 0:
+            self.report_metric("strange", object())
+        if tup.values.n == 1:
+            raise Refusal("\ud800")
+        SEEN[self.component_name].append(tup.values.n)
+
+
+class TickRaises(Bolt):
+    def process(self, tup: Tuple) -> None:
+        SEEN[self.component_name].append(tup.values.n)
+
+    def process_tick(self, tup: Tuple) -> None:
+        TOLD.append(("tick", tup.values[0], self.is_tick(tup)))
+        raise Refusal("no ticks please")
+
+
+class CloseRaises(Sink):
+    def close(self) -> None:
+        TOLD.append(("closed", self.component_name))
+        raise Refusal("cannot close")
+
+
+class MixedTypes(Bolt):
+    """What no column of a table can hold together: number 3 becomes a text, number 4 is beyond 64 bits."""
+
+    outputs = ["n"]
+
+    def process(self, tup: Tuple) -> None:
+        n = tup.values.n
+        self.emit([{3: "three", 4: 2**70}.get(n, n)])
+
+
+def divides(values: Any, tasks: int) -> list[int]:
+    return [7 // (values[0] - 5) % tasks]
+
+
+def out_of_range(values: Any, tasks: int) -> list[int]:
+    return [tasks if values[0] == 5 else 0]
+
+
+class StartsLater(Pass):
+    """Starts at the third attempt."""
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        REFUSED["starts"] += 1
+        if REFUSED["starts"] < 3:
+            raise Refusal("not yet")
+
+
+# ---- flow ----
+
+
+class NumbersBlocking(Numbers):
+    blocking = True
+
+
+class Burst(Bolt):
+    """A hundred tuples for each."""
+
+    outputs = ["n"]
+
+    def process(self, tup: Tuple) -> None:
+        for k in range(100):
+            self.emit([tup.values.n * 100 + k])
+
+
+class Ticked(Sink):
+    """Writes its ticks down, each with the number of tuples seen before."""
+
+    def process_tick(self, tup: Tuple) -> None:
+        TOLD.append((self.task_index, self.is_tick(tup), tup.component, tup.task, tuple(tup.values)))
+
+
+class EmitsOnTick(Bolt):
+    """Says at each tick how many it has had."""
+
+    outputs = ["count"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self.count = 0
+
+    def process(self, tup: Tuple) -> None:
+        self.count += 1
+
+    def process_tick(self, tup: Tuple) -> None:
+        self.emit([self.count])
+
+
+class Lives(Sink):
+    """Writes down when it is made, started and ended, and what it gets afterwards."""
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        TOLD.append(("initialize", self.component_name, self.task_index))
+
+    def process(self, tup: Tuple) -> None:
+        super().process(tup)
+        if ("close", self.component_name, self.task_index) in TOLD:
+            TOLD.append(("process after close",))
+
+    def close(self) -> None:
+        TOLD.append(("close", self.component_name, self.task_index))
+
+
+class Switched(Numbers):
+    """Writes down when it is switched on and off."""
+
+    def activate(self) -> None:
+        super().activate()
+        TOLD.append(("activate", self.task_index))
+
+    def deactivate(self) -> None:
+        TOLD.append(("deactivate", self.task_index))
+
+
+class AllAtOnce(Numbers):
+    """The whole limit in one call of next_tuple."""
+
+    def next_tuple(self) -> None:
+        while not self.exhausted:
+            super().next_tuple()

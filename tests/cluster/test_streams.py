@@ -11,6 +11,7 @@ from parts import (
     TOLD,
     EvenOdd,
     Grabby,
+    GrabbyRows,
     Marker,
     NeedsIds,
     Nested,
@@ -189,3 +190,17 @@ def test_a_value_looks_the_same_to_all_who_get_it_wherever_they_are(guarantee: s
     run(Values, guarantee, workers)
     as_sent = [repr([1, [2, 3]] if isinstance(value, tuple) else value) for value in Nested.VALUES]
     assert Counter(SEEN["here"]) == Counter(SEEN["there"]) == Counter(as_sent * 4)
+
+
+class Lists(Topology):
+    numbers = Numbers.spec()
+    one = GrabbyRows.spec(inputs=[numbers])
+    two = GrabbyRows.spec(inputs=[numbers])
+    three = GrabbyRows.spec(inputs={numbers: Grouping.ALL}, par=2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_list_of_rows_belongs_to_the_bolt_that_gets_it(guarantee: str, workers: int) -> None:
+    run(Lists, guarantee, workers)
+    assert sorted(SEEN["one"]) == sorted(SEEN["two"]) == list(range(N))
+    assert Counter(SEEN["three"]) == dict.fromkeys(range(N), 2)

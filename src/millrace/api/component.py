@@ -228,7 +228,8 @@ class ReliableSpout(Spout):
         if tup_id is None:
             raise ValueError(f"{type(self).__name__} is reliable: emit needs a tup_id to send {tup!r} again by")
         if self.tracked:
-            self.unacked_tuples[tup_id] = (tup, stream, direct_task, need_task_ids)
+            kept = tup[:] if isinstance(tup, list) else tup  # the caller may fill the list with other values
+            self.unacked_tuples[tup_id] = (kept, stream, direct_task, need_task_ids)
         return self._handle.emit(tup, tup_id, stream, None, direct_task, need_task_ids)
 
     def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any = None, stream: str | None = None,

@@ -288,6 +288,7 @@ class Master:
             if message.revision < self.state.revision:  # it missed one, or is slow: sending it again does no harm
                 self._send(connection, wire.encode(wire.Assign(self.state.assignment())))
         elif isinstance(message, wire.Report):
+            connection.identity = identity  # another one after its connection broke and was made again
             self._on_report(connection, message)
         else:
             self._lose(message.slot, "it stopped", quiet=self._told_to_stop)

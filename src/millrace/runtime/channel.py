@@ -49,10 +49,11 @@ class Delivery:
 class Inlet:
     """The receiving end of a channel: checks the numbering and counts what has been consumed."""
 
-    __slots__ = ("component", "consumed", "credited", "next_seq", "outlet", "source", "streams", "worker")
+    __slots__ = ("component", "consumed", "credited", "incarnation", "next_seq", "outlet", "source", "streams", "worker")
 
-    def __init__(self, source: int, component: str, streams: tuple[str, ...], worker: int, outlet: Channel | None) -> None:
-        self.source, self.component, self.streams = source, component, streams
+    def __init__(self, source: int, incarnation: int, component: str, streams: tuple[str, ...], worker: int,
+                 outlet: Channel | None) -> None:
+        self.source, self.incarnation, self.component, self.streams = source, incarnation, component, streams
         self.worker = worker  # slot of the sender, for credits
         self.outlet = outlet  # the sending end, if it is in this very worker
         self.next_seq = 0

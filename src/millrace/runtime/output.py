@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from millrace.errors import EmitError, EncodingError
 from millrace.model.graph import StreamDef, TaskId
-from millrace.runtime.routing import Route
+from millrace.runtime.routing import Custom, Route, ToAll
 from millrace.runtime.wire import through_the_wire
 
 ROW_TYPES = {list, tuple}
@@ -20,7 +20,7 @@ SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
 class Output:
     """One stream of one task. `rows` (and, for a spout, `ids` beside it) wait here until the task settles."""
 
-    __slots__ = ("direct", "fields", "ids", "index", "name", "owner", "rebinds", "routes", "rows", "width")
+    __slots__ = ("direct", "fields", "ids", "index", "name", "nested", "owner", "rebinds", "routes", "rows", "width")
 
     def __init__(self, owner: TaskId, index: int, stream: StreamDef) -> None:
         self.owner, self.index, self.name = owner, index, stream.name
@@ -28,6 +28,7 @@ class Output:
         self.rows: list[tuple[Any, ...]] = []
         self.ids: list[Any] = []
         self.routes: list[Route] = []
+        self.nested = False  # a row with lists or dicts in it has been emitted
         self.rebinds: list[Callable[[list[Any], list[Any]], None]] = []
 
     def take(self) -> tuple[list[tuple[Any, ...]], list[Any]]:
@@ -48,7 +49,12 @@ class Output:
                             f"fields ({', '.join(self.fields)}): {values!r:.200}")
         if all(type(value) in SCALARS for value in values):
             return tuple(values)
+        self.nested = True
         return tuple(self._travelled(field, value) for field, value in zip(self.fields, values, strict=True))
+
+    def shared(self) -> bool:
+        """Whether two tasks of this worker may get the same lists and dicts: then each needs its own."""
+        return self.nested and (len(self.routes) > 1 or any(isinstance(route, ToAll | Custom) for route in self.routes))
 
     def extend(self, rows: Sequence[Sequence[Any]]) -> None:
         """Many rows at once: checked together, and one by one only if one of them is not ordinary."""

@@ -37,6 +37,15 @@ OPEN_DELIVERIES = 64  # a bolt settles after so many input chunks even if they m
 CHUNK_STRETCH = 4  # tuples that were emitted together may overfill a chunk so many times before they are cut up
 
 
+def describe(error: BaseException) -> str:
+    """The error in one line that can be sent anywhere, whatever its author did."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception as worse:
+        text = f"{type(error).__name__}, whose own text raises {type(worse).__name__}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class Group(NamedTuple):
     """Tuples that were emitted in an unusual way and leave apart from the rest: own anchors, chosen channels, Arrow."""
 
@@ -141,6 +150,11 @@ class Task:
         self.groups.append(Group(output, checked, anchors, channels, [tup_id]))
 
     def report_metric(self, name: str, value: Any) -> None:
+        try:
+            wire.encode({name: value})
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise EncodingError(f"{self.name} reported a {type(value).__name__} as metric {name!r}, which cannot be encoded "
+                                f"({error}). Report a number.") from None
         self.meters.custom[name] = value
 
     def report_error(self, error: BaseException, tup: Tuple | None) -> None:
@@ -219,7 +233,8 @@ class Task:
         if not size:
             return 0
         if group.channels is not None:
-            return self._send_parts(output, [(channel, body) for channel in group.channels], roots, attempt, birth)
+            copies = [(channel, body[:] if isinstance(body, list) else body) for channel in group.channels]
+            return self._send_parts(output, copies, roots, attempt, birth)
         edges, several = 0, len(output.routes) > 1
         for route in output.routes:
             if isinstance(body, list):
@@ -243,6 +258,8 @@ class Task:
                     birth: float) -> int:
         size = len(piece) if rows else piece.num_rows
         edge = self.random.getrandbits(63) if roots else 0
+        if rows and channel.local is not None and output.shared():
+            piece = [tuple(row) for row in wire.through_the_wire(piece)]
         try:
             (channel.send_rows if rows else channel.send_batch)(output.index, piece, edge, roots, attempt, birth)
         except EncodingError:
@@ -276,6 +293,9 @@ class Task:
     def idle(self) -> bool:
         """Nothing is left to do for a task that moved away."""
         raise NotImplementedError
+
+    def abandon(self) -> None:
+        """The task ends: whatever still waits in it is not to be worked off after `close`."""
 
     @property
     def queue_length(self) -> int:
@@ -313,6 +333,9 @@ class BoltTask(Task):
 
     def idle(self) -> bool:
         return not (self.inbox or self.busy or self.open or self.held or self.verdicts)
+
+    def abandon(self) -> None:
+        self.inbox.clear()
 
     def _row_type(self, delivery: Delivery) -> tuple[Any, Any]:
         """The named tuple of the delivery's stream, and its decoder."""
@@ -398,7 +421,7 @@ class BoltTask(Task):
         call = self.component.process_arrow  # type: ignore[attr-defined]
         try:
             batch = self._batch(delivery)
-        except (pa.ArrowException, msgspec.MsgspecError, *wire.UNREADABLE) as error:
+        except Exception as error:  # a body that cannot be read, or rows that no column can hold together
             raise wire.WireError(f"a chunk from {delivery.component} does not fit an Arrow batch: {error}") from None
         try:
             call(batch)
@@ -447,8 +470,7 @@ class BoltTask(Task):
             delivery.failed = True
             return
         self.meters.dead_letters += 1
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        text = text.encode("utf-8", "backslashreplace").decode()  # it may quote what cannot be encoded
+        text = error if isinstance(error, str) else describe(error)
         output, letter = self._by_stream[DEAD_LETTERS], [self.name.component, self.name.index, delivery.stream,
                                                          list(tup.values), text]
         self.worker.dead_letter(self, letter)
@@ -534,7 +556,7 @@ class BoltTask(Task):
 
     def _finish(self, delivery: Delivery) -> None:
         if self.by_hand and not delivery.failed:
-            if delivery.left and delivery.roots:
+            if delivery.left and (delivery.roots or (self.component.acks_itself and self.component.auto_ack)):
                 self.held[delivery.key] = delivery
             return
         self._close(delivery)
@@ -562,7 +584,7 @@ class BoltTask(Task):
         for tup, good in verdicts:
             delivery, index = self._delivery_of(tup)
             if delivery is not None:
-                self._settle_one(delivery, index, good)
+                self._settle_one(delivery, index, tup, good)
 
     def _settle_failures(self, opened: list[Delivery]) -> None:
         """The engine acks for this bolt, so an ack by hand says nothing new; but what it fails is failed."""
@@ -570,19 +592,20 @@ class BoltTask(Task):
         for tup, good in verdicts:
             delivery, index = self._delivery_of(tup, opened)
             if delivery is not None and not good and not delivery.failed and any(one is delivery for one in opened):
-                self._fail_by_hand(delivery, index)
+                self._fail_by_hand(delivery, index, tup)
 
-    def _fail_by_hand(self, delivery: Delivery, index: int) -> None:
+    def _fail_by_hand(self, delivery: Delivery, index: int, tup: Tuple | str) -> None:
         self.meters.failed += 1
-        self._give_up_or_fail(Tuple(self.rows(delivery)[index], delivery, index), delivery, "failed by the bolt")
+        known = tup if isinstance(tup, Tuple) else Tuple(self.rows(delivery)[index], delivery, index)
+        self._give_up_or_fail(known, delivery, "failed by the bolt")
 
-    def _settle_one(self, delivery: Delivery, index: int, good: bool) -> None:
+    def _settle_one(self, delivery: Delivery, index: int, tup: Tuple | str, good: bool) -> None:
         if delivery.done is None:
             delivery.done = set()
         if index in delivery.done or delivery.failed:
             return
         if not good:
-            self._fail_by_hand(delivery, index)
+            self._fail_by_hand(delivery, index, tup)
             if not delivery.failed:
                 self.settle()  # the dead letter; its own verdict closes the tuple
                 return

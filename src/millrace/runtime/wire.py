@@ -50,9 +50,10 @@ class Chunk(Message, tag=1, gc=False):
 
 
 class Credits(Message, tag=2):
-    """(topology, source, target, target incarnation, chunks consumed in all) for channels that end at the sender."""
+    """(topology, source, its incarnation, target, its incarnation, chunks consumed in all) for channels that end at the
+    sender."""
 
-    consumed: list[tuple[int, int, int, int, int]]
+    consumed: list[tuple[int, int, int, int, int, int]]
 
 
 class Acks(Message, tag=3):
@@ -88,7 +89,19 @@ class Verdicts(Message, tag=6):
     failed: list[int]
 
 
-DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts
+class Probe(Message, tag=7):
+    """The channel is full: what of the `seq` chunks sent has arrived? It follows them on the same way, so what is not
+    there by now was lost, as when a connection broke. The answer is a credit."""
+
+    topology: int
+    source: int
+    source_incarnation: int
+    target: int
+    target_incarnation: int
+    seq: int
+
+
+DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe
 
 
 class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):

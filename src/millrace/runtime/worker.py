@@ -32,13 +32,14 @@ from millrace.runtime.channel import Channel, Delivery, Inlet, Link
 from millrace.runtime.clock import Clock
 from millrace.runtime.routing import make_route
 from millrace.runtime.spout_task import SpoutTask
-from millrace.runtime.task import BoltTask, Task
+from millrace.runtime.task import BoltTask, Task, describe
 from millrace.runtime.tracker import Tracker
 
 log = logging.getLogger("millrace.worker")
 ERRORS_KEPT = 20
 STASH_LIMIT = 4096  # chunks kept for tasks that a newer plan, not yet seen here, has put on this worker
 STASH_SECONDS = 10.0  # after that the plan is not coming: the topology has been killed, or the task moved on
+PROBE_SECONDS = 1.0  # how often the senders of full channels ask whether anything got lost on the way
 CHECK_SECONDS = 0.1  # how often spouts look for overdue roots and moved tasks for the end of their inbox
 
 
@@ -123,6 +124,17 @@ def grouping_context(given: Any) -> dict[str, Any]:
     return {"type": kind, "fields": list(given.grouping.names)} if given.grouping.names else {"type": kind}
 
 
+def _shown(values: Any) -> str:
+    try:
+        return f"{values!r:.300}"
+    except ValueError:  # an integer of more digits than Python turns into text
+        return "values that are too large to show"
+
+
+def _tail(trace: list[str]) -> str:
+    return "".join(trace)[-4000:].encode("utf-8", "backslashreplace").decode()
+
+
 class Worker:
     """`generation` is the master's number for this run of the slot: messages of older generations are refused."""
 
@@ -140,14 +152,16 @@ class Worker:
         self.links: dict[int, Link] = {}
         self.counters: Counter[str] = Counter()
         self.errors: deque[dict[str, Any]] = deque(maxlen=ERRORS_KEPT)
+        self._newest = 0  # generation of the worker that joined last, as far as is known here
         self._ready: deque[Task] = deque()
         self._retired: list[Task] = []
         self._gone: list[TopologyRun] = []
         self._stash: dict[tuple[int, int, int], list[tuple[wire.Chunk, Any, float]]] = {}
-        self._credits: dict[int, dict[tuple[int, int, int, int], int]] = {}
+        self._credits: dict[int, dict[tuple[int, int, int, int, int], int]] = {}
         self._timers: list[tuple[float, int, Callable[[], float | None]]] = []
         self._timer_count = 0
         self._every(CHECK_SECONDS, self._check)
+        self._every(PROBE_SECONDS, self._probe)
 
     # -- assignments -------------------------------------------------------------------------------------------------
 
@@ -183,6 +197,7 @@ class Worker:
                 self.links.pop(slot, None)
                 self.peers.forget(slot)
         self.addresses = fresh
+        self._newest = max([self._newest, *(address.generation for address in workers)])
 
     def _update_topologies(self, assignment: Assignment) -> list[TopologyRun]:
         """Take over the new plans. Returns the topologies that have lost a worker since the last assignment."""
@@ -203,7 +218,9 @@ class Worker:
     def _after_assignment(self, lost: list[TopologyRun]) -> None:
         for run in self._gone:
             self.topologies.pop(run.number, None)
-            self._retired = [task for task in self._retired if task.topology is not run]
+            for task in [task for task in self._retired if task.topology is run]:
+                self._retired.remove(task)
+                self._end(task)
         deadline = self.clock.now() + self.grace
         for run in self.topologies.values():
             for task in run.tasks.values():
@@ -213,6 +230,8 @@ class Worker:
                     task.set_active(run.active)
                 if not task.blocked:
                     self.ready(task)
+        for task in self._retired:
+            self.ready(task)
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -241,6 +260,7 @@ class Worker:
                 task.seek(task.topology.positions[task.name])
         except Exception as error:
             task.topology.tasks.pop(task.number, None)
+            self._disconnect(task)
             self._start_failed(task.topology, task.name, error)
             return
         if isinstance(task, BoltTask):
@@ -248,12 +268,18 @@ class Worker:
             for chunk, body, _ in self._stash.pop((task.topology.number, task.number, task.incarnation), []):
                 self._on_chunk(chunk, body)
 
+    def _disconnect(self, task: Task) -> None:
+        """Nobody in this worker hands anything over to the task any more."""
+        for other in task.topology.tasks.values():
+            channel = other.channels.get(task.number)
+            if channel is not None and channel.local is task:
+                channel.local = channel.inlet = None
+
     def _start_failed(self, run: TopologyRun, name: TaskId, error: Exception) -> None:
         self.counters["start_failed"] += 1
         self.errors.append({"topology": run.graph.name, "task": str(name), "fatal": True,
-                            "error": f"{type(error).__name__}: {error}",
-                            "traceback": "".join(traceback.format_exception(error))[-4000:]})
-        log.error("%s of %s could not start: %s", name, run.graph.name, error)
+                            "error": describe(error), "traceback": _tail(traceback.format_exception(error))})
+        log.error("%s of %s could not start: %s", name, run.graph.name, describe(error))
 
     def _start_timers(self, task: BoltTask) -> None:
         def alive() -> bool:
@@ -283,11 +309,14 @@ class Worker:
         run = self.topologies.get(number)
         if run is None:
             return
+        if name.component == ACKER:
+            run.tracker.ledgers.pop(name.index, None)  # its timer looks for it there
         for task in [task for task in run.tasks.values() if task.name == name]:
             del run.tasks[task.number]
             self._end(task)
 
     def _end(self, task: Task) -> None:
+        task.abandon()
         if task.definition.blocking:
             self.threads.run(task, task.close, lambda: None)  # its thread may be in user code: after that, then
             self.threads.end(task)
@@ -334,6 +363,8 @@ class Worker:
         local = task.topology.tasks.get(number)
         if channel.local is None and isinstance(local, BoltTask):
             channel.local = local
+            channel.seq = channel.consumed = 0  # whatever an incarnation that failed to start did not get
+            channel.full = False
             channel.inlet = self._inlet(local, task.number, task.incarnation, self.slot, channel)
 
     def _inlet(self, task: BoltTask, source: int, incarnation: int, slot: int, outlet: Channel | None) -> Inlet:
@@ -344,7 +375,8 @@ class Worker:
             if all(given.source != component.name for given in task.definition.inputs):
                 raise UnknownName(f"{task.name} takes nothing from {component.name}")
             streams = tuple(stream.name for stream in component.outputs)
-            inlet = task.inlets[(source, incarnation)] = Inlet(source, component.name, streams, slot, outlet)
+            inlet = task.inlets[(source, incarnation)] = Inlet(source, incarnation, component.name, streams, slot,
+                                                                     outlet)
         return inlet
 
     def _link(self, slot: int) -> Link | None:
@@ -370,14 +402,14 @@ class Worker:
     def receive(self, frames: list[Any]) -> None:
         """A message of another worker. Anything malformed or stale is counted and dropped."""
         try:
-            message = wire.decode_data(frames[0])
+            message = wire.decode_data(frames[0] if frames else b"")
         except wire.WireError as error:
             self.counters["malformed"] += 1
             log.warning("dropped: %s", error)
             return
         known = self.addresses.get(message.worker)
-        if known is not None and message.generation < known.generation:
-            self.counters["fenced"] += 1
+        if message.generation < known.generation if known is not None else message.generation <= self._newest:
+            self.counters["fenced"] += 1  # given up; one that is not known but newer than all others has just come
             return
         if isinstance(message, wire.Chunk):
             if len(frames) != 2:
@@ -385,8 +417,10 @@ class Worker:
                 return
             self._on_chunk(message, frames[1])
         elif isinstance(message, wire.Credits):
-            for topology, source, target, incarnation, consumed in message.consumed:
-                self._on_credit(topology, source, target, incarnation, consumed)
+            for credit in message.consumed:
+                self._on_credit(*credit)
+        elif isinstance(message, wire.Probe):
+            self._on_probe(message)
         elif (run := self.topologies.get(message.topology)) is not None:
             try:
                 self._on_tracking(run, message)
@@ -421,12 +455,30 @@ class Worker:
             if chunk.seq < inlet.next_seq:
                 task.meters.repeats += 1
                 return
-            task.meters.gaps += chunk.seq - inlet.next_seq
-            inlet.consumed += chunk.seq - inlet.next_seq  # or their sender would wait for them for ever
+            self._skip(task, inlet, chunk.seq)
         inlet.next_seq = chunk.seq + 1
         task.deliver(delivery)
 
-    def _target(self, chunk: wire.Chunk) -> BoltTask | None:
+    def _on_probe(self, probe: wire.Probe) -> None:
+        task = self._target(probe)
+        if task is None:
+            return
+        try:
+            inlet = self._inlet(task, probe.source, probe.source_incarnation, probe.worker, None)
+        except UnknownName:
+            self.counters["malformed"] += 1
+            return
+        self._skip(task, inlet, probe.seq)
+        self._credit(task, inlet)
+
+    def _skip(self, task: BoltTask, inlet: Inlet, seq: int) -> None:
+        """Chunks before `seq` that are not here were lost: counted, and credited, or their sender would wait for ever."""
+        lost = max(0, seq - inlet.next_seq)
+        task.meters.gaps += lost
+        inlet.consumed += lost
+        inlet.next_seq += lost
+
+    def _target(self, chunk: wire.Chunk | wire.Probe) -> BoltTask | None:
         run = self.topologies.get(chunk.topology)
         task = run.tasks.get(chunk.target) if run is not None else None
         if task is None or task.incarnation != chunk.target_incarnation:
@@ -444,11 +496,14 @@ class Worker:
         key = (chunk.topology, chunk.target, chunk.target_incarnation)
         self._stash.setdefault(key, []).append((chunk, body, self.clock.now()))
 
-    def _on_credit(self, topology: int, source: int, target: int, incarnation: int, consumed: int) -> None:
+    def _on_credit(self, topology: int, source: int, source_incarnation: int, target: int, incarnation: int,
+                   consumed: int) -> None:
         run = self.topologies.get(topology)
         tasks = [run.tasks.get(source)] if run is not None else []
         for task in tasks + [old for old in self._retired if old.number == source and old.topology is run]:
-            channel = task.channels.get(target) if task is not None else None
+            if task is None or task.incarnation != source_incarnation:
+                continue
+            channel = task.channels.get(target)
             if channel is not None and channel.target_incarnation == incarnation and channel.slot is not None:
                 channel.credit(consumed)
 
@@ -458,8 +513,11 @@ class Worker:
         if inlet.outlet is not None:
             inlet.outlet.credit(inlet.consumed)
         else:
-            key = (task.topology.number, inlet.source, task.number, task.incarnation)
-            self._credits.setdefault(inlet.worker, {})[key] = inlet.consumed
+            self._credit(task, inlet)
+
+    def _credit(self, task: BoltTask, inlet: Inlet) -> None:
+        key = (task.topology.number, inlet.source, inlet.incarnation, task.number, task.incarnation)
+        self._credits.setdefault(inlet.worker, {})[key] = inlet.consumed
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -534,24 +592,35 @@ class Worker:
                     task.forget_held(held_before)
         for key in [key for key, kept in self._stash.items() if now - kept[-1][2] > STASH_SECONDS]:
             self.counters["stale"] += len(self._stash.pop(key))
+        for task in self._retired:
+            if isinstance(task, BoltTask):
+                task.forget_held(now - 2 * MESSAGE_TIMEOUT.of(task.topology.graph.config))
         for task in [task for task in self._retired if task.idle() and now >= (task.retiring or 0.0)]:
             # It stays for its time even when idle: those upstream may not have the new plan yet.
             self._retired.remove(task)
             self._end(task)
 
+    def _probe(self) -> None:
+        for task in [*(task for run in self.topologies.values() for task in run.tasks.values()), *self._retired]:
+            for channel in task.channels.values():
+                if channel.full and channel.link is not None:
+                    channel.link.send([wire.encode(wire.Probe(
+                        self.slot, self.generation, task.topology.number, task.number, task.incarnation, channel.target,
+                        channel.target_incarnation, channel.seq))])
+
     # -- telling -------------------------------------------------------------------------------------------------------
 
     def report_error(self, task: Task, error: BaseException, trace: list[str], tup: Tuple | None) -> None:
         entry = {"topology": task.topology.graph.name, "task": str(task.name),
-                 "error": f"{type(error).__name__}: {error}", "traceback": "".join(trace)[-4000:]}
+                 "error": describe(error), "traceback": _tail(trace)}
         if tup is not None:
-            entry["tuple"] = f"{tup.component}/{tup.stream} {tup.values!r:.300}"
+            entry["tuple"] = f"{tup.component}/{tup.stream} {_shown(tup.values)}"
         self.errors.append(entry)
         log.debug("error in %s: %s", task.name, entry["error"])
 
     def dead_letter(self, task: Task, letter: list[Any]) -> None:
         self.counters["dead_letters"] += 1
-        log.warning("dead letter from %s: %r", task.name, letter[3:])
+        log.warning("dead letter from %s: %s", task.name, _shown(letter[3:]))
 
     def report(self) -> wire.Report:
         """Everything the master wants to know, since the last report where it does not only rise."""

@@ -26,7 +26,7 @@ GRAPH = TopologyGraph("words", (ComponentDef("lines", "spout", "parts:Lines", 2,
 CHUNK = wire.Chunk(1, 2, 3, 0, 5, 65536, 7, 131072, 9, 1, 10, 11, wire.ROWS, 2**63 - 1, [2**63, 1], 1, 0.5)
 DATA = [
     CHUNK,
-    wire.Credits(1, 2, [(1, 65536, 131072, 1, 99)]),
+    wire.Credits(1, 2, [(1, 65536, 1, 131072, 1, 99)]),
     wire.Acks(1, 2, 3, [(2**63, 5), (1, 2**63 - 1)]),
     wire.Roots(1, 2, 3, 65536, 1, [(7, 8)]),
     wire.Fails(1, 2, 3, [2**63]),

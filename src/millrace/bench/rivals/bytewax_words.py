@@ -17,6 +17,7 @@ Latency is measured with the lines that are due at each turn as the batch, so mo
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -147,12 +148,21 @@ def _key(words: list[str]) -> Iterable[tuple[str, None]]:
     return zip(words, repeat(None))
 
 
-def _run(source: StatelessSourcePartition[str], sink: _Dropping, words_sent: int) -> int:
-    """Run the flow to its end and return the verified sum of the counts."""
+def _count_one(count: int | None, _: None) -> tuple[int, int]:
+    updated = (count or 0) + 1
+    return updated, updated
+
+
+def _run(source: StatelessSourcePartition[str], sink: _Dropping, words_sent: int, per_item: bool = False) -> int:
+    """Run the flow to its end and return the verified sum of the counts. `per_item`: a Python call for every word."""
     flow = Dataflow("words")
     stream = op.input("lines", flow, _Source(source))
-    words = op.flat_map_batch("split", stream, _split)
-    counts = op.stateful_batch("count", op.flat_map_batch("key", words, _key), _Count)
+    if per_item:
+        words = op.flat_map("split", stream, str.split)
+        counts = op.stateful_map("count", op.map("key", words, lambda word: (word, None)), _count_one)
+    else:
+        words = op.flat_map_batch("split", stream, _split)
+        counts = op.stateful_batch("count", op.flat_map_batch("key", words, _key), _Count)
     op.output("drop", counts, _Sink(sink))
     # Nothing is recovered, so epochs serve no purpose here: the longer they are, the less they cost.
     run_main(flow, epoch_interval=timedelta(seconds=10))
@@ -160,11 +170,11 @@ def _run(source: StatelessSourcePartition[str], sink: _Dropping, words_sent: int
     return check(sum(sink.newest.values()), words_sent)
 
 
-def measure_throughput(request: Request) -> Throughput:
+def measure_throughput(request: Request, per_item: bool = False) -> Throughput:
     source = _Lines(lines(request.seed, request.lines))
     sink = _Dropping(on_batch=None)
     words = request.lines * WORDS_PER_LINE
-    checksum = _run(source, sink, words)
+    checksum = _run(source, sink, words, per_item)
     assert source.started is not None, "the counts are right, so the source was read"
     return Throughput(words, sink.ended - source.started, checksum)
 
@@ -183,10 +193,13 @@ def measure_latency(request: Request) -> LatencyMeter:
 
 
 def main() -> None:
-    request = parse_request(__doc__ or "")
-    throughput = measure_throughput(request) if request.lines else None
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--per-item", action="store_true", help="a Python call for every word, as `process` has")
+    own, rest = parser.parse_known_args()
+    request = parse_request(__doc__ or "", rest)
+    throughput = measure_throughput(request, own.per_item) if request.lines else None
     latency = measure_latency(request) if request.rate else None
-    print_result("bytewax", version("bytewax"), SETTING, throughput, latency)
+    print_result("bytewax", version("bytewax"), "1 worker, one item a call" if own.per_item else SETTING, throughput, latency)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,292 @@
+"""How fast and how much: windows, limits, pause, kill, ticks, tasks with a thread of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from parts import (
+    SEEN,
+    TOLD,
+    AllAtOnce,
+    Burst,
+    EmitsOnTick,
+    Lives,
+    Never,
+    Numbers,
+    NumbersBlocking,
+    Pass,
+    PassBlocking,
+    Sink,
+    SinkBlocking,
+    Sums,
+    Switched,
+    Ticked,
+    counter,
+    drain,
+    run_through,
+)
+
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.control.events import Paused, Resumed
+from millrace.control.events import Ticked as TimePassed
+from millrace.testing.local_cluster import LocalCluster
+
+GUARANTEES = pytest.mark.parametrize("guarantee", ["at-most-once", "at-least-once"])
+TICKS = "topology.tick.tuple.freq.secs"
+WINDOW = "topology.channel.window"
+N = 3000
+
+
+class Narrow(Topology):
+    """Many to one: the sink takes a chunk at a time, and gets one from each of four."""
+
+    numbers = Numbers.spec(par=2)
+    through = Pass.spec(inputs=[numbers], par=4)
+    sink = SinkBlocking.spec(inputs=[through])
+
+
+def fullest(cluster: LocalCluster) -> int:
+    """The most chunks that one channel has in an inbox."""
+    counts = Counter((task.name, delivery.inlet) for name in ("through", "sink") for task in cluster.tasks(name)
+                     for delivery in task.inbox)
+    return max(counts.values(), default=0)
+
+
+def small_chunks(guarantee: str, **config: Any) -> dict[str, Any]:
+    return {"topology.guarantee": guarantee, "topology.chunk.tuples": 20, "burst": 20, **config}
+
+
+# ---- back-pressure ----
+
+
+@GUARANTEES
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("window", [1, 4])
+def test_a_slow_bolt_holds_back_those_before_it(window: int, workers: int, guarantee: str) -> None:
+    cluster = LocalCluster(workers)
+    cluster.submit(Narrow, config=small_chunks(guarantee, **{WINDOW: window}))
+    cluster.run(0.3)
+    most = 0
+    for _ in range(300):
+        cluster.step()
+        most = max(most, fullest(cluster))
+    assert most == window, "full, and never more than that"
+    emitted = sum(task.meters.emitted for task in cluster.tasks("numbers"))
+    assert emitted - len(SEEN["sink"]) <= (2 * 4 + 4) * window * 20 + 6 * 2 * 20, "what is under way is bounded"
+
+
+@GUARANTEES
+def test_the_window_holds_after_a_sender_was_placed_anew(guarantee: str) -> None:
+    """Credits for chunks of a lost incarnation must not let the next one send more."""
+    cluster = LocalCluster(3)
+    cluster.submit(Narrow, config=small_chunks(guarantee))
+    cluster.run(0.4)
+    sink = next(slot for task, slot in cluster.where("narrow").items() if task.component == "sink")
+    most = 0
+    for slot in [slot for slot in range(3) if slot != sink] * 2:
+        cluster.kill(slot)
+        cluster.start(slot)
+        for _ in range(150):
+            cluster.step()
+            most = max(most, fullest(cluster))
+    assert most == 4
+
+
+@GUARANTEES
+def test_a_bolt_that_makes_much_of_little_gets_all_of_it_through(guarantee: str) -> None:
+    class Wide(Topology):
+        numbers = Numbers.spec()
+        burst = Burst.spec(inputs=[numbers], par=2)
+        sink = SinkBlocking.spec(inputs={burst: Grouping.fields("n")}, par=2)
+
+    run_through(Wide, limit=300, **small_chunks(guarantee))
+    assert sorted(SEEN["sink"]) == list(range(30_000))
+
+
+@GUARANTEES
+def test_a_spout_that_sends_everything_in_one_call_gets_all_of_it_through(guarantee: str) -> None:
+    class Flood(Topology):
+        numbers = AllAtOnce.spec(par=2)
+        sink = SinkBlocking.spec(inputs=[numbers], par=2)
+
+    run_through(Flood, limit=N, **small_chunks(guarantee))
+    assert sorted(SEEN["sink"]) == list(range(N))
+
+
+# ---- the most that may be in flight ----
+
+
+@pytest.mark.parametrize("most", [1, 10, 64])
+def test_no_more_than_the_limit_is_in_flight(most: int) -> None:
+    cluster = LocalCluster(2)
+    cluster.submit(Narrow, config={"limit": 200 * most, "burst": 1, "topology.max.spout.pending": most, WINDOW: 100})
+    pending = []
+    for _ in range(1200):
+        cluster.step()
+        pending += [task.flight.tuples for task in cluster.tasks("numbers")]
+    assert max(pending) == most
+    assert len(SEEN["sink"]) > 50 * most, "and it goes on"
+
+
+def test_a_spout_at_its_limit_still_hears_of_failures() -> None:
+    class Stuck(Topology):
+        numbers = Numbers.spec()
+        never = Never.spec(inputs=[numbers])
+
+    cluster = LocalCluster(1)
+    cluster.submit(Stuck, config={"burst": 1, "topology.max.spout.pending": 5, "topology.message.timeout.secs": 0.5})
+    cluster.run(3.0)
+    assert set(SEEN["never"]) == set(range(5)), "those in flight again and again, and nothing else"
+    assert len(SEEN["never"]) >= 20
+
+
+# ---- pause and kill ----
+
+
+class Simple(Topology):
+    numbers = Switched.spec(par=2)
+    through = Pass.spec(inputs=[numbers], par=2)
+    sink = Sink.spec(inputs=[through], par=2)
+
+
+@GUARANTEES
+def test_a_paused_topology_emits_nothing_and_goes_on_where_it_was(guarantee: str) -> None:
+    cluster = LocalCluster(2)
+    cluster.submit(Simple, config={"limit": 200_000, **small_chunks(guarantee)})
+    cluster.run(0.5)
+    cluster.tell(Paused("simple"))
+    emitted = sum(task.meters.emitted for task in cluster.tasks("numbers"))
+    cluster.run(1.0)
+    assert sum(task.meters.emitted for task in cluster.tasks("numbers")) == emitted == len(SEEN["sink"]) > 0
+    assert cluster.master.drained(cluster.master.topologies["simple"])
+    cluster.tell(Resumed("simple"))
+    cluster.run(0.5)
+    drain(cluster, "simple")
+    found = Counter(SEEN["sink"])
+    assert set(found.values()) == {1}
+    assert len(found) > emitted
+    assert [sorted(TOLD)[i][0] for i in (0, -1)] == ["activate", "deactivate"]
+    assert Counter(what for what, _ in TOLD) == {"activate": 4, "deactivate": 4}
+
+
+@GUARANTEES
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kill_lets_everything_finish_that_was_emitted(workers: int, guarantee: str) -> None:
+    cluster = LocalCluster(workers)
+    cluster.submit(Narrow, config=small_chunks(guarantee))
+    cluster.run(0.5)
+    cluster.stop("narrow", wait=30)
+    spouts = cluster.tasks("numbers")
+    cluster.run_until(lambda: cluster.ended == ["narrow"])
+    assert sum(task.meters.emitted for task in spouts) == len(SEEN["sink"])
+    assert set(Counter(SEEN["sink"]).values()) == {1}
+    assert "narrow: drained" in cluster.said
+
+
+class Closing(Topology):
+    numbers = Numbers.spec(par=2)
+    one = Lives.spec(inputs=[numbers])
+    two = Lives.spec(inputs=[numbers], par=2)
+
+
+@GUARANTEES
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_kill_that_does_not_wait_ends_every_task_once_and_for_good(workers: int, guarantee: str) -> None:
+    cluster = LocalCluster(workers)
+    cluster.submit(Closing, config=small_chunks(guarantee))
+    cluster.run(0.3)
+    cluster.stop("closing", wait=0.0)
+    cluster.tell(TimePassed(cluster.clock.now()))
+    assert cluster.ended == ["closing"]
+    seen = sum(map(len, SEEN.values()))
+    cluster.run(0.5)
+    assert sum(map(len, SEEN.values())) == seen, "nothing is processed after the end"
+    ends = [("one", 0), ("two", 0), ("two", 1)]
+    assert sorted(TOLD) == [("close", *end) for end in ends] + [("initialize", *end) for end in ends]
+
+
+def test_a_killed_topology_leaves_nothing_behind_in_the_workers() -> None:
+    cluster = LocalCluster(2)
+    cluster.run(0.2)
+    before = [len(worker._timers) for worker in cluster.workers.values()]
+    for _ in range(5):
+        cluster.submit(Closing, config={"topology.message.timeout.secs": 1.0, TICKS: 0.1})
+        cluster.run(0.3)
+        cluster.stop("closing", wait=0.0)
+        cluster.run(0.2)
+    cluster.run(15.0)
+    assert [len(worker._timers) for worker in cluster.workers.values()] == before
+    assert [worker._stash for worker in cluster.workers.values()] == [{}, {}]
+    assert [worker.topologies for worker in cluster.workers.values()] == [{}, {}]
+
+
+def test_a_name_can_be_used_again_and_nothing_of_the_first_run_is_left() -> None:
+    cluster = LocalCluster(2)
+    for _ in range(3):
+        cluster.submit(Simple, config={"limit": N})
+        cluster.run(0.5)
+        drain(cluster, "simple")
+    assert Counter(SEEN["sink"]) == dict.fromkeys(range(N), 3)
+    assert cluster.ended == ["simple"] * 3
+    assert counter(cluster, "stale") == 0
+
+
+def test_at_most_once_kill_waits_for_tuples_that_a_batch_holds() -> None:
+    class Held(Topology):
+        numbers = Numbers.spec()
+        sums = Sums.spec(inputs=[numbers], config={TICKS: 1.0})
+        sink = Sink.spec(inputs=[sums])
+
+    run_through(Held, seconds=0.5, limit=100, **{"topology.guarantee": "at-most-once"})
+    assert sum(total for _, total in SEEN["sink"]) == sum(range(100))
+
+
+# ---- ticks and threads ----
+
+
+class Clockwork(Topology):
+    numbers = Numbers.spec()
+    ticked = Ticked.spec(inputs=[numbers], par=2, config={TICKS: 0.1})
+    counts = EmitsOnTick.spec(inputs=[numbers], config={TICKS: 0.25})
+    silent = Ticked.spec(inputs=[numbers], config={})
+    sink = Sink.spec(inputs=[counts])
+
+
+@GUARANTEES
+def test_ticks_come_to_the_bolts_that_asked_for_them(guarantee: str) -> None:
+    cluster = LocalCluster(2)
+    cluster.submit(Clockwork, config={"limit": 500, "topology.guarantee": guarantee})
+    cluster.run(2.05)
+    assert Counter(TOLD) == {(task, True, "__system", -1, (0.1,)): 20 for task in (0, 1)}
+    assert len(SEEN["sink"]) == 8
+    assert SEEN["sink"][-1] == 500
+    assert sorted(SEEN["ticked"]) == sorted(SEEN["silent"]) == list(range(500))
+
+
+def test_a_topologys_tick_setting_goes_for_all_its_bolts() -> None:
+    cluster = LocalCluster(1)
+    cluster.submit(Clockwork, config={"limit": 5, TICKS: 1.0})
+    cluster.run(3.05)
+    assert Counter((task, seconds) for task, _, _, _, (seconds,) in TOLD) == {(0, 0.1): 30, (1, 0.1): 30, (0, 1.0): 3}
+
+
+class Threads(Topology):
+    numbers = NumbersBlocking.spec(par=2)
+    through = PassBlocking.spec(inputs=[numbers], par=2)
+    counts = EmitsOnTick.spec(inputs=[through])
+    sink = SinkBlocking.spec(inputs={through: Grouping.fields("n")}, par=3)
+
+
+@GUARANTEES
+@pytest.mark.parametrize("workers", [1, 3])
+def test_components_with_threads_of_their_own_do_the_same_work(workers: int, guarantee: str) -> None:
+    cluster = LocalCluster(workers)
+    cluster.submit(Threads, config={"limit": N, TICKS: 0.05, "topology.guarantee": guarantee})
+    cluster.run(1.0)
+    positions = cluster.master.topologies["threads"].positions
+    drain(cluster, "threads")
+    assert sorted(SEEN["sink"]) == list(range(N))
+    assert sum(positions.values()) == N

@@ -1,0 +1,30 @@
+"""The thread that beats: it must end when told to, whatever has been sent to it."""
+
+from __future__ import annotations
+
+import pytest
+import zmq
+from audited import SECONDS
+
+from millrace.runtime import wire
+from millrace.runtime.process import Pulse, WorkerSetup
+from millrace.runtime.transport import Keys, bind_tcp, serve
+
+
+@pytest.mark.parametrize("answers", [[wire.Fenced()] * 3, [wire.Fenced(), wire.Beat(1, 1), wire.Beat(1, 1)]])
+def test_it_ends_though_more_came_after_it_was_fenced(answers: list[object]) -> None:
+    keys = Keys.make()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as master:
+        serve(master, keys)
+        setup = WorkerSetup("c", bind_tcp(master, "127.0.0.1"), keys, settings={"worker.heartbeat.interval.secs": 0.05})
+        pulse = Pulse(context, setup, slot=0, generation=1, revision=lambda: 0)
+        pulse.start()
+        assert master.poll(int(SECONDS * 1000))
+        identity, _ = master.recv_multipart()
+        for answer in answers:
+            master.send_multipart([identity, wire.encode(answer)])
+        while not pulse.fenced:
+            assert master.poll(int(SECONDS * 1000)), "it has stopped beating"
+            master.recv_multipart()
+        pulse.stop()
+        assert not pulse.is_alive()

@@ -1,0 +1,58 @@
+"""Executors as processes of their own: one of them is killed with all its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from audited import AuditedStream, assert_exact, assert_nothing_lost
+from family import executor_of
+
+from millrace.errors import NotEnoughSlots
+from millrace.spark.engine import ResidentEngine
+
+SLOTS = 3
+MASTER = "local-cluster[2,2,700]"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ResidentEngine]:
+    with ResidentEngine(MASTER, SLOTS, name=f"executors-{os.getpid()}") as engine:
+        yield engine
+
+
+def executors(engine: ResidentEngine) -> dict[int, int | None]:
+    """Slot → process of its executor."""
+    return {slot: executor_of(connection.hello.pid) for slot, connection in dict(engine.master.connections).items()}
+
+
+def test_more_workers_than_cores_are_refused_at_once() -> None:
+    with pytest.raises(NotEnoughSlots, match="4 workers were asked for.* has 4 cores"):
+        ResidentEngine(MASTER, 4, name=f"too-many-{os.getpid()}")
+
+
+def test_every_word_exactly_once(engine: ResidentEngine, tmp_path: Path) -> None:
+    found = executors(engine)
+    assert len(set(found.values())) == 2 and None not in found.values()
+    assert {worker["executor"] for worker in engine.status()["workers"]} == {"0", "1"}
+    stream = AuditedStream(engine.master, tmp_path)
+    stream.advance()
+    assert_exact(stream.finish())
+
+
+def test_an_executor_is_killed_with_its_workers(engine: ResidentEngine, tmp_path: Path) -> None:
+    stream = AuditedStream(engine.master, tmp_path)
+    stream.advance()
+    found = executors(engine)
+    victim = next(pid for pid in found.values() if list(found.values()).count(pid) == 2)
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    lost = {slot for slot, pid in found.items() if pid == victim}
+    stream.until(lambda: stream.state.losses >= len(lost))
+    stream.advance()
+    stream.until(lambda: stream.slots() == set(range(SLOTS)) and victim not in executors(engine).values())
+    stream.advance()
+    assert_nothing_lost(stream.finish())

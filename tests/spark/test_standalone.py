@@ -1,0 +1,82 @@
+"""A Spark cluster that runs on its own: a standalone master and worker on the loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from audited import SECONDS, AuditedStream, assert_exact
+
+from millrace.errors import MasterUnreachable
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.java import ensure_java
+from millrace.spark.session import spark_home
+
+DEPLOY = "org.apache.spark.deploy"
+SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def daemon(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """One of Spark's own processes, ended by its pid."""
+    home = spark_home({})
+    environment = {**os.environ, "JAVA_HOME": str(ensure_java()), "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1",
+                   "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": SMALL}
+    with log.open("wb") as output:
+        process = subprocess.Popen([str(home / "bin" / "spark-class"), *arguments], env=environment, stdout=output,
+                                   stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
+
+
+def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
+    with subprocess.Popen(["tail", "-n", "+1", "-f", f"--pid={process.pid}", str(log)], stdout=subprocess.PIPE,
+                          text=True) as tail:
+        assert tail.stdout is not None
+        assert any(text in line for line in tail.stdout), f"no {text!r} in {log.read_text()}"
+        tail.terminate()
+
+
+@pytest.fixture(scope="module")
+def spark_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("spark")
+    port = free_port()
+    url = f"spark://127.0.0.1:{port}"
+    with ExitStack() as stack:
+        master = stack.enter_context(daemon(directory / "master.log", f"{DEPLOY}.master.Master", "--host", "127.0.0.1",
+                                            "--port", str(port), "--webui-port", "0"))
+        wait_for(directory / "master.log", "I have been elected leader", master)
+        worker = stack.enter_context(daemon(directory / "worker.log", f"{DEPLOY}.worker.Worker", "--host", "127.0.0.1",
+                                            "--cores", "4", "--memory", "1g", "--webui-port", "0",
+                                            "--work-dir", str(directory / "work"), url))
+        wait_for(directory / "worker.log", "Successfully registered with master", worker)
+        yield url
+
+
+def test_every_word_exactly_once(spark_url: str, tmp_path: Path) -> None:
+    with ResidentEngine(spark_url, 2, name=f"standalone-{os.getpid()}",
+                        spark_settings={"spark.executor.memory": "600m"}) as engine:
+        assert {worker["executor"] for worker in engine.status()["workers"]} == {"0"}
+        stream = AuditedStream(engine.master, tmp_path)
+        stream.advance()
+        assert stream.slots() == {0, 1}
+        assert_exact(stream.finish())
+
+
+def test_nothing_answers_there() -> None:
+    port = free_port()
+    with pytest.raises(MasterUnreachable, match=rf"spark://127.0.0.1:{port} does not answer.*Check that it runs"):
+        ResidentEngine(f"spark://127.0.0.1:{port}", 2, name=f"nobody-{os.getpid()}")

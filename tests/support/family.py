@@ -1,0 +1,45 @@
+"""Who is whose parent, and who is left, read from /proc."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name: state, parent, process group, session, ... Empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    while stat := _stat(pid):
+        pid = int(stat[1])
+        if pid:
+            yield pid
+
+
+def in_session(leader: int) -> list[int]:
+    """The processes of a session that are alive; those that only wait to be collected do not count."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    stats = {pid: _stat(pid) for pid in pids}
+    return [pid for pid, stat in stats.items() if stat and int(stat[3]) == leader and stat[0] not in "ZX"]
+
+
+def executor_of(worker: int) -> int | None:
+    """The process of the Spark executor that a Python worker belongs to."""
+    return next((pid for pid in ancestors(worker) if "--executor-id" in command(pid)), None)
+
+
+def daemon_of(worker: int) -> int:
+    """The process that forks Spark's Python workers."""
+    return next(pid for pid in ancestors(worker) if "pyspark.daemon" in command(pid))
