@@ -50,9 +50,9 @@ def drain(cluster: LocalCluster, name: str, seconds: float = 60.0) -> None:
 
 
 def spouts_done(cluster: LocalCluster, spouts: int = 2) -> bool:
-    """All tasks of `numbers` are there, have sent everything, and know what became of it."""
-    tasks = cluster.tasks("numbers")
-    return len(tasks) == spouts and all(task.component.exhausted and task.idle() for task in tasks)
+    """All tasks of `numbers` are there, have sent everything, and have been told that it is done."""
+    tasks = [task.component for task in cluster.tasks("numbers")]
+    return len(tasks) == spouts and all(spout.exhausted and not spout.unacked_tuples for spout in tasks)
 
 
 def meter(cluster: LocalCluster, component: str, name: str) -> int:

@@ -347,8 +347,8 @@ def test_a_kill_closes_tasks_that_are_on_their_way_home_too() -> None:
 
 
 class Other(Topology):
-    numbers = Numbers.spec(par=2)
-    second = Sink.spec(inputs=[numbers], par=2)
+    more = Numbers.spec(par=2)
+    second = Sink.spec(inputs=[more], par=2)
 
 
 def test_two_topologies_run_side_by_side_through_a_death() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -70,6 +71,9 @@ class MasterProcess:
             if process.is_alive():
                 process.kill()
             process.join()
+        shutil.rmtree(self.setup.directory(), ignore_errors=True)  # a killed master leaves its files behind
+        for path in desk_directory().glob(f"gone-{self.process.pid}.*"):
+            path.unlink()
 
 
 @pytest.fixture

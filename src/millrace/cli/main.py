@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -147,12 +148,17 @@ def _pairs(option: str, given: list[str] | None, whole: bool = False, raw: bool 
             found[key] = value if raw else json.loads(value)
         except ValueError:
             found[key] = value
-        if whole and not isinstance(found[key], int):
+        if whole and type(found[key]) is not int:  # `true` is an int for isinstance
             raise MillraceError(f"--{option} {item!r}: the value must be a whole number")
     return found
 
 
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
+    signal.signal(signal.SIGTERM, _interrupt)  # what stops services and containers means the same as Ctrl-C
     try:
         app(prog_name="millrace")
     except MillraceError as error:

@@ -13,6 +13,7 @@ from rich.live import Live
 
 from millrace.api.topology import Topology
 from millrace.cli.show import dashboard
+from millrace.control.master_state import check_settings
 from millrace.errors import TopologyError
 from millrace.model.graph import graph_of, resolve
 from millrace.spark.engine import ResidentEngine, RunningTopology
@@ -79,14 +80,15 @@ def show_live(engine: ResidentEngine, console: Console, until: Any) -> None:
 def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
     console = Console(stderr=not live)
     topology = load_topology(options.topology)
-    graph = graph_of(topology, options.name, options.config, options.par)
-    console.print(f"starting {options.slots} workers on Spark {options.master} ...")
+    graph = graph_of(topology, options.name or None, options.config, options.par)
+    check_settings(graph)  # before Spark has taken its ten seconds
+    console.print(f"starting {options.slots} workers on Spark {options.master} ...", markup=False)
     with ResidentEngine(options.master, options.slots, name=options.cluster, bind=options.bind, port=options.port,
                         one_worker_per_node=options.one_worker_per_node, code=[topology],
                         spark_settings=options.spark) as engine:
         running = engine.submit(graph)
         console.print(f"running as cluster {engine.master.name}; `millrace status` and `millrace kill {graph.name}` work "
-                      "from another terminal, Ctrl-C stops it here")
+                      "from another terminal, Ctrl-C stops it here", markup=False)
         deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
         try:
             _watch(engine, running, console, deadline, live)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import shutil
@@ -98,8 +99,9 @@ def _archive(module: Any) -> str:
     path = Path(module.__file__).resolve()
     if path.name != "__init__.py":
         return str(path)
-    target = Path(tempfile.mkdtemp(prefix="millrace-code-")) / module.__name__
-    return shutil.make_archive(str(target), "zip", path.parent.parent, path.parent.name)
+    directory = tempfile.mkdtemp(prefix="millrace-code-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)  # Spark serves it from there as long as it runs
+    return shutil.make_archive(str(Path(directory) / module.__name__), "zip", path.parent.parent, path.parent.name)
 
 
 def _first_line(error: BaseException) -> str:
