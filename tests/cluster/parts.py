@@ -409,8 +409,9 @@ class ByHand(Bolt):
         waiting, self.waiting = self.waiting, []
         for old in waiting:
             which = old.id if self.storm_conf.get("by_id") else old
-            if old.values.n in self.storm_conf.get("poison", ()) and REFUSED[old.values.n] < self.storm_conf["refusals"]:
-                REFUSED[old.values.n] += 1
+            try:
+                refuse(self, old.values.n)
+            except Refusal:
                 self.fail(which)
             else:
                 self.emit([old.values.n], anchors=[which])
@@ -505,6 +506,16 @@ class RaisesAfterEmit(Spout):
             self.emit([self.next - 1], tup_id=self.next - 1)
             if self.next % 5 == 0:
                 raise Refusal("tired")
+
+
+class RebornSpout(RaisesAfterEmit):
+    """A new instance after each exception."""
+
+    exit_on_exception = True
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        super().initialize(storm_conf, context)
+        TOLD.append(("initialize", self.component_name))
 
 
 class RaisesWhenTold(Reliable):
@@ -602,6 +613,20 @@ class RebornRows(Reborn):
             refuse(self, row.n)
         for row in rows:
             self.emit([self.instance, row.n])
+
+
+class Intruder(Bolt):
+    """Sends directly to a task of `sink`, which does not read the direct stream."""
+
+    outputs = ["n", Stream(["n"], "chosen", direct=True)]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self.sink = next(int(task) for task, name in context["task->component"].items() if name == "sink")
+
+    def process(self, tup: Tuple) -> None:
+        if tup.values.n == 5:
+            self.emit([tup.values.n], stream="chosen", direct_task=self.sink)
+        self.emit([tup.values.n])
 
 
 class BadEmits(Bolt):

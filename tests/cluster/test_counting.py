@@ -64,7 +64,7 @@ def final_counts() -> Counter[str]:
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 @pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("topology", [Rows, Arrow, ArrowThenRows, RowsThenArrow], ids=lambda topology: topology.__name__)
+@pytest.mark.parametrize("topology", [Rows, Arrow, ArrowThenRows, RowsThenArrow], ids=lambda each: each.__name__)
 def test_the_counts_are_the_true_ones(topology: type[Topology], workers: int, guarantee: str) -> None:
     config = {"limit": LINES, "seed": SEED, "words": 300, "batch": 250, "topology.guarantee": guarantee}
     cluster = run_through(topology, workers, **config)

@@ -15,6 +15,7 @@ from parts import (
     CannotBeMade,
     CannotStart,
     CloseRaises,
+    Intruder,
     Lenient,
     ListIds,
     MixedTypes,
@@ -30,6 +31,7 @@ from parts import (
     Reborn,
     RebornBlocking,
     RebornRows,
+    RebornSpout,
     Reliable,
     ReusesItsList,
     Sink,
@@ -69,7 +71,8 @@ def line(spout: type[Spout], bolt: type[Bolt], grouping: Grouping = Grouping.SHU
     return Line
 
 
-def one_bolt(spout: type[Spout], bolt: type[Bolt], grouping: Grouping = Grouping.SHUFFLE, par: int = 1) -> type[Topology]:
+def one_bolt(spout: type[Spout], bolt: type[Bolt], grouping: Grouping = Grouping.SHUFFLE,
+             par: int = 1) -> type[Topology]:
     class OneBolt(Topology):
         source = spout.spec()
         sink = bolt.spec(inputs={source: grouping}, par=par)
@@ -102,7 +105,7 @@ def test_the_number_of_attempts_is_a_setting(max_fails: int) -> None:
     assert set(SEEN["sink"]) == set(range(N)) - {7}
 
 
-@pytest.mark.xfail(strict=True, reason="ReliableSpout.max_fails gives up the poison's neighbours before the engine isolates it")
+@pytest.mark.xfail(strict=True, reason="the spout's own max_fails gives up the neighbours before the engine isolates")
 def test_neighbours_survive_more_attempts_than_the_spout_would_make_by_itself() -> None:
     run_through(line(Reliable, Picky), seconds=2.0, limit=N, poison=[7], **{"topology.max.fails": 6})
     assert set(SEEN["sink"]) == set(range(N)) - {7}
@@ -118,7 +121,8 @@ def test_at_most_once_poison_is_a_dead_letter_at_once(bolt: type[Bolt]) -> None:
 @pytest.mark.parametrize("bolt", [PickyRows, PickyArrow], ids=lambda bolt: bolt.__name__)
 def test_at_most_once_a_chunk_that_raises_is_given_up_with_every_tuple_in_it(bolt: type[Bolt]) -> None:
     """Nothing may be tried twice, and nobody knows how far the call got."""
-    run_through(line(Numbers, bolt, par=1), limit=N, poison=[7], burst=10, **AT_MOST_ONCE, **{"topology.chunk.tuples": 10})
+    small = {"burst": 10, "topology.chunk.tuples": 10}
+    run_through(line(Numbers, bolt, par=1), limit=N, poison=[7], **small, **AT_MOST_ONCE)
     letters = sorted(values[0] for _, _, _, values, _ in SEEN["letters"])
     assert 7 in letters
     assert sorted(letters + SEEN["sink"]) == list(range(N))
@@ -159,6 +163,12 @@ def test_an_emit_that_does_not_fit_fails_its_tuple_only(guarantee: str) -> None:
     assert sorted(values for _, _, _, values, _ in SEEN["letters"]) == [[n] for n in range(1, 9)]
 
 
+def test_a_direct_emit_to_a_task_that_does_not_read_the_stream_is_refused() -> None:
+    run_through(line(Numbers, Intruder), limit=N, **AT_MOST_ONCE)
+    assert sorted(SEEN["sink"]) == [n for n in range(N) if n != 5]
+    assert [(values, error[:9]) for _, _, _, values, error in SEEN["letters"]] == [([5], "EmitError")]
+
+
 @GUARANTEES
 def test_acks_and_anchors_of_what_never_was_a_tuple_disturb_nothing(guarantee: str) -> None:
     class Wrong(Topology):
@@ -191,7 +201,7 @@ def test_a_text_that_has_no_utf8_does_not_take_the_worker_down(grouping: Groupin
     assert {str(n) for n in range(20) if n != 5} <= set(SEEN["sink"])
 
 
-@pytest.mark.xfail(strict=True, reason="a row that cannot be sent fails its whole chunk until the spout gives all of it up")
+@pytest.mark.xfail(strict=True, reason="a row that cannot be sent fails its chunk until the spout gives all of it up")
 def test_neighbours_of_a_tuple_that_cannot_be_sent_arrive() -> None:
     run_through(one_bolt(Reliable, Sink, Grouping.custom(divides), par=2), seconds=2.0, limit=N)
     assert set(SEEN["sink"]) == set(range(N)) - {5}
@@ -263,7 +273,8 @@ def test_a_spout_may_use_ids_that_cannot_be_hashed() -> None:
 
 @GUARANTEES
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(("bolt", "error"), [(CannotStart, "Refusal: no start"), (CannotBeMade, "Refusal: no instance")])
+@pytest.mark.parametrize(("bolt", "error"), [
+    (CannotStart, "Refusal: no start"), (CannotBeMade, "Refusal: no instance")])
 def test_a_bolt_that_cannot_start_is_reported_and_disturbs_no_other_topology(
         bolt: type[Bolt], error: str, workers: int, guarantee: str) -> None:
     cluster = LocalCluster(workers)
@@ -300,6 +311,14 @@ def test_a_bolt_may_ask_for_a_new_instance_after_an_exception(bolt: type[Bolt], 
     assert instances[0] == 1
     assert instances[N - 1] == (2 if guarantee == "at-most-once" else 3)
     assert set(instances) == set(range(N)) - {50}
+
+
+@pytest.mark.xfail(strict=True, reason="exit_on_exception is looked at for bolts only")
+def test_a_spout_may_ask_for_a_new_instance_after_an_exception() -> None:
+    cluster = LocalCluster(1)
+    cluster.submit(one_bolt(RebornSpout, Sink), config={"limit": N, **AT_MOST_ONCE})
+    cluster.run(1.0)
+    assert TOLD.count(("initialize", "source")) > 1
 
 
 @pytest.mark.parametrize("bolt", [Reborn, RebornBlocking], ids=lambda bolt: bolt.__name__)

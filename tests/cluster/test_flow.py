@@ -212,12 +212,12 @@ def test_a_killed_topology_leaves_nothing_behind_in_the_workers() -> None:
     cluster = LocalCluster(2)
     cluster.run(0.2)
     before = [len(worker._timers) for worker in cluster.workers.values()]
-    for _ in range(5):
+    for _ in range(3):
         cluster.submit(Closing, config={"topology.message.timeout.secs": 1.0, TICKS: 0.1})
         cluster.run(0.3)
         cluster.stop("closing", wait=0.0)
         cluster.run(0.2)
-    cluster.run(15.0)
+    cluster.run(12.0)
     assert [len(worker._timers) for worker in cluster.workers.values()] == before
     assert [worker._stash for worker in cluster.workers.values()] == [{}, {}]
     assert [worker.topologies for worker in cluster.workers.values()] == [{}, {}]

@@ -25,6 +25,7 @@ ClusterName = Annotated[str | None, typer.Option("--cluster", help="Name of the 
 def common(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log.")] = False) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, stream=sys.stderr,
                         format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger().addFilter(lambda record: not (record.exc_info and record.exc_info[0] is KeyboardInterrupt))  # Py4J's
 
 
 @app.command()

@@ -20,7 +20,8 @@ SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
 class Output:
     """One stream of one task. `rows` (and, for a spout, `ids` beside it) wait here until the task settles."""
 
-    __slots__ = ("direct", "fields", "ids", "index", "name", "nested", "owner", "rebinds", "routes", "rows", "width")
+    __slots__ = ("direct", "fields", "ids", "index", "name", "nested", "owner", "rebinds", "routes", "rows", "targets",
+                 "width")
 
     def __init__(self, owner: TaskId, index: int, stream: StreamDef) -> None:
         self.owner, self.index, self.name = owner, index, stream.name
@@ -28,6 +29,7 @@ class Output:
         self.rows: list[tuple[Any, ...]] = []
         self.ids: list[Any] = []
         self.routes: list[Route] = []
+        self.targets: set[int] = set()  # of a direct stream: the tasks that read it
         self.nested = False  # a row with lists or dicts in it has been emitted
         self.rebinds: list[Callable[[list[Any], list[Any]], None]] = []
 

@@ -180,10 +180,10 @@ class Task:
                 "a direct stream needs direct_task=" if output.direct else
                 f"direct_task={direct_task} was given, but the stream is not direct. Declare it with direct=True."))
         if direct_task is not None:
-            channel = self.channels.get(direct_task)
+            channel = self.channels.get(direct_task) if direct_task in output.targets else None
             if channel is None:
                 raise EmitError(f"{self.name} emitted to task {direct_task} on stream {output.name!r}; "
-                                f"its targets are {sorted(self.channels)}")
+                                f"its targets are {sorted(output.targets)}")
             return (channel,)
         if need_task_ids:
             return tuple(channel for route in output.routes for channel, _ in route.split([row]))

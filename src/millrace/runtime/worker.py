@@ -342,6 +342,8 @@ class Worker:
         for output in task.outputs:
             output.routes = [make_route(given.grouping, targets, output.fields, run.key_groups.get(component, ()))
                              for given, component, targets in routes[output.name] if given.grouping.kind != "direct"]
+            output.targets = {channel.target for given, _, targets in routes[output.name] for channel in targets
+                              if given.grouping.kind == "direct"}
         task.rewire(channels)
 
     def _channel(self, task: Task, target: TaskId, number: int) -> Channel:

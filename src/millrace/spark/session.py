@@ -226,6 +226,17 @@ def _own_interrupt_handler() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """Ctrl-C has to wait while PySpark starts its JVM: one that is left alone half-way would never end."""
+    from pyspark import SparkConf, SparkContext
+
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*settings.items()]))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
 def make_session(master: str, app_name: str, slots: int, extra: dict[str, str] | None = None) -> SparkSession:
     """A session with room for `slots` long-lived workers. Call it from the main thread to keep your own Ctrl-C handler.
 
@@ -262,6 +273,7 @@ def _start(master: MasterUrl, url: str, app_name: str, settings: dict[str, str])
 
     builder = SparkSession.builder.master(url).appName(app_name).config(map={**settings})
     try:
+        _start_jvm({**settings, "spark.master": url, "spark.app.name": app_name})
         with _own_interrupt_handler():
             return builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:

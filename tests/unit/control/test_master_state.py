@@ -29,7 +29,8 @@ from millrace.model.graph import ACKER, ComponentDef, Input, StreamDef, TaskId, 
 from millrace.model.plan import initial_key_groups
 
 UNTRACKED = {"topology.guarantee": "at-most-once"}
-LINES, COUNT0, COUNT1, TOP0, TOP1 = (TaskId.parse(name) for name in ("lines[0]", "count[0]", "count[1]", "top[0]", "top[1]"))
+LINES = TaskId("lines", 0)
+COUNT0, COUNT1, TOP0, TOP1 = (TaskId(name, index) for name in ("count", "top") for index in (0, 1))
 
 
 def bolt(name: str, source: str, grouping: Grouping) -> ComponentDef:
@@ -39,7 +40,8 @@ def bolt(name: str, source: str, grouping: Grouping) -> ComponentDef:
 
 def graph(name: str = "words", **config: object) -> TopologyGraph:
     """lines[0] → count[0..1] → top[0..1]; without tracking unless the config says otherwise."""
-    lines = ComponentDef("lines", "spout", "parts:lines", 1, {}, (StreamDef("default", ("word",)),), (), False, "next_tuple")
+    words = StreamDef("default", ("word",))
+    lines = ComponentDef("lines", "spout", "parts:lines", 1, {}, (words,), (), False, "next_tuple")
     count, top = bolt("count", "lines", Grouping.fields("word")), bolt("top", "count", Grouping.SHUFFLE)
     return TopologyGraph(name, (lines, count, top), {**UNTRACKED, **config})
 
@@ -190,8 +192,9 @@ def test_an_unknown_name_is_an_error_that_lists_those_that_run(event: Event) -> 
         story.on(event)
 
 
-@pytest.mark.parametrize("setting", ["topology.channel.window", "topology.message.timeout.secs", "topology.chunk.tuples",
-                                     "topology.tick.tuple.freq.secs", "topology.max.spout.pending"])
+@pytest.mark.parametrize("setting", [
+    "topology.channel.window", "topology.message.timeout.secs", "topology.chunk.tuples",
+    "topology.tick.tuple.freq.secs", "topology.max.spout.pending"])
 def test_a_setting_that_no_worker_could_use_is_refused_at_once(setting: str) -> None:
     story = Story(workers=1)
     with pytest.raises(TopologyError, match=setting):
@@ -482,7 +485,8 @@ def test_a_lost_worker_concerns_every_topology_that_was_on_it() -> None:
 def test_one_topology_paused_leaves_the_other_running() -> None:
     story = Story(workers=1).running(graph("one"), graph("two"))
     commands = story.on(Paused("one"))
-    assert {topology.graph.name: topology.active for topology in last(commands).topologies} == {"one": False, "two": True}
+    active = {topology.graph.name: topology.active for topology in last(commands).topologies}
+    assert active == {"one": False, "two": True}
 
 
 def test_positions_only_rise_and_come_with_the_next_plan() -> None:

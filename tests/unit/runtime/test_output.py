@@ -59,7 +59,7 @@ def test_scalars_in_a_list_or_tuple_become_one_row(width: int, make: Any) -> Non
 @pytest.mark.parametrize("wrong", [-1, 1])
 def test_a_wrong_number_of_values_is_refused(width: int, wrong: int) -> None:
     to, _, emit = emitter(width)
-    with pytest.raises(EmitError, match=rf"split\[3\] emitted {width + wrong} values on stream 'default', which has {width} "):
+    with pytest.raises(EmitError, match=rf"split\[3\] emitted {width + wrong} values on .*, which has {width} "):
         emit(list(range(width + wrong)))
     assert to.rows == []
 
@@ -70,7 +70,7 @@ def test_a_wrong_number_of_values_is_refused(width: int, wrong: int) -> None:
                                   lambda cut: range(8)[cut]], ids=["str", "bytes", "set", "dict", "iterator", "range"])
 def test_anything_but_a_list_or_tuple_is_refused_even_of_the_right_length(width: int, make: Any) -> None:
     to, _, emit = emitter(width)
-    with pytest.raises(TypeError, match=r"split\[3\] emitted .* on stream 'default': emit takes a list or tuple of values"):
+    with pytest.raises(TypeError, match=r"split\[3\] emitted .* on stream 'default': emit takes a list or tuple"):
         emit(make(slice(width)))
     assert to.rows == []
 
@@ -143,7 +143,8 @@ def test_many_rows_at_once_are_the_same_as_one_by_one(rows: list[Any], make: Any
     assert {type(row) for row in at_once.rows} <= {tuple}
 
 
-@pytest.mark.parametrize("wrong", [(1,), (1, 2, 3), "ab", 7, (1, object())], ids=["short", "long", "text", "number", "object"])
+@pytest.mark.parametrize("wrong", [(1,), (1, 2, 3), "ab", 7, (1, object())],
+                         ids=["short", "long", "text", "number", "object"])
 def test_one_wrong_row_among_many_is_refused_and_none_is_sent(wrong: Any) -> None:
     to = output(2)
     with pytest.raises((TypeError, EmitError)):
@@ -212,7 +213,8 @@ CYCLE.append(CYCLE)
 @pytest.mark.parametrize(("value", "kind"), [
     (Strange(), "Strange"), (1j, "complex"), (object, "type"), (len, "builtin_function_or_method"), (CYCLE, "list"),
     ([1, {"k": Strange()}], "list"), ({1, 2**70}, "set"), (Plain(2**70), "Plain"), (["\ud800"], "list"),
-], ids=["object", "complex", "class", "function", "cycle", "inside", "big int in a set", "big int in a dataclass", "surrogate"])
+], ids=["object", "complex", "class", "function", "cycle", "inside", "big int in a set", "big int in a dataclass",
+        "surrogate"])
 def test_a_value_that_cannot_be_encoded_is_named_by_component_stream_field_and_type(value: Any, kind: str) -> None:
     to, _, emit = emitter(3)
     with pytest.raises(EncodingError) as caught:

@@ -52,7 +52,7 @@ def rows(size: int) -> list[tuple[Any, ...]]:
 
 
 def as_batch(given: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([row[0] for row in given]), pa.array([row[1] for row in given])], names=list(FIELDS))
+    return pa.record_batch([pa.array([row[i] for row in given]) for i in (0, 1)], names=list(FIELDS))
 
 
 def shares(over: Route, given: list[tuple[Any, ...]], arrow: bool = False) -> dict[int, list[tuple[Any, ...]]]:
@@ -165,7 +165,8 @@ def test_keys_that_are_not_equal_are_spread() -> None:
                           st.lists(st.integers())), min_size=1))
 def test_a_key_has_one_task_wherever_it_stands_in_the_chunk(keys: list[Any]) -> None:
     given_rows = [(key, n) for n, key in enumerate(keys)]
-    together = {row[1]: task for task, share in shares(route(Grouping.fields("key")), given_rows).items() for row in share}
+    found = shares(route(Grouping.fields("key")), given_rows)
+    together = {row[1]: task for task, share in found.items() for row in share}
     for row in given_rows:
         assert set(shares(route(Grouping.fields("key")), [row])) == {together[row[1]]}
 
@@ -174,7 +175,8 @@ def test_several_fields_count_together_and_in_their_order() -> None:
     over = route(Grouping.fields("n", "key"), tasks=16)
     one_by_one = {row: next(iter(shares(over, [row]))) for row in rows(500)}
     assert {row: task for task, share in shares(over, rows(500)).items() for row in share} == one_by_one
-    assert one_by_one != {row: next(iter(shares(route(Grouping.fields("key", "n"), tasks=16), [row]))) for row in rows(500)}
+    other = route(Grouping.fields("key", "n"), tasks=16)
+    assert one_by_one != {row: next(iter(shares(other, [row]))) for row in rows(500)}
 
 
 def test_several_fields_of_which_one_cannot_be_hashed() -> None:

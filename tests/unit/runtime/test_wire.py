@@ -21,8 +21,9 @@ from millrace.errors import WireError
 from millrace.model.graph import ComponentDef, StreamDef, TaskId, TopologyGraph
 from millrace.runtime import wire
 
-GRAPH = TopologyGraph("words", (ComponentDef("lines", "spout", "parts:Lines", 2, {"limit": 3},
-                                             (StreamDef("default", ("line",)),), (), False, "next_tuple"),), {"seed": 1})
+LINES = ComponentDef("lines", "spout", "parts:Lines", 2, {"limit": 3}, (StreamDef("default", ("line",)),), (), False,
+                     "next_tuple")
+GRAPH = TopologyGraph("words", (LINES,), {"seed": 1})
 CHUNK = wire.Chunk(1, 2, 3, 0, 5, 65536, 7, 131072, 9, 1, 10, 11, wire.ROWS, 2**63 - 1, [2**63, 1], 1, 0.5)
 DATA = [
     CHUNK,
@@ -38,13 +39,14 @@ CONTROL = [
     wire.Assign(Assignment(4, [WorkerAddress(0, 1, "host", "boot", "ipc", "tcp")], [TopologyAssignment(
         1, GRAPH, 2, True, [(TaskId("lines", 0), Place(0, 1))], {"count": (0, 1)}, [(TaskId("lines", 0), 77)], 3)])),
     wire.Heartbeat(0, 1, 4), wire.Beat(1, 4), wire.Fenced(), wire.Stop(), wire.Bye(0, 1),
-    wire.Report(0, 1, 4, 0.5, [{"task": 1, "custom": {"a": [1]}}], [(1, 65536, 9)], [(1, 0)], [{"error": "x"}], {"gaps": 1}),
+    wire.Report(0, 1, 4, 0.5, [{"task": 1, "custom": {"a": [1]}}], [(1, 65536, 9)], [(1, 0)], [{"error": "x"}],
+                {"gaps": 1}),
 ]
 DEEP = b"\x91" * 100_000 + b"\xc0"
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-                      max_leaves=12)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=12)
 
 
 class Pair(NamedTuple):
@@ -130,7 +132,10 @@ def test_rows_come_back_as_named_tuples_of_the_same_values(rows: list[tuple[Any,
     assert all(type(row) is Pair for row in decoded)
 
 
-@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30, 10**5000, -(10**5000)],
+NUMBERS = [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30, 10**5000, -(10**5000)]
+
+
+@pytest.mark.parametrize("number", NUMBERS,
                          ids=lambda number: f"{number.bit_length()} bits{' negative' * (number < 0)}")
 def test_integers_of_any_size_travel(number: int) -> None:
     assert PAIRS.decode(wire.encode_rows([(number, [number])])) == [(number, [number])]
@@ -138,7 +143,8 @@ def test_integers_of_any_size_travel(number: int) -> None:
 
 
 @pytest.mark.parametrize("body", [
-    b"", b"\xc1", b"\x91", b"\x91\x91\x01", b"\x91\x93\x01\x02\x03", wire.encode_rows({"a": 1}), wire.encode_rows([1, 2]),
+    b"", b"\xc1", b"\x91", b"\x91\x91\x01", b"\x91\x93\x01\x02\x03", wire.encode_rows({"a": 1}),
+    wire.encode_rows([1, 2]),
     wire.encode(msgspec.msgpack.Ext(wire.BIG_INT, b"12")), wire.encode([[msgspec.msgpack.Ext(99, b""), 1]]),
     b"\x91\x92\x01" + DEEP,
 ], ids=range(10))

@@ -1,45 +1,135 @@
-"""The other engines live in an environment of their own, `.venv-bench`: what they need does not go with what we need."""
+"""The virtual environment the other engines run in, made on first use.
+
+They bring some eighty packages with them, and versions that Millrace does not want: Spark's stateful operator in
+Python needs a pandas older than 3. So they stay out of Millrace's own environment.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import shutil
+import importlib.util
+import json
+import os
 import subprocess
 import sys
-import sysconfig
-import venv
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from millrace.errors import MillraceError
 
-REQUIREMENTS = ("bytewax>=0.21,<0.22", "pathway>=0.20", "pandas>=2.2,<3", "protobuf", "pyarrow")
-INSTALL_SECONDS = 900.0
+DIRECTORY = ".venv-bench"
+REQUIREMENTS = (
+    "bytewax>=0.21,<1",
+    "pathway>=0.33,<1",
+    # The two that Spark's transformWithStateInPandas asks for; it fails with pandas 3.
+    "pandas>=2.2,<3",
+    "protobuf>=5",
+    "pyarrow>=18",
+)
+SPARK = "pyspark>=4.1,<5"
+_STAMP = "millrace-bench.json"
+_REPORT_EVERY_SECONDS = 5.0
+_TAIL_LINES = 15
+_TAIL_BYTES = 4_000
+
+
+class EnvironmentFailed(MillraceError):
+    """The engines' environment could not be made; the message ends with what the installer said."""
 
 
 def ensure_environment(root: Path, report: Callable[[str], None]) -> Path:
-    """The environment's Python; made on first use, and again when the requirements change."""
-    directory = root / ".venv-bench"
+    """Return the Python of the engines' environment under `root`, making it first if it is not there.
+
+    `report` gets a line now and then while it is being made, which takes minutes; it is not called otherwise.
+    An environment that was made for other requirements, or only in part, is made anew.
+    """
+    directory = root / DIRECTORY
     python = directory / "bin" / "python"
-    stamp = directory / "millrace.stamp"
-    wanted = hashlib.sha256(repr((REQUIREMENTS, sys.version)).encode()).hexdigest()
+    stamp = directory / _STAMP
+    wanted = _wanted()
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
-    report("making an environment for the other engines (some minutes, once) ...")
-    shutil.rmtree(directory, ignore_errors=True)
-    venv.create(directory, with_pip=True)
-    done = subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], capture_output=True, text=True,
-                          check=False, timeout=INSTALL_SECONDS)
-    if done.returncode:
-        raise MillraceError(f"the other engines could not be installed:\n{done.stderr[-1500:]}\n"
-                            "Run the benchmark with --no-rivals to leave them out.")
-    _borrow_spark(directory)
-    stamp.write_text(wanted)
+    report(f"Making {directory} for the other engines: once only, about two minutes and 2 GB.")
+    _run([sys.executable, "-m", "venv", "--clear", str(directory)], report)
+    shared = _shared_packages()
+    requirements = REQUIREMENTS if shared else (*REQUIREMENTS, SPARK)
+    _run([str(python), "-m", "pip", "install", "--progress-bar", "off", *requirements], report)
+    # After the installation: the installer must not take what belongs to another environment for its own.
+    _share(python, directory / "shared", shared)
+    # Last, and in one step: an interrupted installation must not look finished.
+    unfinished = stamp.with_suffix(".part")
+    unfinished.write_text(wanted)
+    os.replace(unfinished, stamp)
+    report(f"{directory} is ready.")
     return python
 
 
-def _borrow_spark(directory: Path) -> None:
-    """PySpark is half a gigabyte and the same in both: the environment looks for it in ours, after its own packages."""
-    ours = sysconfig.get_paths()["purelib"]
-    theirs = next((directory / "lib").glob("python3*/site-packages"))
-    (theirs / "millrace-spark.pth").write_text(f"{ours}\n")
+def _wanted() -> str:
+    """What the environment depends on, as the stamp's text."""
+    requirements = hashlib.sha256("\n".join((*REQUIREMENTS, SPARK)).encode()).hexdigest()[:16]
+    shared = [str(package) for package in _shared_packages()]
+    return json.dumps({"requirements": requirements, "python": sys.version.split()[0], "shared": shared}, indent=1)
+
+
+def _shared_packages() -> list[Path]:
+    """Where the running interpreter has Spark and what Spark imports; empty if it has no Spark."""
+    specs = [importlib.util.find_spec(name) for name in ("pyspark", "py4j")]
+    origins = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
+    return [Path(origin).parent for origin in origins] if len(origins) == len(specs) else []
+
+
+def _share(python: Path, directory: Path, packages: list[Path]) -> None:
+    """Let the new environment import `packages`, and nothing else, of the running one.
+
+    Spark is half a gigabyte, and the comparison should be with the very Spark that Millrace runs on. Links to the
+    two packages rather than a path to the folder they are in: that would bring Millrace's numpy or pyarrow along.
+    """
+    if not packages:
+        return
+    directory.mkdir()
+    for package in packages:
+        (directory / package.name).symlink_to(package, target_is_directory=True)
+    query = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    answer = subprocess.run([str(python), "-c", query], check=True, capture_output=True, text=True)
+    Path(answer.stdout.strip(), "millrace-shared.pth").write_text(f"{directory}\n")
+
+
+def _run(command: list[str], report: Callable[[str], None]) -> None:
+    """Run an installer's command; every few seconds, report how long it has run and what it said last."""
+    started = time.monotonic()
+    # A file and not a pipe: the installer is silent for a minute while it unpacks, and a read would wait for it.
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while (code := _exit_code(process, _REPORT_EVERY_SECONDS)) is None:
+                newest = _tail(output, lines=1).strip()
+                report(f"{time.monotonic() - started:.0f} s: {newest[:100]}")
+        finally:
+            # Reached with the installer still at work only when we are interrupted.
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        said = _tail(output, _TAIL_LINES)
+    if code:
+        raise EnvironmentFailed(
+            f"could not make the environment for the other engines: {' '.join(command[:4])} … ended with exit code "
+            f"{code}. Check the network and the free disk space, then try again. It said last:\n{said}"
+        )
+
+
+def _exit_code(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Wait up to `seconds` for the process; None when it is still running."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _tail(output: IO[bytes], lines: int) -> str:
+    """The last lines of what the installer has written so far, read without moving the position it writes at."""
+    end = os.lseek(output.fileno(), 0, os.SEEK_CUR)
+    text = os.pread(output.fileno(), _TAIL_BYTES, max(0, end - _TAIL_BYTES)).decode(errors="replace")
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,161 @@
+"""The commands as people run them: processes of their own that start Spark and must leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audited import SECONDS
+from family import in_session
+
+from millrace.errors import MasterUnreachable
+from millrace.master.desk import ask
+
+MILLRACE = [sys.executable, "-m", "millrace.cli.main"]
+WORD_COUNT = "millrace.workloads.wordcount:WordCount"
+NAME = "wordcount"
+LOOK_SECONDS = 0.1  # between two looks at another process
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Only the clusters of the test itself are seen, whatever else runs on the machine."""
+    directory = tempfile.mkdtemp(prefix="desk")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+    yield Path(directory) / "millrace"
+    shutil.rmtree(directory)
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {SECONDS:g} s"
+        time.sleep(LOOK_SECONDS)
+    return found
+
+
+def millrace(*arguments: str) -> Any:
+    """The JSON that a command prints."""
+    done = subprocess.run([*MILLRACE, *arguments, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+class Run:
+    """`millrace run` in a session of its own, so that everything it starts can be found again."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen([*MILLRACE, "run", WORD_COUNT, "--slots", "2", *arguments], text=True,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        start_new_session=True)
+        self.pid = self.process.pid
+
+    def wait_running(self) -> dict[str, Any]:
+        """The first status in which words are counted."""
+        return until(self._counting, "words are counted")  # type: ignore[no-any-return]
+
+    def _counting(self) -> dict[str, Any] | None:
+        assert self.process.poll() is None, self.process.communicate()
+        try:
+            status: dict[str, Any] = ask(None, "status")
+        except MasterUnreachable:
+            return None
+        topology = next(iter(status["topologies"]), None)
+        counting = topology and topology["status"] == "running" and component(topology, "count")["executed"] > 0
+        return status if counting else None
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=SECONDS)
+        until(lambda: not in_session(self.pid), "every process is gone")
+        return self.process.returncode, out, err
+
+    def clean_up(self) -> None:
+        for pid in in_session(self.pid):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def component(topology: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(row for row in topology["components"] if row["name"] == name)
+
+
+@pytest.fixture
+def run(desk: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def start(*arguments: str) -> Run:
+        runs.append(Run("--config", "rate=1000", *arguments))
+        return runs[-1]
+
+    yield start
+    for each in runs:
+        each.clean_up()
+
+
+def test_status_pause_resume_and_kill_from_another_process(run: Callable[..., Run]) -> None:
+    started = run("--json", "--cluster", "mine")
+    started.wait_running()
+    status = millrace("status")
+    assert status["cluster"] == "mine"
+    assert [worker["slot"] for worker in status["workers"]] == [0, 1]
+    assert {worker["pid"] for worker in status["workers"]} <= set(in_session(started.pid))
+    shown = subprocess.run([*MILLRACE, "status"], capture_output=True, text=True, check=True).stdout
+    assert "cluster mine" in shown and NAME in shown and "split" in shown
+    millrace("pause", NAME)
+    until(lambda: ask("mine", "status")["topologies"][0]["status"] == "paused", "it is paused")
+    millrace("resume", NAME)
+    until(lambda: ask("mine", "status")["topologies"][0]["status"] == "running", "it runs again")
+    unknown = subprocess.run([*MILLRACE, "kill", "ghost"], capture_output=True, text=True, check=False)
+    assert unknown.returncode == 1 and unknown.stderr == f"millrace: no topology named 'ghost' is running; running: {NAME}\n"
+    millrace("kill", NAME, "--wait", "5", "--cluster", "mine")
+    code, out, err = started.end()
+    assert code == 0 and "Traceback" not in err
+    assert json.loads(out)["name"] == NAME, "nothing but the JSON on stdout"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_everything_in_good_order(number: signal.Signals, run: Callable[..., Run], desk: Path) -> None:
+    started = run()
+    started.wait_running()
+    if number == signal.SIGINT:
+        os.killpg(started.pid, number)  # as a terminal does for Ctrl-C
+    else:
+        os.kill(started.pid, number)
+    code, out, err = started.end()
+    assert code == 0
+    assert "Traceback" not in err + out and "stopping" in out
+    assert list(desk.iterdir()) == []
+
+
+def test_nobody_outlives_a_driver_that_was_killed(run: Callable[..., Run]) -> None:
+    started = run("--json")
+    started.wait_running()
+    os.kill(started.pid, signal.SIGKILL)
+    code, _, _ = started.end()
+    assert code == -signal.SIGKILL
+    done = subprocess.run([*MILLRACE, "status"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "no Millrace cluster is running" in done.stderr
+
+
+def test_demo(desk: Path) -> None:
+    done = subprocess.run([*MILLRACE, "demo", "--seconds", "6", "--json"], capture_output=True, text=True, check=False,
+                          start_new_session=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {"tuples_in", "tuples_out", "lost", "repeated", "workers_killed", "words_per_s", "p50_ms", "p99_ms"} <= set(found)
+    assert found["lost"] == 0
+    assert found["workers_killed"] == 1
+    assert found["tuples_out"] == found["tuples_in"] + found["repeated"] > 0
+    assert found["words_per_s"] > 0 and 0 < found["p50_ms"] <= found["p99_ms"]
+    assert done.stdout.count("\n") == 1, "nothing but the JSON on stdout"
