@@ -6,7 +6,8 @@ settings are given to `millrace run` and `ResidentEngine`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ class Setting:
     about: str
     low: float | None = None
     choices: tuple[str, ...] = ()
+    whole: bool = False
 
     def of(self, conf: Mapping[str, Any]) -> Any:
         """The value in `conf`, checked, or the default."""
@@ -39,18 +41,22 @@ class Setting:
             raise TopologyError(f"{self.key} = {value!r} ({type(value).__name__}) must be a number")
         if self.low is not None and not value >= self.low:  # not a number is not at least anything either
             raise TopologyError(f"{self.key} = {value!r} is below the least value, {self.low:g}")
-        if isinstance(self.default, int) and value != int(value):
+        if value in (math.inf, -math.inf):
+            raise TopologyError(f"{self.key} = {value!r} must be finite")
+        if (self.whole or isinstance(self.default, int)) and value != int(value):
             raise TopologyError(f"{self.key} = {value!r} must be a whole number")
-        return type(self.default)(value) if isinstance(self.default, int | float) else value
+        if isinstance(self.default, int | float):
+            return type(self.default)(value)
+        return int(value) if self.whole else value
 
 
 GUARANTEE = Setting("topology.guarantee", AT_LEAST_ONCE, choices=(AT_MOST_ONCE, AT_LEAST_ONCE),
                     about="at-most-once: no tracking. at-least-once: what a spout emits with an id is tracked until all "
                           "that came of it is processed, and failed back to the spout otherwise.")
-WORKERS = Setting("topology.workers", None, low=1,
+WORKERS = Setting("topology.workers", None, low=1, whole=True,
                   about="Most workers that the topology's tasks are spread over. Unset: all there are.")
-ACKERS = Setting("topology.acker.executors", None, low=0,
-                 about="Number of acker tasks. Unset: one for each worker that holds a spout. 0 means at-most-once.")
+ACKERS = Setting("topology.acker.executors", None, low=0, whole=True,
+                 about="Number of acker tasks. Unset: one for each worker. 0 means at-most-once.")
 MESSAGE_TIMEOUT = Setting("topology.message.timeout.secs", 30.0, low=0.01,
                           about="Seconds after which a tuple that is not fully processed is failed back to its spout.")
 MAX_SPOUT_PENDING = Setting("topology.max.spout.pending", 0, low=0,
@@ -80,7 +86,17 @@ HELLO = Setting("worker.hello.secs", 20.0, low=0.1,
 RECOVERY_GRACE = Setting("recovery.grace.secs", 0.5, low=0,
                          about="Seconds after the loss of a worker before what is still unfinished is replayed.")
 DRAIN_LIMIT = Setting("task.drain.limit.secs", 2.0, low=0,
-                      about="Longest time a task that moved away goes on working off what is still in its inbox.")
+                      about="Least time that a task which moved away stays to work off what still comes for it; after "
+                            "that it ends when its inbox is empty.")
 FRAME_LIMIT = Setting("wire.frame.limit.bytes", 64 * 2**20, low=4096, about="Largest frame that is sent or accepted.")
 
 SETTINGS = [value for value in list(globals().values()) if isinstance(value, Setting)]
+# Of Storm's, used here without being numbers or choices.
+OTHER_KEYS = {"topology.name", "topology.debug", "topology.environment"}
+
+
+def unknown_settings(conf: Iterable[str]) -> list[str]:
+    """Keys that look like a setting and are none: a misspelt one would be without effect, silently."""
+    known = {setting.key for setting in SETTINGS} | OTHER_KEYS
+    return sorted(key for key in conf if key.startswith(("topology.", "worker.", "recovery.", "task.", "wire."))
+                  and key not in known)

@@ -52,7 +52,8 @@ def drain(cluster: LocalCluster, name: str, seconds: float = 60.0) -> None:
 def spouts_done(cluster: LocalCluster, spouts: int = 2) -> bool:
     """All tasks of `numbers` are there, have sent everything, and have been told that it is done."""
     tasks = [task.component for task in cluster.tasks("numbers")]
-    return len(tasks) == spouts and all(spout.exhausted and not spout.unacked_tuples for spout in tasks)
+    return len(tasks) == spouts and all(spout and spout.exhausted and not spout.unacked_tuples
+                                        for spout in tasks)
 
 
 def meter(cluster: LocalCluster, component: str, name: str) -> int:
@@ -507,15 +508,6 @@ class RaisesAfterEmit(Spout):
             if self.next % 5 == 0:
                 raise Refusal("tired")
 
-
-class RebornSpout(RaisesAfterEmit):
-    """A new instance after each exception."""
-
-    exit_on_exception = True
-
-    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
-        super().initialize(storm_conf, context)
-        TOLD.append(("initialize", self.component_name))
 
 
 class RaisesWhenTold(Reliable):

@@ -31,7 +31,6 @@ from parts import (
     Reborn,
     RebornBlocking,
     RebornRows,
-    RebornSpout,
     Reliable,
     ReusesItsList,
     Sink,
@@ -105,7 +104,6 @@ def test_the_number_of_attempts_is_a_setting(max_fails: int) -> None:
     assert set(SEEN["sink"]) == set(range(N)) - {7}
 
 
-@pytest.mark.xfail(strict=True, reason="the spout's own max_fails gives up the neighbours before the engine isolates")
 def test_neighbours_survive_more_attempts_than_the_spout_would_make_by_itself() -> None:
     run_through(line(Reliable, Picky), seconds=2.0, limit=N, poison=[7], **{"topology.max.fails": 6})
     assert set(SEEN["sink"]) == set(range(N)) - {7}
@@ -201,7 +199,6 @@ def test_a_text_that_has_no_utf8_does_not_take_the_worker_down(grouping: Groupin
     assert {str(n) for n in range(20) if n != 5} <= set(SEEN["sink"])
 
 
-@pytest.mark.xfail(strict=True, reason="a row that cannot be sent fails its chunk until the spout gives all of it up")
 def test_neighbours_of_a_tuple_that_cannot_be_sent_arrive() -> None:
     run_through(one_bolt(Reliable, Sink, Grouping.custom(divides), par=2), seconds=2.0, limit=N)
     assert set(SEEN["sink"]) == set(range(N)) - {5}
@@ -311,14 +308,6 @@ def test_a_bolt_may_ask_for_a_new_instance_after_an_exception(bolt: type[Bolt], 
     assert instances[0] == 1
     assert instances[N - 1] == (2 if guarantee == "at-most-once" else 3)
     assert set(instances) == set(range(N)) - {50}
-
-
-@pytest.mark.xfail(strict=True, reason="exit_on_exception is looked at for bolts only")
-def test_a_spout_may_ask_for_a_new_instance_after_an_exception() -> None:
-    cluster = LocalCluster(1)
-    cluster.submit(one_bolt(RebornSpout, Sink), config={"limit": N, **AT_MOST_ONCE})
-    cluster.run(1.0)
-    assert TOLD.count(("initialize", "source")) > 1
 
 
 @pytest.mark.parametrize("bolt", [Reborn, RebornBlocking], ids=lambda bolt: bolt.__name__)

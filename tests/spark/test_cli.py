@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from audited import SECONDS
-from family import in_session
+from family import command, in_session
 
 from millrace.errors import MasterUnreachable
 from millrace.master.desk import ask
@@ -24,6 +24,7 @@ from millrace.master.desk import ask
 MILLRACE = [sys.executable, "-m", "millrace.cli.main"]
 WORD_COUNT = "millrace.workloads.wordcount:WordCount"
 NAME = "wordcount"
+SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 LOOK_SECONDS = 0.1  # between two looks at another process
 
 
@@ -135,6 +136,16 @@ def test_a_signal_stops_everything_in_good_order(number: signal.Signals, run: Ca
     assert code == 0
     assert "Traceback" not in err + out and "stopping" in out
     assert list(desk.iterdir()) == []
+
+
+def test_ctrl_c_while_spark_starts(run: Callable[..., Run]) -> None:
+    """As soon as there is a JVM: PySpark by itself would leave it behind."""
+    started = run()
+    until(lambda: any(SPARK_SUBMIT in command(pid) for pid in in_session(started.pid)), "Spark starts")
+    os.killpg(started.pid, signal.SIGINT)
+    code, out, err = started.end()
+    assert code == 130
+    assert "Exception" not in err + out and "Traceback" not in err + out
 
 
 def test_nobody_outlives_a_driver_that_was_killed(run: Callable[..., Run]) -> None:

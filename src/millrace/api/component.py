@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
@@ -119,7 +120,7 @@ class Component:
     outputs: ClassVar[Any] = None
     par: ClassVar[Any] = 1
     config: ClassVar[dict[str, Any] | None] = None
-    exit_on_exception: ClassVar[bool] = False  # True: a new instance, with `initialize`, after an exception
+    exit_on_exception: ClassVar[bool] = False  # True: a bolt gets a new instance, with `initialize`, after an exception
     blocking: ClassVar[bool] = False  # True: its calls may block, so the task gets a thread of its own
 
     topology_name: str = ""
@@ -227,18 +228,19 @@ class ReliableSpout(Spout):
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:
         if tup_id is None:
             raise ValueError(f"{type(self).__name__} is reliable: emit needs a tup_id to send {tup!r} again by")
-        if self.tracked:
+        task_ids = self._handle.emit(tup, tup_id, stream, None, direct_task, need_task_ids)
+        if self.tracked:  # not before: a tuple that cannot be emitted is not in flight
             kept = tup[:] if isinstance(tup, list) else tup  # the caller may fill the list with other values
             self.unacked_tuples[tup_id] = (kept, stream, direct_task, need_task_ids)
-        return self._handle.emit(tup, tup_id, stream, None, direct_task, need_task_ids)
+        return task_ids
 
     def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any = None, stream: str | None = None,
                    direct_task: int | None = None) -> None:
         if tup_id is None:
             raise ValueError(f"{type(self).__name__} is reliable: emit_arrow needs a tup_id to send the batch again by")
+        self._handle.emit_arrow(batch, tup_id, stream, None, direct_task)
         if self.tracked:
             self.unacked_tuples[tup_id] = (batch, stream, direct_task, False)
-        self._handle.emit_arrow(batch, tup_id, stream, None, direct_task)
 
     def ack(self, tup_id: Any) -> None:
         if self.unacked_tuples.pop(tup_id, None) is None:
@@ -286,14 +288,16 @@ class ReplayableSpout(ReliableSpout):
 
     def emit(self, tup: Sequence[Any], tup_id: Any = None, stream: str | None = None,
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:
-        if tup_id is not None and tup_id >= self._next_position:
-            self._next_position = tup_id + 1
+        if tup_id is not None:
+            tup_id = operator.index(tup_id)  # an int, whatever library it came from: it travels
+            self._next_position = max(self._next_position, tup_id + 1)
         return super().emit(tup, tup_id, stream, direct_task, need_task_ids)
 
     def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any = None, stream: str | None = None,
                    direct_task: int | None = None) -> None:
-        if tup_id is not None and tup_id >= self._next_position:
-            self._next_position = tup_id + 1
+        if tup_id is not None:
+            tup_id = operator.index(tup_id)  # an int, whatever library it came from: it travels
+            self._next_position = max(self._next_position, tup_id + 1)
         super().emit_arrow(batch, tup_id, stream, direct_task)
 
 
@@ -360,7 +364,7 @@ class BatchingBolt(Bolt):
     def __init__(self) -> None:
         super().__init__()
         self._batches: defaultdict[Hashable, list[Tuple]] = defaultdict(list)
-        self._current: list[Tuple] = []
+        self._current: tuple[Tuple, ...] = ()
         self._ticks = 0
 
     def group_key(self, tup: Tuple) -> Hashable:
@@ -400,7 +404,7 @@ class BatchingBolt(Bolt):
         """Runs all waiting batches. One that raises is failed as a whole; the others still run."""
         batches, self._batches = self._batches, defaultdict(list)
         for key, tups in batches.items():
-            self._current = tups
+            self._current = tuple(tups)
             try:
                 self.process_batch(key, tups)
             except Exception as error:
@@ -413,7 +417,7 @@ class BatchingBolt(Bolt):
                     for tup in tups:
                         self.ack(tup)
             finally:
-                self._current = []
+                self._current = ()
 
 
 class TicklessBatchingBolt(BatchingBolt):
@@ -424,6 +428,8 @@ class TicklessBatchingBolt(BatchingBolt):
     def process_tick(self, tup: Tuple) -> None: ...
 
     def _timer_seconds(self) -> float | None:
+        if not self.secs_between_batches > 0:
+            raise ValueError(f"{type(self).__name__}.secs_between_batches is {self.secs_between_batches!r}: it must be above 0")
         return self.secs_between_batches
 
     def _on_timer(self) -> None:

@@ -110,10 +110,10 @@ class GeneratorSpout(ReplayableSpout):
         generate, emit, tracked, unacked = self.generate, self._handle.emit, self.tracked, self.unacked_tuples
         for position in range(start, stop):
             values = generate(position)
-            self._next_position = position + 1  # before emit: should that raise, `fail` still has the tuple to send
+            self._next_position = position + 1  # before emit: a tuple that cannot be emitted is reported and passed over
+            emit(values, position, None, None, None, False)
             if tracked:
                 unacked[position] = (values, None, None, False)
-            emit(values, position, None, None, None, False)
 
 
 class ArrowGeneratorSpout(GeneratorSpout):

@@ -127,6 +127,11 @@ class InFlight:
         if len(self.attempts) > ATTEMPTS_REMEMBERED:
             del self.attempts[next(iter(self.attempts))]
 
+    def lagging(self, now: float) -> bool:
+        """The oldest root is half-way to its timeout: sending more would only make the others late too."""
+        oldest = next(iter(self.roots.values()), None)
+        return oldest is not None and now - oldest.born > self.timeout / 2
+
     def doom(self, deadline: float) -> int:
         """A worker is lost: whatever is still unfinished at `deadline` counts as lost with it."""
         for root in self.roots.values():

@@ -1,4 +1,4 @@
-"""What happens to the master (events) and what it wants done (commands). Each carries the cause that started it."""
+"""What happens to the master (events) and what it wants done (commands)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class WorkerReported:
     revision: int
     in_flight: tuple[tuple[int, int], ...]
     positions: tuple[tuple[int, int, int], ...] = ()
+    starting: tuple[tuple[int, int], ...] = ()  # (topology, tasks that are not initialized yet)
 
 
 @dataclass(frozen=True, slots=True)

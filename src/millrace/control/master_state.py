@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from millrace.config import ACKERS, AT_LEAST_ONCE, GUARANTEE, SETTINGS
+from millrace.config import ACKERS, AT_LEAST_ONCE, GUARANTEE, SETTINGS, unknown_settings
 from millrace.control.assignment import Assignment, Place, TopologyAssignment, WorkerAddress
 from millrace.control.events import (
     Command,
@@ -62,6 +62,7 @@ class TopologyState:
     paused: bool = False
     deadline: float = 0.0
     quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight
+    starting: dict[int, int] = field(default_factory=dict)  # slot -> tasks there that are not initialized yet
 
     @property
     def plan(self) -> Plan:
@@ -126,9 +127,10 @@ class MasterState:
         commands: list[Command] = [Say(f"worker {event.slot} lost: {event.cause}", level="warning")]
         for topology in self.topologies.values():
             gone = [task for task, place in topology.places.items() if place.slot == event.slot]
-            topology.losses += 1  # even without tasks there, chunks may have been on their way through
             topology.quiet.pop(event.slot, None)
+            topology.starting.pop(event.slot, None)
             if gone:
+                topology.losses += 1
                 for task in gone:
                     del topology.places[task]
                 commands += self._place(topology)
@@ -161,13 +163,14 @@ class MasterState:
                 task = topology.graph.task(task_number)
                 topology.positions[task] = max(position, topology.positions.get(task, 0))
         commands: list[Command] = []
-        in_flight = dict(event.in_flight)
+        in_flight, starting = dict(event.in_flight), dict(event.starting)
         for topology in list(self.topologies.values()):
+            topology.starting[event.slot] = starting.get(topology.number, 0)
             commands += self._progress(topology, event, in_flight.get(topology.number, 0))
         return commands
 
     def _progress(self, topology: TopologyState, event: WorkerReported, in_flight: int) -> list[Command]:
-        if topology.status == STARTING and self._all_at(topology.ready_at):
+        if topology.status == STARTING and self._all_at(topology.ready_at) and not any(topology.starting.values()):
             topology.status = PAUSED if topology.paused else RUNNING
             return [Say(f"all {len(topology.places)} tasks are up", topology.graph.name), self._distribute()]
         if topology.status in (PAUSED, STOPPING) and event.revision >= topology.ready_at:
@@ -179,7 +182,7 @@ class MasterState:
     def drained(self, topology: TopologyState) -> bool:
         """Its spouts have stopped and nothing that they sent is left anywhere."""
         return (topology.status in (PAUSED, STOPPING) and bool(self.workers)
-                and all(topology.quiet.get(slot, 0) >= QUIET_REPORTS for slot in self.workers))
+                and all(topology.quiet.get(slot, 0) >= QUIET_REPORTS for slot in list(self.workers)))
 
     def _all_at(self, revision: int) -> bool:
         return all(worker.revision >= revision for worker in self.workers.values())
@@ -194,7 +197,14 @@ class MasterState:
         self._numbers += 1
         graph = replace(graph, ackers=ackers_for(graph, max(1, len(self.workers))))
         topology = self.topologies[graph.name] = TopologyState(self._numbers, graph)
-        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *self._place(topology), self._distribute()]
+        try:
+            placed = self._place(topology)
+        except Exception:
+            del self.topologies[graph.name]  # refused as a whole: nothing of it stays
+            raise
+        unknown = [Say(f"setting {key!r} is not one of Millrace's and has no effect", graph.name, "warning")
+                   for key in unknown_settings(graph.config)]
+        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *unknown, *placed, self._distribute()]
 
     def _set_paused(self, name: str, paused: bool) -> list[Command]:
         topology = self._topology(name)

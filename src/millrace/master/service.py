@@ -321,8 +321,8 @@ class Master:
                 if error.get("fatal"):
                     self.say(Say(f"{error['task']} cannot start: {error['error']}", error["topology"], "warning"))
         connection.counters = Counter(report.counters)
-        self.tell(WorkerReported(report.slot, report.generation, report.revision, tuple(report.drained),
-                                 tuple(report.positions)))
+        self.tell(WorkerReported(report.slot, report.generation, report.revision, tuple(report.in_flight),
+                                 tuple(report.positions), tuple(report.starting)))
 
     def _lose(self, slot: int, cause: str, quiet: bool = False) -> None:
         connection = self.connections.pop(slot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,12 @@ class Custom(Route):
     def __init__(self, channels: list[Channel], code: str) -> None:
         super().__init__(channels)
         self.code = code
-        self.choose: Callable[[Sequence[Any], int], Sequence[int]] = resolve(code)
+
+    @cached_property
+    def choose(self) -> Callable[[Sequence[Any], int], Sequence[int]]:
+        """Found when first needed: if it cannot be imported, the tuples fail and not the worker."""
+        found: Callable[[Sequence[Any], int], Sequence[int]] = resolve(self.code)
+        return found
 
     def split(self, rows: Rows) -> Parts:
         buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]

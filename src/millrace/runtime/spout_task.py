@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +11,8 @@ from millrace.api.component import ReliableSpout, ReplayableSpout, Spout
 from millrace.config import CHUNK_LINGER, MAX_SPOUT_PENDING, MESSAGE_TIMEOUT, SPOUT_WAIT
 from millrace.control.acking import InFlight
 from millrace.model.graph import TaskId
-from millrace.runtime.task import Group, Task
+from millrace.runtime.routing import rows_of
+from millrace.runtime.task import USER_ERRORS, Group, Task
 
 if TYPE_CHECKING:
     from millrace.runtime.worker import TopologyRun, Worker
@@ -17,8 +20,9 @@ if TYPE_CHECKING:
 POSITION_SECONDS = 0.2
 # A chunk that takes long to be done is too long: behind a slow bolt a few large ones would outlast the message timeout
 # and be replayed for ever. So a tracked spout starts with small chunks and lets their time decide.
-FIRST_CHUNK, LEAST_CHUNK = 64, 16
+FIRST_CHUNK = 64
 QUICK_SECONDS, SLOW_SECONDS = 0.25, 1.0
+ACKED, ACTIVATE, DEACTIVATE = "acked", "activate", "deactivate"  # news for a spout; anything else is a cause of failure
 CALLS_BETWEEN_LOOKS = 8  # calls of next_tuple before the clock is read again
 
 
@@ -38,16 +42,26 @@ class SpoutTask(Task):
         self.wake_at = 0.0  # when to ask again after next_tuple gave nothing
         self.active = False
         self._raised = False  # next_tuple did, in the last step
-        self._news: list[tuple[str, list[Any]]] = []  # "" (acked) or the cause of failure, and the ids
+        self._news: list[tuple[str, list[Any]]] = []  # what to tell the spout, and about which ids
+        self._failures: deque[tuple[str, list[Any]]] = deque()  # the same, of what it will send again: waits for room
         self._position: int | None = None
         self._position_noted = 0.0
-        self._tells_acks = type(self.component).ack is not Spout.ack
-        self._untracked_acks = self._tells_acks and not isinstance(self.component, ReliableSpout)
+        self._tells_acks = self._untracked_acks = False
 
-    def seek(self, position: int) -> None:
-        if isinstance(self.component, ReplayableSpout):
+    def initialize(self) -> None:
+        super().initialize()
+        if isinstance(self.component, ReplayableSpout) and self.name in self.topology.positions:
+            position = self.topology.positions[self.name]
             self.component._next_position = position
             self.component.seek(position)
+        if isinstance(self.component, ReliableSpout):  # it must not give up before the bolts have sorted out the culprit
+            vars(self.component)["max_fails"] = max(self.component.max_fails, self.max_fails)
+
+    def on_start(self) -> None:
+        self._tells_acks = type(self.component).ack is not Spout.ack
+        self._untracked_acks = self._tells_acks and not isinstance(self.component, ReliableSpout)
+        if self.active:
+            self._news.append((ACTIVATE, []))
 
     def position(self) -> int | None:
         """What the master remembers for the next incarnation; None if the source cannot be read again."""
@@ -63,22 +77,19 @@ class SpoutTask(Task):
     # -- work ------------------------------------------------------------------------------------------------------
 
     def may_emit(self) -> bool:
-        return (self.active and not self.blocked and self.retiring is None
-                and not (self.max_pending and self.flight.tuples >= self.max_pending))
+        return (self.started and self.active and not self.blocked and self.retiring is None and not self._failures
+                and not (self.max_pending and self.flight.tuples >= self.max_pending)
+                and not self.flight.lagging(self.worker.clock.now()))
 
     def step(self, now: float) -> None:
-        if self.busy:
+        if self.busy or not self.started:
             return
         news, self._news = self._news, []
+        if self._failures and not self.blocked:
+            news.append(self._failures.popleft())
         emit = self.may_emit() and now >= self.wake_at
-        if not news and not emit:
-            return
-        if self.definition.blocking:
-            self.busy = True
-            self.worker.in_thread(self, partial(self._execute, news, emit, now), partial(self._executed, emit))
-        else:
-            self._execute(news, emit, now)
-            self._executed(emit)
+        if news or emit:
+            self.on_own_thread(partial(self._execute, news, emit, now), partial(self._executed, emit))
 
     def _execute(self, news: list[tuple[str, list[Any]]], emit: bool, now: float) -> None:
         clock = self.worker.clock
@@ -88,7 +99,7 @@ class SpoutTask(Task):
                 self._tell(cause, ids)
             if emit:
                 self._fill(now + self.linger)
-        except Exception as error:
+        except USER_ERRORS as error:
             self.meters.failed += 1
             self.report_error(error, None)
             self.wake_at = now + max(self.wait, 0.1)  # a spout that raises each time must not spin
@@ -98,17 +109,23 @@ class SpoutTask(Task):
         self.meters.cpu_seconds += clock.cpu() - cpu
         self.meters.busy_seconds += clock.now() - now
 
-    def _tell(self, cause: str, ids: list[Any]) -> None:
+    def _tell(self, news: str, ids: list[Any]) -> None:
         component = self.component
-        if cause:
-            component.fail_cause = cause
-        call = component.fail if cause else component.ack
+        if news in (ACTIVATE, DEACTIVATE):
+            self._guarded(component.activate if news == ACTIVATE else component.deactivate)
+            return
+        if news != ACKED:
+            component.fail_cause = news
+        call = component.ack if news == ACKED else component.fail
         for tup_id in ids:
-            try:
-                call(tup_id)
-            except Exception as error:  # the other ids must hear what became of them all the same
-                self.meters.failed += 1
-                self.report_error(error, None)
+            self._guarded(call, tup_id)
+
+    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except USER_ERRORS as error:  # the other ids must hear what became of them all the same
+            self.meters.failed += 1
+            self.report_error(error, None)
 
     def _fill(self, deadline: float) -> None:
         """Call next_tuple until the chunk is full, its time is up, or the spout has nothing."""
@@ -127,6 +144,8 @@ class SpoutTask(Task):
 
     def _executed(self, emitted: bool) -> None:
         self.busy = False
+        if self.ended:
+            return
         groups = self.take_groups()
         now = self.worker.clock.now()
         for group in groups:
@@ -135,7 +154,7 @@ class SpoutTask(Task):
             self._raised = False
             self.wake_at = max(self.wake_at, now + self.wait)
             self.worker.ready_at(self, self.wake_at)
-        if self._news or (groups and self.may_emit()):
+        if self._news or (self._failures and not self.blocked) or (groups and self.may_emit()):
             self.worker.ready(self)
 
     # -- tracking --------------------------------------------------------------------------------------------------
@@ -146,13 +165,22 @@ class SpoutTask(Task):
         if not tracked or all(tup_id is None for tup_id in group.ids):
             self._send_root(group, (), now, 0)
             if self._untracked_acks and not tracked:  # as in Storm without ackers: sent is as good as done
-                self._news.append(("", [tup_id for tup_id in group.ids if tup_id is not None]))
+                self._news.append((ACKED, [tup_id for tup_id in group.ids if tup_id is not None]))
             return
-        if rows and (None in group.ids or self.flight.attempts):
-            for part, attempt in self._by_attempt(group):
-                self._send_root(part, self._new_root() if attempt >= 0 else (), now, max(attempt, 0))
-            return
-        self._send_root(group, self._new_root(), now, self.flight.by_attempt(group.ids))
+        for piece in self._pieces(group):
+            if rows and (None in piece.ids or self.flight.attempts):
+                for part, attempt in self._by_attempt(piece):
+                    self._send_root(part, self._new_root() if attempt >= 0 else (), now, max(attempt, 0))
+            else:
+                self._send_root(piece, self._new_root(), now, self.flight.by_attempt(piece.ids))
+
+    def _pieces(self, group: Group) -> list[Group]:
+        """A spout may emit far more in one call than a chunk should hold now: then it makes several roots."""
+        limit = self.chunk_limit
+        if not isinstance(group.body, list) or len(group.body) < 2 * limit:
+            return [group]
+        return [group._replace(body=group.body[i:i + limit], ids=group.ids[i:i + limit])
+                for i in range(0, len(group.body), limit)]
 
     def _by_attempt(self, group: Group) -> list[tuple[Group, int]]:
         """Tuples apart by how often they have failed; -1 for those without an id. A chunk has one attempt number, and
@@ -172,15 +200,31 @@ class SpoutTask(Task):
         size = len(group.body) if isinstance(group.body, list) else group.body.num_rows
         try:
             edges = self.send(group, roots, attempt, self.worker.clock.wall())
-        except Exception as error:  # a value that cannot be encoded, or a custom grouping that raises
-            self.meters.failed += size
-            self.report_error(error, None)
-            if roots:
-                self._news.append(("error", group.ids))
+        except USER_ERRORS as error:  # of a custom grouping
+            self._send_failed(group, bool(roots), now, attempt, error)
             return
         for root in roots:
             self.flight.sent(root, group.ids, size, now, attempt)
             self.topology.tracker.open(root, edges, self)
+
+    def _send_failed(self, group: Group, tracked: bool, now: float, attempt: int, error: BaseException) -> None:
+        """Again, a few times; then tuple by tuple, so that only those that cannot be sent are given up."""
+        self.meters.failed += 1
+        self.report_error(error, None)
+        if tracked and attempt < self.max_fails:
+            self.flight.attempts.update(dict.fromkeys(group.ids, attempt + 1))
+            self._failures.append(("error", group.ids))
+            return
+        rows = group.body if isinstance(group.body, list) else rows_of(group.body)
+        if len(rows) == 1:
+            self.unsendable(group.output, rows[0], error)
+            self.flight.attempts.pop(group.ids[0], None)
+            if tracked and self._tells_acks:
+                self._news.append((ACKED, group.ids))
+            return
+        for row, tup_id in zip(rows, group.ids if len(group.ids) == len(rows) else [None] * len(rows), strict=True):
+            roots = self._new_root() if tracked and tup_id is not None else ()
+            self._send_root(group._replace(body=[row], ids=[tup_id]), roots, now, attempt)
 
     def told(self, finished: list[int], failed: list[int]) -> None:
         """The ackers' word on some roots."""
@@ -192,7 +236,7 @@ class SpoutTask(Task):
                 self.meters.complete_latency.record(now - root.born, root.tuples)
                 self._adapt(now - root.born)
                 if self._tells_acks:
-                    self._news.append(("", root.ids))
+                    self._news.append((ACKED, root.ids))
         for number in failed:
             self._fail(number, "error")
         self.worker.ready(self)
@@ -201,19 +245,21 @@ class SpoutTask(Task):
         if seconds < QUICK_SECONDS:
             self.chunk_limit = min(self.chunk_limit * 2, self.chunk_tuples)
         elif seconds > SLOW_SECONDS:
-            self.chunk_limit = max(self.chunk_limit // 2, min(LEAST_CHUNK, self.chunk_tuples))
+            self.chunk_limit = max(self.chunk_limit // 2, 1)
 
     def _fail(self, number: int, cause: str) -> None:
         root = self.flight.failed(number, cause)
         if root is not None:
             self.meters.failed += root.tuples
             self.meters.replayed += root.tuples
-            self._news.append((cause, root.ids))
+            self._failures.append((cause, root.ids))
+            if cause == "timeout":
+                self.chunk_limit = max(self.chunk_limit // 2, 1)
 
     def check_overdue(self, now: float) -> None:
         for number, cause in self.flight.overdue(now):
             self._fail(number, cause)
-        if self._news:
+        if self._news or self._failures:
             self.worker.ready(self)
 
     def worker_lost(self, deadline: float) -> None:
@@ -224,15 +270,12 @@ class SpoutTask(Task):
     def set_active(self, active: bool) -> None:
         if active != self.active:
             self.active = active
-            call = self.component.activate if active else self.component.deactivate
-            try:
-                call()
-            except Exception as error:
-                self.report_error(error, None)
+            if self.started:
+                self._news.append((ACTIVATE if active else DEACTIVATE, []))
             self.worker.ready(self)
 
     def idle(self) -> bool:
-        return not (self.busy or self.flight.roots or self._news)
+        return not (self.busy or self.flight.roots or self._news or self._failures)
 
     @property
     def queue_length(self) -> int:

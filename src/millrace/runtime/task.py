@@ -10,7 +10,7 @@ import logging
 import re
 import traceback
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count, repeat
 from random import Random
@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from millrace.api.component import DEAD_LETTERS, DEFAULT_STREAM, SYSTEM_COMPONENT, TICK_STREAM, Bolt, Component, Spout, Tuple
-from millrace.config import CHUNK_TUPLES, MAX_FAILS, TICK_SECONDS
+from millrace.config import CHUNK_TUPLES, MAX_FAILS, MESSAGE_TIMEOUT, TICK_SECONDS
 from millrace.errors import EmitError, EncodingError
 from millrace.model.graph import ComponentDef, TaskId, resolve
 from millrace.runtime import wire
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from millrace.runtime.worker import TopologyRun, Worker
 
 PLAIN_ROWS = wire.row_decoder(tuple)
+USER_ERRORS = (Exception, SystemExit)  # what user code may raise without taking the worker down
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 30.0  # between attempts to start a component that cannot be initialized
+STALE = 1.1  # message timeouts after which a chunk is not worth working on
+HELD_CHUNKS = 256  # chunks whose tuples a bolt may hold on to before its senders have to wait
 OPEN_DELIVERIES = 64  # a bolt settles after so many input chunks even if they made it emit little
 CHUNK_STRETCH = 4  # tuples that were emitted together may overfill a chunk so many times before they are cut up
 
@@ -46,12 +50,19 @@ def describe(error: BaseException) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def _fixed(anchors: Any) -> Any:
+    """Anchors as they are now: the list may be another one by the time the tuple is sent."""
+    if anchors is None or isinstance(anchors, tuple):
+        return anchors
+    return (anchors,) if isinstance(anchors, Tuple | str) else tuple(anchors)
+
+
 class Group(NamedTuple):
     """Tuples that were emitted in an unusual way and leave apart from the rest: own anchors, chosen channels, Arrow."""
 
     output: Output
     body: Any  # list of rows, or a RecordBatch
-    anchors: Any  # None: whatever is being processed; a list of tuples or ids otherwise
+    anchors: Any  # None: whatever is being processed; a tuple of tuples or ids otherwise
     channels: tuple[Channel, ...] | None  # None: by the groupings
     ids: list[Any]
 
@@ -68,21 +79,63 @@ class Task:
         self.blocked = 0  # channels that are full
         self.busy = False  # a thread of its own is in user code
         self.queued = False  # in the worker's ready list
-        self.retiring: float | None = None  # time at which a task that moved away ends at the latest
+        self.started = False  # its component is initialized
+        self.ended = False
+        self.retiring: float | None = None  # time before which a task that moved away does not end
         self.groups: list[Group] = []
         self.random = Random()
         self.chunk_tuples: int = CHUNK_TUPLES.of(topology.graph.config)
         self.max_fails: int = MAX_FAILS.of(topology.graph.config)
         self.outputs = [Output(name, i, stream) for i, stream in enumerate(self.definition.outputs)]
         self._by_stream = {output.name: output for output in self.outputs}
-        self.component = self._make()
+        self.component: Any = None
+        self._start_error: BaseException | None = None
+        self._retry_seconds = FIRST_RETRY_SECONDS
 
     # -- the component -------------------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Make and initialize the component; again after a while if that fails. What comes meanwhile waits."""
+        if not self.ended:
+            self.on_own_thread(self._build, self._built)
+
+    def on_own_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+        """User code of a component that blocks runs on the task's thread, always; what follows it on the loop."""
+        if self.definition.blocking:
+            self.busy = True
+            self.worker.in_thread(self, work, done)
+        else:
+            work()
+            done()
+
+    def _build(self) -> None:
+        try:
+            self.component = self._make()
+            self.initialize()
+            self._start_error = None
+        except USER_ERRORS as error:
+            self._start_error = error
+
+    def _built(self) -> None:
+        self.busy = False
+        if self.ended:
+            return
+        if self._start_error is None:
+            self.started = True
+            self.on_start()
+            self.worker.ready(self)
+        else:
+            self.worker.start_failed(self, self._start_error)
+            self.worker.at(self.worker.clock.now() + self._retry_seconds, self.begin)
+            self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
+
+    def on_start(self) -> None:
+        """The component is ready: the rest of the task's own set-up, on the loop."""
+
     def _make(self) -> Component:
-        """A new instance, attached to this task and initialized."""
+        """A new instance, attached to this task."""
         component: Component = resolve(self.definition.code)()
-        conf = {**self.topology.graph.config, **self.definition.config}
+        conf = {"topology.name": self.topology.graph.name, **self.topology.graph.config, **self.definition.config}
         component.topology_name, component.component_name = self.topology.graph.name, self.name.component
         component.task_id, component.task_index, component.parallelism = self.number, self.name.index, self.definition.par
         component.debug, component.storm_conf = bool(conf.get("topology.debug")), conf
@@ -108,10 +161,11 @@ class Task:
         self.component.initialize(self.component.storm_conf, self.component.context)
 
     def close(self) -> None:
-        try:
-            self.component.close()
-        except Exception as error:
-            self.report_error(error, None)
+        if self.started:
+            try:
+                self.component.close()
+            except USER_ERRORS as error:
+                self.report_error(error, None)
 
     # -- what the component calls (TaskHandle) --------------------------------------------------------------------
 
@@ -124,8 +178,7 @@ class Task:
         """Every case that the fast path leaves: other streams, anchors, direct tasks, nested values, mistakes."""
         output = self._output(stream)
         row = output.row(values)
-        if isinstance(anchors, Tuple | str):
-            anchors = [anchors]
+        anchors = _fixed(anchors)
         if anchors is None and direct_task is None and not need_task_ids and not output.direct:
             output.rows.append(row)
             if self.definition.kind == "spout":
@@ -147,7 +200,7 @@ class Task:
         checked = output.batch(batch)
         channels = self._chosen(output, None, direct_task, False)
         self._keep_order(output)
-        self.groups.append(Group(output, checked, anchors, channels, [tup_id]))
+        self.groups.append(Group(output, checked, _fixed(anchors), channels, [tup_id]))
 
     def report_metric(self, name: str, value: Any) -> None:
         try:
@@ -198,8 +251,8 @@ class Task:
     def _add_group(self, output: Output, row: tuple[Any, ...], anchors: Any, channels: Any, tup_id: Any) -> None:
         self._keep_order(output)
         last = self.groups[-1] if self.groups else None
-        if last and last.output is output and last.anchors is anchors and last.channels == channels \
-                and isinstance(last.body, list):
+        if last and last.output is output and (last.anchors is anchors or last.anchors == anchors) \
+                and last.channels == channels and isinstance(last.body, list):
             last.body.append(row)
             last.ids.append(tup_id)
         else:
@@ -226,23 +279,30 @@ class Task:
         return groups
 
     def send(self, group: Group, roots: tuple[int, ...], attempt: int, birth: float) -> int:
-        """Send a group down its channels. Returns the XOR of the chunks' ids (0 if untracked)."""
+        """Send a group down its channels. Returns the XOR of the chunks' ids (0 if untracked). Raises what a custom
+        grouping raises, and then nothing has been sent."""
         output, body = group.output, group.body
         size = len(body) if isinstance(body, list) else body.num_rows
-        self.meters.emitted += size
         if not size:
             return 0
+        parts = self._routed(group)
+        self.meters.emitted += size
+        return self._send_parts(output, parts, roots, attempt, birth)
+
+    def _routed(self, group: Group) -> list[tuple[Channel, Any]]:
+        output, body = group.output, group.body
+        rows = isinstance(body, list)
         if group.channels is not None:
-            copies = [(channel, body[:] if isinstance(body, list) else body) for channel in group.channels]
-            return self._send_parts(output, copies, roots, attempt, birth)
-        edges, several = 0, len(output.routes) > 1
-        for route in output.routes:
-            if isinstance(body, list):
-                parts = route.split(list(body) if several else body)  # no two receivers get the same list
-            else:
-                parts = route.split_batch(body)
-            edges ^= self._send_parts(output, parts, roots, attempt, birth)
-        return edges
+            return [(channel, body[:] if rows else body) for channel in group.channels]
+        if not rows:
+            return [part for route in output.routes for part in route.split_batch(body)]
+        several = len(output.routes) > 1  # no two receivers get the same list
+        return [part for route in output.routes for part in route.split(list(body) if several else body)]
+
+    def unsendable(self, output: Output, row: Any, error: BaseException) -> None:
+        """An emitted tuple that no attempt will get through: it is counted, shown and given up."""
+        self.meters.dead_letters += 1
+        self.report_error(error, None)
 
     def _send_parts(self, output: Output, parts: Iterable[tuple[Channel, Any]], roots: tuple[int, ...], attempt: int,
                     birth: float) -> int:
@@ -262,9 +322,10 @@ class Task:
             piece = [tuple(row) for row in wire.through_the_wire(piece)]
         try:
             (channel.send_rows if rows else channel.send_batch)(output.index, piece, edge, roots, attempt, birth)
-        except EncodingError:
+        except EncodingError as error:
             if size == 1:
-                raise
+                self.unsendable(output, piece[0] if rows else rows_of(piece)[0], error)
+                return 0
             half = size // 2  # too many bytes for one frame: in halves, then
             halves = (piece[:half], piece[half:]) if rows else (piece.slice(0, half), piece.slice(half))
             return self._send_piece(output, channel, halves[0], rows, roots, attempt, birth) \
@@ -309,19 +370,29 @@ class BoltTask(Task):
 
     def __init__(self, worker: Worker, topology: TopologyRun, name: TaskId, incarnation: int) -> None:
         super().__init__(worker, topology, name, incarnation)
+        self.timeout: float = MESSAGE_TIMEOUT.of(topology.graph.config)
+        self.due: dict[str, Callable[[], None]] = {}  # ticks and timers that wait for their turn
+        self.owed: deque[Inlet] = deque()  # credits kept back while too much is held
         self.inbox: deque[Delivery] = deque()
         self.inlets: dict[tuple[int, int], Inlet] = {}
         self.open: list[Delivery] = []  # executed, but what they emitted has not been sent
         self.held: dict[str, Delivery] = {}  # chunks with tuples that the bolt will ack by hand
         self.verdicts: list[tuple[Tuple | str, bool]] = []  # acked or failed by hand, not settled yet
-        self.by_hand = self.component.acks_itself or not self.component.auto_ack
+        self.by_hand = False  # the bolt acks, not the engine
         self._decoders: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._run = {"process": self._run_each, "process_rows": self._run_rows,
                      "process_arrow": self._run_arrow}[self.definition.mode]
 
+    def on_start(self) -> None:
+        self.by_hand = self.component.acks_itself or not self.component.auto_ack
+        self.worker.start_timers(self)
+        self.settle()  # what initialize emitted
+
     # -- input -----------------------------------------------------------------------------------------------------
 
     def deliver(self, delivery: Delivery) -> None:
+        if self.ended:
+            return
         delivery.arrived = self.worker.clock.now()
         self.inbox.append(delivery)
         if not self.queued:
@@ -332,7 +403,7 @@ class BoltTask(Task):
         return sum(delivery.count for delivery in self.inbox)
 
     def idle(self) -> bool:
-        return not (self.inbox or self.busy or self.open or self.held or self.verdicts)
+        return not (self.inbox or self.busy or self.open or self.held or self.verdicts or self.due)
 
     def abandon(self) -> None:
         self.inbox.clear()
@@ -352,7 +423,7 @@ class BoltTask(Task):
         """The chunk's tuples as named tuples, wherever they came from."""
         body = delivery.body
         if delivery.form == wire.ARROW:
-            body, local = rows_of(self._batch(delivery)), True
+            body, local = rows_of(self._received_batch(delivery)), True
         else:
             local = delivery.local
         if not self.component.named_rows:
@@ -362,25 +433,28 @@ class BoltTask(Task):
             return msgspec.convert(body, row_type)
         return decoder.decode(body)
 
-    def _batch(self, delivery: Delivery) -> pa.RecordBatch:
-        if delivery.form == wire.ARROW:
-            return delivery.body if delivery.local else wire.decode_batch(delivery.body)
-        rows = self.rows(delivery)
+    def _received_batch(self, delivery: Delivery) -> pa.RecordBatch:
+        return delivery.body if delivery.local else wire.decode_batch(delivery.body)
+
+    def _as_batch(self, delivery: Delivery, rows: list[Any]) -> pa.RecordBatch:
         fields = self.topology.graph.component(delivery.component).outputs[delivery.stream_index].fields
         return pa.RecordBatch.from_arrays([pa.array(column) for column in zip(*rows, strict=True)], names=list(fields))
 
     # -- work ------------------------------------------------------------------------------------------------------
 
     def step(self, now: float) -> None:
-        if self.busy or self.blocked or not self.inbox:
+        if self.due and self.started and not self.busy and not self.blocked:
+            self._run_due()
+        if not self.started or self.busy or self.blocked or not self.inbox:
             return
         delivery = self.inbox.popleft()
-        if self.definition.blocking:
-            self.busy = True
-            self.worker.in_thread(self, partial(self._execute, delivery), partial(self._executed, delivery))
-        else:
-            self._execute(delivery)
-            self._executed(delivery)
+        if delivery.roots and self.worker.clock.wall() - delivery.birth > STALE * self.timeout:
+            # Its root has timed out and comes again: a bolt that is behind must not work on what nobody waits for.
+            self.meters.expired += delivery.count
+            self.worker.consumed(self, delivery.inlet)
+            self.worker.ready(self)
+            return
+        self.on_own_thread(partial(self._execute, delivery), partial(self._executed, delivery))
 
     def _execute(self, delivery: Delivery) -> None:
         """User code, perhaps on a thread of the task's own."""
@@ -408,31 +482,30 @@ class BoltTask(Task):
                 for tup in tuples:
                     process(tup)
                 return
-            except Exception as error:
+            except USER_ERRORS as error:
                 self._user_error(error, delivery, tup)
                 if delivery.failed and delivery.roots:
                     return  # the whole root comes again, so the rest of the chunk can wait for it
                 process = self.component.process
 
     def _run_rows(self, delivery: Delivery) -> None:
-        self._run_whole(delivery, self._readable(delivery), self.component.process_rows)  # type: ignore[attr-defined]
+        rows = self._readable(delivery)
+        try:
+            self.component.process_rows(rows)  # type: ignore[attr-defined]
+        except USER_ERRORS as error:
+            self._chunk_error(error, delivery, rows, lambda row: self.component.process_rows([row]))  # type: ignore[attr-defined]
 
     def _run_arrow(self, delivery: Delivery) -> None:
-        call = self.component.process_arrow  # type: ignore[attr-defined]
+        rows = None if delivery.form == wire.ARROW else self._readable(delivery)
         try:
-            batch = self._batch(delivery)
-        except Exception as error:  # a body that cannot be read, or rows that no column can hold together
-            raise wire.WireError(f"a chunk from {delivery.component} does not fit an Arrow batch: {error}") from None
-        try:
-            call(batch)
-        except Exception as error:
-            self._chunk_error(error, delivery, [batch.slice(i, 1) for i in range(batch.num_rows)], rows_of(batch))
-
-    def _run_whole(self, delivery: Delivery, rows: list[Any], call: Any) -> None:
-        try:
-            call(rows)
-        except Exception as error:
-            self._chunk_error(error, delivery, [[row] for row in rows], rows)
+            batch = self._received_batch(delivery) if rows is None else self._as_batch(delivery, rows)
+            self.component.process_arrow(batch)  # type: ignore[attr-defined]
+        except wire.WireError:
+            raise
+        except USER_ERRORS as error:  # of the bolt, or because no column can hold these values together
+            given = rows_of(batch) if rows is None else rows
+            self._chunk_error(error, delivery, given, lambda row: self.component.process_arrow(  # type: ignore[attr-defined]
+                self._as_batch(delivery, [row])))
 
     def _readable(self, delivery: Delivery) -> list[Any]:
         try:
@@ -442,7 +515,7 @@ class BoltTask(Task):
 
     # -- errors in user code ---------------------------------------------------------------------------------------
 
-    def _user_error(self, error: Exception, delivery: Delivery, tup: Tuple | None) -> None:
+    def _user_error(self, error: BaseException, delivery: Delivery, tup: Tuple | None) -> None:
         self.meters.failed += 1
         self.report_error(error, tup)
         if tup is not None and self.component.auto_fail:
@@ -459,7 +532,7 @@ class BoltTask(Task):
         try:
             self.component = self._make()  # type: ignore[assignment]
             self.initialize()
-        except Exception as error:
+        except USER_ERRORS as error:
             self.report_error(error, None)
             self.component = old
             self._attach_emit(old)
@@ -475,12 +548,12 @@ class BoltTask(Task):
                                                          list(tup.values), text]
         self.worker.dead_letter(self, letter)
         if self.by_hand:
-            self._add_group(output, output.row(letter), [tup], None, None)
+            self._add_group(output, output.row(letter), (tup,), None, None)
             self.verdicts.append((tup, True))
         else:
             output.rows.append(output.row(letter))
 
-    def _chunk_error(self, error: Exception, delivery: Delivery, singles: list[Any], rows: list[Any]) -> None:
+    def _chunk_error(self, error: BaseException, delivery: Delivery, rows: list[Any], one: Callable[[Any], None]) -> None:
         """A whole-chunk call raised. If the chunk will come again, fail it; if not, find the tuples that are to blame."""
         if delivery.roots and delivery.attempt < self.max_fails:
             self._user_error(error, delivery, Tuple(rows[0], delivery))
@@ -492,30 +565,39 @@ class BoltTask(Task):
                 self._give_up_or_fail(Tuple(row, delivery, index), delivery, error)
             self._rebuild()
             return
-        for index, single in enumerate(singles):
+        for index, row in enumerate(rows):
             try:
-                getattr(self.component, self.definition.mode)(single)
-            except Exception as culprit:
-                self._user_error(culprit, delivery, Tuple(rows[index], delivery, index))
+                one(row)
+            except USER_ERRORS as culprit:
+                self._user_error(culprit, delivery, Tuple(row, delivery, index))
 
     # -- settling --------------------------------------------------------------------------------------------------
 
     def _executed(self, delivery: Delivery) -> None:
         """Back on the loop: send what was emitted, give the credit back, settle acks."""
         self.busy = False
+        if self.ended:
+            return
         self.open.append(delivery)
         if not self.inbox or len(self.open) >= OPEN_DELIVERIES or self.waiting() >= self.chunk_tuples:
             self.settle()
-        self.worker.consumed(self, delivery.inlet)
-        if self.inbox:
+        self.owed.append(delivery.inlet)
+        self._pay()
+        if self.inbox or self.due:
             self.worker.ready(self)
+
+    def _pay(self) -> None:
+        """Give credits back, unless the bolt holds on to more chunks than it should: then its senders wait."""
+        while self.owed and len(self.held) < HELD_CHUNKS:
+            self.worker.consumed(self, self.owed.popleft())
 
     def settle(self) -> None:
         opened, self.open = self.open, []
         if self.verdicts and not self.by_hand:
             self._settle_failures(opened)
-        for group in self.take_groups():
-            self._send_group(group, opened)
+        while groups := self.take_groups():  # sending may add dead letters
+            for group in groups:
+                self._send_group(group, opened)
         for delivery in opened:
             self._finish(delivery)
         if self.verdicts:
@@ -529,14 +611,37 @@ class BoltTask(Task):
         birth = min((delivery.birth for delivery in deliveries), default=0.0) or self.worker.clock.wall()
         try:
             edges = self.send(group, roots, attempt, birth)
-        except Exception as error:  # a value that cannot be encoded, or a custom grouping that raises
+        except USER_ERRORS as error:  # of a custom grouping
             self.meters.failed += 1
             self.report_error(error, None)
-            for delivery in deliveries:
-                delivery.failed = True
-            return
+            if roots and attempt < self.max_fails:
+                self._fail_all(deliveries, opened)
+                return
+            edges = self._send_singly(group, roots, attempt, birth)
         for root in roots:
             self.topology.tracker.add(root, edges)
+
+    def _fail_all(self, deliveries: list[Delivery], opened: list[Delivery]) -> None:
+        for delivery in deliveries:
+            delivery.failed = True
+            if not any(one is delivery for one in opened) and self.held.pop(delivery.key, None) is not None:
+                self._close(delivery)
+
+    def _send_singly(self, group: Group, roots: tuple[int, ...], attempt: int, birth: float) -> int:
+        """The last attempt: every tuple by itself, so that only those that cannot be sent are given up."""
+        edges = 0
+        for row in group.body if isinstance(group.body, list) else rows_of(group.body):
+            try:
+                edges ^= self.send(group._replace(body=[row]), roots, attempt, birth)
+            except USER_ERRORS as error:
+                self.unsendable(group.output, row, error)
+        return edges
+
+    def unsendable(self, output: Output, row: Any, error: BaseException) -> None:
+        super().unsendable(output, row, error)
+        if output.name != DEAD_LETTERS:
+            letters = self._by_stream[DEAD_LETTERS]
+            letters.rows.append(letters.row([self.name.component, self.name.index, output.name, list(row), describe(error)]))
 
     def _anchored(self, anchors: Iterable[Tuple | str], opened: list[Delivery]) -> list[Delivery]:
         """The chunks that explicit anchors belong to."""
@@ -614,11 +719,13 @@ class BoltTask(Task):
         if delivery.failed or not delivery.left:
             self.held.pop(delivery.key, None)
             self._close(delivery)
+            self._pay()
 
     def forget_held(self, before: float) -> None:
         """Chunks whose tuples the bolt never acked: their roots have long timed out."""
         for key in [key for key, delivery in self.held.items() if delivery.arrived < before]:
             del self.held[key]
+        self._pay()
 
     # -- ticks -----------------------------------------------------------------------------------------------------
 
@@ -627,37 +734,37 @@ class BoltTask(Task):
         return seconds
 
     def tick(self) -> None:
-        self._between_chunks(partial(self.component.process_tick, Tuple((self.tick_seconds(),), TICK_ORIGIN)))
+        self._fall_due("tick", lambda: self.component.process_tick(Tuple((self.tick_seconds(),), TICK_ORIGIN)))
 
     def on_timer(self) -> None:
-        self._between_chunks(self.component._on_timer)
+        self._fall_due("timer", lambda: self.component._on_timer())
 
-    def _between_chunks(self, call: Any) -> None:
-        """User code that belongs to no chunk: what it emits is untracked unless it names anchors. A blocking bolt that
-        is busy misses the call and gets the next one."""
-        if self.busy:
-            return
+    def _fall_due(self, name: str, call: Callable[[], None]) -> None:
+        """It runs before the next chunk, when the task is neither busy nor blocked; once, however often it fell due."""
+        self.due[name] = call
+        self.worker.ready(self)
+
+    def _run_due(self) -> None:
+        """User code that belongs to no chunk: what it emits is untracked unless it names anchors."""
         self.settle()
-        if self.definition.blocking:
-            self.busy = True
-            self.worker.in_thread(self, partial(self._guarded, call), self._after_call)
-        else:
-            self._guarded(call)
-            self.settle()
+        calls, self.due = list(self.due.values()), {}
+        self.on_own_thread(partial(self._guarded, calls), self._after_call)
 
     def _after_call(self) -> None:
         self.busy = False
-        self.settle()
-        self.worker.ready(self)
+        if not self.ended:
+            self.settle()
+            self.worker.ready(self)
 
-    def _guarded(self, call: Any) -> None:
+    def _guarded(self, calls: list[Callable[[], None]]) -> None:
         clock = self.worker.clock
         start, cpu = clock.now(), clock.cpu()
-        try:
-            call()
-        except Exception as error:
-            self.meters.failed += 1
-            self.report_error(error, None)
+        for call in calls:
+            try:
+                call()
+            except USER_ERRORS as error:
+                self.meters.failed += 1
+                self.report_error(error, None)
         self.meters.cpu_seconds += clock.cpu() - cpu
         self.meters.busy_seconds += clock.now() - start
 

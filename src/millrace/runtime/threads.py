@@ -49,9 +49,11 @@ class TaskThreads:
     def _serve(self, queue: SimpleQueue[Job | None]) -> None:
         while (job := queue.get()) is not None:
             work, done = job
-            work()
-            self._done.put(done)
-            self.wake()
+            try:
+                work()
+            finally:  # whatever user code did to this thread, the loop must hear that the task is free again
+                self._done.put(done)
+                self.wake()
 
     def wake(self) -> None:
         with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough

@@ -157,7 +157,8 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     at: float  # when it was taken, by the worker's clock
     tasks: list[dict[str, Any]]
     positions: list[tuple[int, int, int]]  # topology, task, position
-    drained: list[tuple[int, int]]  # topology, number of tuples in flight
+    in_flight: list[tuple[int, int]]  # topology, tuples
+    starting: list[tuple[int, int]]  # topology, tasks that are not initialized yet
     errors: list[dict[str, Any]]
     counters: dict[str, int]
 

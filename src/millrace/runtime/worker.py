@@ -77,6 +77,8 @@ class TopologyRun:
         self.tasks: dict[int, Task] = {}
         self.ackers: dict[int, int] = {}  # acker index -> incarnation, of the ackers that run here
         self.losses = given.losses
+        # One for all tasks: with a copy for each, ten thousand of them would need a hundred million entries.
+        self._components = {str(self.graph.number(task)): task.component for task in self.graph.tasks()}
         self.update(given)
 
     def update(self, given: TopologyAssignment) -> None:
@@ -96,7 +98,7 @@ class TopologyRun:
             targets[given.stream][component.name] = grouping_context(given)
         return {
             "taskid": graph.number(task), "componentid": task.component,
-            "task->component": {str(graph.number(other)): other.component for other in graph.tasks()},
+            "task->component": self._components,
             "streams": [stream.name for stream in definition.outputs],
             "stream->outputfields": {stream.name: list(stream.fields) for stream in definition.outputs},
             "stream->target->grouping": targets,
@@ -152,6 +154,7 @@ class Worker:
         self.links: dict[int, Link] = {}
         self.counters: Counter[str] = Counter()
         self.errors: deque[dict[str, Any]] = deque(maxlen=ERRORS_KEPT)
+        self._highest = 0  # number of the topology that was submitted last: those below that are not here are gone
         self._newest = 0  # generation of the worker that joined last, as far as is known here
         self._ready: deque[Task] = deque()
         self._retired: list[Task] = []
@@ -186,7 +189,8 @@ class Worker:
                 self._wire(task)
         for new in started:
             if new is not None:
-                self._begin(new)
+                new.begin()
+                self._unstash(new)
         self._after_assignment(lost)
         self.revision = assignment.revision
 
@@ -206,6 +210,7 @@ class Worker:
             run = self.topologies.get(given.number)
             if run is None:
                 self.topologies[given.number] = TopologyRun(self, given)
+                self._highest = max(self._highest, given.number)
                 continue
             run.update(given)
             if given.losses > run.losses:
@@ -244,52 +249,28 @@ class Worker:
                         while_=lambda: run.tracker.ledgers.get(name.index) is ledger)
             return None
         kind = SpoutTask if run.graph.component(name.component).kind == "spout" else BoltTask
-        try:
-            task = kind(self, run, name, incarnation)
-        except Exception as error:  # user code: an __init__ that raises must not take the others down
-            self._start_failed(run, name, error)
-            return None
+        task = kind(self, run, name, incarnation)
         run.tasks[task.number] = task
         return task
 
-    def _begin(self, task: Task) -> None:
-        """Initialize a new task, then give it what has already come for it."""
-        try:
-            task.initialize()
-            if isinstance(task, SpoutTask) and task.name in task.topology.positions:
-                task.seek(task.topology.positions[task.name])
-        except Exception as error:
-            task.topology.tasks.pop(task.number, None)
-            self._disconnect(task)
-            self._start_failed(task.topology, task.name, error)
-            return
-        if isinstance(task, BoltTask):
-            self._start_timers(task)
-            for chunk, body, _ in self._stash.pop((task.topology.number, task.number, task.incarnation), []):
-                self._on_chunk(chunk, body)
+    def _unstash(self, task: Task) -> None:
+        """Give a new task what has already come for it."""
+        for chunk, body, _ in self._stash.pop((task.topology.number, task.number, task.incarnation), []):
+            self._on_chunk(chunk, body)
 
-    def _disconnect(self, task: Task) -> None:
-        """Nobody in this worker hands anything over to the task any more."""
-        for other in task.topology.tasks.values():
-            channel = other.channels.get(task.number)
-            if channel is not None and channel.local is task:
-                channel.local = channel.inlet = None
-
-    def _start_failed(self, run: TopologyRun, name: TaskId, error: Exception) -> None:
+    def start_failed(self, task: Task, error: BaseException) -> None:
+        """Called by a task whose component could not be made or initialized; it will try again."""
         self.counters["start_failed"] += 1
-        self.errors.append({"topology": run.graph.name, "task": str(name), "fatal": True,
+        self.errors.append({"topology": task.topology.graph.name, "task": str(task.name), "fatal": True,
                             "error": describe(error), "traceback": _tail(traceback.format_exception(error))})
-        log.error("%s of %s could not start: %s", name, run.graph.name, describe(error))
+        log.error("%s of %s could not start: %s", task.name, task.topology.graph.name, describe(error))
 
-    def _start_timers(self, task: BoltTask) -> None:
-        def alive() -> bool:
-            return task.topology.tasks.get(task.number) is task or task in self._retired
-
+    def start_timers(self, task: BoltTask) -> None:
         tick, timer = task.tick_seconds(), task.component._timer_seconds()
         if tick:
-            self._every(tick, task.tick, while_=alive)
+            self._every(tick, task.tick, while_=lambda: not task.ended)
         if timer:
-            self._every(timer, task.on_timer, while_=alive)
+            self._every(timer, task.on_timer, while_=lambda: not task.ended)
 
     def _retire(self, number: int, name: TaskId) -> None:
         """The task moved elsewhere: it works off its inbox, for a while, and gets nothing new."""
@@ -298,9 +279,8 @@ class Worker:
             run.tracker.ledgers.pop(name.index, None)
             run.ackers.pop(name.index, None)
             return
-        task = next((task for task in run.tasks.values() if task.name == name), None)
+        task = run.tasks.pop(run.graph.number(name), None)
         if task is not None:
-            del run.tasks[task.number]
             task.retiring = self.clock.now() + self.drain_limit
             self._retired.append(task)
             self.ready(task)
@@ -311,11 +291,13 @@ class Worker:
             return
         if name.component == ACKER:
             run.tracker.ledgers.pop(name.index, None)  # its timer looks for it there
-        for task in [task for task in run.tasks.values() if task.name == name]:
-            del run.tasks[task.number]
+            return
+        task = run.tasks.pop(run.graph.number(name), None)
+        if task is not None:
             self._end(task)
 
     def _end(self, task: Task) -> None:
+        task.ended = True
         task.abandon()
         if task.definition.blocking:
             self.threads.run(task, task.close, lambda: None)  # its thread may be in user code: after that, then
@@ -345,6 +327,17 @@ class Worker:
             output.targets = {channel.target for given, _, targets in routes[output.name] for channel in targets
                               if given.grouping.kind == "direct"}
         task.rewire(channels)
+        if isinstance(task, BoltTask):
+            self._forget_inlets(task)
+
+    def _forget_inlets(self, task: BoltTask) -> None:
+        """Of each source the last two incarnations: the one that moved away may still be draining."""
+        newest: dict[int, list[int]] = {}
+        for source, incarnation in sorted(task.inlets, reverse=True):
+            newest.setdefault(source, []).append(incarnation)
+        for source, incarnations in newest.items():
+            for incarnation in incarnations[2:]:
+                del task.inlets[source, incarnation]
 
     def _channel(self, task: Task, target: TaskId, number: int) -> Channel:
         run = task.topology
@@ -365,8 +358,6 @@ class Worker:
         local = task.topology.tasks.get(number)
         if channel.local is None and isinstance(local, BoltTask):
             channel.local = local
-            channel.seq = channel.consumed = 0  # whatever an incarnation that failed to start did not get
-            channel.full = False
             channel.inlet = self._inlet(local, task.number, task.incarnation, self.slot, channel)
 
     def _inlet(self, task: BoltTask, source: int, incarnation: int, slot: int, outlet: Channel | None) -> Inlet:
@@ -492,7 +483,8 @@ class Worker:
         """For a task that a newer plan puts here: keep it. For one that is no longer here: drop it, it is counted and,
         if tracked, replayed."""
         run = self.topologies.get(chunk.topology)
-        if (run is not None and chunk.version <= run.version) or sum(map(len, self._stash.values())) >= STASH_LIMIT:
+        known = chunk.version <= run.version if run is not None else chunk.topology <= self._highest
+        if known or sum(map(len, self._stash.values())) >= STASH_LIMIT:
             self.counters["stale"] += 1
             return
         key = (chunk.topology, chunk.target, chunk.target_incarnation)
@@ -569,10 +561,10 @@ class Worker:
         self._push_timer(self.clock.now() + seconds, run)
 
     def ready_at(self, task: Task, at: float) -> None:
-        def run() -> None:
-            self.ready(task)
+        self.at(at, lambda: self.ready(task))
 
-        self._push_timer(at, run)
+    def at(self, at: float, call: Callable[[], None]) -> None:
+        self._push_timer(at, call)
 
     def _push_timer(self, at: float, run: Callable[[], float | None]) -> None:
         self._timer_count += 1
@@ -622,26 +614,28 @@ class Worker:
 
     def dead_letter(self, task: Task, letter: list[Any]) -> None:
         self.counters["dead_letters"] += 1
-        log.warning("dead letter from %s: %s", task.name, _shown(letter[3:]))
+        log.info("dead letter from %s: %s", task.name, _shown(letter[3:]))
 
     def report(self) -> wire.Report:
         """Everything the master wants to know, since the last report where it does not only rise."""
         tasks, positions = [], []
-        drained = {number: 0 for number in self.topologies}
+        in_flight = {number: 0 for number in self.topologies}
+        starting = Counter(task.topology.number for run in self.topologies.values() for task in run.tasks.values()
+                           if not task.started)
         for run in self.topologies.values():
             for task in list(run.tasks.values()):
                 tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation,
                               "queue_length": task.queue_length, **task.meters.report(),
                               "traffic": {number: channel.tuples for number, channel in task.channels.items()}})
-                drained[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
+                in_flight[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
                 if isinstance(task, SpoutTask) and (position := task.position()) is not None:
                     positions.append((run.number, task.number, position))
         for task in self._retired:
-            drained[task.topology.number] = drained.get(task.topology.number, 0) + (0 if task.idle() else 1)
+            in_flight[task.topology.number] = in_flight.get(task.topology.number, 0) + (0 if task.idle() else 1)
         errors = list(self.errors)
         self.errors.clear()
         return wire.Report(self.slot, self.generation, self.revision, self.clock.now(), tasks, positions,
-                           list(drained.items()), errors, dict(self.counters))
+                           list(in_flight.items()), list(starting.items()), errors, dict(self.counters))
 
     def close(self) -> None:
         """End every task in good order."""

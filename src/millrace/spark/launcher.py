@@ -21,6 +21,7 @@ from millrace.runtime.process import WorkerSetup, run_worker
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+END_SECONDS = 2.0
 CANCEL_SECONDS = 10.0
 
 
@@ -49,8 +50,9 @@ class SparkLauncher:
             self._ended("")
 
     def stop(self) -> None:
-        """Call after the workers were told to stop: waits for the job, and cancels what does not end by itself."""
-        self._thread.join(timeout=CANCEL_SECONDS)
+        """Call after the workers were told to stop: waits for the job, and cancels what does not end by itself: one that
+        is stuck, or that was just starting and has not heard it."""
+        self._thread.join(timeout=END_SECONDS)
         if self._thread.is_alive():
             self._context.cancelJobGroup(self._group)
             self._thread.join(timeout=CANCEL_SECONDS)

@@ -190,8 +190,8 @@ class LocalCluster:
             report = worker.report()
             if slot not in self.cut:
                 self._heard[slot] = now
-                self.tell(WorkerReported(slot, worker.generation, report.revision, tuple(report.drained),
-                                         tuple(report.positions)))
+                self.tell(WorkerReported(slot, worker.generation, report.revision, tuple(report.in_flight),
+                                         tuple(report.positions), tuple(report.starting)))
         for slot, known in list(self.master.workers.items()):
             if now - self._heard[slot] > HEARTBEAT_TIMEOUT.of(self._settings):
                 self.tell(WorkerLost(slot, known.address.generation, "no heartbeat"))

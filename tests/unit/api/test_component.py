@@ -31,7 +31,8 @@ class Diary:
         self.entries: list[tuple[Any, ...]] = []
 
     def emit(self, values: Any, tup_id: Any, stream: Any, anchors: Any, direct_task: Any, need_task_ids: bool) -> None:
-        self.entries.append(("emit", values, tup_id, stream, anchors, direct_task))
+        named = list(anchors) if isinstance(anchors, tuple) else anchors
+        self.entries.append(("emit", values, tup_id, stream, named, direct_task))
 
     def emit_arrow(self, batch: Any, tup_id: Any, stream: Any, anchors: Any, direct_task: Any) -> None:
         self.entries.append(("emit_arrow", batch, tup_id, stream, anchors, direct_task))

@@ -39,7 +39,7 @@ CONTROL = [
     wire.Assign(Assignment(4, [WorkerAddress(0, 1, "host", "boot", "ipc", "tcp")], [TopologyAssignment(
         1, GRAPH, 2, True, [(TaskId("lines", 0), Place(0, 1))], {"count": (0, 1)}, [(TaskId("lines", 0), 77)], 3)])),
     wire.Heartbeat(0, 1, 4), wire.Beat(1, 4), wire.Fenced(), wire.Stop(), wire.Bye(0, 1),
-    wire.Report(0, 1, 4, 0.5, [{"task": 1, "custom": {"a": [1]}}], [(1, 65536, 9)], [(1, 0)], [{"error": "x"}],
+    wire.Report(0, 1, 4, 0.5, [{"task": 1, "custom": {"a": [1]}}], [(1, 65536, 9)], [(1, 0)], [(1, 2)], [{"error": "x"}],
                 {"gaps": 1}),
 ]
 DEEP = b"\x91" * 100_000 + b"\xc0"
