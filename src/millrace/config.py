@@ -90,6 +90,9 @@ DRAIN_LIMIT = Setting("task.drain.limit.secs", 2.0, low=0,
                             "that it ends when its inbox is empty.")
 FRAME_LIMIT = Setting("wire.frame.limit.bytes", 64 * 2**20, low=4096, about="Largest frame that is sent or accepted.")
 
+LOG_LEVEL = Setting("worker.log.level", "info", choices=("debug", "info", "warning", "error"),
+                    about="Least level of what components log that is written to the worker's stderr.")
+
 SETTINGS = [value for value in list(globals().values()) if isinstance(value, Setting)]
 # Of Storm's, used here without being numbers or choices.
 OTHER_KEYS = {"topology.name", "topology.debug", "topology.environment"}

@@ -17,7 +17,8 @@ from millrace.bench.results import keep
 from millrace.bench.topologies import SEED, LocalHop, RemoteHop, WordCountArrowBench, WordCountBench, WordCountRowsBench
 from millrace.config import AT_LEAST_ONCE, AT_MOST_ONCE, GUARANTEE
 from millrace.errors import MillraceError
-from millrace.master.observed import rate_between
+from millrace.master.observed import TopologyObserved, rate_between
+from millrace.model.graph import TaskId
 from millrace.spark.engine import ResidentEngine, RunningTopology
 
 WARM_UP_SECONDS = 3.0
@@ -27,7 +28,7 @@ SATURATED = {"process": (WordCountBench, AT_MOST_ONCE), "process_acked": (WordCo
              "process_rows": (WordCountRowsBench, AT_MOST_ONCE), "process_rows_acked": (WordCountRowsBench, AT_LEAST_ONCE),
              "process_arrow": (WordCountArrowBench, AT_MOST_ONCE),
              "process_arrow_acked": (WordCountArrowBench, AT_LEAST_ONCE)}
-RIVALS = ("bytewax", "pathway", "spark_sql", "spark_python")
+RIVALS = ("bytewax", "bytewax_per_item", "pathway", "spark_sql", "spark_python")
 
 
 def run_bench(seconds: float, rivals: bool, live: bool) -> dict[str, Any]:
@@ -67,15 +68,19 @@ def _end(running: RunningTopology) -> None:
         raise MillraceError(f"{running.name} had errors, so its figures mean nothing: {errors[-1]}")
 
 
+def _counted(observed: TopologyObserved) -> dict[TaskId, tuple[float, float]]:
+    return observed.marks("count", "executed")
+
+
 def _saturated(engine: ResidentEngine, seconds: float, console: Console) -> dict[str, float]:
     best: dict[str, float] = {}
     for turn in range(ROUNDS):
         for name, (topology, guarantee) in SATURATED.items():
             console.print(f"{name}, round {turn + 1} of {ROUNDS} ...")
             running = _run(engine, topology, {GUARANTEE.key: guarantee, "batch": 2000}, WARM_UP_SECONDS)
-            before = running.observed().marks("count", "executed")
+            before = running.measured(_counted)
             time.sleep(seconds)
-            rate = rate_between(before, running.observed().marks("count", "executed"))
+            rate = rate_between(before, running.measured(_counted))
             best[name] = max(best.get(name, 0.0), round(rate))
             _end(running)
     return best
@@ -85,9 +90,9 @@ def _latency(engine: ResidentEngine, seconds: float, console: Console) -> dict[s
     """Complete latency: from the emit of a line to the ack of all its words."""
     console.print(f"latency at {LINES_PER_SECOND:,} lines/s ...")
     running = _run(engine, WordCountBench, {GUARANTEE.key: AT_LEAST_ONCE, "rate": LINES_PER_SECOND}, WARM_UP_SECONDS)
-    engine.master.call(running.observed().forget_latencies)
+    running.measured(lambda observed: observed.forget_latencies())
     time.sleep(seconds)
-    found = running.observed().latency("lines", "complete_latency")
+    found = running.measured(lambda observed: observed.latency("lines", "complete_latency"))
     _end(running)
     return {"p50": found.percentile_ms(50), "p99": found.percentile_ms(99)}
 
@@ -96,7 +101,8 @@ def _hop(engine: ResidentEngine, topology: type[Topology], seconds: float, conso
     """From emit in one task to `process` in the next, single tuples, microseconds."""
     console.print(f"one hop, {topology.__name__} ...")
     running = _run(engine, topology, {GUARANTEE.key: AT_MOST_ONCE, "rate": LINES_PER_SECOND}, seconds)
-    custom = [task.custom for task in running.observed().tasks.values() if task.custom.get("hop_p50_us")]
+    custom = running.measured(lambda observed: [task.custom for task in observed.tasks.values()
+                                                if task.custom.get("hop_p50_us")])
     _end(running)
     if len(custom) != 1:
         raise MillraceError(f"{topology.__name__}: one bolt task should have had all tuples, not {len(custom)}")
@@ -116,7 +122,8 @@ def _rivals(console: Console) -> dict[str, Any]:
 
 
 def _ratios(words: dict[str, float]) -> dict[str, float]:
-    pairs = {"process_to_bytewax": ("process", "bytewax"), "process_to_pathway": ("process", "pathway"),
+    pairs = {"process_to_bytewax": ("process", "bytewax"), "process_to_bytewax_per_item": ("process", "bytewax_per_item"),
+             "rows_to_bytewax": ("process_rows", "bytewax"), "process_to_pathway": ("process", "pathway"),
              "acked_to_process": ("process_acked", "process"), "arrow_to_spark_sql": ("process_arrow", "spark_sql")}
     return {name: round(words[ours] / words[theirs], 3) for name, (ours, theirs) in pairs.items() if words.get(theirs)}
 

@@ -39,10 +39,10 @@ def _measure(engine: ResidentEngine, running: RunningTopology, console: Console,
              directory: str) -> dict[str, Any]:
     killer = Killer(engine, console, at=time.monotonic() + seconds / 3)
     end = time.monotonic() + seconds
-    before = running.observed().marks("count", "executed")
+    before = running.measured(lambda observed: observed.marks("count", "executed"))
     _until(engine, running, console, live, lambda: killer.check() or time.monotonic() >= end)
-    after = running.observed().marks("count", "executed")
-    latency = running.observed().latency("lines", "complete_latency")
+    after = running.measured(lambda observed: observed.marks("count", "executed"))
+    latency = running.measured(lambda observed: observed.latency("lines", "complete_latency"))
     if not running.drain(DRAIN_SECONDS):
         raise MillraceError(f"the topology did not come to rest within {DRAIN_SECONDS:g} s after its spouts were stopped")
     found = audit(directory, {task.index: position for task, position in running.positions().items()})

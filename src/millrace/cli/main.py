@@ -25,7 +25,8 @@ ClusterName = Annotated[str | None, typer.Option("--cluster", help="Name of the 
 def common(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log.")] = False) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, stream=sys.stderr,
                         format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger().addFilter(lambda record: not (record.exc_info and record.exc_info[0] is KeyboardInterrupt))  # Py4J's
+    # Py4J logs to the root itself, with a stack trace, what it then raises: as when Ctrl-C comes in the middle of a call.
+    logging.getLogger().addFilter(lambda record: not record.exc_info)
 
 
 @app.command()
@@ -55,13 +56,14 @@ def run(topology: Annotated[str, typer.Argument(help="module:Topology, for examp
         bind: Annotated[str | None, typer.Option(help="Address of this host that the workers can reach.")] = None,
         port: Annotated[int, typer.Option(help="Port for the workers; 0 for any free one.", min=0, max=65535)] = 0,
         one_worker_per_node: Annotated[bool, typer.Option(help="At most one worker of the topology on each node.")] = False,
+        setting: Annotated[list[str] | None, typer.Option("--set", help="Engine setting KEY=VALUE, may be repeated.")] = None,
         conf: Annotated[list[str] | None, typer.Option(help="Spark setting KEY=VALUE, may be repeated.")] = None,
         as_json: Json = False) -> None:
     """Run a topology on Spark until Ctrl-C, `millrace kill` or --seconds."""
     from millrace.cli.running import RunOptions, run_topology
 
     options = RunOptions(topology, master, slots, name, _pairs("par", par, whole=True), _pairs("config", config), seconds,
-                         cluster, bind, port, one_worker_per_node, _pairs("conf", conf, raw=True))
+                         cluster, bind, port, one_worker_per_node, _pairs("conf", conf, raw=True), _pairs("set", setting))
     result = run_topology(options, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))

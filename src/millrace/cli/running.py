@@ -13,8 +13,9 @@ from rich.live import Live
 
 from millrace.api.topology import Topology
 from millrace.cli.show import dashboard
+from millrace.config import SETTINGS
 from millrace.control.master_state import check_settings
-from millrace.errors import TopologyError
+from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import graph_of, resolve
 from millrace.spark.engine import ResidentEngine, RunningTopology
 
@@ -35,6 +36,7 @@ class RunOptions:
     port: int
     one_worker_per_node: bool
     spark: dict[str, str]
+    settings: dict[str, Any]
 
 
 def load_topology(name: str) -> type[Topology]:
@@ -45,6 +47,17 @@ def load_topology(name: str) -> type[Topology]:
     if not isinstance(found, type) or not issubclass(found, Topology):
         raise TopologyError(f"{name!r} is {type(found).__name__}, not a Topology: name a class that derives from it")
     return found
+
+
+def engine_settings(given: dict[str, Any]) -> dict[str, Any]:
+    """What --set gave, checked: each is one of the engine's settings and has a value it can have."""
+    known = {setting.key: setting for setting in SETTINGS if not setting.key.startswith("topology.")}
+    for key in given:
+        if key not in known:
+            raise MillraceError(f"--set {key}: not a setting of the engine; those are {', '.join(known)}. "
+                                "Settings of a topology are given with --config.")
+        known[key].of(given)
+    return given
 
 
 class Rates:
@@ -85,7 +98,7 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
     console.print(f"starting {options.slots} workers on Spark {options.master} ...", markup=False)
     with ResidentEngine(options.master, options.slots, name=options.cluster, bind=options.bind, port=options.port,
                         one_worker_per_node=options.one_worker_per_node, code=[topology],
-                        spark_settings=options.spark) as engine:
+                        settings=engine_settings(options.settings), spark_settings=options.spark) as engine:
         running = engine.submit(graph)
         console.print(f"running as cluster {engine.master.name}; `millrace status` and `millrace kill {graph.name}` work "
                       "from another terminal, Ctrl-C stops it here", markup=False)

@@ -44,6 +44,8 @@ class _RedisSpout(ReliableSpout):
     compares what the server says this task holds with what is known here. The same at the start, with nothing known.
     """
 
+    blocking: ClassVar[bool] = True  # every read waits for the server
+
     clock: Callable[[], float] = staticmethod(time.monotonic)  # replaced in tests
 
     def __init__(self) -> None:

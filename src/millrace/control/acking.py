@@ -1,7 +1,7 @@
 """At-least-once, decided: the XOR ledger of an acker task, and what a spout task has in flight.
 
-A root is one chunk of a spout. Every chunk on every edge has a random 64-bit id; all that is known of a root is the
-XOR of the ids sent and the ids finished. It is zero when, and (but for a chance of 2^-64) only when, nothing is left.
+A root is one chunk of a spout. Every chunk on every edge has a random 63-bit id; all that is known of a root is the
+XOR of the ids sent and the ids finished. It is zero when, and (but for a chance of 2^-63) only when, nothing is left.
 """
 
 from __future__ import annotations

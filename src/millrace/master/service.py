@@ -11,6 +11,8 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -48,6 +50,29 @@ log = logging.getLogger("millrace.master")
 TICK_SECONDS = 0.1
 EVENTS_KEPT = 200
 ERRORS_KEPT = 50
+FINISHED_KEPT = 20
+
+
+class Waiter:
+    """Someone who waits for a condition on the master's state."""
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self._condition = condition
+        self.future: Future[bool] = Future()
+        self.over = False
+
+    def ask(self) -> None:
+        try:
+            if not self.over and self._condition():
+                self.resolve(True)
+        except Exception as error:
+            self.over = True
+            self.future.set_exception(error)
+
+    def resolve(self, answer: bool) -> None:
+        if not self.over:
+            self.over = True
+            self.future.set_result(answer)
 
 
 class Connection:
@@ -77,7 +102,7 @@ class Master:
         self._heartbeat_timeout: float = HEARTBEAT_TIMEOUT.of(self.settings)
         self._generation = 0
         self._ticked = time.monotonic()
-        self._changed = threading.Condition()
+        self._waiters: list[Waiter] = []
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._context = zmq.Context()
         self._gate = Gate(self._context, self.keys)
@@ -104,6 +129,7 @@ class Master:
         self._people = self._desk.listen(self._context)
         self._wake_fd, self._signal_fd = os.pipe()
         os.set_blocking(self._wake_fd, False)
+        os.set_blocking(self._signal_fd, False)
 
     def setup(self, bind: str = "", path: tuple[str, ...] = ()) -> WorkerSetup:
         """What workers need to find this master; the launcher ships it."""
@@ -121,8 +147,17 @@ class Master:
             raise MillraceError("the master is not running")
         future: Future[Any] = Future()
         self._calls.put((work, future))
-        os.write(self._signal_fd, b".")
-        return future.result()
+        self._wake()
+        while True:
+            try:
+                return future.result(timeout=1.0)
+            except FutureTimeout:
+                if not self._thread.is_alive():
+                    raise MillraceError("the master has stopped") from None
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough
+            os.write(self._signal_fd, b".")
 
     def submit(self, graph: TopologyGraph) -> None:
         self.call(lambda: self._submit(graph))
@@ -142,15 +177,16 @@ class Master:
         return result
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until the condition, which may look at anything of the master's, holds. False if time ran out."""
-        deadline = time.monotonic() + seconds
-        with self._changed:
-            while not condition():
-                left = deadline - time.monotonic()
-                if left <= 0 or self._stopping:
-                    return condition()
-                self._changed.wait(min(left, 1.0))
-        return True
+        """Wait until the condition, which is asked on the master's thread, holds. False if time ran out."""
+        waiter = Waiter(condition)
+        self._waiters.append(waiter)
+        self._wake()
+        try:
+            return bool(waiter.future.result(timeout=seconds))
+        except FutureTimeout:
+            return False
+        finally:
+            waiter.over = True
 
     def wait_for_workers(self, count: int, seconds: float) -> None:
         if not self.wait_until(lambda: len(self.state.workers) >= count, seconds):
@@ -165,7 +201,7 @@ class Master:
                 self.wait_until(lambda: not self.connections, wait)
             finally:
                 self._stopping = True
-                os.write(self._signal_fd, b".")
+                self._wake()
                 self._thread.join(timeout=10)
         self._close_sockets()
         shutil.rmtree(self.setup().directory(), ignore_errors=True)
@@ -196,8 +232,16 @@ class Master:
                     self._tick()
             except Exception:
                 log.exception("the master goes on after an unexpected error")
-            with self._changed:
-                self._changed.notify_all()
+            self._ask_waiters()
+        for waiter in self._waiters:
+            waiter.ask()
+            waiter.resolve(False)
+
+    def _ask_waiters(self) -> None:
+        for waiter in self._waiters:
+            waiter.ask()
+        if any(waiter.over for waiter in self._waiters):
+            self._waiters = [waiter for waiter in self._waiters if not waiter.over]
 
     def _take_turn(self, found: dict[Any, int], watches: dict[int, int]) -> None:
         for fd in watches.keys() & found.keys():
@@ -239,6 +283,8 @@ class Master:
                 self.say(command)
             elif isinstance(command, Ended):
                 self.finished[command.name] = self.observed.pop(command.name)
+                for name in list(self.finished)[:-FINISHED_KEPT]:
+                    del self.finished[name]
 
     def say(self, said: Say) -> None:
         self.events.append({"time": time.time(), "topology": said.topology, "text": said.text, "level": said.level})

@@ -12,7 +12,7 @@ from millrace.runtime.meters import LATENCIES
 if TYPE_CHECKING:
     from millrace.master.service import Master
 
-SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "gaps", "repeats")
+SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats")
 
 
 def status_of(master: Master) -> dict[str, Any]:
@@ -41,6 +41,7 @@ def _topology(state: TopologyState, observed: TopologyObserved) -> dict[str, Any
             "tasks": len(state.places), "losses": state.losses,
             "components": [_component(state, observed, component.name, component.kind, component.par, seconds)
                            for component in state.graph.components],
+            "metrics": {str(task): seen.custom for task, seen in sorted(observed.tasks.items()) if seen.custom},
             "last_errors": observed.errors[-5:]}
 
 

@@ -32,7 +32,7 @@ class Metric(StrEnum):
     ACKED = "acked", "tuples", "Tuples acknowledged: by a bolt when done, to a spout when all that came of it is done."
     FAILED = "failed", "tuples", "Tuples failed, by an exception, a timeout or the loss of a worker."
     QUEUE_LENGTH = "queue_length", "tuples", "Tuples that waited in the task's inbox at the end of the window."
-    EXECUTE_LATENCY_MS = "execute_latency_ms", "ms", "Time that user code took for one tuple."
+    EXECUTE_LATENCY_MS = "execute_latency_ms", "ms", "Time that user code took for a tuple, as the mean of its chunk."
     PROCESS_LATENCY_MS = "process_latency_ms", "ms", "Time from a tuple's arrival at a bolt to its ack."
     COMPLETE_LATENCY_MS = "complete_latency_ms", "ms", "Time from a spout's emit until all that came of it is done."
     CPU_SECONDS = "cpu_seconds", "s", "CPU time that the task used in the window."

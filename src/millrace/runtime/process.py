@@ -20,7 +20,7 @@ from typing import Any
 
 import zmq
 
-from millrace.config import FRAME_LIMIT, HEARTBEAT_INTERVAL, HELLO, LEASE
+from millrace.config import FRAME_LIMIT, HEARTBEAT_INTERVAL, HELLO, LEASE, LOG_LEVEL
 from millrace.errors import MasterUnreachable, WireError
 from millrace.runtime import wire
 from millrace.runtime.clock import SystemClock
@@ -204,7 +204,15 @@ class WorkerProcess:
             if now >= next_report:
                 next_report = now + REPORT_SECONDS
                 worker.counters["refused_connections"] = port.count_refusals()
-                control.send(wire.encode(worker.report()))
+                self._report(worker, control)
+
+    def _report(self, worker: Worker, control: zmq.Socket[Any]) -> None:
+        report = worker.report()
+        try:
+            control.send(wire.encode(report))
+        except TypeError as error:  # something of the user's got into it that cannot travel
+            worker.counters["unreportable"] += 1
+            log.error("a report could not be sent: %s", error)
 
     def _control(self, worker: Worker, control: zmq.Socket[Any]) -> str:
         """Everything the master sent; "stop" if it said so."""
@@ -230,11 +238,25 @@ class WorkerProcess:
             worker.receive(frames)
 
 
+def log_to_stderr(setup: WorkerSetup) -> None:
+    """What components log, and Millrace's own warnings, go to the worker's stderr, where Spark keeps them (on a local
+    master that is the terminal)."""
+    root = logging.getLogger("millrace")
+    if not root.handlers:  # a process that Spark uses again has one already
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root.addHandler(handler)
+    root.setLevel(LOG_LEVEL.of(setup.settings).upper())
+    for own in ("millrace.worker", "millrace.master"):
+        logging.getLogger(own).setLevel(logging.WARNING)
+
+
 def run_worker(setup: WorkerSetup, slot: int, executor: str = "") -> str:
     """The whole life of a worker in this process."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver: it stops the workers in good order
     die_with_parent()
+    log_to_stderr(setup)
     for directory in reversed(setup.path):
         if directory not in sys.path:
             sys.path.insert(0, directory)

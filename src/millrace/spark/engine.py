@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from millrace.api.topology import Topology
 from millrace.control.events import Say
-from millrace.errors import MillraceError, UnknownTopology
+from millrace.errors import MillraceError, NotEnoughSlots, UnknownTopology
 from millrace.master.observed import TopologyObserved
 from millrace.master.service import Master
-from millrace.model.graph import TaskId, TopologyGraph, graph_of
+from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
 from millrace.model.load import Load
 from millrace.schedulers.even import Even
 from millrace.spark.launcher import SparkLauncher, ship_code
@@ -22,7 +23,11 @@ from millrace.spark.session import LOOPBACK, MasterUrl, make_session, parse_mast
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+T = TypeVar("T")
 START_SECONDS = 120.0
+LOOK_SECONDS = 2.0
+START_FAILURES = 5  # failed Spark tasks for each worker before the start is given up
+FAILURES_NEEDED = 100  # of a task, before Spark may give up the job: workers die and are started again for days
 
 
 class ResidentEngine:
@@ -49,6 +54,8 @@ class ResidentEngine:
         self._launcher: SparkLauncher | None = None
         self._stopping = False
         self.spark = spark or make_session(master, f"millrace {name}", slots, spark_settings)
+        if spark is not None:
+            check_session(spark)
         where = parse_master(str(self.spark.sparkContext.master))
         scheduler = Even(one_worker_per_node=one_worker_per_node, spread_back=False)
         try:
@@ -70,16 +77,32 @@ class ResidentEngine:
         setup = self.master.setup("" if where.on_loopback and not bind else "auto", path)
         self._launcher = SparkLauncher(self.spark.sparkContext, setup, self.slots, self._workers_ended)
         self._launcher.start()
-        self.master.wait_for_workers(self.slots, START_SECONDS)
+        deadline = time.monotonic() + START_SECONDS
+        while not self.master.wait_until(lambda: len(self.master.state.workers) >= self.slots, LOOK_SECONDS):
+            failed = self._launcher.failures()
+            if self._launcher.over or failed >= START_FAILURES * self.slots or time.monotonic() >= deadline:
+                self._cannot_start(failed)
+
+    def _cannot_start(self, failed: int) -> None:
+        here = len(self.master.state.workers)
+        said = [event["text"] for event in self.master.events if event["level"] == "warning"]
+        raise NotEnoughSlots(
+            f"{here} of {self.slots} workers came up; {failed} of their Spark tasks failed"
+            + (f" ({said[-1]})" if said else "") + f". Do the executors' Python environments have Millrace's dependencies "
+            f"(pyzmq, msgspec, pyarrow, numpy, hdrhistogram), are there {self.slots} free cores, and can the executors reach "
+            f"{self.master.endpoint}? The executors' stderr has the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None) -> RunningTopology:
         """Start a topology. Returns at once; `RunningTopology.wait_running` waits for its tasks."""
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
         for component in graph.components:
-            if component.code.startswith("__main__:"):
-                raise MillraceError(f"component {component.name!r} is defined in the script that was started, which workers "
-                                    "cannot import: put the topology into a module of its own and import it from there")
+            for code in [component.code, *(given.grouping.code for given in component.inputs if given.grouping.code)]:
+                if code.startswith("__main__:"):
+                    raise MillraceError(f"{code.removeprefix('__main__:')}, of component {component.name!r}, is defined in the "
+                                        "script that was started, which workers cannot import: put it into a module of its "
+                                        "own and import it from there")
+                resolve(code)  # what is not found here would not be found there
         self.master.submit(graph)
         return RunningTopology(self.master, graph.name)
 
@@ -108,6 +131,17 @@ class ResidentEngine:
         self.stop()
 
 
+def check_session(spark: SparkSession) -> None:
+    """A session of the user's: would Spark start workers again when they die?"""
+    context = spark.sparkContext
+    local = re.fullmatch(r"local(?:\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", str(context.master))
+    allowed = int((local[1] or 1) if local else context.getConf().get("spark.task.maxFailures", "4") or 4)
+    if allowed < FAILURES_NEEDED:
+        raise MillraceError(f"this Spark session gives a job up after {allowed} failures of a task, and a worker that dies is "
+                            "one: make the session with spark.task.maxFailures=1000000"
+                            + (" and the master local[N,1000000]" if local else "") + ", or let Millrace make it")
+
+
 class RunningTopology:
     """A handle on one topology of an engine."""
 
@@ -127,9 +161,13 @@ class RunningTopology:
             raise UnknownTopology(f"no topology named {self.name!r} was submitted here")
         return found
 
+    def measured(self, look: Callable[[TopologyObserved], T]) -> T:
+        """Look at what was observed, on the master's thread: it changes with every report."""
+        found: T = self._master.call(lambda: look(self.observed()))
+        return found
+
     def load(self) -> Load:
-        load: Load = self._master.call(lambda: self.observed().load(time.monotonic()))
-        return load
+        return self.measured(lambda observed: observed.load(time.monotonic()))
 
     def wait_running(self, seconds: float = 60.0) -> bool:
         return self._master.wait_until(lambda: self.status == "running", seconds)
@@ -154,8 +192,10 @@ class RunningTopology:
 
     def positions(self) -> dict[TaskId, int]:
         """Per replayable spout task, the position below which everything has been fully processed."""
-        state = self._master.state.topologies.get(self.name)
-        return dict(state.positions) if state is not None else {}
+        topologies = self._master.state.topologies
+        found: dict[TaskId, int] = self._master.call(
+            lambda: dict(topologies[self.name].positions) if self.name in topologies else {})
+        return found
 
     def kill(self, wait: float = 10.0) -> None:
         """Stop the spouts, give what is in flight up to `wait` seconds, end the tasks. Returns at once."""

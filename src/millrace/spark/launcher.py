@@ -49,6 +49,17 @@ class SparkLauncher:
         else:
             self._ended("")
 
+    def failures(self) -> int:
+        """How many of the workers' Spark tasks have failed so far."""
+        tracker = self._context.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        return sum(stage.numFailedTasks for stage in stages if stage)
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
     def stop(self) -> None:
         """Call after the workers were told to stop: waits for the job, and cancels what does not end by itself: one that
         is stuck, or that was just starting and has not heard it."""
@@ -84,26 +95,26 @@ def ship_code(context: SparkContext, modules: Iterable[str], installed: bool) ->
     """Make users' modules importable where workers run. On this machine (`installed`) the directories they were found
     in are enough, and are returned; elsewhere Spark carries them, and Millrace itself, as zip files."""
     roots = {name.partition(".")[0] for name in modules} - {"millrace", "builtins"}
-    found = [importlib.import_module(root) for root in sorted(roots)]
+    found = [_place(importlib.import_module(root)) for root in sorted(roots)]
     if installed:
-        return tuple(dict.fromkeys([*(_parent(module) for module in found), *filter(None, sys.path[:1])]))
-    for module in [millrace, *found]:
-        context.addPyFile(_archive(module))
+        return tuple(dict.fromkeys([*(str(path.parent) for path in found), *filter(None, sys.path[:1])]))
+    for path in [_place(millrace), *found]:
+        context.addPyFile(_archive(path))
     return ()
 
 
-def _parent(module: Any) -> str:
-    path = Path(module.__file__).resolve()
-    return str(path.parent.parent if path.name == "__init__.py" else path.parent)
+def _place(module: Any) -> Path:
+    """The file of a module, or the directory of a package, which need not have an `__init__.py`."""
+    packages = list(getattr(module, "__path__", ()))
+    return Path(packages[0] if packages else module.__file__).resolve()
 
 
-def _archive(module: Any) -> str:
-    path = Path(module.__file__).resolve()
-    if path.name != "__init__.py":
+def _archive(path: Path) -> str:
+    if path.is_file():
         return str(path)
     directory = tempfile.mkdtemp(prefix="millrace-code-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)  # Spark serves it from there as long as it runs
-    return shutil.make_archive(str(Path(directory) / module.__name__), "zip", path.parent.parent, path.parent.name)
+    return shutil.make_archive(str(Path(directory) / path.name), "zip", path.parent, path.name)
 
 
 def _first_line(error: BaseException) -> str:

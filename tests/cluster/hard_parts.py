@@ -1,0 +1,78 @@
+"""Components that are slow, late or odd, for test_hard_cases.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parts import REFUSED, SEEN
+
+from millrace.api.component import Bolt, TicklessBatchingBolt, Tuple
+from millrace.runtime.clock import ManualClock
+
+CLOCK: list[ManualClock] = []  # of the cluster under test
+
+
+class Slow(Bolt):
+    """Each tuple takes a tenth of a virtual second."""
+
+    def process(self, tup: Tuple) -> None:
+        CLOCK[0].advance(0.1)
+        SEEN["slow"].append(tup.values[0])
+
+
+class BusyBatches(TicklessBatchingBolt):
+    """Always has something in its inbox, and a thread of its own."""
+
+    blocking = True
+    secs_between_batches = 0.05
+
+    def process_batch(self, key: Any, tups: list[Tuple]) -> None:
+        SEEN["batches"].append(len(tups))
+
+
+class StartsAtLast(Bolt):
+    """`initialize` raises twice, as when a server is not up yet."""
+
+    outputs = ["n"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        REFUSED["initialize"] += 1
+        if REFUSED["initialize"] < 3:
+            raise ConnectionError("not yet")
+        self.emit([-1])
+
+    def process(self, tup: Tuple) -> None:
+        self.emit(list(tup.values))
+
+
+class Exits(Bolt):
+    """Calls sys.exit, in effect, for one value."""
+
+    def process(self, tup: Tuple) -> None:
+        if tup.values[0] == 7:
+            raise SystemExit(3)
+        SEEN["exits"].append(tup.values[0])
+
+
+class ClearsItsAnchors(Bolt):
+    """Uses one list of anchors over and over."""
+
+    outputs = ["n"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self.anchors: list[Tuple] = []
+
+    def process(self, tup: Tuple) -> None:
+        self.anchors.append(tup)
+        self.emit(list(tup.values), anchors=self.anchors)
+        self.anchors.clear()
+
+
+class RefusesOnce(Bolt):
+    """Fails each tuple the first time."""
+
+    def process(self, tup: Tuple) -> None:
+        REFUSED[tup.values[0]] += 1
+        if REFUSED[tup.values[0]] == 1:
+            raise ValueError("not the first time")
+        SEEN["refuses"].append(tup.values[0])
