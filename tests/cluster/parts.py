@@ -56,6 +56,24 @@ def spouts_done(cluster: LocalCluster, spouts: int = 2) -> bool:
                                         for spout in tasks)
 
 
+class Late(LocalCluster):
+    """The slots in `late` do not hear of new assignments until `hear`."""
+
+    late: tuple[int, ...] = ()
+
+    def tell(self, event: Any) -> None:
+        deaf = {slot: self.workers.pop(slot) for slot in set(self.late) & set(self.workers)}
+        super().tell(event)
+        for slot, worker in deaf.items():
+            self.workers.setdefault(slot, worker)  # unless it has just been started anew
+
+    def hear(self) -> None:
+        late, self.late = self.late, ()
+        for slot in set(late) & set(self.workers) & set(self.master.workers):
+            if self.workers[slot].generation == self.master.workers[slot].address.generation:
+                self.workers[slot].assign(self.master.assignment())
+
+
 def meter(cluster: LocalCluster, component: str, name: str) -> int:
     return sum(getattr(task.meters, name) for task in cluster.tasks(component))
 
@@ -509,7 +527,6 @@ class RaisesAfterEmit(Spout):
                 raise Refusal("tired")
 
 
-
 class RaisesWhenTold(Reliable):
     """Raises for every tenth tuple that it is told of, the first time."""
 
@@ -559,6 +576,24 @@ class Texts(Counting):
         if self.next < self.limit:
             self.next += 1
             self.emit(["\ud800" if self.next == 6 else str(self.next - 1)], tup_id=self.next - 1)
+
+
+class MakesBadText(Bolt):
+    """Number 5 becomes half of a surrogate pair."""
+
+    outputs = ["text"]
+
+    def process(self, tup: Tuple) -> None:
+        self.emit(["\ud800" if tup.values.n == 5 else str(tup.values.n)])
+
+
+class RefusesBadText(Bolt):
+    outputs = ["text"]
+
+    def process(self, tup: Tuple) -> None:
+        if tup.values[0] == "\ud800":
+            raise Refusal("what is this?")
+        self.emit([tup.values[0]])
 
 
 class CannotStart(Bolt):
@@ -767,6 +802,31 @@ class Lives(Sink):
 
     def close(self) -> None:
         TOLD.append(("close", self.component_name, self.task_index))
+
+
+class TickedBlocking(Ticked):
+    blocking = True
+
+
+class SumsBlocking(Sums):
+    blocking = True
+
+
+class ByTheHundred(Bolt):
+    """Acks when it has a hundred, as a bolt does that writes to a database."""
+
+    auto_ack = False
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self.waiting: list[Tuple] = []
+
+    def process(self, tup: Tuple) -> None:
+        self.waiting.append(tup)
+        if len(self.waiting) == self.storm_conf["many"]:
+            waiting, self.waiting = self.waiting, []
+            for old in waiting:
+                SEEN[self.component_name].append(old.values.n)
+                self.ack(old)
 
 
 class Switched(Numbers):

@@ -8,12 +8,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from parts import SEEN, Numbers, Pass, Sink, counter, drain, forget, meter, spouts_done
+from parts import SEEN, Late, Numbers, Pass, Sink, counter, drain, forget, meter, spouts_done
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.control.assignment import WorkerAddress
-from millrace.control.events import Event, Paused, Resumed
+from millrace.control.events import Paused, Resumed
 from millrace.errors import WireError
 from millrace.runtime import wire
 from millrace.testing.local_cluster import LocalCluster
@@ -158,17 +158,6 @@ def test_credits_that_come_twice_do_not_widen_the_window() -> None:
     assert Counter(SEEN["sink"]) == dict.fromkeys(range(N), 1)
 
 
-class Late(LocalCluster):
-    """The slots in `late` do not hear of new assignments."""
-
-    late: tuple[int, ...] = ()
-
-    def tell(self, event: Event) -> None:
-        deaf = {slot: self.workers.pop(slot) for slot in self.late}
-        super().tell(event)
-        self.workers.update(deaf)
-
-
 class Short(Topology):
     numbers = Numbers.spec(par=2)
     sink = Sink.spec(inputs=[numbers], par=6)
@@ -187,8 +176,7 @@ def test_chunks_for_a_task_that_a_worker_has_not_heard_of_yet_are_kept_for_it(la
     cluster.tell(Resumed("line"))
     cluster.step(50)
     assert sum(map(len, cluster.workers[late]._stash.values())) > 0
-    cluster.late = ()
-    cluster.workers[late].assign(cluster.master.assignment())
+    cluster.hear()
     finish(cluster)
     assert set(SEEN["sink"]) == set(range(N))
     assert counter(cluster, "stale") == 0

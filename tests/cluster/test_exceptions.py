@@ -18,6 +18,7 @@ from parts import (
     Intruder,
     Lenient,
     ListIds,
+    MakesBadText,
     MixedTypes,
     Numbers,
     NumbersArrow,
@@ -31,6 +32,7 @@ from parts import (
     Reborn,
     RebornBlocking,
     RebornRows,
+    RefusesBadText,
     Reliable,
     ReusesItsList,
     Sink,
@@ -202,6 +204,37 @@ def test_a_text_that_has_no_utf8_does_not_take_the_worker_down(grouping: Groupin
 def test_neighbours_of_a_tuple_that_cannot_be_sent_arrive() -> None:
     run_through(one_bolt(Reliable, Sink, Grouping.custom(divides), par=2), seconds=2.0, limit=N)
     assert set(SEEN["sink"]) == set(range(N)) - {5}
+
+
+@GUARANTEES
+def test_a_bolts_tuple_that_cannot_be_sent_is_its_dead_letter_and_its_neighbours_arrive_once(guarantee: str) -> None:
+    class Halves(Topology):
+        source = Reliable.spec()
+        middle = MakesBadText.spec(inputs=[source])
+        sink = Sink.spec(inputs={middle: Grouping.ALL}, par=4)
+        letters = Sink.spec(inputs=[middle.dead_letters])
+
+    run_through(Halves, seconds=2.0, limit=N, **{"topology.guarantee": guarantee})
+    found = Counter(SEEN["sink"])
+    assert {text: count for text, count in found.items() if text != "\ud800"} == {str(n): 4 for n in range(N) if n != 5}
+    assert found["\ud800"] == 2, "by reference it gets through"
+    assert {(stream, *values) for _, _, stream, values, _ in SEEN["letters"]} == {("default", "'\\ud800'")}
+
+
+def test_a_dead_letter_shows_a_value_that_cannot_be_sent() -> None:
+    run_through(line(Texts, RefusesBadText, par=1), workers=1, limit=20, **AT_MOST_ONCE)
+    assert sorted(SEEN["sink"]) == sorted(str(n) for n in range(20) if n != 5)
+    assert [(values, error) for _, _, _, values, error in SEEN["letters"]] == [
+        (["'\\ud800'"], "Refusal: what is this?")]
+
+
+@pytest.mark.parametrize("spout", [Reliable, ListIds, NumbersArrow], ids=lambda spout: spout.__name__)
+def test_a_spout_hears_of_every_tuple_though_a_grouping_refuses_some(spout: type[Spout]) -> None:
+    cluster = run_through(one_bolt(spout, Sink, Grouping.custom(divides), par=2), seconds=2.0, limit=N, batch=10)
+    assert set(SEEN["sink"]) == set(range(N)) - {5}
+    assert "onebolt: drained" in cluster.said
+    if spout is Reliable:
+        assert Counter(n for what, n in TOLD if what == "ack") == Counter(range(N))
 
 
 def test_what_cannot_be_reported_does_not_take_the_worker_down() -> None:

@@ -11,6 +11,7 @@ from parts import (
     TOLD,
     AllAtOnce,
     Burst,
+    ByTheHundred,
     EmitsOnTick,
     Lives,
     Never,
@@ -21,8 +22,10 @@ from parts import (
     Sink,
     SinkBlocking,
     Sums,
+    SumsBlocking,
     Switched,
     Ticked,
+    TickedBlocking,
     counter,
     drain,
     run_through,
@@ -271,6 +274,45 @@ def test_a_topologys_tick_setting_goes_for_all_its_bolts() -> None:
     cluster.submit(Clockwork, config={"limit": 5, TICKS: 1.0})
     cluster.run(3.05)
     assert Counter((task, seconds) for task, _, _, _, (seconds,) in TOLD) == {(0, 0.1): 30, (1, 0.1): 30, (0, 1.0): 3}
+
+
+class SlowThreads(LocalCluster):
+    """A call of a component with a thread of its own takes seven steps."""
+
+    def _step_worker(self, slot: int) -> None:
+        threads = self._threads[slot]
+        waiting = threads.waiting.copy()
+        if self._steps % 7:
+            threads.waiting.clear()
+        super()._step_worker(slot)
+        if self._steps % 7:
+            threads.waiting.extendleft(reversed(waiting))
+
+
+@GUARANTEES
+def test_a_bolt_whose_thread_is_always_busy_gets_its_ticks_all_the_same(guarantee: str) -> None:
+    class Busy(Topology):
+        numbers = Numbers.spec(par=2)
+        ticked = TickedBlocking.spec(inputs=[numbers], config={TICKS: 0.07})
+        sums = SumsBlocking.spec(inputs=[numbers], config={TICKS: 0.07})
+
+    cluster = SlowThreads(1)
+    cluster.submit(Busy, config=small_chunks(guarantee))
+    cluster.run(1.0)
+    TOLD.clear()
+    cluster.run(1.0)
+    assert sum(len(entry) == 5 for entry in TOLD) >= 10
+    assert sum(entry[0] == "batch" for entry in TOLD) >= 5
+
+
+@pytest.mark.parametrize("many", [100, 2000])
+def test_a_bolt_that_acks_by_number_gets_as_many_as_it_waits_for_however_small_the_chunks(many: int) -> None:
+    class Bulk(Topology):
+        numbers = Numbers.spec()
+        bulk = ByTheHundred.spec(inputs=[numbers])
+
+    run_through(Bulk, seconds=3.0, limit=4000, many=many, burst=1, **{"topology.chunk.tuples": 1})
+    assert sorted(SEEN["bulk"]) == list(range(4000)), "and none of them is replayed"
 
 
 class Threads(Topology):

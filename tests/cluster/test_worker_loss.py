@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from parts import (
     SEEN,
     TOLD,
+    Late,
     Lives,
     Numbers,
     NumbersArrow,
@@ -196,15 +197,18 @@ def test_nothing_is_replayed_that_was_done_before_the_loss() -> None:
 
 # ---- any schedule of deaths ----
 
-ACTIONS = st.tuples(st.sampled_from(["kill", "kill unnoticed", "start", "restart", "cut", "heal", "lose frames"]),
-                    st.integers(0, 2), st.integers(1, 400))
+ACTIONS = st.tuples(
+    st.sampled_from(["kill", "kill unnoticed", "start", "restart", "cut", "heal", "lose frames", "late", "hear"]),
+    st.integers(0, 2), st.integers(1, 400))
 
 
 class Chaos:
     """Carries out a schedule; whatever it leaves broken is repaired in the end."""
 
     def __init__(self, topology: type[Topology]) -> None:
-        self.cluster = running(topology, steps=120)
+        self.cluster = Late(3)
+        self.cluster.submit(topology, config=CONFIG)
+        self.cluster.step(120)
         self.losing = 0
         self.frames = 0
         self.cluster.drop = self.drop
@@ -223,6 +227,10 @@ class Chaos:
             cluster.start(slot)
         if action == "cut" and alive:
             cluster.cut.add(slot)
+        if action == "late":
+            cluster.late = (*cluster.late, slot)
+        if action == "hear":
+            cluster.hear()
         if action == "heal":
             self.heal()
         if action == "lose frames":
@@ -231,6 +239,7 @@ class Chaos:
     def heal(self) -> None:
         """A worker that was given up while it lived is started over, as it does when it hears of it."""
         self.losing = 0
+        self.cluster.hear()
         for slot in sorted(self.cluster.cut):
             known = self.cluster.master.workers.get(slot)
             worker = self.cluster.workers.get(slot)
@@ -285,6 +294,22 @@ def test_tasks_move_home_without_losing_or_repeating_anything(
     finish(cluster, name)
     assert Counter(SEEN["sink"]) == dict.fromkeys(range(N), 1)
     assert counter(cluster, "stale") == 0
+
+
+@pytest.mark.parametrize("config", [CONFIG, AT_MOST_ONCE], ids=["at-least-once", "at-most-once"])
+@pytest.mark.parametrize(("slot", "late"), [(0, 1), (1, 2), (2, 0)])
+def test_a_worker_that_hears_late_of_a_move_loses_nothing_by_it(slot: int, late: int, config: dict[str, Any]) -> None:
+    cluster = Late(3)
+    cluster.submit(Rows, config=config)
+    cluster.step(110)
+    displace(cluster, "rows", slot)
+    cluster.step(30)
+    cluster.late = (late,)
+    cluster.start(slot)
+    cluster.run(1.0)
+    cluster.hear()
+    finish(cluster, "rows")
+    assert Counter(SEEN["sink"]) == dict.fromkeys(range(N), 1)
 
 
 def test_at_most_once_a_batch_that_moves_home_is_not_lost() -> None:

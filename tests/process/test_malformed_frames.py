@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 import pyarrow as pa
@@ -165,8 +165,17 @@ def test_a_frame_beyond_the_limit_closes_the_connection(sender: zmq.Socket, stre
 
 
 def report(cluster: ProcessCluster, **changes: Any) -> list[bytes]:
-    fields = {"revision": 0, "at": 0.0, "tasks": [], "positions": [], "drained": [], "errors": [], "counters": {}, **changes}
-    return [wire.encode(wire.Report(0, cluster.master.connections[0].generation, **fields))]
+    """A report of worker 0 that says nothing but the changes."""
+    empty = {field.name: get_origin(field.type) or field.type for field in msgspec.structs.fields(wire.Report)}
+    fields = {name: kind() for name, kind in empty.items()} | {"generation": cluster.master.connections[0].generation}
+    return [wire.encode(wire.Report(**{**fields, **changes}))]
+
+
+def nested_report(cluster: ProcessCluster) -> list[bytes]:
+    mark = b"something to be found again"
+    [frame] = report(cluster, tasks=[{"deep": mark}])
+    assert pack(mark) in frame
+    return [frame.replace(pack(mark), NESTED)]
 
 
 def hello(**changes: Any) -> list[bytes]:
@@ -180,7 +189,7 @@ def bad_control(cluster: ProcessCluster) -> Iterator[tuple[str, list[bytes]]]:
     yield "nothing", [b""]
     yield "three frames", [b"a", b"b", b"c"]
     yield from ((f"shape {shape!r:.30}", [pack(shape)]) for shape in SHAPES)
-    yield "a nested report", [b"\x9a\x11\x00\x00\x00\x00\x91\x81\xa1x" + NESTED]
+    yield "a nested report", nested_report(cluster)
     yield "a chunk", [wire.encode(wire.Credits(*STRANGER, []))]
     yield "a negative slot", hello(slot=-1)
     yield "no address", hello(data_ipc="")

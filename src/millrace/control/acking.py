@@ -117,15 +117,16 @@ class InFlight:
             self.tuples -= known.tuples
             attempt = known.attempt + (cause == "error")
             if attempt:
-                for tup_id in known.ids:
-                    self._count(_hashable(tup_id), attempt)
+                self.count(known.ids, attempt)
         return known
 
-    def _count(self, tup_id: Any, attempt: int) -> None:
-        self.attempts.pop(tup_id, None)  # so that the dict is in the order of the last failures
-        self.attempts[tup_id] = attempt
-        if len(self.attempts) > ATTEMPTS_REMEMBERED:
-            del self.attempts[next(iter(self.attempts))]
+    def count(self, ids: Iterable[Any], attempt: int) -> None:
+        """These ids have failed so often."""
+        for tup_id in map(_hashable, ids):
+            self.attempts.pop(tup_id, None)  # so that the dict is in the order of the last failures
+            self.attempts[tup_id] = attempt
+            if len(self.attempts) > ATTEMPTS_REMEMBERED:
+                del self.attempts[next(iter(self.attempts))]
 
     def lagging(self, now: float) -> bool:
         """The oldest root is half-way to its timeout: sending more would only make the others late too."""

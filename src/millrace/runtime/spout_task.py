@@ -212,19 +212,19 @@ class SpoutTask(Task):
         self.meters.failed += 1
         self.report_error(error, None)
         if tracked and attempt < self.max_fails:
-            self.flight.attempts.update(dict.fromkeys(group.ids, attempt + 1))
+            self.flight.count(group.ids, attempt + 1)
             self._failures.append(("error", group.ids))
             return
         rows = group.body if isinstance(group.body, list) else rows_of(group.body)
-        if len(rows) == 1:
-            self.unsendable(group.output, rows[0], error)
-            self.flight.attempts.pop(group.ids[0], None)
-            if tracked and self._tells_acks:
-                self._news.append((ACKED, group.ids))
-            return
-        for row, tup_id in zip(rows, group.ids if len(group.ids) == len(rows) else [None] * len(rows), strict=True):
-            roots = self._new_root() if tracked and tup_id is not None else ()
-            self._send_root(group._replace(body=[row], ids=[tup_id]), roots, now, attempt)
+        roots, edges = self._new_root() if tracked else (), 0
+        for row in rows:
+            try:
+                edges ^= self.send(group._replace(body=[row]), roots, attempt, self.worker.clock.wall())
+            except USER_ERRORS as culprit:
+                self.unsendable(group.output, row, culprit)
+        for root in roots:
+            self.flight.sent(root, group.ids, len(rows), now, attempt)
+            self.topology.tracker.open(root, edges, self)
 
     def told(self, finished: list[int], failed: list[int]) -> None:
         """The ackers' word on some roots."""

@@ -36,7 +36,7 @@ PLAIN_ROWS = wire.row_decoder(tuple)
 USER_ERRORS = (Exception, SystemExit)  # what user code may raise without taking the worker down
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 30.0  # between attempts to start a component that cannot be initialized
 STALE = 1.1  # message timeouts after which a chunk is not worth working on
-HELD_CHUNKS = 256  # chunks whose tuples a bolt may hold on to before its senders have to wait
+HELD_TUPLES = 200_000  # tuples in chunks that a bolt may hold on to before its senders have to wait
 OPEN_DELIVERIES = 64  # a bolt settles after so many input chunks even if they made it emit little
 CHUNK_STRETCH = 4  # tuples that were emitted together may overfill a chunk so many times before they are cut up
 
@@ -322,11 +322,11 @@ class Task:
             piece = [tuple(row) for row in wire.through_the_wire(piece)]
         try:
             (channel.send_rows if rows else channel.send_batch)(output.index, piece, edge, roots, attempt, birth)
-        except EncodingError as error:
+        except (TypeError, ValueError, OverflowError) as error:  # too long for a frame, or not to be encoded at all
             if size == 1:
                 self.unsendable(output, piece[0] if rows else rows_of(piece)[0], error)
                 return 0
-            half = size // 2  # too many bytes for one frame: in halves, then
+            half = size // 2
             halves = (piece[:half], piece[half:]) if rows else (piece.slice(0, half), piece.slice(half))
             return self._send_piece(output, channel, halves[0], rows, roots, attempt, birth) \
                 ^ self._send_piece(output, channel, halves[1], rows, roots, attempt, birth)
@@ -377,6 +377,7 @@ class BoltTask(Task):
         self.inlets: dict[tuple[int, int], Inlet] = {}
         self.open: list[Delivery] = []  # executed, but what they emitted has not been sent
         self.held: dict[str, Delivery] = {}  # chunks with tuples that the bolt will ack by hand
+        self.holding = 0  # tuples in them
         self.verdicts: list[tuple[Tuple | str, bool]] = []  # acked or failed by hand, not settled yet
         self.by_hand = False  # the bolt acks, not the engine
         self._decoders: dict[tuple[str, int], tuple[Any, Any]] = {}
@@ -543,15 +544,22 @@ class BoltTask(Task):
             delivery.failed = True
             return
         self.meters.dead_letters += 1
-        text = error if isinstance(error, str) else describe(error)
-        output, letter = self._by_stream[DEAD_LETTERS], [self.name.component, self.name.index, delivery.stream,
-                                                         list(tup.values), text]
+        output = self._by_stream[DEAD_LETTERS]
+        letter = self._letter(delivery.stream, tup.values, error if isinstance(error, str) else describe(error))
         self.worker.dead_letter(self, letter)
         if self.by_hand:
-            self._add_group(output, output.row(letter), (tup,), None, None)
+            self._add_group(output, letter, (tup,), None, None)
             self.verdicts.append((tup, True))
         else:
-            output.rows.append(output.row(letter))
+            output.rows.append(letter)
+
+    def _letter(self, stream: str, values: Iterable[Any], text: str) -> tuple[Any, ...]:
+        """A row for the dead letters. Values that cannot be encoded, which may be why it is one, are shown instead."""
+        row, given = self._by_stream[DEAD_LETTERS].row, [self.name.component, self.name.index, stream]
+        try:
+            return row([*given, list(values), text])
+        except EncodingError:
+            return row([*given, [repr(value) for value in values], text])
 
     def _chunk_error(self, error: BaseException, delivery: Delivery, rows: list[Any], one: Callable[[Any], None]) -> None:
         """A whole-chunk call raised. If the chunk will come again, fail it; if not, find the tuples that are to blame."""
@@ -588,7 +596,7 @@ class BoltTask(Task):
 
     def _pay(self) -> None:
         """Give credits back, unless the bolt holds on to more chunks than it should: then its senders wait."""
-        while self.owed and len(self.held) < HELD_CHUNKS:
+        while self.owed and self.holding < HELD_TUPLES:
             self.worker.consumed(self, self.owed.popleft())
 
     def settle(self) -> None:
@@ -624,8 +632,15 @@ class BoltTask(Task):
     def _fail_all(self, deliveries: list[Delivery], opened: list[Delivery]) -> None:
         for delivery in deliveries:
             delivery.failed = True
-            if not any(one is delivery for one in opened) and self.held.pop(delivery.key, None) is not None:
+            if not any(one is delivery for one in opened) and self._let_go(delivery):
                 self._close(delivery)
+
+    def _let_go(self, delivery: Delivery) -> bool:
+        """Stop holding the chunk; whether it was held."""
+        if self.held.pop(delivery.key, None) is None:
+            return False
+        self.holding -= delivery.count
+        return True
 
     def _send_singly(self, group: Group, roots: tuple[int, ...], attempt: int, birth: float) -> int:
         """The last attempt: every tuple by itself, so that only those that cannot be sent are given up."""
@@ -640,8 +655,7 @@ class BoltTask(Task):
     def unsendable(self, output: Output, row: Any, error: BaseException) -> None:
         super().unsendable(output, row, error)
         if output.name != DEAD_LETTERS:
-            letters = self._by_stream[DEAD_LETTERS]
-            letters.rows.append(letters.row([self.name.component, self.name.index, output.name, list(row), describe(error)]))
+            self._by_stream[DEAD_LETTERS].rows.append(self._letter(output.name, row, describe(error)))
 
     def _anchored(self, anchors: Iterable[Tuple | str], opened: list[Delivery]) -> list[Delivery]:
         """The chunks that explicit anchors belong to."""
@@ -663,6 +677,7 @@ class BoltTask(Task):
         if self.by_hand and not delivery.failed:
             if delivery.left and (delivery.roots or (self.component.acks_itself and self.component.auto_ack)):
                 self.held[delivery.key] = delivery
+                self.holding += delivery.count
             return
         self._close(delivery)
 
@@ -717,14 +732,14 @@ class BoltTask(Task):
         delivery.done.add(index)
         delivery.left -= 1
         if delivery.failed or not delivery.left:
-            self.held.pop(delivery.key, None)
+            self._let_go(delivery)
             self._close(delivery)
             self._pay()
 
     def forget_held(self, before: float) -> None:
         """Chunks whose tuples the bolt never acked: their roots have long timed out."""
-        for key in [key for key, delivery in self.held.items() if delivery.arrived < before]:
-            del self.held[key]
+        for delivery in [delivery for delivery in self.held.values() if delivery.arrived < before]:
+            self._let_go(delivery)
         self._pay()
 
     # -- ticks -----------------------------------------------------------------------------------------------------

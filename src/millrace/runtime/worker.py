@@ -9,7 +9,7 @@ import heapq
 import logging
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from millrace.api.component import Tuple
@@ -612,7 +612,7 @@ class Worker:
         self.errors.append(entry)
         log.debug("error in %s: %s", task.name, entry["error"])
 
-    def dead_letter(self, task: Task, letter: list[Any]) -> None:
+    def dead_letter(self, task: Task, letter: Sequence[Any]) -> None:
         self.counters["dead_letters"] += 1
         log.info("dead letter from %s: %s", task.name, _shown(letter[3:]))
 
