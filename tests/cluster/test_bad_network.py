@@ -16,6 +16,7 @@ from millrace.control.assignment import WorkerAddress
 from millrace.control.events import Paused, Resumed
 from millrace.errors import WireError
 from millrace.runtime import wire
+from millrace.runtime.clock import ManualClock
 from millrace.testing.local_cluster import LocalCluster
 
 N = 4000
@@ -184,6 +185,46 @@ def test_chunks_for_a_task_that_a_worker_has_not_heard_of_yet_are_kept_for_it(la
         assert len(SEEN["sink"]) == N
 
 
+# ---- clocks ----
+
+
+class Ahead:
+    """A clock that is ahead of another."""
+
+    def __init__(self, clock: ManualClock, seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+
+    def now(self) -> float:
+        return self._clock.now() + self._seconds
+
+    wall = now
+
+    def cpu(self) -> float:
+        return self._clock.cpu()
+
+
+class Apart(LocalCluster):
+    """The clock of each slot is a thousand seconds ahead of the one before."""
+
+    def start(self, slot: int) -> None:
+        right, self.clock = self.clock, Ahead(self.clock, 1000.0 * slot)  # type: ignore[assignment]
+        try:
+            super().start(slot)
+        finally:
+            self.clock = right
+
+
+def test_the_clocks_of_hosts_need_not_agree() -> None:
+    cluster = line(CONFIG, Apart(3))
+    cluster.run(0.5)
+    cluster.kill(1)
+    cluster.run(0.5)
+    cluster.start(1)
+    cluster.run_until(lambda: spouts_done(cluster))
+    assert total(cluster, "expired") == 0
+    assert set(SEEN["sink"]) == set(range(N))
+
+
 # ---- forged ----
 
 
@@ -199,7 +240,7 @@ def forgeries(cluster: LocalCluster) -> list[list[Any]]:
     def chunk(**changes: Any) -> wire.Chunk:
         real = {"worker": 0, "generation": generation, "topology": 1, "epoch": 0, "version": 1, "source": source,
                 "source_incarnation": 77, "target": target, "target_incarnation": incarnation, "stream": 0, "seq": 0,
-                "count": 1, "form": wire.ROWS, "edge": 0, "roots": [], "attempt": 0, "birth": 0.0}
+                "count": 1, "form": wire.ROWS, "edge": 0, "roots": [], "attempt": 0, "age": 0.0}
         return wire.Chunk(**{**real, **changes})
 
     body = wire.encode_rows([(5,)])

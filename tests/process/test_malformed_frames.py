@@ -44,7 +44,7 @@ class Victim:
         fields = {"topology": self.state.number, "epoch": 0, "version": self.state.version, "source": self.number("lines"),
                   "source_incarnation": next(self._incarnations), "target": self.graph.number(self.target),
                   "target_incarnation": self.place.incarnation, "stream": 0, "seq": 0, "count": 1, "form": wire.ROWS,
-                  "edge": 0, "roots": [], "attempt": 0, "birth": 0.0, **changes}
+                  "edge": 0, "roots": [], "attempt": 0, "age": 0.0, **changes}
         return wire.encode(wire.Chunk(*STRANGER, **fields))
 
 

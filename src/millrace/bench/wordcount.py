@@ -117,7 +117,8 @@ def _rivals(console: Console) -> dict[str, Any]:
     found = {}
     for name in RIVALS:
         console.print(f"{name} ...")
-        found[name] = run_rival(name, seed=SEED, root=project_root(), java_home=ensure_java(), report=console.print)
+        found[name] = run_rival(name, None, SEED, root=project_root(), rate=LINES_PER_SECOND, java_home=ensure_java(),
+                                report=console.print)
     return found
 
 

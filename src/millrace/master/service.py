@@ -145,6 +145,8 @@ class Master:
         """Run `work` on the master's thread and return its result, or raise what it raised."""
         if self._stopping or self._thread is None:
             raise MillraceError("the master is not running")
+        if threading.current_thread() is self._thread:  # a condition that someone waits for, or a listener
+            return work()
         future: Future[Any] = Future()
         self._calls.put((work, future))
         self._wake()

@@ -117,7 +117,7 @@ class Channel:
             header = wire.Chunk(
                 owner.worker.slot, owner.worker.generation, owner.topology.number, owner.topology.epoch,
                 owner.topology.version, owner.number, owner.incarnation, self.target, self.target_incarnation, stream, seq,
-                count, form, edge, list(roots), attempt, birth)
+                count, form, edge, list(roots), attempt, owner.worker.clock.now() - birth)
             self.link.send([wire.encode(header), body])
 
     def _count(self, count: int) -> int:

@@ -199,7 +199,7 @@ class SpoutTask(Task):
     def _send_root(self, group: Group, roots: tuple[int, ...], now: float, attempt: int) -> None:
         size = len(group.body) if isinstance(group.body, list) else group.body.num_rows
         try:
-            edges = self.send(group, roots, attempt, self.worker.clock.wall())
+            edges = self.send(group, roots, attempt, self.worker.clock.now())
         except USER_ERRORS as error:  # of a custom grouping
             self._send_failed(group, bool(roots), now, attempt, error)
             return
@@ -219,7 +219,7 @@ class SpoutTask(Task):
         roots, edges = self._new_root() if tracked else (), 0
         for row in rows:
             try:
-                edges ^= self.send(group._replace(body=[row]), roots, attempt, self.worker.clock.wall())
+                edges ^= self.send(group._replace(body=[row]), roots, attempt, self.worker.clock.now())
             except USER_ERRORS as culprit:
                 self.unsendable(group.output, row, culprit)
         for root in roots:

@@ -449,7 +449,7 @@ class BoltTask(Task):
         if not self.started or self.busy or self.blocked or not self.inbox:
             return
         delivery = self.inbox.popleft()
-        if delivery.roots and self.worker.clock.wall() - delivery.birth > STALE * self.timeout:
+        if delivery.roots and self.worker.clock.now() - delivery.birth > STALE * self.timeout:
             # Its root has timed out and comes again: a bolt that is behind must not work on what nobody waits for.
             self.meters.expired += delivery.count
             self.worker.consumed(self, delivery.inlet)
@@ -616,7 +616,7 @@ class BoltTask(Task):
                       else self._anchored(group.anchors or [], opened))
         roots = tuple(dict.fromkeys(root for delivery in deliveries for root in delivery.roots))
         attempt = max((delivery.attempt for delivery in deliveries), default=0)
-        birth = min((delivery.birth for delivery in deliveries), default=0.0) or self.worker.clock.wall()
+        birth = min((delivery.birth for delivery in deliveries), default=0.0) or self.worker.clock.now()
         try:
             edges = self.send(group, roots, attempt, birth)
         except USER_ERRORS as error:  # of a custom grouping

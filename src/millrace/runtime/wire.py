@@ -46,7 +46,7 @@ class Chunk(Message, tag=1, gc=False):
     edge: int
     roots: list[int]
     attempt: int
-    birth: float
+    age: float  # seconds since the oldest of its roots was sent; a time would have to be by everyone's clock
 
 
 class Credits(Message, tag=2):

@@ -440,7 +440,7 @@ class Worker:
         try:
             inlet = self._inlet(task, chunk.source, chunk.source_incarnation, chunk.worker, None)
             delivery = Delivery(inlet, chunk.stream, body, chunk.count, chunk.form, False, chunk.edge, tuple(chunk.roots),
-                                chunk.attempt, chunk.birth)
+                                chunk.attempt, self.clock.now() - chunk.age)
         except (KeyError, IndexError):
             self.counters["malformed"] += 1  # a source or stream that the topology does not have
             return

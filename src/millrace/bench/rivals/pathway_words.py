@@ -31,11 +31,9 @@ LINES_PER_COMMIT = 30_000
 COMMITS_UNDER_WAY = 2
 WARM_UP_LINES = 2 * LINES_PER_COMMIT
 SETTLE_SECONDS = 1.0
-# Lines that have come due are committed together this often when the latency is measured.
-TURN_SECONDS = float(os.environ.get("TURN", "0.005"))
 SETTING = (
     f"{WORKERS} threads, rows of {LINES_PER_ROW} lines, a commit every {LINES_PER_COMMIT} lines; "
-    f"latency: rows of 1 line, a commit every {TURN_SECONDS * 1e3:g} ms"
+    "latency: a row and a commit for each line"
 )
 
 
@@ -63,6 +61,11 @@ class _Totals:
                 self.meter.counted(self.words - self.base, self.at)
             self.changed.notify_all()
 
+    def measure_with(self, meter: LatencyMeter) -> None:
+        """Begin the latency run. Nothing is under way at this moment."""
+        with self.changed:
+            self.base, self.meter = self.words, meter
+
     def wait_for(self, words: int) -> None:
         with self.changed:
             self.changed.wait_for(lambda: self.words >= words)
@@ -79,47 +82,49 @@ class _Feeder(pw.io.python.ConnectorSubject):
         super().__init__()
         self._request = request
         self._totals = totals
-        self.throughput: Throughput | None = None
+        self.lines_sent = 0
+        # When the run at full speed began and ended; None until it has.
+        self.full_speed: tuple[float, float] | None = None
 
     def run(self) -> None:
         if self._request.lines:
-            self._at_full_speed()
+            self._send(lines(self._request.seed, WARM_UP_LINES))
+            content = lines(self._request.seed, self._request.lines)
+            started = time.perf_counter()
+            self._send(content)
+            self.full_speed = started, self._totals.at
         if self._request.rate:
-            self._at_steady_rate()
+            self._send_when_due()
 
-    def _at_full_speed(self) -> None:
-        everything = lines(self._request.seed, WARM_UP_LINES + self._request.lines)
-        self._send(everything[:WARM_UP_LINES], sent_before=0)
-        started = time.perf_counter()
-        self._send(everything[WARM_UP_LINES:], sent_before=WARM_UP_LINES)
-        checksum = check(self._totals.words, len(everything) * WORDS_PER_LINE)
-        self.throughput = Throughput(self._request.lines * WORDS_PER_LINE, self._totals.at - started, checksum)
-
-    def _send(self, batch: list[str], sent_before: int) -> None:
-        """Send the lines and wait until all are counted."""
-        for start in range(0, len(batch), LINES_PER_COMMIT):
-            self._totals.wait_for((sent_before + start - COMMITS_UNDER_WAY * LINES_PER_COMMIT) * WORDS_PER_LINE)
-            commit = batch[start : start + LINES_PER_COMMIT]
+    def _send(self, content: list[str]) -> None:
+        """Send the lines at full speed and wait until all are counted."""
+        for start in range(0, len(content), LINES_PER_COMMIT):
+            self._wait_until_under_way(COMMITS_UNDER_WAY * LINES_PER_COMMIT)
+            commit = content[start : start + LINES_PER_COMMIT]
             for row in range(0, len(commit), LINES_PER_ROW):
                 self.next(line="\n".join(commit[row : row + LINES_PER_ROW]))
             self.commit()
-        self._totals.wait_for((sent_before + len(batch)) * WORDS_PER_LINE)
+            self.lines_sent += len(commit)
+        self._wait_until_under_way(0)
 
-    def _at_steady_rate(self) -> None:
-        totals, rate = self._totals, self._request.rate
-        batch = lines(self._request.seed, int(rate * (SETTLE_SECONDS + self._request.seconds)))
-        totals.base = totals.words
-        totals.meter = LatencyMeter(time.perf_counter(), rate, SETTLE_SECONDS)
+    def _send_when_due(self) -> None:
+        rate = self._request.rate
+        content = lines(self._request.seed, int(rate * (SETTLE_SECONDS + self._request.seconds)))
+        meter = LatencyMeter(time.perf_counter(), rate, SETTLE_SECONDS)
+        self._totals.measure_with(meter)
         sent = 0
-        while sent < len(batch):
-            due = totals.meter.lines_due(time.perf_counter())
-            for line in batch[sent:due]:
+        while sent < len(content):
+            for line in content[sent : meter.lines_due(time.perf_counter())]:
                 self.next(line=line)
-            self.commit()
-            sent = min(due, len(batch))
-            time.sleep(TURN_SECONDS)
-        totals.wait_for(totals.base + len(batch) * WORDS_PER_LINE)
-        check(totals.words - totals.base, len(batch) * WORDS_PER_LINE)
+                self.commit()
+                sent += 1
+            time.sleep(max(0.0, meter.due(sent) - time.perf_counter()))
+        self.lines_sent += sent
+        self._wait_until_under_way(0)
+
+    def _wait_until_under_way(self, most: int) -> None:
+        """Wait until no more than `most` lines are sent and not yet counted."""
+        self._totals.wait_for((self.lines_sent - most) * WORDS_PER_LINE)
 
 
 class _Row(pw.Schema):
@@ -140,7 +145,12 @@ def main() -> None:
     counts = words.groupby(words.word).reduce(words.word, count=pw.reducers.count())
     pw.io.subscribe(counts, on_change=totals.on_change, on_time_end=totals.on_time_end)
     pw.run(monitoring_level=pw.MonitoringLevel.NONE)
-    print_result("pathway", pw.__version__, SETTING, feeder.throughput, totals.meter)
+    checksum = check(totals.words, feeder.lines_sent * WORDS_PER_LINE)
+    throughput = None
+    if feeder.full_speed is not None:
+        started, ended = feeder.full_speed
+        throughput = Throughput(request.lines * WORDS_PER_LINE, ended - started, checksum)
+    print_result("pathway", pw.__version__, SETTING, throughput, totals.meter)
 
 
 if __name__ == "__main__":

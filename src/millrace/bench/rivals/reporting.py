@@ -116,9 +116,7 @@ def check(checksum: int, words_sent: int) -> int:
     return checksum
 
 
-def print_result(
-    engine: str, version: str, setting: str, throughput: Throughput | None, latency: LatencyMeter | None
-) -> None:
+def print_result(engine: str, version: str, setting: str, throughput: Throughput | None, latency: LatencyMeter | None) -> None:
     """Print the one line that `run` reads."""
     result: dict[str, object] = {"engine": engine, "version": version, "setting": setting}
     if throughput is not None:

@@ -1,42 +1,139 @@
-"""Runs another engine's script in its own environment and reads its last line."""
+"""Run one of the other engines in a process of its own and read what it measured."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from millrace.bench.rivals.environment import ensure_environment
 from millrace.errors import MillraceError
 
-LIMIT_SECONDS = 300.0
-HERE = Path(__file__).parent
-SCRIPTS = {  # name -> script, its own arguments, lines at full speed, whether its latency is measured
-    "bytewax": ("bytewax_words.py", (), 600_000, True),
-    "bytewax_per_item": ("bytewax_words.py", ("--per-item",), 300_000, False),
-    "pathway": ("pathway_words.py", (), 400_000, False),
-    "spark_sql": ("spark_words.py", ("--mode", "sql"), 2_000_000, True),
-    "spark_python": ("spark_words.py", ("--mode", "python"), 100_000, False),
+TIME_LIMIT_SECONDS = 180.0
+_HERE = Path(__file__).resolve().parent
+_TAIL_LINES = 20
+# What a shell may hold for another Spark, another Python or another Pathway; the scripts set what they need.
+_NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "SPARK_", "PYSPARK_", "PATHWAY_", "BYTEWAX_")
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """One engine: its script, and how many lines it needs to run for some seconds on two cores."""
+
+    script: str
+    lines: int
+    # False: it runs on the packages Millrace has anyway, so nothing is installed for it.
+    own_environment: bool = True
+    measures_latency: bool = True
+    # What the script gets beside the arguments that all of them take.
+    arguments: tuple[str, ...] = ()
+
+
+RIVALS: Mapping[str, Rival] = {
+    "bytewax": Rival("bytewax_words.py", lines=500_000),
+    "bytewax_per_item": Rival("bytewax_words.py", lines=300_000, measures_latency=False, arguments=("--per-item",)),
+    "pathway": Rival("pathway_words.py", lines=600_000),
+    "spark_sql": Rival("spark_sql.py", lines=2_400_000, own_environment=False),
+    "spark_python": Rival("spark_python.py", lines=600_000, measures_latency=False),
 }
 
 
-def run_rival(name: str, *, seed: int, root: Path, java_home: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    """One engine, measured; `MillraceError` with the end of its output if it failed or took too long."""
-    python = ensure_environment(root, report)
-    script, own, lines, latency = SCRIPTS[name]
-    command = [str(python), str(HERE / script), "--lines", str(lines), "--seed", str(seed), *own]
-    if latency:
-        command += ["--rate", "1000", "--seconds", "8"]
-    environment = {**os.environ, "JAVA_HOME": str(java_home), "PYSPARK_PYTHON": str(python),
-                   "PYSPARK_DRIVER_PYTHON": str(python)}
+class RivalFailed(MillraceError):
+    """Another engine did not give a figure: it failed, took too long, or counted wrong. The message has its last words."""
+
+
+def run_rival(
+    name: str,
+    lines: int | None,
+    seed: int,
+    *,
+    root: Path,
+    rate: float = 0.0,
+    seconds: float = 6.0,
+    java_home: Path | None = None,
+    time_limit: float = TIME_LIMIT_SECONDS,
+    report: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Measure one engine and return the object its script printed.
+
+    `lines` is how many go through at full speed; None leaves the number to the engine, as each needs its own to
+    run for some seconds. With a `rate`, in lines a second, the latency is measured too, for `seconds`, by the
+    engines that can. `root` is where the engines' environment is made on first use, which `report` tells about.
+    """
+    rival = _rival(name)
+    python = ensure_environment(root, report) if rival.own_environment else Path(sys.executable)
+    command = [str(python), str(_HERE / rival.script), "--seed", str(seed)]
+    command += ["--lines", str(rival.lines if lines is None else lines), *rival.arguments]
+    if rate and rival.measures_latency:
+        command += ["--rate", str(rate), "--seconds", str(seconds)]
+    code, output, errors = _run(name, command, script_environment(os.environ, java_home), time_limit)
+    if code:
+        raise RivalFailed(f"{name} ended with exit code {code}. Its last words:\n{tail(errors or output)}")
+    return parse_result(name, output, errors)
+
+
+def script_environment(inherited: Mapping[str, str], java_home: Path | None) -> dict[str, str]:
+    """The environment variables of a script: the inherited ones but for what would change the engine."""
+    kept = {key: value for key, value in inherited.items() if not key.startswith(_NOT_INHERITED)}
+    if java_home is not None:
+        kept["JAVA_HOME"] = str(java_home)
+    return kept
+
+
+def parse_result(name: str, output: str, errors: str) -> dict[str, Any]:
+    """The JSON object on the last line of a script's output."""
+    last = output.strip().rpartition("\n")[2]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS, env=environment)
-    except subprocess.TimeoutExpired:
-        raise MillraceError(f"{name} did not finish within {LIMIT_SECONDS:g} s") from None
-    if done.returncode:
-        raise MillraceError(f"{name} failed:\n{done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        result = json.loads(last)
+    except json.JSONDecodeError:
+        result = None
+    if not isinstance(result, dict) or not ("words_per_s" in result or "p50_ms" in result):
+        raise RivalFailed(f"{name} printed no result; its last line was {last[:200]!r}. Its last words:\n{tail(errors)}")
     return result
+
+
+def tail(text: str) -> str:
+    return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])
+
+
+def _rival(name: str) -> Rival:
+    if name not in RIVALS:
+        raise RivalFailed(f"there is no engine {name!r} to compare with; there are {', '.join(RIVALS)}")
+    return RIVALS[name]
+
+
+def _run(name: str, command: list[str], environment: dict[str, str], time_limit: float) -> tuple[int, str, str]:
+    """Run a script to its end; whatever it started ends with it."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=time_limit)
+    except subprocess.TimeoutExpired as expired:
+        # What it wrote so far comes with the exception as bytes, even where text was asked for.
+        said = (expired.stderr or b"").decode(errors="replace")
+        raise RivalFailed(f"{name} was not done after {time_limit:g} s. Its last words:\n{tail(said)}") from expired
+    finally:
+        _end_group(process)
+    return process.returncode, output, errors
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """Kill what is left of the script and its children: Java, and Python workers. Mostly there is nothing."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
