@@ -11,6 +11,11 @@
     ├── AddressInUse             a port or socket that another process holds
     ├── UnknownName              no component, stream, task or slot of that name (also a KeyError)
     ├── UnknownTopology          a name that is not running here
+    ├── BadParameter             a scheduler's parameter that is unknown or out of range (also a ValueError)
+    ├── BadSituation             a file or value that is not a situation to schedule (also a ValueError)
+    ├── SchedulerFailed          a scheduler that raised, took too long or returned no plan that can be run
+    ├── NotTheAuthor             another master has taken over the plans
+    ├── StoreUnreachable         the coordination store or the history's database does not answer
     └── WireError                a frame that is not one of ours
 
 A message says what was asked, what there was, and what to do about it.
@@ -71,3 +76,23 @@ class UnknownTopology(MillraceError, KeyError):
 
 class WireError(MillraceError, ValueError):
     """A frame that cannot be read: counted and dropped by whoever received it."""
+
+
+class BadParameter(MillraceError, ValueError):
+    """A parameter that the scheduler or estimator does not have, or a value out of its range."""
+
+
+class BadSituation(MillraceError, ValueError):
+    """What should describe graphs, cluster, loads and plans does not."""
+
+
+class SchedulerFailed(MillraceError):
+    """The scheduler gave no answer that can be used; the plan in force stays."""
+
+
+class NotTheAuthor(MillraceError):
+    """A newer master writes the plans now: this one must not."""
+
+
+class StoreUnreachable(MillraceError):
+    """A store that is needed does not answer."""

@@ -18,12 +18,16 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A host and what it can carry."""
+    """A host and what it can carry: `mhz` is the clock of one core, and so what one worker can use at most."""
 
     name: str
     cores: int
     mhz: float
     memory_mb: int
+
+    @property
+    def capacity_mhz(self) -> float:
+        return self.cores * self.mhz
 
 
 class _Remembered:

@@ -35,7 +35,10 @@ class Metric(StrEnum):
     EXECUTE_LATENCY_MS = "execute_latency_ms", "ms", "Time that user code took for a tuple, as the mean of its chunk."
     PROCESS_LATENCY_MS = "process_latency_ms", "ms", "Time from a tuple's arrival at a bolt to its ack."
     COMPLETE_LATENCY_MS = "complete_latency_ms", "ms", "Time from a spout's emit until all that came of it is done."
+    QUEUE_FLOOR = "queue_floor", "tuples", "The lower of the queue lengths at the ends of the last two windows."
     CPU_SECONDS = "cpu_seconds", "s", "CPU time that the task used in the window."
+    CPU_MHZ = "cpu_mhz", "MHz", "The task's part of its worker's CPU use in the window, times the clock of the core."
+    MEMORY_MB = "memory_mb", "MB", "The task's part of its worker's memory, by its part of the tuples processed there."
     BUSY_SECONDS = "busy_seconds", "s", "Time in the window during which the task was in user code."
     CAPACITY = "capacity", "ratio", "Share of the window spent in user code: near 1 means the task is saturated."
     TRUE_PROCESSING_RATE = "true_processing_rate", "tuples/s", "What a task would process if it never had to wait."
@@ -62,29 +65,51 @@ class TaskLoad:
     acked: int = 0
     failed: int = 0
     queue_length: int = 0
+    queue_floor: int = 0
     execute_latency_ms: Latency | None = None
     process_latency_ms: Latency | None = None
     complete_latency_ms: Latency | None = None
     cpu_seconds: float = 0.0
     busy_seconds: float = 0.0
+    cpu_mhz: float = 0.0
+    memory_mb: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One topology in one window: what each task did, and how many tuples went from task to task."""
+    """One topology in one window: what each task did, and how many tuples went from task to task. Tasks that are
+    `settling` have been started or moved within the window: what is said of them is not yet the whole of it."""
 
     window_seconds: float = 0.0
     tasks: Mapping[TaskId, TaskLoad] = field(default_factory=FrozenMap)
-    traffic: Mapping[tuple[TaskId, TaskId], int] = field(default_factory=FrozenMap)
+    traffic: Mapping[tuple[TaskId, TaskId], float] = field(default_factory=FrozenMap)
+    settling: tuple[TaskId, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", FrozenMap(self.tasks))
         object.__setattr__(self, "traffic", FrozenMap(self.traffic))
+        object.__setattr__(self, "settling", tuple(self.settling))
 
     def capacity(self, task: TaskId) -> float:
         """Share of the window that the task spent in user code; 0 if nothing is known of it."""
         measured = self.tasks.get(task)
         return measured.busy_seconds / self.window_seconds if measured and self.window_seconds > 0 else 0.0
+
+    def arrival_rate(self, component: str) -> float:
+        """λ: tuples a second that come for the component's tasks; for a spout, those that it emits."""
+        if self.window_seconds <= 0:
+            return 0.0
+        arrived = sum(tuples for (_, target), tuples in self.traffic.items() if target.component == component)
+        if not any(target.component == component for _, target in self.traffic):
+            arrived = sum(measured.emitted for task, measured in self.tasks.items() if task.component == component)
+        return arrived / self.window_seconds
+
+    def true_processing_rate(self, component: str) -> float | None:
+        """μ: tuples a second that one task of the component gets through while it is busy; None if none has been."""
+        own = [measured for task, measured in self.tasks.items() if task.component == component]
+        busy = sum(measured.busy_seconds for measured in own)
+        done = sum(measured.executed or measured.emitted for measured in own)
+        return done / busy if busy > 0 and done else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for JSON: tasks by name, traffic as [from, to, tuples]."""
@@ -92,6 +117,7 @@ class Load:
             "window_seconds": self.window_seconds,
             "tasks": {str(task): msgspec.to_builtins(measured) for task, measured in self.tasks.items()},
             "traffic": [[str(source), str(target), tuples] for (source, target), tuples in self.traffic.items()],
+            "settling": [str(task) for task in self.settling],
         }
 
     @classmethod
@@ -100,6 +126,6 @@ class Load:
         return cls(
             window_seconds=float(data["window_seconds"]),
             tasks={TaskId.parse(task): msgspec.convert(measured, TaskLoad) for task, measured in data["tasks"].items()},
-            traffic={(TaskId.parse(source), TaskId.parse(target)): int(tuples)
-                     for source, target, tuples in data["traffic"]},
+            traffic={(TaskId.parse(source), TaskId.parse(target)): tuples for source, target, tuples in data["traffic"]},
+            settling=tuple(TaskId.parse(task) for task in data.get("settling", ())),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millrace.config import KEY_GROUP_COUNT
 from millrace.errors import TopologyError
@@ -58,6 +58,17 @@ class Plan:
     def tasks_on(self, slot: int) -> tuple[TaskId, ...]:
         """The tasks on that slot, in sorted order."""
         return tuple(task for task, place in self.placement.items() if place == slot)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for JSON: the placement by the tasks' names."""
+        return {"version": self.version, "placement": {str(task): slot for task, slot in self.placement.items()},
+                "key_groups": {name: list(owners) for name, owners in self.key_groups.items()}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """The plan that `to_json` wrote."""
+        return cls(int(data["version"]), {TaskId.parse(task): int(slot) for task, slot in data["placement"].items()},
+                   {name: tuple(map(int, owners)) for name, owners in data["key_groups"].items()})
 
     @staticmethod
     def diff(old: Plan, new: Plan) -> PlanDiff:

@@ -14,11 +14,24 @@ from millrace.model.plan import Plan, initial_key_groups, rescaled_key_groups
 
 
 @dataclass(frozen=True, slots=True)
+class Overload:
+    """A node or a worker that would be given more than it can carry."""
+
+    where: str  # "node a", "worker 3"
+    asked_mhz: float
+    has_mhz: float
+
+    def __str__(self) -> str:
+        return f"{self.where} would need {self.asked_mhz:,.0f} MHz and has {self.has_mhz:,.0f}"
+
+
+@dataclass(frozen=True, slots=True)
 class NewPlan:
     """Carry these out: one plan for each topology that was asked about, those that stay as they are included."""
 
     plans: Mapping[str, Plan]
     reason: str
+    overload: tuple[Overload, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plans", FrozenMap(self.plans))

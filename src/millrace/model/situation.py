@@ -1,0 +1,74 @@
+"""All that a scheduler is asked about, as one value that can be kept in a file: so that a decision can be made again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.errors import BadSituation, MillraceError
+from millrace.model.cluster import Cluster
+from millrace.model.frozen import FrozenMap
+from millrace.model.graph import TopologyGraph
+from millrace.model.load import Load
+from millrace.model.plan import Plan
+
+FORMAT = "millrace-situation-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Topologies, cluster, and by topology name the load and the plan in force."""
+
+    graphs: tuple[TopologyGraph, ...]
+    cluster: Cluster
+    load: Mapping[str, Load] = field(default_factory=FrozenMap)
+    plan: Mapping[str, Plan] = field(default_factory=FrozenMap)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "graphs", tuple(self.graphs))
+        object.__setattr__(self, "load", FrozenMap(self.load))
+        object.__setattr__(self, "plan", FrozenMap(self.plan))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "graphs": [msgspec.to_builtins(graph) for graph in self.graphs],
+            "cluster": msgspec.to_builtins(self.cluster),
+            "load": {name: load.to_json() for name, load in self.load.items()},
+            "plan": {name: plan.to_json() for name, plan in self.plan.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Situation:
+        """What `to_json` wrote; `BadSituation` says what is wrong with anything else."""
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+            raise BadSituation(f"asked for a situation in format {FORMAT!r}, found {found!r}: write one with "
+                               "`millrace load --save FILE`")
+        try:
+            return cls(
+                graphs=tuple(msgspec.convert(graph, TopologyGraph) for graph in data["graphs"]),
+                cluster=msgspec.convert(data["cluster"], Cluster),
+                load={name: Load.from_json(load) for name, load in data["load"].items()},
+                plan={name: Plan.from_json(plan) for name, plan in data["plan"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, MillraceError) as error:
+            raise BadSituation(f"a situation cannot be read: {type(error).__name__}: {error}. Write a new one with "
+                               "`millrace load --save FILE`") from error
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(self.to_json()), indent=1))
+
+    @classmethod
+    def read(cls, path: str | Path) -> Situation:
+        try:
+            data = msgspec.json.decode(Path(path).read_bytes())
+        except OSError as error:
+            raise BadSituation(f"cannot read {path}: {error.strerror}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadSituation(f"{path} is not JSON: {error}. Write one with `millrace load --save FILE`") from error
+        return cls.from_json(data)

@@ -1,0 +1,80 @@
+"""Parameters of schedulers and estimators: the fields of a frozen dataclass, each with its range and one sentence.
+
+    @dataclass(frozen=True)
+    class Pack:
+        gamma: float = parameter(1.5, "How far to pack.", low=1.0)
+
+        __post_init__ = check_parameters
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from millrace.errors import BadParameter
+
+T = TypeVar("T")
+
+
+def parameter(default: Any, about: str, *, low: float | None = None, high: float | None = None,
+              choices: tuple[str, ...] = ()) -> Any:
+    """A field of a parameter class. `low` and `high` are the least and the largest value allowed."""
+    return dataclasses.field(default=default, metadata={"about": about, "low": low, "high": high, "choices": choices})
+
+
+def check_parameters(given: Any) -> None:
+    """Raise `BadParameter` if a field has a value that it cannot have; numbers take the type of the default."""
+    for field in dataclasses.fields(given):
+        value = _checked(type(given).__name__, field, getattr(given, field.name))
+        object.__setattr__(given, field.name, value)
+
+
+def _checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    default, rules = field.default, field.metadata
+    name = f"{owner.lower()}: {field.name} = {value!r}"
+    if rules.get("choices"):
+        if value not in rules["choices"]:
+            raise BadParameter(f"{name} is not one of {', '.join(rules['choices'])}")
+        return value
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise BadParameter(f"{name} must be true or false")
+        return value
+    if value is None and default is None:
+        return None
+    if not isinstance(default, int | float | None):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadParameter(f"{name} must be a finite number")
+    low, high = rules.get("low"), rules.get("high")
+    if (low is not None and value < low) or (high is not None and value > high):
+        allowed = f"at least {low:g}" if high is None else f"at most {high:g}" if low is None else f"from {low:g} to {high:g}"
+        raise BadParameter(f"{name} is out of range: it must be {allowed}")
+    if isinstance(default, int) and value != int(value):
+        raise BadParameter(f"{name} must be a whole number")
+    return type(default)(value) if default is not None else value
+
+
+def with_parameters(cls: type[T], given: Mapping[str, Any], label: str) -> T:
+    """An instance of a parameter class; `BadParameter` lists what there is when one is asked for that is not."""
+    known = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise BadParameter(f"{label} has no parameter {', '.join(map(repr, unknown))}; it has {', '.join(known) or 'none'}")
+    return cls(**given)
+
+
+def parameters_of(given: Any) -> dict[str, Any]:
+    """The values in force, by name."""
+    if not dataclasses.is_dataclass(given):
+        return {}
+    return {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+
+
+def described(cls: type[Any]) -> list[tuple[str, Any, str]]:
+    """(name, default, sentence) of each parameter, for people."""
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return [(field.name, field.default, field.metadata.get("about", "")) for field in fields]
