@@ -15,6 +15,7 @@ from millrace.errors import TopologyError
 
 AT_MOST_ONCE = "at-most-once"
 AT_LEAST_ONCE = "at-least-once"
+EMBEDDED = "embedded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Setting:
     low: float | None = None
     choices: tuple[str, ...] = ()
     whole: bool = False
+    text: bool = False
 
     def of(self, conf: Mapping[str, Any]) -> Any:
         """The value in `conf`, checked, or the default."""
@@ -36,6 +38,10 @@ class Setting:
         if self.choices:
             if value not in self.choices:
                 raise TopologyError(f"{self.key} = {value!r} is not one of {', '.join(self.choices)}")
+            return value
+        if self.text:
+            if not isinstance(value, str) or not value:
+                raise TopologyError(f"{self.key} = {value!r} must be a text that is not empty")
             return value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TopologyError(f"{self.key} = {value!r} ({type(value).__name__}) must be a number")
@@ -74,6 +80,12 @@ CHANNEL_WINDOW = Setting("topology.channel.window", 4, low=1,
                          about="Chunks that may be on their way from one task to another before the sender waits.")
 SPOUT_WAIT = Setting("topology.spout.wait.ms", 1.0, low=0,
                      about="Milliseconds before next_tuple is called again after it emitted nothing.")
+COMPONENT_CPU = Setting("topology.component.cpu.pcore.percent", 10.0, low=0,
+                        about="CPU that a task asks the resource-aware scheduler for while none is measured, in percent of a "
+                              "core. May be set for one component.")
+COMPONENT_MEMORY = Setting("topology.component.resources.onheap.memory.mb", 128.0, low=0,
+                           about="Memory in MB that a task asks the resource-aware scheduler for while none is measured. May "
+                                 "be set for one component.")
 
 HEARTBEAT_INTERVAL = Setting("worker.heartbeat.interval.secs", 0.25, low=0.01, about="Seconds between a worker's heartbeats.")
 HEARTBEAT_TIMEOUT = Setting("worker.heartbeat.timeout.secs", 1.5, low=0.05,
@@ -90,6 +102,23 @@ DRAIN_LIMIT = Setting("task.drain.limit.secs", 2.0, low=0,
                             "that it ends when its inbox is empty.")
 FRAME_LIMIT = Setting("wire.frame.limit.bytes", 64 * 2**20, low=4096, about="Largest frame that is sent or accepted.")
 
+NODE_BY = Setting("worker.node.by", "host", choices=("host", "executor"),
+                  about="What counts as a node: a host, or every Spark executor by itself. The environment variable "
+                        "MILLRACE_NODE names the host otherwise.")
+WORKER_POLL = Setting("worker.poll.secs", 0.25, low=0.01,
+                      about="Seconds between a worker's looks at the plan store (T_W); a new plan is also announced.")
+AGENT_POLL = Setting("agent.poll.secs", 1.0, low=0.01,
+                     about="Seconds between an agent's looks for a newer plan (T_S); a new plan is also pushed.")
+COORDINATION = Setting("coordination.store", EMBEDDED, text=True,
+                       about="Where the master writes plans for the agents: embedded (in the master), or "
+                             "zookeeper://HOST:PORT,HOST:PORT.")
+LOAD_PERIOD = Setting("load.period.secs", 20.0, low=0.1,
+                      about="Seconds in each window of the load monitor; no longer than the scheduler's period.")
+HISTORY = Setting("history.url", None, text=True,
+                  about="Database for loads and decisions, as an SQLAlchemy URL; none keeps nothing. Unset: an SQLite file "
+                        "in the user's state directory.")
+HISTORY_RETENTION = Setting("history.retention.hours", 168.0, low=0.01, about="Hours after which history is deleted.")
+
 LOG_LEVEL = Setting("worker.log.level", "info", choices=("debug", "info", "warning", "error"),
                     about="Least level of what components log that is written to the worker's stderr.")
 
@@ -101,5 +130,5 @@ OTHER_KEYS = {"topology.name", "topology.debug", "topology.environment"}
 def unknown_settings(conf: Iterable[str]) -> list[str]:
     """Keys that look like a setting and are none: a misspelt one would be without effect, silently."""
     known = {setting.key for setting in SETTINGS} | OTHER_KEYS
-    return sorted(key for key in conf if key.startswith(("topology.", "worker.", "recovery.", "task.", "wire."))
-                  and key not in known)
+    prefixes = tuple({setting.key.partition(".")[0] + "." for setting in SETTINGS})
+    return sorted(key for key in conf if key.startswith(prefixes) and key not in known)

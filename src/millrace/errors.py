@@ -14,6 +14,7 @@
     ├── BadParameter             a scheduler's parameter that is unknown or out of range (also a ValueError)
     ├── BadSituation             a file or value that is not a situation to schedule (also a ValueError)
     ├── SchedulerFailed          a scheduler that raised, took too long or returned no plan that can be run
+    ├── StalePlan                a plan made for another one than that in force
     ├── NotTheAuthor             another master has taken over the plans
     ├── StoreUnreachable         the coordination store or the history's database does not answer
     └── WireError                a frame that is not one of ours
@@ -88,6 +89,10 @@ class BadSituation(MillraceError, ValueError):
 
 class SchedulerFailed(MillraceError):
     """The scheduler gave no answer that can be used; the plan in force stays."""
+
+
+class StalePlan(MillraceError):
+    """The plan was made for another version, other workers or other tasks than there are now: nothing of it is run."""
 
 
 class NotTheAuthor(MillraceError):

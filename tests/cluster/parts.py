@@ -5,7 +5,7 @@ What they see is kept here: all workers of a LocalCluster are one process.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from millrace.testing.local_cluster import LocalCluster
 
 SEEN: defaultdict[str, list[Any]] = defaultdict(list)  # component → the values it got, in order
 TOLD: list[tuple[Any, ...]] = []  # what spouts were told of their tuples, and what else happened to components
+QUEUE: deque[int] = deque()  # what FromQueue takes its numbers from
 REFUSED: Counter[Any] = Counter()  # how often a value has been refused by a bolt that raises
 
 
@@ -32,6 +33,7 @@ def forget() -> None:
     SEEN.clear()
     TOLD.clear()
     REFUSED.clear()
+    QUEUE.clear()
 
 
 def run_through(topology: Any, workers: int = 2, seconds: float = 1.0, **config: Any) -> LocalCluster:
@@ -71,7 +73,7 @@ class Late(LocalCluster):
         late, self.late = self.late, ()
         for slot in set(late) & set(self.workers) & set(self.master.workers):
             if self.workers[slot].generation == self.master.workers[slot].address.generation:
-                self.workers[slot].assign(self.master.assignment())
+                self.workers[slot].assign(self.master.distribution().parts[self.node(slot).name])
 
 
 def meter(cluster: LocalCluster, component: str, name: str) -> int:
@@ -154,6 +156,17 @@ class Reliable(ReliableSpout):
     def fail(self, tup_id: Any) -> None:
         TOLD.append((self.fail_cause, tup_id))
         super().fail(tup_id)
+
+
+class FromQueue(ReliableSpout):
+    """Takes numbers from QUEUE, which others take from too: what it took and has not seen through is its own alone."""
+
+    outputs = ["n"]
+
+    def next_tuple(self) -> None:
+        if QUEUE:
+            number = QUEUE.popleft()
+            self.emit([number], tup_id=number)
 
 
 # ---- bolts that pass on ----

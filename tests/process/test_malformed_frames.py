@@ -13,6 +13,7 @@ import pytest
 import zmq
 from audited import AuditedStream, assert_exact, assert_nothing_lost
 
+from millrace.model.cluster import Node
 from millrace.model.graph import TaskId
 from millrace.runtime import wire
 from millrace.runtime.transport import boot_id, visit
@@ -67,7 +68,6 @@ def malformed(victim: Victim) -> Iterator[tuple[str, list[bytes]]]:
     yield "a negative stream", [victim.chunk(stream=-1), ROW]
     yield "a negative count", [victim.chunk(count=-5), ROW]
     yield "a huge count", [victim.chunk(count=2**62), ROW]
-    yield "roots of an unknown task", [wire.encode(wire.Roots(*STRANGER, victim.state.number, 999, 1, own_root(victim)))]
     yield from ((f"body: {name}", [victim.chunk(), body]) for name, body in BODIES.items())
     yield from ((f"Arrow: {name}", [victim.chunk(form=wire.ARROW), body]) for name, body in ARROW.items())
 
@@ -97,8 +97,11 @@ def stale(victim: Victim) -> Iterator[tuple[str, list[bytes]]]:
 def harmless(victim: Victim) -> Iterator[tuple[str, list[bytes]]]:
     """Well-formed and about nothing: dropped without a count."""
     number, lines = victim.state.number, victim.number("lines")
-    yield "acks", [wire.encode(wire.Acks(*STRANGER, number, [(-1, 5), (2**63 - 1, 3)]))]
-    yield "fails", [wire.encode(wire.Fails(*STRANGER, number, [-1, 2**63 - 1]))]
+    yield "acks", [wire.encode(wire.Acks(*STRANGER, number, 1, [(-1, 5), (2**63 - 1, 3)]))]
+    yield "acks of a plan that never comes", [wire.encode(wire.Acks(*STRANGER, number, 10**9, [(-1, 5), (2**63 - 1, 3)]))]
+    yield "fails", [wire.encode(wire.Fails(*STRANGER, number, 1, [-1, 2**63 - 1]))]
+    yield "roots of nobody", [wire.encode(wire.Roots(*STRANGER, number, 1, (99, 999, 1), own_root(victim)))]
+    yield "a ledger of nobody's", [wire.encode(wire.Handover(*STRANGER, number, 1, -1, [(5, 6, None)], [7]))]
     yield "verdicts", [wire.encode(wire.Verdicts(*STRANGER, number, lines, victim.place.incarnation, [1], [2]))]
     yield "verdicts for nobody", [wire.encode(wire.Verdicts(*STRANGER, number, 999, 1, [1], [2]))]
     yield "credits", [wire.encode(wire.Credits(*STRANGER, [(9, 9, 9, 9, 9), (number, lines, 999, 1, 1), (-1, -1, -1, -1, -1)]))]
@@ -179,7 +182,7 @@ def nested_report(cluster: ProcessCluster) -> list[bytes]:
 
 
 def hello(**changes: Any) -> list[bytes]:
-    fields = {"slot": 50, "nonce": "n", "pid": 1, "host": "h", "boot": boot_id(), "executor": "",
+    fields = {"slot": 50, "nonce": "n", "pid": 1, "node": Node("h", 1, 1000.0, 1024), "boot": boot_id(), "executor": "",
               "data_ipc": "ipc:///nowhere/x", "data_tcp": "", **changes}
     return [wire.encode(wire.Hello(**fields))]
 

@@ -11,7 +11,7 @@ from millrace.runtime.process import Pulse, WorkerSetup
 from millrace.runtime.transport import Keys, bind_tcp, serve
 
 
-@pytest.mark.parametrize("answers", [[wire.Fenced()] * 3, [wire.Fenced(), wire.Beat(1, 1), wire.Beat(1, 1)]])
+@pytest.mark.parametrize("answers", [[wire.Fenced()] * 3, [wire.Fenced(), wire.Beat(1), wire.Beat(1)]])
 def test_it_ends_though_more_came_after_it_was_fenced(answers: list[object]) -> None:
     keys = Keys.make()
     with zmq.Context() as context, context.socket(zmq.ROUTER) as master:

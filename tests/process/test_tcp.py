@@ -75,7 +75,7 @@ def test_broken_connections_to_the_master(cluster: ProcessCluster, tmp_path: Pat
     stream = AuditedStream(cluster.master, tmp_path)
     stream.advance()
     for process in cluster.processes.values():
-        assert cut(process.pid, port_of(cluster.master.endpoint)) == 2  # control, and heartbeats
+        assert cut(process.pid, port_of(cluster.master.endpoint)) == 3  # control, heartbeats and the agent
     stream.advance()
     assert stream.state.losses == 0
     cluster.kill(2)  # not known to be on the master's host: only its silence tells

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
+from millrace.cli.options import ClusterName, Json, pairs
+from millrace.cli.scheduler import app as scheduler_app
 from millrace.errors import MillraceError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
                   help="Storm-style stream topologies on Spark, managed while they run.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure Millrace, against other engines where there are any.")
 app.add_typer(bench_app, name="bench")
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end and nothing else on stdout.")]
-ClusterName = Annotated[str | None, typer.Option("--cluster", help="Name of the cluster; needed only if several run.")]
+app.add_typer(scheduler_app, name="scheduler")
 
 
 @app.callback()
@@ -58,12 +58,15 @@ def run(topology: Annotated[str, typer.Argument(help="module:Topology, for examp
         one_worker_per_node: Annotated[bool, typer.Option(help="At most one worker of the topology on each node.")] = False,
         setting: Annotated[list[str] | None, typer.Option("--set", help="Engine setting KEY=VALUE, may be repeated.")] = None,
         conf: Annotated[list[str] | None, typer.Option(help="Spark setting KEY=VALUE, may be repeated.")] = None,
+        scheduler: Annotated[str | None, typer.Option(help="Scheduler that re-plans while it runs; `scheduler list`.")] = None,
+        scheduler_set: Annotated[list[str] | None, typer.Option(help="Parameter of it, KEY=VALUE, may be repeated.")] = None,
         as_json: Json = False) -> None:
     """Run a topology on Spark until Ctrl-C, `millrace kill` or --seconds."""
     from millrace.cli.running import RunOptions, run_topology
 
-    options = RunOptions(topology, master, slots, name, _pairs("par", par, whole=True), _pairs("config", config), seconds,
-                         cluster, bind, port, one_worker_per_node, _pairs("conf", conf, raw=True), _pairs("set", setting))
+    options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), pairs("--config", config), seconds,
+                         cluster, bind, port, one_worker_per_node, pairs("--conf", conf, raw=True), pairs("--set", setting),
+                         scheduler, pairs("--scheduler-set", scheduler_set))
     result = run_topology(options, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
@@ -89,6 +92,47 @@ def kill(topology: Annotated[str, typer.Argument(help="Name of the topology, as 
          cluster: ClusterName = None, as_json: Json = False) -> None:
     """Stop a topology: its spouts first, then what is in flight, then its tasks."""
     _ask(cluster, "kill", topology, f"{topology} is stopping", as_json, wait=wait)
+
+
+@app.command()
+def move(task: Annotated[str, typer.Argument(help="A task, for example count[3].")],
+         worker: Annotated[int, typer.Argument(help="Number of the worker, as `status` shows it.")],
+         topology: Annotated[str | None, typer.Option(help="Its topology; needed only if several have such a task.")] = None,
+         cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Move one running task to another worker; nothing else is touched, and no tuple is lost."""
+    from millrace.cli.show import print_move
+    from millrace.master.desk import ask
+
+    found = ask(cluster, "move", task=task, slot=worker, topology=topology)
+    typer.echo(json.dumps(found)) if as_json else print_move(found)
+
+
+@app.command()
+def plan(cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Show where every task is, and who owns which key groups."""
+    from millrace.cli.show import print_plan
+    from millrace.master.desk import ask
+
+    found = ask(cluster, "plan")
+    typer.echo(json.dumps(found)) if as_json else print_plan(found)
+
+
+@app.command()
+def load(topology: Annotated[str | None, typer.Argument(help="Its name; all of them if not given.")] = None,
+         save: Annotated[str | None, typer.Option(help="Write graphs, cluster, loads and plans to this file, for "
+                                                       "`millrace scheduler compare --load`.")] = None,
+         cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Show what was measured: rates, CPU, memory and queues of components, workers and nodes."""
+    from millrace.cli.show import print_load
+    from millrace.master.desk import ask
+    from millrace.model.situation import Situation
+
+    found = ask(cluster, "load", topology=topology)
+    if save:
+        Situation.from_json(ask(cluster, "situation")).save(save)
+    typer.echo(json.dumps(found)) if as_json else print_load(found)
+    if save and not as_json:
+        typer.echo(f"saved to {save}")
 
 
 @app.command()
@@ -133,27 +177,21 @@ def bench_memory(minutes: Annotated[float, typer.Option(help="How long.", min=0.
         typer.echo(json.dumps(result))
 
 
+@bench_app.command("scheduler")
+def bench_scheduler(as_json: Json = False) -> None:
+    """Seconds that each scheduler takes to plan topologies of growing size."""
+    from millrace.bench.scheduler import run_scheduler_bench
+
+    result = run_scheduler_bench(live=not as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
 def _ask(cluster: str | None, verb: str, topology: str, done: str, as_json: bool, **arguments: Any) -> None:
     from millrace.master.desk import ask
 
     ask(cluster, verb, topology=topology, **arguments)
     typer.echo(json.dumps({"topology": topology, "verb": verb}) if as_json else done)
-
-
-def _pairs(option: str, given: list[str] | None, whole: bool = False, raw: bool = False) -> dict[str, Any]:
-    """KEY=VALUE options as a dict; values are JSON where they parse as such, else text."""
-    found: dict[str, Any] = {}
-    for item in given or []:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise MillraceError(f"--{option} {item!r} is not of the form KEY=VALUE")
-        try:
-            found[key] = value if raw else json.loads(value)
-        except ValueError:
-            found[key] = value
-        if whole and type(found[key]) is not int:  # `true` is an int for isinstance
-            raise MillraceError(f"--{option} {item!r}: the value must be a whole number")
-    return found
 
 
 def _interrupt(number: int, frame: Any) -> None:

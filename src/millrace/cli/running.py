@@ -16,7 +16,9 @@ from millrace.cli.show import dashboard
 from millrace.config import SETTINGS
 from millrace.control.master_state import check_settings
 from millrace.errors import MillraceError, TopologyError
+from millrace.master.scheduling import OFF
 from millrace.model.graph import graph_of, resolve
+from millrace.schedulers.registry import make_scheduler
 from millrace.spark.engine import ResidentEngine, RunningTopology
 
 REFRESH_SECONDS = 0.5
@@ -37,6 +39,8 @@ class RunOptions:
     one_worker_per_node: bool
     spark: dict[str, str]
     settings: dict[str, Any]
+    scheduler: str | None
+    scheduler_parameters: dict[str, Any]
 
 
 def load_topology(name: str) -> type[Topology]:
@@ -94,11 +98,15 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
     console = Console(stderr=not live)
     topology = load_topology(options.topology)
     graph = graph_of(topology, options.name or None, options.config, options.par)
+    if options.scheduler is not None and options.scheduler != OFF:
+        make_scheduler(options.scheduler, options.scheduler_parameters)
     check_settings(graph)  # before Spark has taken its ten seconds
     console.print(f"starting {options.slots} workers on Spark {options.master} ...", markup=False)
     with ResidentEngine(options.master, options.slots, name=options.cluster, bind=options.bind, port=options.port,
                         one_worker_per_node=options.one_worker_per_node, code=[topology],
                         settings=engine_settings(options.settings), spark_settings=options.spark) as engine:
+        if options.scheduler is not None:
+            engine.set_scheduler(options.scheduler, options.scheduler_parameters)
         running = engine.submit(graph)
         console.print(f"running as cluster {engine.master.name}; `millrace status` and `millrace kill {graph.name}` work "
                       "from another terminal, Ctrl-C stops it here", markup=False)

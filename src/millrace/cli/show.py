@@ -26,11 +26,11 @@ def components_table(topology: dict[str, Any], rates: dict[str, float] | None = 
 
 def workers_table(status: dict[str, Any]) -> Table:
     table = Table(title="workers", title_justify="left", expand=False)
-    for column in ("worker", "host", "process", "tasks"):
+    for column in ("worker", "node", "process", "tasks"):
         table.add_column(column)
     for worker in status["workers"]:
         tasks = ", ".join(task.partition("/")[2] if len(status["topologies"]) == 1 else task for task in worker["tasks"])
-        table.add_row(str(worker["slot"]), worker["host"], str(worker["pid"]), tasks or "none")
+        table.add_row(str(worker["slot"]), worker["node"], str(worker["pid"]), tasks or "none")
     return table
 
 
@@ -66,6 +66,56 @@ def print_status(status: dict[str, Any]) -> None:
     console = Console()
     console.print(f"cluster {status['cluster']}, master at {status['endpoint']}")
     console.print(dashboard(status))
+
+
+def print_move(found: dict[str, Any]) -> None:
+    console = Console()
+    if found["from"] == found["to"]:
+        console.print(f"{found['task']} is on worker {found['to']} already", markup=False)
+        return
+    console.print(f"{found['task']} of {found['topology']} moves from worker {found['from']} to worker {found['to']}",
+                  markup=False)
+    if found["keyed"]:
+        console.print("it begins anew there: what it keeps in its own attributes stays behind", markup=False)
+
+
+def print_plan(found: dict[str, Any]) -> None:
+    console = Console()
+    for name, plan in found["topologies"].items():
+        title = f"{name}: {plan['status']}, version {plan['version']}"
+        table = Table("worker", "node", "tasks", title=title, title_justify="left")
+        for slot, where in found["workers"].items():
+            tasks = [task for task, at in plan["placement"].items() if at == int(slot)]
+            agent = " (agent)" if found["agents"].get(where["node"]) == int(slot) else ""
+            table.add_row(str(slot), where["node"] + agent, ", ".join(tasks) or "none")
+        console.print(table)
+        for component, owners in plan["key_groups"].items():
+            shares = [f"[{index}] {owners.count(index)}" for index in sorted(set(owners))]
+            console.print(f"key groups of {component}: {', '.join(shares)}", markup=False)
+
+
+def print_load(found: dict[str, Any]) -> None:
+    console = Console()
+    if not found["workers"]:
+        console.print(f"nothing measured yet: a window lasts {found['window_seconds']:g} s")
+        return
+    for name, load in found["topologies"].items():
+        table = Table("component", "λ tuples/s", "μ tuples/s", "CPU MHz", "memory MB", "queue", title=name,
+                      title_justify="left")
+        for component, row in load["components"].items():
+            rate = row["true_processing_rate"]
+            table.add_row(component, f"{row['arrival_rate']:,.0f}", "-" if rate is None else f"{rate:,.0f}",
+                          f"{row['cpu_mhz']:,.0f}", f"{row['memory_mb']:,.0f}", f"{row['queue_length']:,}")
+        console.print(table)
+    table = Table("worker", "node", "CPU MHz", "memory MB", "queue", title="workers", title_justify="left")
+    for slot, row in found["workers"].items():
+        table.add_row(str(slot), row["node"], f"{row['cpu_mhz']:,.0f}", f"{row['memory_mb']:,.0f}", f"{row['queue_length']:,}")
+    console.print(table)
+    table = Table("node", "CPU MHz", "of", "memory MB", "of", title="nodes", title_justify="left")
+    for node, row in found["nodes"].items():
+        table.add_row(node, f"{row['cpu_mhz']:,.0f}", f"{row['capacity_mhz']:,.0f}", f"{row['memory_used_mb']:,.0f}",
+                      f"{row['memory_mb']:,.0f}")
+    console.print(table)
 
 
 def _latency(value: dict[str, float] | None) -> str:

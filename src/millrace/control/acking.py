@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ATTEMPTS_REMEMBERED = 100_000  # failed ids whose attempts a spout task remembers: it may never send them again
+Owner = tuple[int, int, int]  # the spout task that sent a root: slot, number, incarnation
 ACKER_SHIFT = 48  # a root's upper bits name its acker task, so whoever finishes a chunk knows whom to tell
 
 
@@ -28,7 +29,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._sums: dict[int, int] = {}
-        self._owners: dict[int, tuple[int, int]] = {}
+        self._owners: dict[int, Owner] = {}
         self._old: dict[int, int] = {}  # sums not touched since the last `age`: two rounds unheard of, forgotten
         self._failed_early: set[int] = set()  # failed before the spout's own word came: messages may overtake
         self._failed_before: set[int] = set()  # those of the round before
@@ -36,7 +37,7 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._sums) + len(self._old)
 
-    def open(self, root: int, edges: int, owner: tuple[int, int]) -> bool | None:
+    def open(self, root: int, edges: int, owner: Owner) -> bool | None:
         """A spout sent a root; `edges` is the XOR of its chunks' ids. Returns True if all is done already, False if
         it has failed already, None if it is open now."""
         if root in self._failed_early or root in self._failed_before:
@@ -46,7 +47,7 @@ class Ledger:
         self._owners[root] = owner
         return True if self.ack(root, edges) is not None else None
 
-    def ack(self, root: int, edges: int) -> tuple[int, int] | None:
+    def ack(self, root: int, edges: int) -> Owner | None:
         """Some chunks of the root came or went. Returns the spout to tell if the root is complete."""
         total = self._sums.pop(root, None)
         if total is None:
@@ -57,7 +58,7 @@ class Ledger:
         self._sums[root] = total
         return None
 
-    def fail(self, root: int) -> tuple[int, int] | None:
+    def fail(self, root: int) -> Owner | None:
         """Part of the root failed. Returns the spout to tell; None if it is not, or not yet, or no longer, known."""
         self._sums.pop(root, None)
         self._old.pop(root, None)
@@ -65,6 +66,12 @@ class Ledger:
         if owner is None:
             self._failed_early.add(root)
         return owner
+
+    def hand_over(self) -> tuple[list[tuple[int, int, Owner | None]], list[int]]:
+        """All that is known, for the ledger of the acker's next incarnation: (root, sum, owner) and the roots that failed
+        early. Sums of two ledgers may be put together in any order, so nothing is lost while both are told of acks."""
+        sums = [(root, total, self._owners.get(root)) for known in (self._old, self._sums) for root, total in known.items()]
+        return sums, [*self._failed_before, *self._failed_early]
 
     def age(self) -> int:
         """Called once per message timeout: forgets what two rounds have not touched (its spout has timed it out by

@@ -1,10 +1,13 @@
-"""What a worker is told: the whole truth as of one revision, so that carrying it out twice changes nothing."""
+"""What workers are told: the whole truth as of one revision, so that carrying it out twice changes nothing. Every node
+gets its own part of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from millrace.model.graph import TaskId, TopologyGraph
+from millrace.control.stamp import Stamp
+from millrace.model.graph import ACKER, TaskId, TopologyGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +16,7 @@ class WorkerAddress:
 
     slot: int
     generation: int
-    host: str
+    node: str
     boot: str
     ipc: str
     tcp: str
@@ -45,14 +48,46 @@ class TopologyAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
+    """`alive` has the numbers of all topologies there are: those that a part leaves out run, but not here."""
+
     revision: int
     workers: list[WorkerAddress] = field(default_factory=list)
     topologies: list[TopologyAssignment] = field(default_factory=list)
+    alive: list[int] = field(default_factory=list)
+    author: int = 0
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.author, self.revision)
+
+    def is_for(self, slot: int, generation: int) -> bool:
+        """Whether it was made with this very worker in mind: neither before it joined nor after it was given up."""
+        return any(worker.slot == slot and worker.generation == generation for worker in self.workers)
 
     def tasks_at(self, slot: int) -> dict[tuple[int, TaskId], int]:
         """(topology, task) -> incarnation, for one worker."""
         return {(topology.number, task): place.incarnation
                 for topology in self.topologies for task, place in topology.places if place.slot == slot}
+
+
+def part_of(whole: Assignment, node: str, hosted: Mapping[int, frozenset[str]]) -> Assignment:
+    """What the workers of one node must know. `hosted`: by topology number, the components that have had a task there;
+    one that moved away may still be draining, and must know where its tuples go."""
+    slots = {worker.slot for worker in whole.workers if worker.node == node}
+    topologies = [_part_of_topology(topology, slots, hosted[topology.number]) for topology in whole.topologies
+                  if hosted.get(topology.number)]
+    return replace(whole, topologies=topologies)
+
+
+def _part_of_topology(whole: TopologyAssignment, slots: set[int], hosted: frozenset[str]) -> TopologyAssignment:
+    """Its own tasks, those that they send to, and the ackers."""
+    targets = {component.name for name in hosted if name != ACKER for component, _ in whole.graph.downstream(name)}
+    places = [(task, place) for task, place in whole.places
+              if place.slot in slots or task.component in targets or task.component == ACKER]
+    own = {task for task, place in places if place.slot in slots}
+    return replace(whole, places=places,
+                   key_groups={name: owners for name, owners in whole.key_groups.items() if name in targets | hosted},
+                   positions=[(task, position) for task, position in whole.positions if task in own])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from millrace.control.assignment import Assignment
-from millrace.model.graph import TopologyGraph
+from millrace.model.cluster import Node
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +17,7 @@ class WorkerJoined:
 
     slot: int
     generation: int
-    host: str
+    node: Node
     boot: str
     executor: str
     ipc: str
@@ -65,20 +68,39 @@ class Killed:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """Someone wants this task on that slot."""
+
+    name: str
+    task: TaskId
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """A scheduler has decided: new plans by topology. `based_on`: the versions of the plans that it was asked about."""
+
+    plans: Mapping[str, Plan]
+    based_on: Mapping[str, int]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time passed."""
 
     now: float
 
 
-Event = WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Resumed | Killed | Ticked
+Event = WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Resumed | Killed | Moved | Replanned | Ticked
 
 
 @dataclass(frozen=True, slots=True)
 class Distribute:
-    """Send this to every worker."""
+    """Bring this to every node. `parts`: the same, cut down to what each node must know."""
 
     assignment: Assignment
+    parts: Mapping[str, Assignment] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millrace.config import ACKERS, AT_LEAST_ONCE, GUARANTEE, SETTINGS, unknown_settings
-from millrace.control.assignment import Assignment, Place, TopologyAssignment, WorkerAddress
+from millrace.control.assignment import Assignment, Place, TopologyAssignment, WorkerAddress, part_of
 from millrace.control.events import (
     Command,
     Distribute,
     Ended,
     Event,
     Killed,
+    Moved,
     Paused,
+    Replanned,
     Resumed,
     Say,
     Submitted,
@@ -25,7 +28,7 @@ from millrace.control.events import (
     WorkerLost,
     WorkerReported,
 )
-from millrace.errors import TopologyError, UnknownTopology
+from millrace.errors import StalePlan, TopologyError, UnknownName, UnknownTopology
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.model.plan import Plan
@@ -42,6 +45,7 @@ class WorkerView:
 
     address: WorkerAddress
     executor: str
+    node: Node
     revision: int = 0
 
 
@@ -63,6 +67,7 @@ class TopologyState:
     deadline: float = 0.0
     quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight
     starting: dict[int, int] = field(default_factory=dict)  # slot -> tasks there that are not initialized yet
+    hosted: dict[str, frozenset[str]] = field(default_factory=dict)  # node -> components that have had a task there
 
     @property
     def plan(self) -> Plan:
@@ -72,14 +77,23 @@ class TopologyState:
     def active(self) -> bool:
         return self.status == RUNNING
 
+    def note_hosts(self, node_of: Mapping[int, str]) -> None:
+        for task, place in self.places.items():
+            node = node_of[place.slot]
+            if task.component not in self.hosted.get(node, frozenset()):
+                self.hosted[node] = self.hosted.get(node, frozenset()) | {task.component}
+
 
 class MasterState:
-    """Workers, topologies and the assignment in force."""
+    """Workers, topologies and the assignment in force. `author`: the number of this master among those that have written
+    plans for the cluster."""
 
-    def __init__(self, first: Scheduler | None = None) -> None:
+    def __init__(self, first: Scheduler | None = None, author: int = 0) -> None:
+        self.author = author
         self.first = first or Even(spread_back=False)  # places a topology, and re-places what was lost
         self.workers: dict[int, WorkerView] = {}
         self.topologies: dict[str, TopologyState] = {}
+        self.agents: dict[str, int] = {}  # node -> slot of the worker whose agent keeps the node's plan store
         self.revision = 0
         self._numbers = 0
 
@@ -99,6 +113,10 @@ class MasterState:
                 return self._set_paused(event.name, False)
             case Killed():
                 return self._killed(event)
+            case Moved():
+                return self._moved(event)
+            case Replanned():
+                return self._replanned(event)
             case Ticked():
                 return self._ticked(event.now)
 
@@ -109,9 +127,9 @@ class MasterState:
         if event.slot in self.workers:  # Spark started the slot again before anyone noticed that it was gone
             old = self.workers[event.slot].address
             commands += self._lost(WorkerLost(event.slot, old.generation, "it was started again"))
-        address = WorkerAddress(event.slot, event.generation, event.host, event.boot, event.ipc, event.tcp)
-        self.workers[event.slot] = WorkerView(address, event.executor)
-        commands.append(Say(f"worker {event.slot} joined on {event.host}"))
+        address = WorkerAddress(event.slot, event.generation, event.node.name, event.boot, event.ipc, event.tcp)
+        self.workers[event.slot] = WorkerView(address, event.executor, event.node)
+        commands.append(Say(f"worker {event.slot} joined on {event.node.name}"))
         for topology in self.topologies.values():
             if self._unplaced(topology):
                 commands += self._place(topology)
@@ -207,7 +225,7 @@ class MasterState:
         return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *unknown, *placed, self._distribute()]
 
     def _set_paused(self, name: str, paused: bool) -> list[Command]:
-        topology = self._topology(name)
+        topology = self.topology(name)
         if topology.status == STOPPING:
             raise TopologyError(f"topology {name!r} is being killed and can be neither paused nor resumed")
         topology.paused = paused
@@ -219,7 +237,7 @@ class MasterState:
         return [Say("paused" if paused else "resumed", name), distribute]
 
     def _killed(self, event: Killed) -> list[Command]:
-        topology = self._topology(event.name)
+        topology = self.topology(event.name)
         if topology.status == WAITING:
             return self._end(topology, "killed before it had a slot")
         topology.status, topology.deadline, topology.quiet = STOPPING, event.now + event.wait, {}
@@ -235,18 +253,75 @@ class MasterState:
         del self.topologies[topology.graph.name]
         return [Say(how, topology.graph.name), self._distribute(), Ended(topology.graph.name)]
 
-    def _topology(self, name: str) -> TopologyState:
+    def topology(self, name: str) -> TopologyState:
         if name not in self.topologies:
             running = ", ".join(sorted(self.topologies)) or "none"
             raise UnknownTopology(f"no topology named {name!r} is running; running: {running}")
         return self.topologies[name]
 
+    # -- moves -------------------------------------------------------------------------------------------------------
+
+    def _moved(self, event: Moved) -> list[Command]:
+        topology = self.topology(event.name)
+        if event.task not in topology.places:
+            of = [str(task) for task in sorted(topology.places) if task.component == event.task.component]
+            raise UnknownName(f"{event.name!r} has no running task {event.task}; it has "
+                              f"{', '.join(of) or ', '.join(sorted({task.component for task in topology.places}))}")
+        if event.slot not in self.workers:
+            raise UnknownName(f"there is no worker {event.slot}; there are {', '.join(map(str, sorted(self.workers)))}")
+        source = topology.places[event.task].slot
+        if source == event.slot:
+            return [Say(f"{event.task} is on worker {event.slot} already", event.name)]
+        self._enact(topology, {event.task: event.slot})
+        return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name), self._distribute()]
+
+    def _replanned(self, event: Replanned) -> list[Command]:
+        """All plans or none: they were made together. A plan that was made for another one than that in force, or for
+        workers that are gone, must not be run."""
+        for name, plan in event.plans.items():
+            topology = self.topology(name)
+            if event.based_on.get(name) != topology.version:
+                raise StalePlan(f"{name!r} is at version {topology.version} by now, and the plan was made for version "
+                                f"{event.based_on.get(name)}: nothing of it is run. Ask the scheduler again")
+            gone = sorted({slot for slot in plan.placement.values() if slot not in self.workers})
+            if gone or set(plan.placement) != set(topology.places):
+                raise StalePlan(f"the plan for {name!r} " + (f"puts tasks on workers {gone}, which are not there" if gone else
+                                "has other tasks than are running") + ": nothing of it is run. Ask the scheduler again")
+        commands: list[Command] = []
+        for name, plan in event.plans.items():
+            topology = self.topologies[name]
+            moves = {task: slot for task, slot in plan.placement.items() if topology.places[task].slot != slot}
+            if moves:
+                self._enact(topology, moves)
+                commands.append(Say(f"{_tasks(sorted(moves))} moved to {_slots(moves.values())}: {event.reason}", name))
+        return [*commands, self._distribute()] if commands else []
+
+    def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> None:
+        if topology.status not in (STARTING, RUNNING, PAUSED):
+            raise TopologyError(f"topology {topology.graph.name!r} is {topology.status}: its tasks can be moved only while it "
+                                "runs or is paused")
+        topology.version += 1
+        for task, slot in moves.items():
+            topology.places[task] = Place(slot, topology.version)
+            topology.homes[task] = slot
+        topology.quiet = {}
+
+    def _appoint(self) -> None:
+        """Every node has one agent: the same as long as it lives, then the worker with the lowest slot."""
+        lowest = {worker.node.name: slot for slot, worker in sorted(self.workers.items(), reverse=True)}
+        still = {node: slot for node, slot in self.agents.items()
+                 if slot in self.workers and self.workers[slot].node.name == node}
+        self.agents = {**lowest, **still}
+
     # -- placement ---------------------------------------------------------------------------------------------------
 
     def cluster(self) -> Cluster:
-        hosts = sorted({worker.address.host for worker in self.workers.values()})
-        slots = tuple(Slot(worker.address.host, worker.executor, slot) for slot, worker in sorted(self.workers.items()))
-        return Cluster(tuple(Node(host, 1, 1000.0, 1024) for host in hosts), slots)
+        workers = sorted(self.workers.items())
+        nodes = {worker.node.name: worker for _, worker in workers}
+        on_machine = Counter(worker.address.boot for _, worker in workers)
+        on_node = Counter(worker.node.name for _, worker in workers)
+        shares = [_share(worker.node, on_node[name], on_machine[worker.address.boot]) for name, worker in sorted(nodes.items())]
+        return Cluster(tuple(shares), tuple(Slot(worker.node.name, worker.executor, slot) for slot, worker in workers))
 
     def _unplaced(self, topology: TopologyState) -> Sequence[TaskId]:
         return [task for task in topology.graph.tasks() if task not in topology.places]
@@ -274,7 +349,17 @@ class MasterState:
 
     def _distribute(self) -> Distribute:
         self.revision += 1
-        return Distribute(self.assignment())
+        return self.distribution()
+
+    def distribution(self) -> Distribute:
+        """What is in force, whole and by node."""
+        self._appoint()
+        whole = self.assignment()
+        nodes = sorted({worker.node.name for worker in self.workers.values()})
+        for topology in self.topologies.values():
+            topology.note_hosts({slot: worker.node.name for slot, worker in self.workers.items()})
+        return Distribute(whole, {node: part_of(whole, node, {topology.number: topology.hosted.get(node, frozenset())
+                                                              for topology in self.topologies.values()}) for node in nodes})
 
     def assignment(self) -> Assignment:
         """The whole truth, as of this revision."""
@@ -284,7 +369,8 @@ class MasterState:
             [TopologyAssignment(topology.number, topology.graph, topology.version, topology.active,
                                 sorted(topology.places.items()), topology.key_groups, sorted(topology.positions.items()),
                                 topology.losses)
-             for topology in self.topologies.values()])
+             for topology in self.topologies.values()],
+            [topology.number for topology in self.topologies.values()], self.author)
 
 
 def check_settings(graph: TopologyGraph) -> None:
@@ -300,6 +386,14 @@ def ackers_for(graph: TopologyGraph, workers: int) -> int:
         return 0
     asked = ACKERS.of(graph.config)
     return workers if asked is None else int(asked)
+
+
+def _share(node: Node, workers: int, all_workers: int) -> Node:
+    """Nodes that are on one machine, as executors may be, share what it has by the number of their workers."""
+    if workers == all_workers:
+        return node
+    share = workers / all_workers
+    return Node(node.name, max(1, round(node.cores * share)), node.mhz, max(1, int(node.memory_mb * share)))
 
 
 def _tasks(tasks: Sequence[TaskId]) -> str:

@@ -84,7 +84,7 @@ def running_clusters() -> list[str]:
     return names
 
 
-def ask(cluster: str | None, verb: str, **arguments: Any) -> Any:
+def ask(cluster: str | None, verb: str, *, seconds: float = ANSWER_SECONDS, **arguments: Any) -> Any:
     """Ask a running master. Without a name: the one that is running, if there is just one."""
     name = cluster or _only_cluster()
     path = desk_directory() / f"{name}.ipc"
@@ -95,8 +95,8 @@ def ask(cluster: str | None, verb: str, **arguments: Any) -> Any:
         socket.linger = 0
         socket.connect(f"ipc://{path}")
         socket.send(msgspec.msgpack.encode({"verb": verb, **arguments}))
-        if not socket.poll(int(ANSWER_SECONDS * 1000)):
-            raise MasterUnreachable(f"the master of cluster {name!r} is there but does not answer within {ANSWER_SECONDS:g} s")
+        if not socket.poll(int(seconds * 1000)):
+            raise MasterUnreachable(f"the master of cluster {name!r} is there but does not answer within {seconds:g} s")
         answer = msgspec.msgpack.decode(socket.recv())
     if "error" in answer:
         kind = getattr(errors, answer.get("kind", ""), MillraceError)

@@ -12,6 +12,10 @@ from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, LatencyHistogr
 TOTALS = COUNTERS + SECONDS
 
 
+def _histograms() -> dict[str, LatencyHistogram]:
+    return {name: LatencyHistogram() for name in LATENCIES}
+
+
 @dataclass(slots=True)
 class TaskObserved:
     """One task over all its incarnations: the counters of an earlier one are added to those of the next."""
@@ -24,7 +28,8 @@ class TaskObserved:
     before: dict[str, float] = field(default_factory=dict)
     traffic: dict[int, int] = field(default_factory=dict)
     traffic_before: dict[int, int] = field(default_factory=dict)
-    latencies: dict[str, LatencyHistogram] = field(default_factory=lambda: {name: LatencyHistogram() for name in LATENCIES})
+    latencies: dict[str, LatencyHistogram] = field(default_factory=_histograms)
+    recent: dict[str, LatencyHistogram] = field(default_factory=_histograms)  # of the window that has not ended yet
     custom: dict[str, Any] = field(default_factory=dict)
 
     def take(self, slot: int, at: float, report: dict[str, Any]) -> None:
@@ -37,11 +42,24 @@ class TaskObserved:
         self.current = {name: report[name] for name in TOTALS}
         self.traffic = {int(number): count for number, count in report["traffic"].items()}
         for name in LATENCIES:
-            self.latencies[name].merge(report[name])
+            self.recent[name].merge(report[name])
         self.custom.update(report.get("custom", {}))
 
     def total(self, name: str) -> float:
         return self.before.get(name, 0) + self.current.get(name, 0)
+
+    def end_window(self) -> dict[str, LatencyHistogram]:
+        """The latencies of the window that ends now; they count in `latencies` from here on."""
+        ended, self.recent = self.recent, _histograms()
+        for name in LATENCIES:
+            self.latencies[name].add(ended[name])
+        return ended
+
+    def latency(self, name: str) -> LatencyHistogram:
+        merged = LatencyHistogram()
+        merged.add(self.latencies[name])
+        merged.add(self.recent[name])
+        return merged
 
     def sent(self) -> dict[int, int]:
         numbers = self.traffic.keys() | self.traffic_before.keys()
@@ -63,7 +81,7 @@ class TopologyObserved:
     def forget_latencies(self) -> None:
         """Start the histograms anew, as after a warm-up."""
         for observed in self.tasks.values():
-            observed.latencies = {name: LatencyHistogram() for name in LATENCIES}
+            observed.latencies, observed.recent = _histograms(), _histograms()
 
     def marks(self, component: str, name: str) -> dict[TaskId, tuple[float, float]]:
         """(when, how many) for each task of the component; two of these give a rate by the workers' own clocks."""
@@ -78,7 +96,7 @@ class TopologyObserved:
         merged = LatencyHistogram()
         for task, observed in self.tasks.items():
             if task.component == component:
-                merged.add(observed.latencies[name])
+                merged.add(observed.latency(name))
         return merged
 
     def load(self, now: float) -> Load:
@@ -91,7 +109,7 @@ class TopologyObserved:
 
 def _task_load(observed: TaskObserved) -> TaskLoad:
     counts = {name: int(observed.total(name)) for name in ("emitted", "transferred", "executed", "acked", "failed")}
-    latencies = {f"{name}_ms": percentiles(observed.latencies[name]) for name in LATENCIES}
+    latencies = {f"{name}_ms": percentiles(observed.latency(name)) for name in LATENCIES}
     return TaskLoad(**counts, **latencies, queue_length=observed.queue_length,  # type: ignore[arg-type]
                     cpu_seconds=observed.total("cpu_seconds"), busy_seconds=observed.total("busy_seconds"))
 

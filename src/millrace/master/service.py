@@ -16,15 +16,15 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-import msgspec
 import zmq
 
-from millrace.config import FRAME_LIMIT, HEARTBEAT_TIMEOUT
+from millrace.config import COORDINATION, FRAME_LIMIT, HEARTBEAT_TIMEOUT
 from millrace.control.events import (
     Distribute,
     Ended,
     Event,
     Killed,
+    Moved,
     Paused,
     Resumed,
     Say,
@@ -35,12 +35,16 @@ from millrace.control.events import (
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
-from millrace.errors import MillraceError, NotEnoughSlots, WireError
+from millrace.control.stamp import Stamp
+from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, WireError
 from millrace.master.desk import Desk
 from millrace.master.observed import TopologyObserved
+from millrace.master.people import People
 from millrace.master.pids import PidWatch
+from millrace.master.publisher import Publisher
+from millrace.master.scheduling import Scheduling
 from millrace.master.status import status_of
-from millrace.model.graph import TopologyGraph
+from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime import wire
 from millrace.runtime.process import WorkerSetup
 from millrace.runtime.transport import Gate, Keys, Refusals, bind_tcp, boot_id, serve
@@ -80,6 +84,8 @@ class Connection:
 
     def __init__(self, identity: bytes, hello: wire.Hello, generation: int, now: float, watch: PidWatch | None) -> None:
         self.identity, self.hello, self.generation, self.watch = identity, hello, generation, watch
+        self.agent: bytes | None = None  # where its agent is, once that has asked
+        self.cpu_seconds = self.memory_mb = 0.0
         self.heard = now
         self.counters: Counter[str] = Counter()
 
@@ -90,7 +96,10 @@ class Master:
     def __init__(self, name: str, host: str = "127.0.0.1", port: int = 0, settings: dict[str, Any] | None = None,
                  scheduler: Scheduler | None = None) -> None:
         self.name, self.settings = name, settings or {}
-        self.state = MasterState(scheduler)
+        self.superseded = ""  # by another master: why this one must not decide anything any more
+        self._publisher = Publisher(COORDINATION.of(self.settings), name, self._publishing_failed)
+        self.state = MasterState(scheduler, self._publisher.author)
+        self.scheduling = Scheduling(self)
         self.observed: dict[str, TopologyObserved] = {}
         self.finished: dict[str, TopologyObserved] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
@@ -126,7 +135,7 @@ class Master:
         self._refusals = Refusals(self._workers)
         self.endpoint = bind_tcp(self._workers, host, port)
         self._desk = Desk.open(self.name)
-        self._people = self._desk.listen(self._context)
+        self._people = People(self, self._desk.listen(self._context))
         self._wake_fd, self._signal_fd = os.pipe()
         os.set_blocking(self._wake_fd, False)
         os.set_blocking(self._signal_fd, False)
@@ -157,6 +166,11 @@ class Master:
                 if not self._thread.is_alive():
                     raise MillraceError("the master has stopped") from None
 
+    def later(self, work: Callable[[], Any]) -> None:
+        """Run `work` on the master's thread soon; from any thread, without waiting for it."""
+        self._calls.put((work, Future()))
+        self._wake()
+
     def _wake(self) -> None:
         with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough
             os.write(self._signal_fd, b".")
@@ -173,6 +187,17 @@ class Master:
     def kill(self, name: str, wait: float = 10.0) -> None:
         """Returns at once; `wait_until(lambda: name not in master.state.topologies)` waits for the end."""
         self.call(lambda: self.tell(Killed(name, wait, time.monotonic())))
+
+    def move(self, name: str, task: TaskId, slot: int) -> None:
+        """Put one running task on another worker; nothing else is touched."""
+        self.call(lambda: self.tell(Moved(name, task, slot)))
+
+    def set_scheduler(self, name: str, parameters: dict[str, Any], policy: dict[str, Any], estimator: str | None = None,
+                      estimator_parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Use this scheduler from now on; returns what is in use then, or raises what is wrong with it."""
+        chosen: Future[dict[str, Any]] = self.call(
+            lambda: self.scheduling.choose(name, parameters, policy, estimator, estimator_parameters))
+        return chosen.result()
 
     def status(self) -> dict[str, Any]:
         result: dict[str, Any] = self.call(lambda: status_of(self))
@@ -211,6 +236,8 @@ class Master:
     def _close_sockets(self) -> None:
         if not self._context.closed:
             self._gate.close()
+            self._publisher.close()
+            self.scheduling.close()
             if self._desk is not None:
                 self._desk.close()
             self._context.destroy(linger=500)
@@ -221,7 +248,7 @@ class Master:
         next_tick = 0.0
         while not self._stopping:
             poller = zmq.Poller()
-            for source in [self._workers, self._people, self._refusals.monitor, self._wake_fd]:
+            for source in [self._workers, self._people.socket, self._refusals.monitor, self._wake_fd]:
                 poller.register(source, zmq.POLLIN)
             watches = {connection.watch.fd: slot for slot, connection in self.connections.items() if connection.watch}
             for fd in watches:
@@ -251,8 +278,8 @@ class Master:
             self._lose(slot, f"its process ({self.connections[slot].hello.pid}) ended")
         if self._workers in found:
             self._listen_to_workers()
-        if self._people in found:
-            self._listen_to_people()
+        if self._people.socket in found:
+            self._people.listen()
         if self._refusals.monitor in found:
             self.refused = self._refusals.count()
         if self._wake_fd in found:
@@ -273,29 +300,69 @@ class Master:
             if now - connection.heard > self._heartbeat_timeout:
                 self._lose(slot, f"no heartbeat for {now - connection.heard:.1f} s")
         self.tell(Ticked(now))
+        self.scheduling.tick(now)
 
     def tell(self, event: Event) -> None:
         """Let the state decide, and do it. Only on the master's thread."""
         for command in self.state.handle(event):
             if isinstance(command, Distribute):
-                frame = wire.encode(wire.Assign(command.assignment))
-                for connection in self.connections.values():
-                    self._send(connection, frame)
+                self._distribute(command)
             elif isinstance(command, Say):
                 self.say(command)
             elif isinstance(command, Ended):
                 self.finished[command.name] = self.observed.pop(command.name)
+                self.scheduling.forget(command.name)
                 for name in list(self.finished)[:-FINISHED_KEPT]:
                     del self.finished[name]
 
+    def _distribute(self, command: Distribute) -> None:
+        """To the coordination store, and if that is in this process, straight on to the agents."""
+        stamp = command.assignment.stamp
+        parts = {node: wire.encode(part) for node, part in command.parts.items()}
+        self._publisher.publish(stamp, parts)
+        for node, slot in self.state.agents.items():
+            connection = self.connections.get(slot)
+            if connection is not None and connection.agent is not None:
+                self._reply(connection.agent, self._agency(node, slot, stamp, parts.get(node, b"")))
+
+    def _agency(self, node: str, slot: int, stamp: Stamp, part: bytes) -> wire.Agency:
+        return wire.Agency(self.state.agents.get(node) == slot, *stamp, part if self._publisher.embedded else b"")
+
+    def _on_fetch(self, identity: bytes, connection: Connection, fetch: wire.Fetch) -> None:
+        connection.agent = identity
+        node = connection.hello.node.name
+        found = self._publisher.store.read(node) if self._publisher.embedded else None
+        if found is not None and found[0] > Stamp(fetch.author, fetch.revision):
+            self._reply(identity, self._agency(node, fetch.slot, *found))
+        else:
+            self._reply(identity, self._agency(node, fetch.slot, Stamp(0, 0), b""))
+
+    def _publishing_failed(self, error: MillraceError | None) -> None:
+        """On the publisher's thread."""
+        with suppress(MillraceError):  # the master is ending
+            self.call(lambda: self._on_publishing_failed(error))
+
+    def _on_publishing_failed(self, error: MillraceError | None) -> None:
+        if isinstance(error, NotTheAuthor):
+            self.superseded = str(error)
+            self.say(Say(f"another master has taken over cluster {self.name!r}; this one ends its workers: {error}",
+                         level="error"))
+            self._send_stop()
+        elif error is not None:
+            self.say(Say(f"plans wait, and everything runs on as it is: {error}", level="warning"))
+        else:
+            self.say(Say("the coordination store is back: the newest plan is written"))
+
     def say(self, said: Say) -> None:
         self.events.append({"time": time.time(), "topology": said.topology, "text": said.text, "level": said.level})
-        log.log(logging.WARNING if said.level == "warning" else logging.INFO, "%s%s",
+        log.log({"warning": logging.WARNING, "error": logging.ERROR}.get(said.level, logging.INFO), "%s%s",
                 f"{said.topology}: " if said.topology else "", said.text)
         for listener in self.listeners:
             listener(said)
 
     def _submit(self, graph: TopologyGraph) -> None:
+        if self.superseded:
+            raise NotTheAuthor(self.superseded)
         self.tell(Submitted(graph))
         self.observed[graph.name] = TopologyObserved(self.state.topologies[graph.name].graph, time.monotonic())
 
@@ -323,7 +390,7 @@ class Master:
         if isinstance(message, wire.Hello):
             self._on_hello(identity, message)
             return
-        if not isinstance(message, wire.Heartbeat | wire.Report | wire.Bye):
+        if not isinstance(message, wire.Heartbeat | wire.Report | wire.Bye | wire.Fetch):
             return
         connection = self.connections.get(message.slot)
         if connection is None or connection.generation != message.generation:
@@ -332,9 +399,9 @@ class Master:
             return
         connection.heard = time.monotonic()
         if isinstance(message, wire.Heartbeat):
-            self._reply(identity, wire.Beat(message.generation, self.state.revision))
-            if message.revision < self.state.revision:  # it missed one, or is slow: sending it again does no harm
-                self._send(connection, wire.encode(wire.Assign(self.state.assignment())))
+            self._reply(identity, wire.Beat(message.generation))
+        elif isinstance(message, wire.Fetch):
+            self._on_fetch(identity, connection, message)
         elif isinstance(message, wire.Report):
             connection.identity = identity  # another one after its connection broke and was made again
             self._on_report(connection, message)
@@ -352,8 +419,8 @@ class Master:
         watch = PidWatch.open(hello.pid) if same_host else None
         connection = Connection(identity, hello, self._generation, time.monotonic(), watch)
         self.connections[hello.slot] = connection
-        self._send(connection, wire.encode(wire.Welcome(self._generation, self.settings)))
-        self.tell(WorkerJoined(hello.slot, self._generation, hello.host, hello.boot, hello.executor, hello.data_ipc,
+        self._send(connection, wire.encode(wire.Welcome(self._generation, self.settings, self.state.author, self.name)))
+        self.tell(WorkerJoined(hello.slot, self._generation, hello.node, hello.boot, hello.executor, hello.data_ipc,
                                hello.data_tcp))
 
     def _on_report(self, connection: Connection, report: wire.Report) -> None:
@@ -369,6 +436,7 @@ class Master:
                 if error.get("fatal"):
                     self.say(Say(f"{error['task']} cannot start: {error['error']}", error["topology"], "warning"))
         connection.counters = Counter(report.counters)
+        connection.cpu_seconds, connection.memory_mb = report.cpu_seconds, report.memory_mb
         self.tell(WorkerReported(report.slot, report.generation, report.revision, tuple(report.in_flight),
                                  tuple(report.positions), tuple(report.starting)))
 
@@ -395,33 +463,3 @@ class Master:
             self._workers.send_multipart([identity, wire.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             log.debug("no way back to a worker: %s", error)
-
-    # -- people ------------------------------------------------------------------------------------------------------
-
-    def _listen_to_people(self) -> None:
-        while self._people.poll(0):
-            frames = self._people.recv_multipart()
-            try:
-                answer = {"ok": self._answer(msgspec.msgpack.decode(frames[-1]))}
-            except Exception as error:
-                known = isinstance(error, MillraceError)
-                answer = {"error": str(error) if known else f"{type(error).__name__}: {error}", "kind": type(error).__name__}
-            self._people.send_multipart([*frames[:-1], msgspec.msgpack.encode(answer)])
-
-    def _answer(self, request: dict[str, Any]) -> Any:
-        verb, name = request.get("verb"), request.get("topology", "")
-        if verb == "status":
-            return status_of(self)
-        if verb == "load":
-            return self._observed(name).load(time.monotonic()).to_json()
-        if verb == "kill":
-            self.tell(Killed(name, float(request.get("wait", 10.0)), time.monotonic()))
-            return name
-        if verb in ("pause", "resume"):
-            self.tell(Paused(name) if verb == "pause" else Resumed(name))
-            return name
-        raise MillraceError(f"unknown verb {verb!r}")
-
-    def _observed(self, name: str) -> TopologyObserved:
-        self.state._topology(name)
-        return self.observed[name]

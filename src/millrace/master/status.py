@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from millrace.control.master_state import TopologyState
+import msgspec
+
+from millrace.control.master_state import MasterState, TopologyState
 from millrace.master.observed import TopologyObserved, percentiles
+from millrace.model.graph import TopologyGraph
+from millrace.model.load import Load
 from millrace.runtime.meters import LATENCIES
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ def status_of(master: Master) -> dict[str, Any]:
         "topologies": [_topology(state, master.observed[name]) for name, state in master.state.topologies.items()
                        if name in master.observed],
         "events": list(master.events)[-20:],
+        "scheduler": master.scheduling.generator.choice.name,
     }
 
 
@@ -30,7 +35,8 @@ def _worker(master: Master, slot: int) -> dict[str, Any]:
     view, connection = master.state.workers[slot], master.connections.get(slot)
     tasks = [f"{name}/{task}" for name, topology in master.state.topologies.items()
              for task, place in sorted(topology.places.items()) if place.slot == slot]
-    return {"slot": slot, "host": view.address.host, "executor": view.executor, "generation": view.address.generation,
+    return {"slot": slot, "node": view.address.node, "agent": slot in master.state.agents.values(),
+            "executor": view.executor, "generation": view.address.generation,
             "pid": connection.hello.pid if connection else None, "revision": view.revision, "tasks": tasks,
             "counters": dict(connection.counters) if connection else {}}
 
@@ -56,3 +62,38 @@ def _component(state: TopologyState, observed: TopologyObserved, name: str, kind
     row["cpu_seconds"] = round(observed.total(name, "cpu_seconds"), 3)
     row["capacity"] = round(observed.total(name, "busy_seconds") / max(seconds * par, 1e-9), 3)
     return row
+
+
+def plans_of(state: MasterState) -> dict[str, Any]:
+    """The plans in force: what `plan` prints."""
+    slots = {slot: {"node": worker.node.name, "executor": worker.executor} for slot, worker in sorted(state.workers.items())}
+    return {"revision": state.revision, "author": state.author, "agents": state.agents, "workers": slots,
+            "topologies": {name: {"status": topology.status, **topology.plan.to_json()}
+                           for name, topology in state.topologies.items()}}
+
+
+def load_of(master: Master, topology: str | None) -> dict[str, Any]:
+    """What `load` prints: the last window, and the estimates that schedulers see."""
+    scheduling, names = master.scheduling, [topology] if topology else list(master.state.topologies)
+    for name in names:
+        master.state.topology(name)
+    sample = scheduling.sample
+    return {
+        "window_seconds": scheduling.window_seconds,
+        "workers": {slot: msgspec.to_builtins(load) for slot, load in sample.workers.items()} if sample else {},
+        "nodes": {name: msgspec.to_builtins(load) for name, load in sample.nodes.items()} if sample else {},
+        "topologies": {name: _estimate(master.state.topologies[name].graph, scheduling.load[name])
+                       for name in names if name in scheduling.load},
+    }
+
+
+def _estimate(graph: TopologyGraph, load: Load) -> dict[str, Any]:
+    components = {}
+    for component in graph.components:
+        own = [measured for task, measured in load.tasks.items() if task.component == component.name]
+        components[component.name] = {
+            "arrival_rate": load.arrival_rate(component.name),
+            "true_processing_rate": load.true_processing_rate(component.name),
+            "cpu_mhz": sum(measured.cpu_mhz for measured in own), "memory_mb": sum(measured.memory_mb for measured in own),
+            "queue_length": sum(measured.queue_length for measured in own)}
+    return {"components": components, **load.to_json()}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import logging
 import os
+import shutil
 import signal
 import socket as sockets
 import sys
@@ -16,14 +16,18 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import psutil
 import zmq
 
-from millrace.config import FRAME_LIMIT, HEARTBEAT_INTERVAL, HELLO, LEASE, LOG_LEVEL
+from millrace.config import FRAME_LIMIT, HEARTBEAT_INTERVAL, HELLO, LEASE, LOG_LEVEL, WORKER_POLL
 from millrace.errors import MasterUnreachable, WireError
 from millrace.runtime import wire
+from millrace.runtime.agent import Agent, PlanReader, node_directory
 from millrace.runtime.clock import SystemClock
+from millrace.runtime.node import this_node
 from millrace.runtime.threads import TaskThreads
 from millrace.runtime.transport import DataPort, Gate, Keys, SocketPeers, boot_id, private_directory, visit
 from millrace.runtime.worker import Worker
@@ -118,7 +122,9 @@ class WorkerProcess:
         self.setup, self.slot, self.executor = setup, slot, executor
         self.context = zmq.Context()
         self.boot = boot_id()
+        self.node = this_node(setup.settings, executor)
         self.threads = TaskThreads()
+        self._process = psutil.Process()
         self._former = 0  # generation as which this process was given up
         bind = address_facing(setup.master) if setup.bind == "auto" else setup.bind
         self._bind = bind
@@ -135,8 +141,13 @@ class WorkerProcess:
             if self._gate is not None:
                 self._gate.close()
             self.context.destroy(linger=200)
-            with contextlib.suppress(OSError):
-                os.rmdir(self.setup.directory())  # the last one on a host does it: where the master is not, nobody else will
+            self._clear()
+
+    def _clear(self) -> None:
+        """The last one on a host takes the directory away: where the master is not, nobody else will."""
+        directory = Path(self.setup.directory())
+        if not any(directory.glob("w*.ipc")):
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _life(self) -> str:
         directory = private_directory(self.setup.directory())
@@ -152,12 +163,19 @@ class WorkerProcess:
             if welcome is None:
                 return "stopped"
             self._former = welcome.generation
-            worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings)
+            worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings, welcome.author)
             pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision)
+            meeting = node_directory(directory, self.node.name)
+            agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
+                          welcome.generation, self.node.name, meeting)
+            plans = PlanReader(self.context, meeting)
             pulse.start()
+            agent.start()
             try:
-                return self._loop(worker, control, port, pulse)
+                return self._loop(worker, control, port, pulse, plans, agent)
             finally:
+                agent.stop()
+                plans.close()
                 pulse.stop()
                 worker.close()
                 control.send(wire.encode(wire.Bye(self.slot, welcome.generation)))
@@ -168,7 +186,7 @@ class WorkerProcess:
 
     def _hello(self, control: zmq.Socket[Any], nonce: str, port: DataPort) -> wire.Welcome | None:
         """None if there is nothing to do here: the slot was given to another process while this one was cut off."""
-        control.send(wire.encode(wire.Hello(self.slot, nonce, os.getpid(), sockets.gethostname(), self.boot, self.executor,
+        control.send(wire.encode(wire.Hello(self.slot, nonce, os.getpid(), self.node, self.boot, self.executor,
                                             port.ipc, port.tcp, self._former)))
         seconds: float = HELLO.of(self.setup.settings)
         deadline = time.monotonic() + seconds
@@ -182,14 +200,22 @@ class WorkerProcess:
         raise MasterUnreachable(f"the Millrace master at {self.setup.master} did not answer worker {self.slot} within "
                                 f"{seconds:g} s: it is not reachable from this host, or the key is not its own")
 
-    def _loop(self, worker: Worker, control: zmq.Socket[Any], port: DataPort, pulse: Pulse) -> str:
+    def _loop(self, worker: Worker, control: zmq.Socket[Any], port: DataPort, pulse: Pulse, plans: PlanReader,
+              agent: Agent) -> str:
         poller = zmq.Poller()
-        for source in [control, *port.sockets, self.threads.wake_fd]:
+        for source in [control, plans.news, *port.sockets, self.threads.wake_fd]:
             poller.register(source, zmq.POLLIN)
-        next_report = 0.0
+        next_report = next_look = 0.0
+        look_seconds: float = WORKER_POLL.of(self.setup.settings)
         while True:
-            wait = worker.wait_seconds()
-            found = dict(poller.poll(int(min(REPORT_SECONDS, wait) * 1000 + 0.999)))
+            wait = min(REPORT_SECONDS, look_seconds, worker.wait_seconds())
+            found = dict(poller.poll(int(wait * 1000 + 0.999)))
+            now = time.monotonic()
+            if plans.news in found or now >= next_look:
+                next_look = now + look_seconds
+                plan = plans.newer()
+                if plan is not None:
+                    worker.assign(plan)
             if control in found and self._control(worker, control) == "stop":
                 return "stopped"
             if pulse.fenced:
@@ -204,10 +230,12 @@ class WorkerProcess:
             if now >= next_report:
                 next_report = now + REPORT_SECONDS
                 worker.counters["refused_connections"] = port.count_refusals()
+                worker.counters["agent_errors"] = agent.errors
                 self._report(worker, control)
 
     def _report(self, worker: Worker, control: zmq.Socket[Any]) -> None:
         report = worker.report()
+        report.cpu_seconds, report.memory_mb = time.process_time(), self._process.memory_info().rss / 2**20
         try:
             control.send(wire.encode(report))
         except TypeError as error:  # something of the user's got into it that cannot travel
@@ -225,8 +253,6 @@ class WorkerProcess:
                 continue
             if isinstance(message, wire.Stop):
                 return "stop"
-            if isinstance(message, wire.Assign):
-                worker.assign(message.assignment)
         return ""
 
     def _take_in(self, worker: Worker, data: zmq.Socket[Any]) -> None:

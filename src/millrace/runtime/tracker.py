@@ -8,26 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from millrace.control.acking import Ledger, acker_of, make_root
+from millrace.control.acking import Ledger, Owner, acker_of, make_root
 from millrace.runtime import wire
 
 if TYPE_CHECKING:
     from millrace.runtime.spout_task import SpoutTask
 
 Send = Callable[[int, wire.DataMessage], None]
+EARLY_LIMIT = 4096  # messages kept for an acker that a newer plan, not yet seen here, has put on this worker
 
 
 class Tracker:
     """`send(slot, message)` reaches another worker; ledgers of ackers in this one are asked directly."""
 
     def __init__(self, topology: int, slot: int, generation: int, send: Send,
-                 tell: Callable[[tuple[int, int], list[int], list[int]], None]) -> None:
+                 tell: Callable[[Owner, list[int], list[int]], None]) -> None:
         self.topology, self.slot, self.generation = topology, slot, generation
         self._send, self._tell = send, tell
         self.ledgers: dict[int, Ledger] = {}  # acker index -> its ledger, for ackers that run here
         self.acker_slots: list[int | None] = []  # acker index -> slot of its worker
+        self.version = 0  # of the plan that says so
+        self._early: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._sums: dict[int, int] = {}
-        self._opened: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._opened: dict[Owner, list[tuple[int, int]]] = {}
         self._failed: list[int] = []
         self._turn = 0
 
@@ -43,7 +46,7 @@ class Tracker:
         return make_root(acker, noise)
 
     def open(self, root: int, edges: int, owner: SpoutTask) -> None:
-        self._opened.setdefault((owner.number, owner.incarnation), []).append((root, edges))
+        self._opened.setdefault((self.slot, owner.number, owner.incarnation), []).append((root, edges))
 
     def add(self, root: int, edges: int) -> None:
         sums = self._sums
@@ -62,61 +65,133 @@ class Tracker:
         sums, self._sums = self._sums, {}
         failed, self._failed = self._failed, []
         for owner, pairs in opened.items():
-            for slot, mine in self._by_slot(pairs, lambda pair: pair[0]).items():
-                if slot == self.slot:
-                    self.on_roots(owner, mine)
-                else:
-                    self._send(slot, wire.Roots(self.slot, self.generation, self.topology, *owner, mine))
-        for slot, pairs in self._by_slot(sums.items(), lambda pair: pair[0]).items():
-            changed = [pair for pair in pairs if pair[1]]
-            if slot == self.slot:
-                self.on_acks(changed)
-            elif changed:
-                self._send(slot, wire.Acks(self.slot, self.generation, self.topology, changed))
-        for slot, roots in self._by_slot(failed, lambda root: root).items():
-            if slot == self.slot:
-                self.on_fails(roots)
-            else:
-                self._send(slot, wire.Fails(self.slot, self.generation, self.topology, roots))
+            self._pass_on_roots(owner, pairs)
+        self._pass_on_acks([pair for pair in sums.items() if pair[1]])
+        self._pass_on_fails(failed)
         return True
+
+    def _pass_on_roots(self, owner: Owner, pairs: list[tuple[int, int]]) -> None:
+        for slot, mine in self._by_slot(pairs, lambda pair: pair[0]).items():
+            if slot == self.slot:
+                self.on_roots(owner, mine, self.version)
+            else:
+                self._send(slot, wire.Roots(self.slot, self.generation, self.topology, self.version, owner, mine))
+
+    def _pass_on_acks(self, pairs: list[tuple[int, int]]) -> None:
+        for slot, mine in self._by_slot(pairs, lambda pair: pair[0]).items():
+            if slot == self.slot:
+                self.on_acks(mine, self.version)
+            else:
+                self._send(slot, wire.Acks(self.slot, self.generation, self.topology, self.version, mine))
+
+    def _pass_on_fails(self, roots: list[int]) -> None:
+        for slot, mine in self._by_slot(roots, lambda root: root).items():
+            if slot == self.slot:
+                self.on_fails(mine, self.version)
+            else:
+                self._send(slot, wire.Fails(self.slot, self.generation, self.topology, self.version, mine))
+
+    # -- when ackers move ----------------------------------------------------------------------------------------------
+
+    def retire(self, acker: int) -> None:
+        """The acker has moved to another worker: so does its ledger, and what still comes here for it is passed on."""
+        ledger, slot = self.ledgers.pop(acker, None), self._slot_of(acker)
+        if ledger is not None and slot is not None and slot != self.slot:
+            sums, failed = ledger.hand_over()
+            self._send(slot, wire.Handover(self.slot, self.generation, self.topology, self.version, acker, sums, failed))
+
+    def settle(self) -> None:
+        """A new plan has been carried out: what came before it may have its acker now."""
+        early, self._early = self._early, []
+        for call, arguments in early:
+            call(*arguments)
+
+    def _elsewhere(self, roots: Iterable[Any], version: int, call: Callable[..., None], arguments: tuple[Any, ...],
+                   pass_on: Callable[[], None]) -> None:
+        """What came is for an acker that is not here. Its sender may know a newer plan: then it is kept until that comes.
+        Or an older one: then it is passed on, which cannot go round in a circle."""
+        if version > self.version:
+            if len(self._early) < EARLY_LIMIT:
+                self._early.append((call, arguments))
+        elif all(self._slot_of(acker_of(root)) != self.slot for root in roots):
+            pass_on()
+
+    def _slot_of(self, acker: int) -> int | None:
+        return self.acker_slots[acker] if 0 <= acker < len(self.acker_slots) else None
 
     def _by_slot(self, items: Iterable[Any], root_of: Callable[[Any], int]) -> dict[int, list[Any]]:
         """Items by the worker that has their acker. An acker that is nowhere loses them: the root will time out."""
         found: dict[int, list[Any]] = {}
-        slots = self.acker_slots
         for item in items:
-            acker = acker_of(root_of(item))
-            slot = slots[acker] if acker < len(slots) else None
+            slot = self._slot_of(acker_of(root_of(item)))
             if slot is not None:
                 found.setdefault(slot, []).append(item)
         return found
 
     # -- for the ackers of this worker ---------------------------------------------------------------------------------
 
-    def on_roots(self, owner: tuple[int, int], pairs: list[tuple[int, int]]) -> None:
+    def on_roots(self, owner: Owner, pairs: list[tuple[int, int]], version: int) -> None:
         finished: list[int] = []
         failed: list[int] = []
+        away: list[tuple[int, int]] = []
         for root, edges in pairs:
             ledger = self.ledgers.get(acker_of(root))
-            verdict = ledger.open(root, edges, owner) if ledger is not None else None
+            if ledger is None:
+                away.append((root, edges))
+                continue
+            verdict = ledger.open(root, edges, owner)
             if verdict is not None:
                 (finished if verdict else failed).append(root)
         if finished or failed:
             self._tell(owner, finished, failed)
+        if away:
+            self._elsewhere((root for root, _ in away), version, self.on_roots, (owner, away, version),
+                            lambda: self._pass_on_roots(owner, away))
 
-    def on_acks(self, pairs: list[tuple[int, int]]) -> None:
-        done: dict[tuple[int, int], list[int]] = {}
+    def on_acks(self, pairs: list[tuple[int, int]], version: int) -> None:
+        done: dict[Owner, list[int]] = {}
+        away: list[tuple[int, int]] = []
         for root, edges in pairs:
             ledger = self.ledgers.get(acker_of(root))
-            owner = ledger.ack(root, edges) if ledger is not None else None
+            if ledger is None:
+                away.append((root, edges))
+                continue
+            owner = ledger.ack(root, edges)
             if owner is not None:
                 done.setdefault(owner, []).append(root)
         for owner, roots in done.items():
             self._tell(owner, roots, [])
+        if away:
+            self._elsewhere((root for root, _ in away), version, self.on_acks, (away, version),
+                            lambda: self._pass_on_acks(away))
 
-    def on_fails(self, roots: list[int]) -> None:
+    def on_fails(self, roots: list[int], version: int) -> None:
+        away: list[int] = []
         for root in roots:
             ledger = self.ledgers.get(acker_of(root))
-            owner = ledger.fail(root) if ledger is not None else None
+            if ledger is None:
+                away.append(root)
+                continue
+            owner = ledger.fail(root)
             if owner is not None:
                 self._tell(owner, [], [root])
+        if away:
+            self._elsewhere(away, version, self.on_fails, (away, version), lambda: self._pass_on_fails(away))
+
+    def on_handover(self, acker: int, sums: list[tuple[int, int, Owner | None]], failed: list[int], version: int) -> None:
+        """The ledger of the acker's incarnation before: what is here already is put together with it."""
+        if acker not in self.ledgers:
+            self._elsewhere([], version, self.on_handover, (acker, sums, failed, version), lambda: self._hand_on(
+                acker, sums, failed))
+            return
+        for root, total, owner in sums:
+            if owner is None:
+                self.on_acks([(root, total)], version)
+            else:
+                self.on_roots(owner, [(root, total)], version)
+        self.on_fails(failed, version)
+
+    def _hand_on(self, acker: int, sums: list[tuple[int, int, Owner | None]], failed: list[int]) -> None:
+        slot = self._slot_of(acker)
+        if slot is not None and slot != self.slot:
+            self._send(slot, wire.Handover(self.slot, self.generation, self.topology, self.version, acker, sums, failed))

@@ -181,7 +181,7 @@ class SocketPeers:
         self.forget(address.slot)
         same_host = bool(self._boot) and address.boot == self._boot
         if not same_host and not address.tcp:
-            raise MillraceError(f"worker {address.slot} is on another host ({address.host}) but has no tcp port: give the "
+            raise MillraceError(f"worker {address.slot} is on another host ({address.node}) but has no tcp port: give the "
                                 "engine a `bind` address that the other hosts can reach")
         socket = self._context.socket(zmq.PUSH)
         socket.sndhwm = 0

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from millrace.control.assignment import Assignment
 from millrace.errors import WireError
+from millrace.model.cluster import Node
 
 ROWS, ARROW = 0, 1
 BIG_INT = 1  # msgpack extension code: an integer beyond 64 bits, as signed big-endian bytes
@@ -57,18 +58,20 @@ class Credits(Message, tag=2):
 
 
 class Acks(Message, tag=3):
-    """(root, XOR of chunk ids) pairs for the ackers of one topology at the receiver."""
+    """(root, XOR of chunk ids) pairs for the ackers of one topology at the receiver. `version`: the plan by which the
+    sender takes them to be there."""
 
     topology: int
+    version: int
     pairs: list[tuple[int, int]]
 
 
 class Roots(Message, tag=4):
-    """(root, XOR of chunk ids) pairs that a spout task has just sent."""
+    """(root, XOR of chunk ids) pairs that a spout task has just sent. Owner: its slot, number and incarnation."""
 
     topology: int
-    owner: int
-    owner_incarnation: int
+    version: int
+    owner: tuple[int, int, int]
     pairs: list[tuple[int, int]]
 
 
@@ -76,6 +79,7 @@ class Fails(Message, tag=5):
     """Roots of which a part has failed in user code."""
 
     topology: int
+    version: int
     roots: list[int]
 
 
@@ -101,7 +105,17 @@ class Probe(Message, tag=7):
     seq: int
 
 
-DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe
+class Handover(Message, tag=8):
+    """The ledger of an acker that has moved to the receiver: (root, sum, its spout if that is known) and failed roots."""
+
+    topology: int
+    version: int
+    acker: int
+    sums: list[tuple[int, int, tuple[int, int, int] | None]]
+    failed: list[int]
+
+
+DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe | Handover
 
 
 class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):
@@ -110,7 +124,7 @@ class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):
     slot: Count
     nonce: str
     pid: int
-    host: str
+    node: Node
     boot: str  # names the running kernel: equal means the same machine
     executor: str
     data_ipc: Annotated[str, msgspec.Meta(pattern="^ipc://.")]
@@ -119,12 +133,31 @@ class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):
 
 
 class Welcome(msgspec.Struct, array_like=True, tag=11, tag_field="type"):
+    """`author`: the master's number. Plans of other authors, which a store may hold, are not for this worker."""
+
     generation: int
     settings: dict[str, Any]
+    author: int = 0
+    cluster: str = ""
 
 
-class Assign(msgspec.Struct, array_like=True, tag=12, tag_field="type"):
-    assignment: Assignment
+class Fetch(msgspec.Struct, array_like=True, tag=12, tag_field="type"):
+    """A worker's agent asks: is this worker to be the agent of its node, and is there a newer plan than this one?"""
+
+    slot: int
+    generation: int
+    author: int
+    revision: int
+
+
+class Agency(msgspec.Struct, array_like=True, tag=19, tag_field="type"):
+    """You are the agent of your node, or not; and the node's part of the plan, if there is a newer one and it is not to
+    be read from a store."""
+
+    agent: bool
+    author: int = 0
+    revision: int = 0
+    part: bytes = b""
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag=13, tag_field="type"):
@@ -137,7 +170,6 @@ class Beat(msgspec.Struct, array_like=True, tag=14, tag_field="type"):
     """The master's answer to a heartbeat."""
 
     generation: int
-    revision: int
 
 
 class Fenced(msgspec.Struct, array_like=True, tag=15, tag_field="type"):
@@ -161,6 +193,8 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     starting: list[tuple[int, int]]  # topology, tasks that are not initialized yet
     errors: list[dict[str, Any]]
     counters: dict[str, int]
+    cpu_seconds: float = 0.0  # of the whole process
+    memory_mb: float = 0.0
 
 
 class Bye(msgspec.Struct, array_like=True, tag=18, tag_field="type"):
@@ -170,14 +204,23 @@ class Bye(msgspec.Struct, array_like=True, tag=18, tag_field="type"):
     generation: int
 
 
-ControlMessage = Hello | Welcome | Assign | Heartbeat | Beat | Fenced | Stop | Report | Bye
+ControlMessage = Hello | Welcome | Fetch | Agency | Heartbeat | Beat | Fenced | Stop | Report | Bye
 
+_part_decoder = msgspec.msgpack.Decoder(Assignment)
 _data_decoder = msgspec.msgpack.Decoder(DataMessage)
 _control_decoder = msgspec.msgpack.Decoder(ControlMessage)
 
 
 def encode(message: Any) -> bytes:
     return _encoder.encode(message)
+
+
+def decode_part(part: Any) -> Assignment:
+    """A node's part of the plan, as it is kept in the stores."""
+    try:
+        return _part_decoder.decode(part)
+    except UNREADABLE as error:
+        raise WireError(f"a plan of {len(part)} bytes cannot be read: {error}") from None
 
 
 def decode_data(frame: Any) -> DataMessage:

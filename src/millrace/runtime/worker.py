@@ -23,8 +23,9 @@ from millrace.config import (
     MESSAGE_TIMEOUT,
     RECOVERY_GRACE,
 )
-from millrace.control.acking import Ledger
+from millrace.control.acking import Ledger, Owner
 from millrace.control.assignment import Assignment, TopologyAssignment, WorkerAddress, change
+from millrace.control.stamp import Stamp
 from millrace.errors import MillraceError, UnknownName
 from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime import wire
@@ -88,6 +89,7 @@ class TopologyRun:
         self.positions = dict(given.positions)
         ackers = [self.places.get(TaskId(ACKER, index)) for index in range(self.graph.ackers)]
         self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]
+        self.tracker.version = given.version
 
     def context(self, task: TaskId) -> dict[str, Any]:
         """What Storm tells a component about its surroundings, under Storm's names."""
@@ -108,17 +110,14 @@ class TopologyRun:
                                        for name, source in sources.items()},
         }
 
-    def _tell(self, owner: tuple[int, int], finished: list[int], failed: list[int]) -> None:
+    def _tell(self, owner: Owner, finished: list[int], failed: list[int]) -> None:
         """Verdicts for a spout task, here or at another worker."""
-        number, incarnation = owner
-        task = self.tasks.get(number)
-        if isinstance(task, SpoutTask) and task.incarnation == incarnation:
-            task.told(finished, failed)
-            return
-        place = self.places.get(self.graph.task(number))
-        if place is not None and place.slot != self.worker.slot and place.incarnation == incarnation:
-            self.worker.send_to(place.slot, wire.Verdicts(self.worker.slot, self.worker.generation, self.number, number,
-                                                          incarnation, finished, failed))
+        slot, number, incarnation = owner
+        if slot == self.worker.slot:
+            self.worker.on_verdicts(self, number, incarnation, finished, failed)
+        else:
+            self.worker.send_to(slot, wire.Verdicts(self.worker.slot, self.worker.generation, self.number, number,
+                                                    incarnation, finished, failed))
 
 
 def grouping_context(given: Any) -> dict[str, Any]:
@@ -141,20 +140,22 @@ class Worker:
     """`generation` is the master's number for this run of the slot: messages of older generations are refused."""
 
     def __init__(self, slot: int, generation: int, clock: Clock, peers: Peers, threads: Threads,
-                 settings: dict[str, Any] | None = None) -> None:
+                 settings: dict[str, Any] | None = None, author: int = 0) -> None:
         self.slot, self.generation, self.clock, self.peers, self.threads = slot, generation, clock, peers, threads
+        self.author = author
         settings = settings or {}
         self.frame_limit: int = FRAME_LIMIT.of(settings)
         self.grace: float = RECOVERY_GRACE.of(settings)
         self.drain_limit: float = DRAIN_LIMIT.of(settings)
-        self.revision = 0
-        self.boot = ""
+        self.stamp = Stamp(0, 0)  # of the plan that has been carried out
         self.topologies: dict[int, TopologyRun] = {}
         self.addresses: dict[int, WorkerAddress] = {}
         self.links: dict[int, Link] = {}
         self.counters: Counter[str] = Counter()
         self.errors: deque[dict[str, Any]] = deque(maxlen=ERRORS_KEPT)
-        self._highest = 0  # number of the topology that was submitted last: those below that are not here are gone
+        self._highest = 0  # number of the topology that was submitted last, as far as is known here
+        self._alive: set[int] = set()  # of all topologies, also those that have no task here
+        self._early: deque[tuple[float, Any]] = deque()  # acks and roots for a topology that is not known here yet
         self._newest = 0  # generation of the worker that joined last, as far as is known here
         self._ready: deque[Task] = deque()
         self._retired: list[Task] = []
@@ -169,8 +170,10 @@ class Worker:
     # -- assignments -------------------------------------------------------------------------------------------------
 
     def assign(self, assignment: Assignment) -> None:
-        """Make what runs here what the assignment says. Older ones than the last are ignored."""
-        if assignment.revision <= self.revision:
+        """Make what runs here what the assignment says. Ignored: older ones than the last, those of another master, and
+        those made before this worker joined or after it was given up. A plan store may hold any of them."""
+        if (assignment.stamp <= self.stamp or assignment.author != self.author
+                or not assignment.is_for(self.slot, self.generation)):
             return
         self._update_addresses(assignment.workers)
         running = {(run.number, task.name): task.incarnation for run in self.topologies.values()
@@ -192,7 +195,11 @@ class Worker:
                 new.begin()
                 self._unstash(new)
         self._after_assignment(lost)
-        self.revision = assignment.revision
+        self.stamp = assignment.stamp
+
+    @property
+    def revision(self) -> int:
+        return self.stamp.revision
 
     def _update_addresses(self, workers: list[WorkerAddress]) -> None:
         fresh = {address.slot: address for address in workers}
@@ -210,14 +217,14 @@ class Worker:
             run = self.topologies.get(given.number)
             if run is None:
                 self.topologies[given.number] = TopologyRun(self, given)
-                self._highest = max(self._highest, given.number)
                 continue
             run.update(given)
             if given.losses > run.losses:
                 run.losses = given.losses
                 lost.append(run)
-        alive = {given.number for given in assignment.topologies}
-        self._gone = [run for number, run in self.topologies.items() if number not in alive]
+        self._alive = set(assignment.alive)
+        self._highest = max(self._highest, *assignment.alive, 0)
+        self._gone = [run for number, run in self.topologies.items() if number not in self._alive]
         return lost
 
     def _after_assignment(self, lost: list[TopologyRun]) -> None:
@@ -227,16 +234,25 @@ class Worker:
                 self._retired.remove(task)
                 self._end(task)
         deadline = self.clock.now() + self.grace
+        for task in self._all_tasks():
+            if isinstance(task, SpoutTask) and task.topology in lost:
+                task.worker_lost(deadline)
         for run in self.topologies.values():
+            run.tracker.settle()
             for task in run.tasks.values():
                 if isinstance(task, SpoutTask):
-                    if run in lost:
-                        task.worker_lost(deadline)
                     task.set_active(run.active)
                 if not task.blocked:
                     self.ready(task)
         for task in self._retired:
             self.ready(task)
+        early, self._early = self._early, deque()
+        for since, message in early:
+            self._on_tracking(message, since)
+
+    def _all_tasks(self) -> list[Task]:
+        """Those that run here, and those that have moved away and still work off what they have."""
+        return [*(task for run in self.topologies.values() for task in run.tasks.values()), *self._retired]
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -276,11 +292,13 @@ class Worker:
         """The task moved elsewhere: it works off its inbox, for a while, and gets nothing new."""
         run = self.topologies[number]
         if name.component == ACKER:
-            run.tracker.ledgers.pop(name.index, None)
             run.ackers.pop(name.index, None)
+            run.tracker.retire(name.index)
             return
         task = run.tasks.pop(run.graph.number(name), None)
-        if task is not None:
+        if isinstance(task, SpoutTask) and task.replayable:
+            self._end(task)  # its next incarnation reads again whatever this one has not seen through
+        elif task is not None:
             task.retiring = self.clock.now() + self.drain_limit
             self._retired.append(task)
             self.ready(task)
@@ -414,23 +432,37 @@ class Worker:
                 self._on_credit(*credit)
         elif isinstance(message, wire.Probe):
             self._on_probe(message)
-        elif (run := self.topologies.get(message.topology)) is not None:
-            try:
-                self._on_tracking(run, message)
-            except UnknownName:  # a task that the topology does not have
-                self.counters["malformed"] += 1
+        else:
+            self._on_tracking(message, self.clock.now())
 
-    def _on_tracking(self, run: TopologyRun, message: Any) -> None:
-        if isinstance(message, wire.Acks):
-            run.tracker.on_acks(message.pairs)
+    def _on_tracking(self, message: Any, since: float) -> None:
+        run = self.topologies.get(message.topology)
+        if run is None:
+            self._keep_early(message, since)
+        elif isinstance(message, wire.Acks):
+            run.tracker.on_acks(message.pairs, message.version)
         elif isinstance(message, wire.Roots):
-            run.tracker.on_roots((message.owner, message.owner_incarnation), message.pairs)
+            run.tracker.on_roots(message.owner, message.pairs, message.version)
         elif isinstance(message, wire.Fails):
-            run.tracker.on_fails(message.roots)
+            run.tracker.on_fails(message.roots, message.version)
+        elif isinstance(message, wire.Handover):
+            run.tracker.on_handover(message.acker, message.sums, message.failed, message.version)
         elif isinstance(message, wire.Verdicts):
-            task = run.tasks.get(message.owner)
-            if isinstance(task, SpoutTask) and task.incarnation == message.owner_incarnation:
-                task.told(message.finished, message.failed)
+            self.on_verdicts(run, message.owner, message.owner_incarnation, message.finished, message.failed)
+
+    def _keep_early(self, message: Any, since: float) -> None:
+        """For a topology that has nothing here, as far as is known: a plan that brings it an acker may be on its way."""
+        may_come = message.topology in self._alive or message.topology > self._highest
+        if may_come and self.clock.now() - since < STASH_SECONDS and len(self._early) < STASH_LIMIT:
+            self._early.append((since, message))
+        else:
+            self.counters["stale"] += 1
+
+    def on_verdicts(self, run: TopologyRun, number: int, incarnation: int, finished: list[int], failed: list[int]) -> None:
+        """What became of roots, for the spout task that sent them: it may have moved away since, and wait for this."""
+        for task in [run.tasks.get(number), *(old for old in self._retired if old.number == number and old.topology is run)]:
+            if isinstance(task, SpoutTask) and task.incarnation == incarnation:
+                task.told(finished, failed)
 
     def _on_chunk(self, chunk: wire.Chunk, body: Any) -> None:
         task = self._target(chunk)
@@ -483,7 +515,10 @@ class Worker:
         """For a task that a newer plan puts here: keep it. For one that is no longer here: drop it, it is counted and,
         if tracked, replayed."""
         run = self.topologies.get(chunk.topology)
-        known = chunk.version <= run.version if run is not None else chunk.topology <= self._highest
+        if run is not None:
+            known = chunk.version <= run.version
+        else:
+            known = chunk.topology <= self._highest and chunk.topology not in self._alive
         if known or sum(map(len, self._stash.values())) >= STASH_LIMIT:
             self.counters["stale"] += 1
             return
@@ -580,10 +615,11 @@ class Worker:
         for run in self.topologies.values():
             held_before = now - 2 * MESSAGE_TIMEOUT.of(run.graph.config)
             for task in run.tasks.values():
-                if isinstance(task, SpoutTask):
-                    task.check_overdue(now)
-                elif isinstance(task, BoltTask) and task.held:
+                if isinstance(task, BoltTask) and task.held:
                     task.forget_held(held_before)
+        for task in self._all_tasks():
+            if isinstance(task, SpoutTask):
+                task.check_overdue(now)
         for key in [key for key, kept in self._stash.items() if now - kept[-1][2] > STASH_SECONDS]:
             self.counters["stale"] += len(self._stash.pop(key))
         for task in self._retired:
@@ -595,7 +631,7 @@ class Worker:
             self._end(task)
 
     def _probe(self) -> None:
-        for task in [*(task for run in self.topologies.values() for task in run.tasks.values()), *self._retired]:
+        for task in self._all_tasks():
             for channel in task.channels.values():
                 if channel.full and channel.link is not None:
                     channel.link.send([wire.encode(wire.Probe(

@@ -15,6 +15,8 @@ from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult, next_plan
+from millrace.schedulers.parameters import check_parameters, parameter
+from millrace.schedulers.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,17 @@ class Even:
     """Round-robin over the slots, nodes in turn. A task that is on a slot that is alive stays there. A topology that
     sets `topology.workers` uses at most so many slots.
 
-    one_worker_per_node: a topology uses at most one slot of each node (T-Storm's rule for a first assignment).
-    spread_back: when a slot is empty, as after a node came back, tasks are moved, as few as possible, until the
-    slots' counts differ by at most one. False: a task is moved only when its slot is gone.
+    The load is not looked at, but where one is known a plan says what it overloads.
     """
 
-    one_worker_per_node: bool = False
-    spread_back: bool = True
+    one_worker_per_node: bool = parameter(False, "A topology uses at most one slot of each node (T-Storm's rule for a first "
+                                                 "assignment).")
+    spread_back: bool = parameter(True, "When a slot is empty, as after a node came back, tasks are moved, as few as "
+                                        "possible, until the slots' counts differ by at most one. False: a task is moved "
+                                        "only when its slot is gone.")
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
 
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
@@ -41,7 +47,9 @@ class Even:
         plans = {graph.name: next_plan(graph, plan.get(graph.name), board.placements[graph.name]) for graph in graphs}
         if all(plan.get(name) == new for name, new in plans.items()):
             return NoChange(f"all tasks of {len(plans)} topologies are on slots that are alive")
-        return NewPlan(plans, f"{placed} tasks placed and {moved} moved, on {len(cluster.slots)} slots")
+        problem = Problem.of(graphs, cluster, load, {**plan, **plans})
+        return NewPlan(plans, f"{placed} tasks placed and {moved} moved, on {len(cluster.slots)} slots",
+                       problem.overload(problem.current))
 
     def _keep(self, board: _Board, graphs: Sequence[TopologyGraph], plan: Mapping[str, Plan]) -> None:
         """Leave every task that may stay where it is; topologies that are not asked about only take up room."""

@@ -31,7 +31,7 @@ def complete(problem: Problem, assignment: Ints, capacity: float = 1.0) -> Ints:
         return found
     nodes = problem.nodes_of(found)
     load, counts = problem.node_load(found), _node_counts(problem, found)
-    board = _Slots(problem, found)
+    board = SlotBoard(problem, found)
     for task in by_traffic(problem, missing):
         room = load + problem.cpu[task] <= problem.node_capacity * capacity * ROUNDING
         near = affinity(problem, int(task), nodes, problem.nodes)
@@ -47,13 +47,13 @@ def slots_within(problem: Problem, nodes: Ints) -> Ints:
     """A slot for every task on the node that is chosen for it: the one it has if that is there, else the one that most
     of its traffic goes to among those with room, else the least loaded."""
     staying = problem.nodes_of(problem.current) == nodes
-    board = _Slots(problem, np.where(staying & (problem.current >= 0), problem.current, NOWHERE))
+    board = SlotBoard(problem, np.where(staying & (problem.current >= 0), problem.current, NOWHERE))
     for task in by_traffic(problem, np.flatnonzero(board.assignment < 0)):
         board.put(int(task), int(nodes[task]))
     return board.assignment
 
 
-class _Slots:
+class SlotBoard:
     """The slots while tasks are put on them."""
 
     def __init__(self, problem: Problem, assignment: Ints) -> None:

@@ -37,6 +37,7 @@ class Figures:
     nodes_used: int
     largest_load: float  # of any node, as a share of its CPU
     moved: int
+    largest_worker_load: float = 0.0  # of any worker, as a share of a core
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ class Problem:
             topology=np.repeat(np.arange(len(graphs)), [len(graph.tasks()) for graph in graphs]).astype(np.int64),
             cpu=_clean([seen.cpu_mhz if seen else 0.0 for seen in measured]),
             memory=_clean([seen.memory_mb if seen else 0.0 for seen in measured]),
-            queue=np.array([seen.queue_length if seen else 0 for seen in measured], dtype=np.int64),
-            queue_floor=np.array([seen.queue_floor if seen else 0 for seen in measured], dtype=np.int64),
+            queue=_clean([seen.queue_length if seen else 0 for seen in measured]).astype(np.int64),
+            queue_floor=_clean([seen.queue_floor if seen else 0 for seen in measured]).astype(np.int64),
             settling=np.array([key in settling for key in tasks], dtype=bool),
             current=current, left=left, right=right, rate=rate,
             slot_numbers=np.array([slot.number for slot in slots], dtype=np.int64), slot_node=slot_node,
@@ -174,6 +175,7 @@ class Problem:
             nodes_used=len(np.unique(self.slot_node[assignment[placed]])),
             largest_load=float((load / capacity).max(initial=0.0)),
             moved=int(((assignment != self.current) & (self.current >= 0)).sum()),
+            largest_worker_load=float((self.slot_load(assignment) / np.maximum(self.slot_capacity, 1e-9)).max(initial=0.0)),
         )
 
     # -- the answer --------------------------------------------------------------------------------------------------
@@ -228,11 +230,14 @@ def _edges(index: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load]) ->
     left: list[int] = []
     right: list[int] = []
     rate: list[float] = []
-    for name, found in load.items():
+    numbers: dict[str, dict[TaskId, int]] = {}
+    for (name, task), number in index.items():
+        numbers.setdefault(name, {})[task] = number
+    for name, own in numbers.items():
+        found = load.get(name, Load())
         seconds = found.window_seconds
         if not (seconds > 0 and math.isfinite(seconds)):
             continue
-        own = {task: number for (topology, task), number in index.items() if topology == name}
         for (source, target), tuples in found.traffic.items():
             one, other = own.get(source), own.get(target)
             if one is not None and other is not None and one != other:

@@ -106,6 +106,17 @@ class ResidentEngine:
         self.master.submit(graph)
         return RunningTopology(self.master, graph.name)
 
+    def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
+                      estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
+        """Let this scheduler re-plan what runs, from now on: a name from `millrace scheduler list`, `module:Class`, or
+        "off". `policy`: period, cool_down, min_gain, overload, time_limit, dry_run. Returns what is in use then."""
+        return self.master.set_scheduler(name, parameters or {}, policy, estimator, estimator_parameters)
+
+    def decisions(self, limit: int = 20) -> list[dict[str, Any]]:
+        """What the scheduler decided, the oldest first."""
+        found: list[dict[str, Any]] = self.master.call(lambda: self.master.scheduling.past(limit))
+        return found
+
     def status(self) -> dict[str, Any]:
         return self.master.status()
 
@@ -175,6 +186,10 @@ class RunningTopology:
     def wait(self, seconds: float) -> bool:
         """Wait for its end, at most so long. Returns whether it has ended."""
         return self._master.wait_until(lambda: self.status == "ended", seconds)
+
+    def move(self, task: TaskId | str, slot: int) -> None:
+        """Move one running task to the worker of that slot; nothing else is touched."""
+        self._master.move(self.name, TaskId.parse(task) if isinstance(task, str) else task, slot)
 
     def pause(self) -> None:
         """Stop the spouts; everything else goes on."""

@@ -22,6 +22,7 @@ from millrace.control.events import (
     Ended,
     Event,
     Killed,
+    Moved,
     Say,
     Submitted,
     Ticked,
@@ -30,6 +31,7 @@ from millrace.control.events import (
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
+from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.task import Task
@@ -113,7 +115,11 @@ class LocalCluster:
         self.workers[slot] = worker
         self._mail[(slot, self._generation)] = deque()
         self._heard[slot] = self.clock.now()
-        self.tell(WorkerJoined(slot, self._generation, f"node{slot % self._nodes}", "boot", f"executor{slot}", "", ""))
+        self.tell(WorkerJoined(slot, self._generation, self.node(slot), self.node(slot).name, f"executor{slot}", "", ""))
+
+    def node(self, slot: int) -> Node:
+        """Slots are dealt out to the nodes in turn."""
+        return Node(f"node{slot % self._nodes}", 4, 1000.0, 4096)
 
     def kill(self, slot: int, noticed: bool = True) -> None:
         """The worker is gone, with all it held. `noticed`: the master knows at once."""
@@ -122,16 +128,18 @@ class LocalCluster:
         if noticed:
             self.tell(WorkerLost(slot, worker.generation, "killed by the test"))
 
+    def move(self, name: str, task: TaskId, slot: int) -> None:
+        self.tell(Moved(name, task, slot))
+
     def stop(self, name: str, wait: float = 10.0) -> None:
         self.tell(Killed(name, wait, self.clock.now()))
 
     def tell(self, event: Event) -> None:
         for command in self.master.handle(event):
             if isinstance(command, Distribute):
-                for worker in list(self.workers.values()):
-                    known = self.master.workers.get(worker.slot)
-                    if known is not None and known.address.generation == worker.generation:
-                        worker.assign(command.assignment)
+                for slot, worker in list(self.workers.items()):
+                    if (part := command.parts.get(self.node(slot).name)) is not None:
+                        worker.assign(part)
             elif isinstance(command, Say):
                 self.said.append(f"{command.topology}: {command.text}" if command.topology else command.text)
             elif isinstance(command, Ended):

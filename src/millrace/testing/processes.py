@@ -20,14 +20,15 @@ START_SECONDS = 30.0
 class ProcessCluster:
     """A master in this process and `workers` worker processes. `kill` is kill -9; `start` brings a slot back.
 
-    `apart`: every worker takes itself to be on a host of its own, so that tuples cross over tcp; needs `bind`.
+    `apart`: every worker takes itself to be on a host of its own, so that tuples cross over tcp; needs `bind`. `nodes`:
+    the workers are dealt out to so many nodes in turn.
     """
 
-    def __init__(self, workers: int = 2, name: str | None = None, bind: str = "", apart: bool = False,
+    def __init__(self, workers: int = 2, name: str | None = None, bind: str = "", apart: bool = False, nodes: int = 1,
                  **options: Any) -> None:
         self.master = Master(name or f"test-{os.getpid()}-{time.monotonic_ns()}", **options)
         self.master.start()
-        self._bind, self._run = bind, run_worker_apart if apart else run_worker
+        self._bind, self._apart, self._nodes = bind, apart, nodes
         self._spawn = multiprocessing.get_context("spawn")
         self.processes: dict[int, Any] = {}
         for slot in range(workers):
@@ -38,7 +39,8 @@ class ProcessCluster:
         return self.master.setup(self._bind)
 
     def start(self, slot: int) -> None:
-        process = self._spawn.Process(target=self._run, args=(self.setup(), slot), daemon=True)
+        node = f"node{slot % self._nodes}" if self._nodes > 1 else ""
+        process = self._spawn.Process(target=run_worker_on, args=(self.setup(), slot, node, self._apart), daemon=True)
         process.start()
         self.processes[slot] = process
 
@@ -64,7 +66,10 @@ class ProcessCluster:
                 process.join()
 
 
-def run_worker_apart(setup: WorkerSetup, slot: int) -> str:
-    """A worker that believes that nobody else is on its host."""
-    worker_process.boot_id = lambda: f"host of worker {slot}"
+def run_worker_on(setup: WorkerSetup, slot: int, node: str, apart: bool) -> str:
+    """A worker that takes itself to be on this node, and, if `apart`, that nobody else is on its host."""
+    if node:
+        os.environ["MILLRACE_NODE"] = node
+    if apart:
+        worker_process.boot_id = lambda: f"host of worker {slot}"
     return run_worker(setup, slot)

@@ -25,6 +25,7 @@ from millrace.control.events import (
 )
 from millrace.control.master_state import MasterState, ackers_for
 from millrace.errors import TopologyError, UnknownTopology
+from millrace.model.cluster import Node
 from millrace.model.graph import ACKER, ComponentDef, Input, StreamDef, TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups
 
@@ -92,12 +93,20 @@ class Story:
         return {task for task, place in self.places(name).items() if place.slot == slot}
 
 
+NODE = Node("host", 4, 1000.0, 4096)
+
+
 def joined(slot: int, generation: int) -> WorkerJoined:
-    return WorkerJoined(slot, generation, "host", "boot", f"executor {slot}", f"ipc {slot}", f"tcp {slot}")
+    return WorkerJoined(slot, generation, NODE, "boot", f"executor {slot}", f"ipc {slot}", f"tcp {slot}")
 
 
 def address(slot: int, generation: int) -> WorkerAddress:
     return WorkerAddress(slot, generation, "host", "boot", f"ipc {slot}", f"tcp {slot}")
+
+
+def distribute(whole: Assignment, node: str | None = "host") -> Distribute:
+    """The node that all workers are on has a task of every component: its part is the whole."""
+    return Distribute(whole, {node: whole} if node else {})
 
 
 def said(commands: list[Command]) -> list[str]:
@@ -113,9 +122,9 @@ def last(commands: list[Command]) -> Assignment:
 
 def test_a_worker_that_joins_is_told_who_is_there() -> None:
     story = Story()
-    assert story.on(joined(0, 1)) == [Say("worker 0 joined on host"), Distribute(Assignment(1, [address(0, 1)]))]
+    assert story.on(joined(0, 1)) == [Say("worker 0 joined on host"), distribute(Assignment(1, [address(0, 1)]))]
     assert story.on(joined(1, 2)) == [Say("worker 1 joined on host"),
-                                      Distribute(Assignment(2, [address(0, 1), address(1, 2)]))]
+                                      distribute(Assignment(2, [address(0, 1), address(1, 2)]))]
 
 
 def test_a_topology_is_placed_when_it_is_submitted_and_its_spouts_wait() -> None:
@@ -123,11 +132,11 @@ def test_a_topology_is_placed_when_it_is_submitted_and_its_spouts_wait() -> None
     assert story.on(Submitted(graph())) == [
         Say("submitted with 5 tasks", "words"),
         Say("lines[0], count[0], count[1], top[0], top[1] placed on workers 0, 1", "words"),
-        Distribute(Assignment(3, [address(0, 1), address(1, 2)], [TopologyAssignment(
+        distribute(Assignment(3, [address(0, 1), address(1, 2)], [TopologyAssignment(
             number=1, graph=graph(), version=1, active=False,
             places=[(COUNT0, Place(1, 1)), (COUNT1, Place(0, 1)), (LINES, Place(0, 1)), (TOP0, Place(1, 1)),
                     (TOP1, Place(0, 1))],
-            key_groups={"count": initial_key_groups(128, 2)}, positions=[], losses=0)]))]
+            key_groups={"count": initial_key_groups(128, 2)}, positions=[], losses=0)], [1]))]
     assert story.status() == "starting"
 
 
@@ -395,7 +404,7 @@ def test_kill_lets_what_is_in_flight_finish() -> None:
     assert said(commands) == ["spouts stop; up to 10 s for what is in flight"]
     assert not last(commands).topologies[0].active
     assert story.report(0) == story.report(0) == story.report(1, in_flight=5) == story.report(1) == []
-    assert story.report(1) == [Say("drained", "words"), Distribute(Assignment(5 + 1, [address(0, 1), address(1, 2)])),
+    assert story.report(1) == [Say("drained", "words"), distribute(Assignment(5 + 1, [address(0, 1), address(1, 2)])),
                                Ended("words")]
 
 
@@ -428,7 +437,7 @@ def test_a_topology_that_waits_is_killed_at_once() -> None:
     story = Story()
     story.on(Submitted(graph()))
     assert story.on(Killed("words", 10, now=100)) == [
-        Say("killed before it had a slot", "words"), Distribute(Assignment(2)), Ended("words")]
+        Say("killed before it had a slot", "words"), distribute(Assignment(2), node=None), Ended("words")]
 
 
 def test_a_topology_that_has_lost_every_worker_is_killed_at_once() -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from millrace.control.assignment import Assignment, Place, TopologyAssignment, WorkerAddress
 from millrace.errors import WireError
+from millrace.model.cluster import Node
 from millrace.model.graph import ComponentDef, StreamDef, TaskId, TopologyGraph
 from millrace.runtime import wire
 
@@ -28,20 +29,21 @@ CHUNK = wire.Chunk(1, 2, 3, 0, 5, 65536, 7, 131072, 9, 1, 10, 11, wire.ROWS, 2**
 DATA = [
     CHUNK,
     wire.Credits(1, 2, [(1, 65536, 1, 131072, 1, 99)]),
-    wire.Acks(1, 2, 3, [(2**63, 5), (1, 2**63 - 1)]),
-    wire.Roots(1, 2, 3, 65536, 1, [(7, 8)]),
-    wire.Fails(1, 2, 3, [2**63]),
+    wire.Acks(1, 2, 3, 4, [(2**63, 5), (1, 2**63 - 1)]),
+    wire.Roots(1, 2, 3, 4, (0, 65536, 1), [(7, 8)]),
+    wire.Fails(1, 2, 3, 4, [2**63]),
+    wire.Handover(1, 2, 3, 4, 0, [(2**63, 5, (0, 65536, 1)), (1, 2, None)], [7]),
     wire.Verdicts(1, 2, 3, 65536, 1, [1, 2], [3]),
 ]
 CONTROL = [
-    wire.Hello(0, "n", 123, "host", "boot", "driver", "ipc://x", "tcp://y"),
-    wire.Welcome(3, {"worker.lease.secs": 2.5}),
-    wire.Assign(Assignment(4, [WorkerAddress(0, 1, "host", "boot", "ipc", "tcp")], [TopologyAssignment(
-        1, GRAPH, 2, True, [(TaskId("lines", 0), Place(0, 1))], {"count": (0, 1)}, [(TaskId("lines", 0), 77)], 3)])),
-    wire.Heartbeat(0, 1, 4), wire.Beat(1, 4), wire.Fenced(), wire.Stop(), wire.Bye(0, 1),
+    wire.Hello(0, "n", 123, Node("host", 2, 2000.0, 4096), "boot", "driver", "ipc://x", "tcp://y"),
+    wire.Welcome(3, {"worker.lease.secs": 2.5}, 1, "name"), wire.Fetch(0, 1, 1, 4), wire.Agency(True, 1, 5, b"part"),
+    wire.Heartbeat(0, 1, 4), wire.Beat(1), wire.Fenced(), wire.Stop(), wire.Bye(0, 1),
     wire.Report(0, 1, 4, 0.5, [{"task": 1, "custom": {"a": [1]}}], [(1, 65536, 9)], [(1, 0)], [(1, 2)], [{"error": "x"}],
                 {"gaps": 1}),
 ]
+PART = Assignment(4, [WorkerAddress(0, 1, "host", "boot", "ipc", "tcp")], [TopologyAssignment(
+    1, GRAPH, 2, True, [(TaskId("lines", 0), Place(0, 1))], {"count": (0, 1)}, [(TaskId("lines", 0), 77)], 3)], [1, 2], 7)
 DEEP = b"\x91" * 100_000 + b"\xc0"
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -58,6 +60,12 @@ PAIRS = wire.row_decoder(Pair)
 
 
 # ---- messages ----
+
+
+def test_a_plan_comes_back_as_it_was() -> None:
+    assert wire.decode_part(wire.encode(PART)) == PART
+    with pytest.raises(wire.WireError, match="a plan of 4 bytes cannot be read"):
+        wire.decode_part(b"junk")
 
 
 @pytest.mark.parametrize("message", DATA, ids=lambda message: type(message).__name__)

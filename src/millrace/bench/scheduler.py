@@ -1,0 +1,55 @@
+"""`millrace bench scheduler`: seconds that each scheduler takes to plan, while tasks and slots grow."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from millrace.bench.results import keep
+from millrace.model.situation import Situation
+from millrace.schedulers.instances import large_situation
+from millrace.schedulers.registry import SCHEDULERS, make_scheduler
+
+SEED = 1
+SIZES = ((100, 10), (1000, 100), (10_000, 1000))  # tasks, slots
+LARGEST = {"optimal": 0}  # tasks; beyond these a plan would take more than about 30 s, and the scheduler is not run
+
+
+def run_scheduler_bench(live: bool) -> dict[str, Any]:
+    """Returns the object of `bench scheduler --json`."""
+    console = Console(stderr=not live)
+    sizes: list[dict[str, Any]] = []
+    for tasks, slots in SIZES:
+        situation = large_situation(tasks, slots, np.random.default_rng(SEED))
+        for name in SCHEDULERS:
+            if tasks <= LARGEST.get(name, tasks):
+                console.print(f"{name}, {tasks:,} tasks ...")
+                sizes.append({"tasks": tasks, "slots": slots, "scheduler": name, "seconds": _seconds(name, situation)})
+    result = {"sizes": sizes}
+    console.print(_table(sizes))
+    console.print(f"kept in {keep('scheduler', result)}")
+    return result
+
+
+def _seconds(name: str, situation: Situation) -> float:
+    """From the question to the answer, reading the load into arrays included."""
+    scheduler = make_scheduler(name)
+    started = time.perf_counter()
+    scheduler.schedule(situation.graphs, situation.cluster, situation.load, situation.plan)
+    return round(time.perf_counter() - started, 4)
+
+
+def _table(sizes: list[dict[str, Any]]) -> Table:
+    table = Table(title="seconds to plan", title_justify="left")
+    table.add_column("scheduler")
+    found = {(row["scheduler"], row["tasks"]): row["seconds"] for row in sizes}
+    for tasks, slots in SIZES:
+        table.add_column(f"{tasks:,} tasks, {slots:,} slots", justify="right")
+    for name in SCHEDULERS:
+        if any((name, tasks) in found for tasks, _ in SIZES):
+            table.add_row(name, *(f"{found[name, tasks]:.3f}" if (name, tasks) in found else "-" for tasks, _ in SIZES))
+    return table

@@ -1,0 +1,254 @@
+"""The history's tables, and how windows and decisions become rows and rows become values again."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    ARRAY,
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    Row,
+    Table,
+    Text,
+    func,
+    insert,
+    literal,
+    select,
+)
+
+from millrace.errors import BadParameter
+from millrace.model.frozen import FrozenMap
+from millrace.model.graph import TaskId
+from millrace.model.load import Latency, Load, TaskLoad
+from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
+
+SCHEMA_VERSION = 1
+
+TABLES = MetaData()
+LATENCIES = ("execute", "process", "complete")
+TASK_NUMBERS = ("emitted", "transferred", "executed", "acked", "failed", "queue_length", "queue_floor")
+TASK_MEASURES = ("cpu_seconds", "busy_seconds", "cpu_mhz", "memory_mb")
+DECISION_TEXTS = ("scheduler", "trigger", "outcome", "reason")
+DECISION_VALUES = ("parameters", "moved", "expected", "came_of", "times")
+
+
+def _measures(*names: str) -> list[Column[Any]]:
+    return [Column(name, Double) for name in names]
+
+
+def _of_window(name: str, *columns: Column[Any]) -> Table:
+    """A table of what was measured in a window. Its rows lie in the order of their key: no second index to keep up."""
+    window = Column("window_id", BigInteger, primary_key=True, autoincrement=False)
+    return Table(f"millrace_{name}", TABLES, window, *columns, sqlite_with_rowid=False)
+
+
+def _key(name: str, kind: Any = Text) -> Column[Any]:
+    return Column(name, kind, primary_key=True, autoincrement=False)
+
+
+schema = Table("millrace_schema", TABLES, Column("version", Integer, nullable=False))
+clusters = Table("millrace_clusters", TABLES, _key("cluster"), Column("retention_seconds", Double, nullable=False))
+windows = Table(
+    "millrace_windows", TABLES,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("cluster", Text, nullable=False), Column("at", Double, nullable=False), Column("seconds", Double, nullable=False),
+    Index("millrace_windows_by_time", "cluster", "at"))
+loads = _of_window("loads", _key("topology"), Column("seconds", Double), Column("plan_version", BigInteger))
+task_loads = _of_window(
+    "task_loads", _key("topology"), _key("component"), _key("task", Integer), Column("slot", Integer),
+    Column("settling", Boolean), *(Column(name, BigInteger) for name in TASK_NUMBERS), *_measures(*TASK_MEASURES),
+    *_measures(*(f"{name}_latency_{percentile}_ms" for name in LATENCIES for percentile in ("p50", "p99"))))
+traffic = _of_window("traffic", _key("topology"), _key("source"), _key("target"), *_measures("tuples"))
+component_loads = _of_window("component_loads", _key("topology"), _key("component"),
+                             *_measures("arrival_rate", "true_processing_rate"))
+worker_loads = _of_window("worker_loads", _key("slot", Integer), Column("node", Text), *_measures("cpu_mhz", "memory_mb"),
+                          Column("queue_length", BigInteger))
+node_loads = _of_window("node_loads", _key("node"), *_measures("cpu_mhz", "capacity_mhz", "memory_mb", "memory_used_mb"))
+decisions = Table(
+    "millrace_decisions", TABLES, _key("cluster"), _key("number", BigInteger), Column("at", Double, nullable=False),
+    *(Column(name, Text) for name in DECISION_TEXTS), *(Column(name, JSON(none_as_null=True)) for name in DECISION_VALUES))
+OF_WINDOW = (loads, task_loads, traffic, component_loads, worker_loads, node_loads)
+
+
+@dataclass(frozen=True, slots=True)
+class PastWindow:
+    """A window as it is read back: loads and placements by topology, workers by slot number, nodes by name."""
+
+    at: float
+    seconds: float
+    loads: Mapping[str, Load] = field(default_factory=FrozenMap)
+    placements: Mapping[str, Mapping[TaskId, int]] = field(default_factory=FrozenMap)
+    workers: Mapping[int, WorkerLoad] = field(default_factory=FrozenMap)
+    nodes: Mapping[str, NodeLoad] = field(default_factory=FrozenMap)
+
+
+# -- values to rows -------------------------------------------------------------------------------------------------------
+
+
+def _number(value: float) -> float:
+    """What is no number counts as nothing, as for the estimators; SQLite cannot keep it. A plain float, not numpy's."""
+    return float(value) if math.isfinite(value) else 0.0
+
+
+def decision_values(decision: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """The number, and the columns: copied, since the caller may go on changing what it gave."""
+    known = ("cluster", "number", "at", *DECISION_TEXTS, *DECISION_VALUES)
+    number = decision.get("number")
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 63:
+        raise BadParameter(f"a decision's number is {number!r}: it must be a whole number from 0")
+    if unknown := [name for name in decision if name not in known]:
+        raise BadParameter(f"a decision has no {', '.join(map(repr, unknown))}; it has {', '.join(known)}")
+    try:
+        values: dict[str, Any] = {name: _plain(msgspec.to_builtins(decision[name], str_keys=True))
+                                  for name in DECISION_VALUES if name in decision}
+    except TypeError as error:
+        raise BadParameter(f"decision {number} cannot be kept as JSON: {error}. Give plain data") from error
+    for name in DECISION_TEXTS:
+        if name in decision:
+            values[name] = None if decision[name] is None else _plain(str(decision[name]))
+    if decision.get("at") is not None:
+        values["at"] = _number(float(decision["at"]))
+    return number, values
+
+
+def _plain(value: Any) -> Any:
+    """Without what a database cannot take: numbers that are none, and characters that are none."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {_plain(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def insert_window(connection: Connection, cluster: str, sample: WindowSample) -> None:
+    row = {"cluster": cluster, "at": _number(sample.at), "seconds": _number(sample.seconds)}
+    number = connection.execute(insert(windows).values(row).returning(windows.c.id)).scalar_one()
+    for table, rows in _rows(sample):
+        values = [{"window_id": number, **found} for found in rows]
+        if values and connection.dialect.name == "postgresql":
+            _insert_columns(connection, table, values)
+        elif values:
+            connection.execute(insert(table), values)
+
+
+def _insert_columns(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
+    """All rows in one statement, column by column: PostgreSQL's driver takes two to three times as long row by row."""
+    columns = [func.unnest(literal([row[name] for row in rows], ARRAY(table.c[name].type))) for name in rows[0]]
+    connection.execute(insert(table).from_select(list(rows[0]), select(*columns)))
+
+
+def _rows(sample: WindowSample) -> Iterator[tuple[Table, Iterable[dict[str, Any]]]]:
+    for topology, load in sample.loads.items():
+        plan = sample.plans.get(topology)
+        yield loads, [{"topology": topology, "seconds": _number(load.window_seconds),
+                       "plan_version": plan.version if plan else None}]
+        placement = plan.placement if plan else {}
+        yield task_loads, _task_rows(topology, load, placement)
+        names = {task: str(task) for pair in load.traffic for task in pair}
+        yield traffic, ({"topology": topology, "source": names[source], "target": names[target], "tuples": _number(tuples)}
+                        for (source, target), tuples in load.traffic.items())
+        yield component_loads, _component_rows(topology, load)
+    yield worker_loads, ({"slot": slot, "node": worker.node, "cpu_mhz": _number(worker.cpu_mhz),
+                          "memory_mb": _number(worker.memory_mb), "queue_length": int(worker.queue_length)}
+                         for slot, worker in sample.workers.items())
+    yield node_loads, ({"node": name, **{column: _number(getattr(node, column)) for column in NodeLoad.__slots__}}
+                       for name, node in sample.nodes.items())
+
+
+def _task_rows(topology: str, load: Load, placement: Mapping[TaskId, int]) -> Iterator[dict[str, Any]]:
+    settling = set(load.settling)
+    for task, measured in load.tasks.items():
+        row = {"topology": topology, "component": task.component, "task": task.index, "slot": placement.get(task),
+               "settling": task in settling}
+        row.update((name, int(getattr(measured, name))) for name in TASK_NUMBERS)
+        row.update((name, _number(getattr(measured, name))) for name in TASK_MEASURES)
+        for name in LATENCIES:
+            latency: Latency | None = getattr(measured, f"{name}_latency_ms")
+            row[f"{name}_latency_p50_ms"] = None if latency is None else _number(latency.p50)
+            row[f"{name}_latency_p99_ms"] = None if latency is None else _number(latency.p99)
+        yield row
+
+
+def _component_rows(topology: str, load: Load) -> Iterator[dict[str, Any]]:
+    """λ and μ of each component, asked of a load that holds only what concerns it: one pass over the traffic for all."""
+    tasks: defaultdict[str, dict[TaskId, TaskLoad]] = defaultdict(dict)
+    arriving: defaultdict[str, dict[tuple[TaskId, TaskId], float]] = defaultdict(dict)
+    for task, measured in load.tasks.items():
+        tasks[task.component][task] = measured
+    for pair, tuples in load.traffic.items():
+        arriving[pair[1].component][pair] = _number(tuples)
+    for component, own in tasks.items():
+        part = Load(load.window_seconds, own, arriving[component])
+        true_rate = part.true_processing_rate(component)
+        yield {"topology": topology, "component": component, "arrival_rate": _number(part.arrival_rate(component)),
+               "true_processing_rate": None if true_rate is None else _number(true_rate)}
+
+
+# -- rows to values -------------------------------------------------------------------------------------------------------
+
+
+def read_windows(connection: Connection, found: Iterable[Row[Any]], topology: str | None) -> list[PastWindow]:
+    found = list(found)
+    numbers = [row.id for row in found]
+
+    def rows(table: Table) -> Mapping[int, list[Row[Any]]]:
+        query = select(table).where(table.c.window_id.in_(numbers)).order_by(*table.primary_key.columns)
+        if topology is not None and "topology" in table.c:
+            query = query.where(table.c.topology == topology)
+        by_window: defaultdict[int, list[Row[Any]]] = defaultdict(list)
+        for row in connection.execute(query):
+            by_window[row.window_id].append(row)
+        return by_window
+
+    heads, tasks, pairs, workers, nodes = map(rows, (loads, task_loads, traffic, worker_loads, node_loads))
+    return [PastWindow(
+        at=row.at, seconds=row.seconds,
+        loads=FrozenMap({head.topology: _read_load(head, tasks[row.id], pairs[row.id]) for head in heads[row.id]}),
+        placements=FrozenMap({head.topology: _read_placement(head.topology, tasks[row.id]) for head in heads[row.id]}),
+        workers=FrozenMap({worker.slot: WorkerLoad(worker.node, worker.cpu_mhz, worker.memory_mb, worker.queue_length)
+                           for worker in workers[row.id]}),
+        nodes=FrozenMap({node.node: NodeLoad(node.cpu_mhz, node.capacity_mhz, node.memory_mb, node.memory_used_mb)
+                         for node in nodes[row.id]}),
+    ) for row in found if topology is None or heads[row.id]]
+
+
+def _read_load(head: Row[Any], tasks: Iterable[Row[Any]], pairs: Iterable[Row[Any]]) -> Load:
+    task_of = functools.cache(TaskId.parse)  # a name comes up in many pairs
+    own = {TaskId(row.component, row.task): row for row in tasks if row.topology == head.topology}
+    return Load(
+        window_seconds=head.seconds,
+        tasks={task: _read_task(row) for task, row in own.items()},
+        traffic={(task_of(row.source), task_of(row.target)): row.tuples
+                 for row in pairs if row.topology == head.topology},
+        settling=tuple(task for task, row in own.items() if row.settling),
+    )
+
+
+def _read_task(row: Row[Any]) -> TaskLoad:
+    values = row._mapping
+    found: dict[str, Any] = {name: values[name] for name in TASK_NUMBERS + TASK_MEASURES}
+    for name in LATENCIES:
+        p50, p99 = values[f"{name}_latency_p50_ms"], values[f"{name}_latency_p99_ms"]
+        found[f"{name}_latency_ms"] = None if p50 is None else Latency(p50, p99)
+    return TaskLoad(**found)
+
+
+def _read_placement(topology: str, tasks: Iterable[Row[Any]]) -> Mapping[TaskId, int]:
+    return FrozenMap({TaskId(row.component, row.task): row.slot for row in tasks
+                      if row.topology == topology and row.slot is not None})

@@ -1,0 +1,158 @@
+"""The load monitor: at the end of each window, what every task, worker and node did in it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from millrace.master.observed import TaskObserved, TopologyObserved, percentiles
+from millrace.model.cluster import Cluster
+from millrace.model.graph import TaskId
+from millrace.model.load import Load, TaskLoad
+from millrace.model.plan import Plan
+from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
+from millrace.runtime.meters import LATENCIES, SECONDS, LatencyHistogram
+
+COUNTED = ("emitted", "transferred", "executed", "acked", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMeters:
+    """What a worker's process has used since it started, as it last said."""
+
+    generation: int
+    cpu_seconds: float
+    memory_mb: float
+
+
+@dataclass(slots=True)
+class _Mark:
+    """A task at the end of a window."""
+
+    incarnation: int
+    queue_length: int
+    totals: dict[str, float]
+    sent: dict[int, int]
+
+
+@dataclass(slots=True)
+class _Work:
+    """A task within a window, before the CPU and the memory of its worker are shared out."""
+
+    slot: int
+    counts: dict[str, float]
+    queue_length: int
+    queue_floor: int
+    latencies: dict[str, LatencyHistogram]
+    settled: bool
+
+
+@dataclass(slots=True)
+class LoadMonitor:
+    """Call `end_window` once in a while: each window lasts from one call to the next."""
+
+    since: float
+    _marks: dict[tuple[str, TaskId], _Mark] = field(default_factory=dict)
+    _workers: dict[int, WorkerMeters] = field(default_factory=dict)
+
+    def end_window(self, now: float, at: float, observed: Mapping[str, TopologyObserved], plans: Mapping[str, Plan],
+                   workers: Mapping[int, WorkerMeters], cluster: Cluster) -> WindowSample:
+        """`now` by the master's clock, `at` as unix time."""
+        seconds, self.since = max(now - self.since, 1e-9), now
+        work: dict[str, dict[TaskId, _Work]] = {}
+        traffic: dict[str, dict[tuple[TaskId, TaskId], float]] = {}
+        for name, topology in observed.items():
+            placed = plans[name].placement if name in plans else {}
+            seen = {task: found for task, found in topology.tasks.items() if task in placed}
+            traffic[name] = self._traffic(name, topology, seen)
+            work[name] = {task: self._work(name, task, found) for task, found in seen.items()}
+        used = self._used(workers)
+        loads = {name: self._load(seconds, tasks, traffic[name], work, used, cluster) for name, tasks in work.items()}
+        return WindowSample(at, seconds, loads, plans, *self._machines(loads, plans, used, seconds, cluster))
+
+    def _traffic(self, name: str, topology: TopologyObserved,
+                 seen: Mapping[TaskId, TaskObserved]) -> dict[tuple[TaskId, TaskId], float]:
+        found: dict[tuple[TaskId, TaskId], float] = {}
+        for task, observed in seen.items():
+            before = self._marks[name, task].sent if (name, task) in self._marks else {}
+            for number, count in observed.sent().items():
+                if count > before.get(number, 0):
+                    found[task, topology.graph.task(number)] = count - before.get(number, 0)
+        return found
+
+    def _work(self, name: str, task: TaskId, observed: TaskObserved) -> _Work:
+        before = self._marks.get((name, task))
+        totals = {key: observed.total(key) for key in COUNTED + SECONDS}
+        self._marks[name, task] = _Mark(observed.incarnation, observed.queue_length, totals, observed.sent())
+        counts = {key: total - (before.totals[key] if before else 0) for key, total in totals.items()}
+        floor = min(observed.queue_length, before.queue_length if before else 0)
+        return _Work(observed.slot, counts, observed.queue_length, floor, observed.end_window(),
+                     before is not None and before.incarnation == observed.incarnation)
+
+    def _used(self, workers: Mapping[int, WorkerMeters]) -> dict[int, WorkerMeters]:
+        """CPU seconds of each worker in the window."""
+        used = {}
+        for slot, meters in workers.items():
+            before = self._workers.get(slot)
+            same = before is not None and before.generation == meters.generation
+            cpu = meters.cpu_seconds - (before.cpu_seconds if same and before else 0.0)
+            used[slot] = WorkerMeters(meters.generation, max(cpu, 0.0), meters.memory_mb)
+        self._workers = dict(workers)
+        return used
+
+    def _load(self, seconds: float, tasks: Mapping[TaskId, _Work], traffic: Mapping[tuple[TaskId, TaskId], float],
+              work: Mapping[str, Mapping[TaskId, _Work]], used: Mapping[int, WorkerMeters], cluster: Cluster) -> Load:
+        """A task's part of its worker's CPU is by its part of the tasks' thread time, so that what the worker does for all of
+        them (sockets, encoding, the loop) is shared out too; its part of the memory is by its part of the tuples."""
+        cpu: Counter[int] = Counter()
+        tuples: Counter[int] = Counter()
+        for others in work.values():
+            for other in others.values():
+                cpu[other.slot] += other.counts["cpu_seconds"]  # type: ignore[assignment]
+                tuples[other.slot] += other.counts["executed"] + other.counts["emitted"]  # type: ignore[assignment]
+        alive = {slot.number for slot in cluster.slots}
+        found: dict[TaskId, TaskLoad] = {}
+        for task, own in tasks.items():
+            worker = used.get(own.slot) if own.slot in alive else None
+            mhz = memory = 0.0
+            if worker is not None:
+                mhz = _part(own.counts["cpu_seconds"], cpu[own.slot]) * worker.cpu_seconds / seconds
+                mhz *= cluster.node_of(own.slot).mhz
+                memory = _part(own.counts["executed"] + own.counts["emitted"], tuples[own.slot]) * worker.memory_mb
+            found[task] = _task_load(own, mhz, memory)
+        settling = tuple(sorted(task for task, own in tasks.items() if not own.settled))
+        return Load(seconds, found, traffic, settling)
+
+    def _machines(self, loads: Mapping[str, Load], plans: Mapping[str, Plan], used: Mapping[int, WorkerMeters], seconds: float,
+                  cluster: Cluster) -> tuple[dict[int, WorkerLoad], dict[str, NodeLoad]]:
+        queues: Counter[int] = Counter()
+        for name, load in loads.items():
+            for task, measured in load.tasks.items():
+                queues[plans[name].placement[task]] += measured.queue_length
+        workers: dict[int, WorkerLoad] = {}
+        by_node: defaultdict[str, list[WorkerLoad]] = defaultdict(list)
+        for slot in cluster.slots:
+            meters = used.get(slot.number, WorkerMeters(0, 0.0, 0.0))
+            mhz = meters.cpu_seconds / seconds * cluster.node_of(slot.number).mhz
+            workers[slot.number] = WorkerLoad(slot.node, mhz, meters.memory_mb, queues[slot.number])
+            by_node[slot.node].append(workers[slot.number])
+        return workers, {node.name: NodeLoad(sum(worker.cpu_mhz for worker in by_node[node.name]), node.capacity_mhz,
+                                             node.memory_mb, sum(worker.memory_mb for worker in by_node[node.name]))
+                         for node in cluster.nodes}
+
+    def forget(self, topology: str) -> None:
+        """It has ended."""
+        for key in [key for key in self._marks if key[0] == topology]:
+            del self._marks[key]
+
+
+def _part(own: float, total: float) -> float:
+    return own / total if total > 0 else 0.0
+
+
+def _task_load(own: _Work, mhz: float, memory: float) -> TaskLoad:
+    latencies = {f"{name}_ms": percentiles(own.latencies[name]) for name in LATENCIES}
+    return TaskLoad(**{key: int(own.counts[key]) for key in COUNTED}, **latencies,  # type: ignore[arg-type]
+                    queue_length=own.queue_length, queue_floor=own.queue_floor, cpu_seconds=own.counts["cpu_seconds"],
+                    busy_seconds=own.counts["busy_seconds"], cpu_mhz=mhz, memory_mb=memory)

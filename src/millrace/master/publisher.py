@@ -1,0 +1,80 @@
+"""Brings plans from the master to the coordination store, without ever making the master wait for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from millrace.config import EMBEDDED
+from millrace.control.stamp import Stamp
+from millrace.errors import MillraceError, NotTheAuthor
+from millrace.runtime.coordination import CoordinationStore, open_store
+
+log = logging.getLogger("millrace.master")
+AGAIN_SECONDS = 1.0
+
+
+class Publisher:
+    """`failed` is told, on a thread of this class, when the store is away and when it is back (with no error), and when
+    another master has become the author. Only the newest plan counts: one that could not be written in time is skipped."""
+
+    def __init__(self, url: str, cluster: str, failed: Callable[[MillraceError | None], None]) -> None:
+        self.store: CoordinationStore = open_store(url, cluster)
+        self.embedded = url == EMBEDDED
+        self.author = self.store.claim()
+        self._failed = failed
+        self._newest: tuple[Stamp, Mapping[str, bytes]] | None = None
+        self._work = threading.Condition()
+        self._ended = False
+        self._thread: threading.Thread | None = None
+        if not self.embedded:
+            self._thread = threading.Thread(target=self._run, daemon=True, name="millrace publisher")
+            self._thread.start()
+
+    def publish(self, stamp: Stamp, parts: Mapping[str, bytes]) -> None:
+        if self.embedded:
+            self.store.publish(stamp, parts)
+            return
+        with self._work:
+            self._newest = stamp, parts
+            self._work.notify()
+
+    def _run(self) -> None:
+        away = False
+        while (todo := self._next(AGAIN_SECONDS if away else None)) is not None:
+            try:
+                self.store.publish(*todo)
+            except NotTheAuthor as error:
+                self._failed(error)
+                return
+            except MillraceError as error:  # mostly that it is away
+                self._put_back(todo)
+                if not away:
+                    self._failed(error)
+                away = True
+                continue
+            if away:
+                self._failed(None)
+            away = False
+
+    def _next(self, pause: float | None) -> tuple[Stamp, Mapping[str, bytes]] | None:
+        """The newest plan that is not written yet, after a pause if the store was away; None at the end."""
+        with self._work:
+            if pause is not None:
+                self._work.wait_for(lambda: self._ended, timeout=pause)
+            self._work.wait_for(lambda: self._ended or self._newest is not None)
+            todo, self._newest = self._newest, None
+            return None if self._ended else todo
+
+    def _put_back(self, todo: tuple[Stamp, Mapping[str, bytes]]) -> None:
+        with self._work:
+            self._newest = self._newest or todo
+
+    def close(self) -> None:
+        with self._work:
+            self._ended = True
+            self._work.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+        self.store.close()

@@ -1,0 +1,139 @@
+"""Situations made at random, to hold schedulers against each other and against the optimum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from millrace.api.grouping import Grouping
+from millrace.model.cluster import Cluster, Node, Slot
+from millrace.model.graph import ComponentDef, Input, TaskId, TopologyGraph
+from millrace.model.load import Load, TaskLoad
+from millrace.model.plan import Plan
+from millrace.model.situation import Situation
+from millrace.schedulers.base import NewPlan
+from millrace.schedulers.even import Even
+from millrace.schedulers.problem import Floats
+
+WINDOW_SECONDS = 10.0
+TUPLES = 1000.0  # a second, through a component, as the median
+MHZ_PER_TUPLE = 0.5  # of a task, for each tuple a second in or out, as the median
+SPREAD = 0.6  # of the logarithm of what is drawn: two thirds lie within a factor of 1.8
+SKEW = (0.3, 3.0)  # of keys over tasks (Dirichlet): low means that few tasks get most
+LEAST = 0.1  # of an even share, which every task gets
+SLACK = (1.05, 1.5)  # capacity of the cluster over what its tasks need
+WIDTH = 20  # tasks of a component in a large situation, and so edges of a task
+
+
+def random_situation(rng: np.random.Generator, tasks: tuple[int, int] = (4, 12), nodes: tuple[int, int] = (2, 4),
+                     topologies: tuple[int, int] = (1, 3), slack: tuple[float, float] = SLACK) -> Situation:
+    """Layered topologies under load on unequal nodes, running as Even placed them. The nodes together have little more
+    than is needed, so no plan is good that does not look at them; some placement always fits them."""
+    total = int(rng.integers(tasks[0], tasks[1] + 1))
+    count = min(int(rng.integers(topologies[0], topologies[1] + 1)), max(1, total // 3))
+    graphs = tuple(_layered(f"t{number}", _parts(rng, size, 4), rng)
+                   for number, size in enumerate(_shares(rng, total, count)))
+    load = {graph.name: _load(graph, rng) for graph in graphs}
+    needs = [measured.cpu_mhz for found in load.values() for measured in found.tasks.values()]
+    cluster = _cluster(needs, int(rng.integers(nodes[0], nodes[1] + 1)), float(rng.uniform(*slack)), rng)
+    return Situation(graphs, cluster, load, _running(graphs, cluster))
+
+
+def large_situation(tasks: int, slots: int, rng: np.random.Generator, slots_per_node: int = 4) -> Situation:
+    """One topology of that many tasks, about 20 edges each, on equal nodes that are two thirds full."""
+    pars = [WIDTH] * (tasks // WIDTH) + ([tasks % WIDTH] if tasks % WIDTH else [])
+    graph = _layered("large", pars, rng)
+    load = _load(graph, rng)
+    names = [f"n{number:04}" for number in range(math.ceil(slots / slots_per_node))]
+    mhz = 1.5 * sum(measured.cpu_mhz for measured in load.tasks.values()) / slots
+    cluster = Cluster(tuple(Node(name, slots_per_node, mhz, 1 << 20) for name in names),
+                      tuple(Slot(names[number // slots_per_node], f"e{number}", number) for number in range(slots)))
+    return Situation((graph,), cluster, {"large": load}, _running((graph,), cluster))
+
+
+def _shares(rng: np.random.Generator, total: int, parts: int) -> list[int]:
+    """`total` as a sum of so many whole numbers of at least 1."""
+    cuts = np.sort(rng.choice(np.arange(1, total), parts - 1, replace=False)) if parts > 1 else np.zeros(0, dtype=np.int64)
+    return [int(upper - lower) for lower, upper in pairwise([0, *cuts.tolist(), total])]
+
+
+def _parts(rng: np.random.Generator, total: int, most: int) -> list[int]:
+    """Tasks of each component: two to `most` components where there are tasks for them."""
+    return _shares(rng, total, min(total, int(rng.integers(2, most + 1))))
+
+
+def _layered(name: str, pars: Sequence[int], rng: np.random.Generator) -> TopologyGraph:
+    """Each bolt reads from one of the three components before it, by fields or shuffled."""
+    components = []
+    for number, par in enumerate(pars):
+        inputs: tuple[Input, ...] = ()
+        if number:
+            source = int(rng.integers(max(0, number - 3), number))
+            grouping = Grouping.fields("key") if rng.random() < 0.5 else Grouping.SHUFFLE
+            inputs = (Input(f"c{source}", "default", grouping),)
+        components.append(ComponentDef(f"c{number}", "bolt" if number else "spout", "millrace.api:Component", par, {}, (),
+                                       inputs, False, "process" if number else "next_tuple"))
+    return TopologyGraph(name, tuple(components), {})
+
+
+def _load(graph: TopologyGraph, rng: np.random.Generator) -> Load:
+    """Tuples from task to task as the groupings spread them, and CPU by the tuples that a task has to do with."""
+    traffic: dict[tuple[TaskId, TaskId], float] = {}
+    out: dict[str, Floats] = {}  # tuples a second that each task of a component emits
+    through: dict[TaskId, float] = {}
+    for component in graph.components:
+        came = TUPLES * rng.lognormal(0, SPREAD) * rng.dirichlet(np.full(component.par, 3.0))
+        for given in component.inputs:
+            rates = np.outer(out[given.source], _spread(given, component.par, rng))
+            for (source, target), rate in np.ndenumerate(rates):
+                traffic[TaskId(given.source, source), TaskId(component.name, target)] = float(rate) * WINDOW_SECONDS
+            came = rates.sum(axis=0)
+        out[component.name] = came / came.sum() * TUPLES * rng.lognormal(0, SPREAD)
+        through.update((TaskId(component.name, index), float(done))
+                       for index, done in enumerate(came + out[component.name]))
+    measured = {task: TaskLoad(executed=int(done * WINDOW_SECONDS), memory_mb=float(rng.uniform(10, 100)),
+                               cpu_mhz=done * MHZ_PER_TUPLE * float(rng.lognormal(0, SPREAD)) + 1.0)
+                for task, done in through.items()}
+    return Load(WINDOW_SECONDS, measured, traffic)
+
+
+def _spread(given: Input, par: int, rng: np.random.Generator) -> Floats:
+    """The part of the stream that each task gets. However skewed the keys are, each gets some: a least traffic that is
+    almost nothing would make any other look endlessly worse."""
+    even = np.full(par, 1 / par)
+    if given.grouping.kind != "fields":
+        return even
+    found: Floats = (1 - LEAST) * rng.dirichlet(np.full(par, rng.uniform(*SKEW))) + LEAST * even
+    return found
+
+
+def _cluster(needs: Sequence[float], nodes: int, slack: float, rng: np.random.Generator) -> Cluster:
+    """Nodes of unequal size that have `slack` times what is needed, or more if that cannot be packed."""
+    sizes = rng.uniform(0.5, 1.5, nodes)
+    capacities = sizes / sizes.sum() * sum(needs) * slack
+    while not _packs(needs, capacities):
+        capacities = capacities * 1.1
+    names = [f"n{number}" for number in range(nodes)]
+    places = [name for name, slots in zip(names, rng.integers(1, 4, nodes)) for _ in range(slots)]
+    # One fast core each: a worker can use all of its node, so that only nodes have a limit, as in the optimum.
+    return Cluster(tuple(Node(name, 1, float(capacity), 1 << 14) for name, capacity in zip(names, capacities)),
+                   tuple(Slot(name, f"e{number}", number) for number, name in enumerate(places)))
+
+
+def _packs(needs: Sequence[float], capacities: Floats) -> bool:
+    """True if the tasks, largest first, each on the node with most room, all find room."""
+    room = capacities.copy()
+    for need in sorted(needs, reverse=True):
+        node = int(room.argmax())
+        if room[node] < need:
+            return False
+        room[node] -= need
+    return True
+
+
+def _running(graphs: Sequence[TopologyGraph], cluster: Cluster) -> dict[str, Plan]:
+    placed = Even().schedule(graphs, cluster, {}, {})
+    return dict(placed.plans) if isinstance(placed, NewPlan) else {}

@@ -1,0 +1,38 @@
+"""The online scheduler of Aniello, Baldoni and Querzoni ("Adaptive online scheduling in Storm", DEBS 2013)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace.model.cluster import Cluster
+from millrace.model.graph import TopologyGraph
+from millrace.model.load import Load
+from millrace.model.plan import Plan
+from millrace.schedulers.base import SchedulingResult
+from millrace.schedulers.pairing import by_pairs, decide
+from millrace.schedulers.parameters import check_parameters, parameter
+from millrace.schedulers.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """For each topology, its pairs of tasks in order of their traffic: two that are new go to the least loaded worker; else
+    all ways to put the two into their workers and the least loaded one are compared, and the one with the least traffic
+    between workers is taken. Then the same with workers and nodes. `topology.workers` is the number of workers at most.
+    """
+
+    limit: float = parameter(0.9, "Share of a worker's core and of a node's CPU that may be used.", low=0.01, high=1.0)
+    improvement: float = parameter(0.1, "Tasks move only if traffic between nodes falls by more than this share.",
+                                   low=0.0, high=1.0)
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+
+    def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
+                 plan: Mapping[str, Plan]) -> SchedulingResult:
+        problem = Problem.of(graphs, cluster, load, plan)
+        if problem.count and not problem.nodes:
+            return problem.no_slots()
+        found = by_pairs(problem, self.limit, revise=True, each_topology=True)
+        return decide(problem, found, self.limit, self.improvement, more=True)

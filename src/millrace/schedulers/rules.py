@@ -1,0 +1,72 @@
+"""What every plan must keep, whoever made it: a plan that breaks a rule is never run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from millrace.errors import SchedulerFailed
+from millrace.model.cluster import Cluster
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.plan import Plan
+from millrace.model.situation import Situation
+from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, Overload, SchedulingResult
+
+
+def check_result(situation: Situation, result: Any) -> SchedulingResult:
+    """The result itself, if it can be used; `SchedulerFailed` says what is wrong with it."""
+    if isinstance(result, NoChange | CannotPlace):
+        return result
+    if not isinstance(result, NewPlan):
+        raise SchedulerFailed(f"it returned {type(result).__name__}; asked for NewPlan, NoChange or CannotPlace")
+    asked = {graph.name: graph for graph in situation.graphs}
+    if set(result.plans) != set(asked):
+        raise SchedulerFailed(f"it was asked about {', '.join(sorted(asked)) or 'no topology'} and returned plans for "
+                              f"{', '.join(map(str, result.plans)) or 'none'}")
+    for name, plan in result.plans.items():
+        for wrong in broken_rules(asked[name], situation.cluster, situation.plan.get(name), plan):
+            raise SchedulerFailed(f"its plan for {name!r} cannot be run: {wrong}")
+    return result
+
+
+def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: Plan) -> Iterator[str]:
+    """Every rule that the plan breaks, in words."""
+    tasks, placed = set(graph.tasks()), set(new.placement)
+    if tasks - placed:
+        yield f"{len(tasks - placed)} tasks have no slot, {min(tasks - placed)} for one"
+    if placed - tasks:
+        yield f"it places {min(placed - tasks)}, which the topology does not have"
+    dead = sorted(set(new.placement.values()) - {slot.number for slot in cluster.slots})
+    if dead:
+        yield f"it uses slot {dead[0]}, and the slots that are alive are {sorted(slot.number for slot in cluster.slots)}"
+    if old is not None and new.version not in (old.version, old.version + 1):
+        yield f"it has version {new.version} where the plan in force has {old.version}"
+    for component in graph.bolts:
+        owners = new.key_groups.get(component.name, ())
+        if component.keyed and len(owners) != len(old.key_groups.get(component.name, owners) if old else owners):
+            yield f"{component.name!r} has {len(owners)} key groups, and their number is fixed while it runs"
+        if component.keyed and (not owners or not all(0 <= owner < component.par for owner in owners)):
+            yield f"some key group of {component.name!r} belongs to none of its {component.par} tasks"
+
+
+def result_to_json(result: SchedulingResult) -> dict[str, Any]:
+    """Plain data, for another process."""
+    if isinstance(result, NewPlan):
+        return {"kind": "new-plan", "reason": result.reason,
+                "plans": {name: plan.to_json() for name, plan in result.plans.items()},
+                "overload": [[over.where, over.asked_mhz, over.has_mhz] for over in result.overload]}
+    if isinstance(result, CannotPlace):
+        return {"kind": "cannot-place", "reason": result.reason,
+                "missing": {name: [[task.component, task.index] for task in tasks] for name, tasks in result.missing.items()}}
+    return {"kind": "no-change", "reason": result.reason}
+
+
+def result_from_json(data: Mapping[str, Any]) -> SchedulingResult:
+    """What `result_to_json` wrote."""
+    if data["kind"] == "new-plan":
+        return NewPlan({name: Plan.from_json(plan) for name, plan in data["plans"].items()}, data["reason"],
+                       tuple(Overload(*over) for over in data["overload"]))
+    if data["kind"] == "cannot-place":
+        return CannotPlace({name: tuple(TaskId(*task) for task in tasks) for name, tasks in data["missing"].items()},
+                           data["reason"])
+    return NoChange(data["reason"])

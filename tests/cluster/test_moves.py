@@ -1,0 +1,208 @@
+"""Single tasks move from worker to worker while tuples flow: nothing is lost, and where nothing need be, nothing is sent
+again. Spouts and ackers move too, with what they know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parts import QUEUE, SEEN, FromQueue, Late, Numbers, Pass, Sink, counter, drain, forget, meter, spouts_done
+
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.control.events import Moved, Replanned
+from millrace.errors import StalePlan, TopologyError, UnknownName, UnknownTopology
+from millrace.model.graph import ACKER, TaskId
+from millrace.model.plan import Plan
+from millrace.testing.local_cluster import LocalCluster
+
+N = 4000
+CONFIG: dict[str, Any] = {"limit": N, "burst": 10, "topology.chunk.tuples": 10, "topology.message.timeout.secs": 5.0}
+DRAIN_SECONDS = 2.0  # task.drain.limit.secs
+
+
+class Rows(Topology):
+    numbers = Numbers.spec(par=2)
+    through = Pass.spec(inputs=[numbers], par=3)
+    sink = Sink.spec(inputs={through: Grouping.fields("n")}, par=2)
+
+
+class Queued(Topology):
+    numbers = FromQueue.spec()
+    through = Pass.spec(inputs=[numbers], par=3)
+    sink = Sink.spec(inputs=[through])
+
+
+def running(topology: type[Topology] = Rows, workers: int = 4, nodes: int = 2, steps: int = 150,
+            kind: type[LocalCluster] = LocalCluster) -> LocalCluster:
+    cluster = kind(workers, nodes)
+    cluster.submit(topology, config=CONFIG)
+    cluster.step(steps)
+    return cluster
+
+
+def finish(cluster: LocalCluster, name: str = "rows") -> None:
+    cluster.run_until(lambda: spouts_done(cluster))
+    cluster.run(0.5)
+    drain(cluster, name)
+
+
+def elsewhere(cluster: LocalCluster, task: TaskId, name: str = "rows") -> int:
+    return (cluster.where(name)[task] + 1) % len(cluster.workers)
+
+
+@pytest.mark.parametrize("component", ["through", "sink", ACKER])
+def test_bolts_and_ackers_move_without_anything_being_sent_again(component: str) -> None:
+    cluster = running()
+    tasks = sorted(task for task in cluster.where("rows") if task.component == component)
+    for _ in range(3):
+        for task in tasks:
+            cluster.move("rows", task, elsewhere(cluster, task))
+            cluster.step(7)
+    replayed = meter(cluster, "numbers", "replayed")
+    finish(cluster)
+    assert replayed == 0
+    assert Counter(SEEN["sink"]) == Counter(range(N)), "not exactly once"
+    assert counter(cluster, "stale") == 0
+
+
+def test_a_move_touches_no_other_task() -> None:
+    cluster = running()
+    before = {task: place.incarnation for task, place in cluster.master.topologies["rows"].places.items()}
+    objects = {task.name: task for component in ("numbers", "through", "sink") for task in cluster.tasks(component)}
+    moved = TaskId("through", 1)
+    cluster.move("rows", moved, elsewhere(cluster, moved))
+    for task, place in cluster.master.topologies["rows"].places.items():
+        assert (place.incarnation == before[task]) == (task != moved)
+    for task in [task for component in ("numbers", "through", "sink") for task in cluster.tasks(component)]:
+        assert (objects[task.name] is task) == (task.name != moved)
+
+
+def test_a_replayable_spout_goes_on_from_its_position() -> None:
+    cluster = running()
+    for index in (0, 1, 0, 1):
+        cluster.move("rows", TaskId("numbers", index), elsewhere(cluster, TaskId("numbers", index)))
+        cluster.step(60)
+    finish(cluster)
+    assert set(SEEN["sink"]) == set(range(N))
+
+
+def test_a_spout_that_cannot_be_read_again_stays_until_all_it_sent_is_done() -> None:
+    QUEUE.extend(range(N))
+    cluster = running(Queued, steps=110)
+    spout, old = TaskId("numbers", 0), cluster.tasks("numbers")[0]
+    old_slot = cluster.where("queued")[spout]
+    cluster.drop = lambda sender, receiver, frames: True  # what it has in flight now is lost on the way
+    cluster.step(5)
+    cluster.move("queued", spout, elsewhere(cluster, spout, "queued"))
+    cluster.step(5)
+    cluster.drop = lambda sender, receiver, frames: False
+    cluster.run(DRAIN_SECONDS + 0.5)
+    assert old in cluster.workers[old_slot]._retired, "its tuples have not been seen through"
+    cluster.run_until(lambda: not QUEUE and set(SEEN["sink"]) == set(range(N)))
+    cluster.run_until(lambda: old not in cluster.workers[old_slot]._retired)
+    drain(cluster, "queued")
+
+
+@pytest.mark.parametrize("late", [(0,), (1,), (0, 1), (2, 3)])
+def test_workers_that_hear_of_a_move_late(late: tuple[int, ...]) -> None:
+    """Within the time that a moved task drains nothing is lost, whoever still sends to its old place."""
+    cluster = running(kind=Late)
+    cluster.late = late
+    for task in (TaskId("through", 0), TaskId("sink", 1), TaskId(ACKER, 0), TaskId(ACKER, 1)):
+        cluster.move("rows", task, elsewhere(cluster, task))
+        cluster.step(40)
+    cluster.hear()
+    finish(cluster)
+    assert Counter(SEEN["sink"]) == Counter(range(N))
+
+
+def test_a_worker_that_hears_of_a_move_far_too_late() -> None:
+    cluster = running(kind=Late)
+    cluster.late = (0, 1)
+    for index in range(3):
+        cluster.move("rows", TaskId("through", index), elsewhere(cluster, TaskId("through", index)))
+    cluster.run(DRAIN_SECONDS + 3.0)
+    cluster.hear()
+    finish(cluster)
+    assert set(SEEN["sink"]) == set(range(N)), "what was lost must be sent again"
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3), st.integers(0, 60)), min_size=1, max_size=12),
+       st.sampled_from([None, 0, 1, 2, 3]))
+def test_any_tasks_may_move_at_any_time_and_a_worker_may_die_on_top(moves: list[tuple[int, int, int]],
+                                                                    victim: int | None) -> None:
+    forget()
+    cluster = running(steps=120)
+    tasks = sorted(cluster.where("rows"))
+    for number, (which, slot, steps) in enumerate(moves):
+        if number == len(moves) // 2 and victim is not None:
+            cluster.kill(victim)
+        cluster.move("rows", tasks[which % len(tasks)], slot if slot in cluster.workers else min(cluster.workers))
+        cluster.step(steps)
+    finish(cluster)
+    assert set(SEEN["sink"]) == set(range(N))
+
+
+# ---- what is refused ----
+
+
+def test_nonsense_is_refused_and_changes_nothing() -> None:
+    cluster = running()
+    before, revision = cluster.where("rows"), cluster.master.revision
+    with pytest.raises(UnknownTopology, match="no topology named 'ghost'"):
+        cluster.move("ghost", TaskId("sink", 0), 1)
+    with pytest.raises(UnknownName, match=r"'rows' has no running task sink\[9\]; it has sink\[0\], sink\[1\]"):
+        cluster.move("rows", TaskId("sink", 9), 1)
+    with pytest.raises(UnknownName, match="has no running task ghost"):
+        cluster.move("rows", TaskId("ghost", 0), 1)
+    with pytest.raises(UnknownName, match="there is no worker 7; there are 0, 1, 2, 3"):
+        cluster.move("rows", TaskId("sink", 0), 7)
+    cluster.move("rows", TaskId("sink", 0), before[TaskId("sink", 0)])
+    assert cluster.said[-1].endswith("already")
+    assert (cluster.where("rows"), cluster.master.revision) == (before, revision)
+    cluster.stop("rows")
+    with pytest.raises(TopologyError, match="is stopping: its tasks can be moved only while it runs or is paused"):
+        cluster.move("rows", TaskId("sink", 0), elsewhere(cluster, TaskId("sink", 0)))
+
+
+def test_a_plan_that_was_overtaken_is_not_run() -> None:
+    cluster = running()
+    plan = cluster.master.topologies["rows"].plan
+    sink = TaskId("sink", 0)
+    moved = Plan(plan.version + 1, {**plan.placement, sink: elsewhere(cluster, sink)}, plan.key_groups)
+    cluster.move("rows", TaskId("through", 0), elsewhere(cluster, TaskId("through", 0)))
+    before = cluster.where("rows")
+    with pytest.raises(StalePlan, match="'rows' is at version 2 by now, and the plan was made for version 1"):
+        cluster.tell(Replanned({"rows": moved}, {"rows": plan.version}, "late"))
+    current = cluster.master.topologies["rows"].plan
+    with pytest.raises(StalePlan, match=r"puts tasks on workers \[9\], which are not there"):
+        cluster.tell(Replanned({"rows": Plan(3, {task: 9 for task in current.placement})}, {"rows": current.version}, "gone"))
+    with pytest.raises(StalePlan, match="has other tasks than are running"):
+        cluster.tell(Replanned({"rows": Plan(3, {TaskId("sink", 0): 0})}, {"rows": current.version}, "few"))
+    assert cluster.where("rows") == before
+
+
+def test_a_plan_is_enacted_as_a_whole() -> None:
+    cluster = running()
+    plan = cluster.master.topologies["rows"].plan
+    everything = Plan(plan.version + 1, dict.fromkeys(plan.placement, 2), plan.key_groups)
+    cluster.tell(Replanned({"rows": everything}, {"rows": plan.version}, "all in one place"))
+    assert set(cluster.where("rows").values()) == {2}
+    assert cluster.master.topologies["rows"].version == plan.version + 1
+    finish(cluster)
+    assert set(SEEN["sink"]) == set(range(N))
+
+
+def test_a_task_that_was_moved_stays_there_when_its_first_place_comes_back() -> None:
+    cluster = running()
+    task = TaskId("through", 0)
+    first, then = cluster.where("rows")[task], elsewhere(cluster, task)
+    cluster.tell(Moved("rows", task, then))
+    cluster.kill(first)
+    cluster.start(first)
+    assert cluster.where("rows")[task] == then

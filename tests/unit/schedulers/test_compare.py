@@ -1,0 +1,106 @@
+"""The comparison: what counts for a scheduler, what against it, and what is left out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from millrace.model.cluster import Cluster, Node, Slot
+from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
+from millrace.model.load import Load, TaskLoad
+from millrace.model.plan import Plan
+from millrace.model.situation import Situation
+from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
+from millrace.schedulers.compare import Outcome, details, outcome, summary
+from millrace.schedulers.optimal import Least, least_traffic
+from millrace.schedulers.problem import Figures, Problem
+
+TASKS = tuple(TaskId("a", index) for index in range(4))
+SITUATION = Situation(  # two tasks fit a node; 100 tuples/s between nodes as it runs, 20 at least
+    (TopologyGraph("t", (ComponentDef("a", "spout", "m:C", 4, {}, (), (), False, "next_tuple"),), {}),),
+    Cluster((Node("n0", 1, 200.0, 1000), Node("n1", 1, 200.0, 1000)), (Slot("n0", "e0", 0), Slot("n1", "e1", 1))),
+    {"t": Load(1.0, {task: TaskLoad(cpu_mhz=100.0) for task in TASKS},
+               {(TASKS[0], TASKS[1]): 50.0, (TASKS[2], TASKS[3]): 50.0, (TASKS[0], TASKS[2]): 10.0,
+                (TASKS[1], TASKS[3]): 10.0})},
+    {"t": Plan(1, dict(zip(TASKS, (0, 1, 0, 1))))},
+)
+LEAST = least_traffic(Problem.of(SITUATION.graphs, SITUATION.cluster, SITUATION.load, SITUATION.plan))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same answer."""
+
+    answer: SchedulingResult | Exception
+
+    def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
+                 plan: Mapping[str, Plan]) -> SchedulingResult:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def placed(*slots: int) -> NewPlan:
+    return NewPlan({"t": Plan(2, dict(zip(TASKS, slots)))}, "because")
+
+
+def found(answer: SchedulingResult | Exception, least: Least | None = LEAST) -> Outcome:
+    ticks = itertools.count(10.0, 0.25)
+    return outcome(Fixed(answer), SITUATION, lambda: next(ticks), least)
+
+
+def test_a_new_plan_is_measured_before_and_after() -> None:
+    seen = found(placed(0, 0, 1, 1))
+    assert seen.after is not None
+    assert (seen.before.inter_node, seen.before.moved) == (100.0, 0)
+    assert (seen.after.inter_node, seen.after.nodes_used, seen.after.largest_load, seen.after.moved) == (20.0, 2, 1.0, 2)
+    assert (seen.ratio, seen.overloaded, seen.seconds, seen.reason, seen.error) == (1.0, False, 0.25, "because", None)
+
+
+def test_no_change_keeps_what_runs() -> None:
+    seen = found(NoChange("fine as it is"))
+    assert seen.after == seen.before and seen.ratio == 5.0 and seen.reason == "fine as it is"
+
+
+def test_an_overloaded_plan_has_no_ratio() -> None:
+    seen = found(placed(0, 0, 0, 0))
+    assert seen.overloaded and seen.ratio is None and seen.after is not None and seen.after.inter_node == 0
+
+
+@pytest.mark.parametrize(("answer", "error"), [
+    (ValueError("oops"), "ValueError: oops"),
+    (CannotPlace({"t": TASKS}, "no room"), "no room"),
+    (placed(0, 0, 1, 9), "1 tasks have no slot that is alive: because"),
+])
+def test_what_fails_is_an_outcome_too(answer: SchedulingResult | Exception, error: str) -> None:
+    seen = found(answer)
+    assert seen.after is None and seen.ratio is None and seen.error == error
+    assert details(seen)["inter_node"] is None
+
+
+def test_there_is_no_ratio_without_a_proven_optimum() -> None:
+    assert found(placed(0, 0, 1, 1), None).ratio is None
+    assert found(placed(0, 0, 1, 1), Least(np.zeros(4), 20.0, 10.0)).ratio is None
+
+
+def test_an_optimum_of_zero_is_counted_apart() -> None:
+    nothing = Least(np.zeros(4), 0.0, 0.0)
+    none = replace(found(placed(0, 0, 1, 1), nothing), after=Figures(0.0, 0.0, 2, 1.0, 2))
+    some = found(placed(0, 0, 1, 1), nothing)
+    assert none.ratio is None and none.solved_zero and some.ratio is None and not some.solved_zero
+
+
+def test_summary() -> None:
+    row = summary([found(placed(0, 0, 1, 1)), found(NoChange("stays")), found(placed(0, 0, 0, 0)), found(ValueError("oops"))])
+    assert row == {"mean_ratio": 3.0, "worst_ratio": 5.0, "compared": 2, "zero_solved": 0, "overloaded": 1, "failed": 1,
+                   "nodes_used": pytest.approx(5 / 3), "moved": pytest.approx(4 / 3), "plan_ms": 250.0,
+                   "error": "ValueError: oops"}
+
+
+def test_summary_of_nothing() -> None:
+    row = summary([])
+    assert row["mean_ratio"] is None and row["worst_ratio"] is None and row["plan_ms"] is None

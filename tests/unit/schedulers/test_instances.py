@@ -1,0 +1,63 @@
+"""Random situations: what the comparison takes for granted about them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from millrace.model.situation import Situation
+from millrace.schedulers.base import NoChange
+from millrace.schedulers.even import Even
+from millrace.schedulers.instances import large_situation, random_situation
+from millrace.schedulers.optimal import least_traffic
+from millrace.schedulers.problem import Problem
+
+
+def problem(given: Situation) -> Problem:
+    return Problem.of(given.graphs, given.cluster, given.load, given.plan)
+
+
+def made(count: int, seed: int = 1) -> list[Situation]:
+    rng = np.random.default_rng(seed)
+    return [random_situation(rng) for _ in range(count)]
+
+
+def test_equal_seeds_make_equal_situations() -> None:
+    assert made(3) == made(3)
+    assert made(3) != made(3, seed=2)
+
+
+def test_they_have_the_sizes_that_were_asked_for() -> None:
+    seen = [problem(given) for given in made(200)]
+    assert {each.count for each in seen} == set(range(4, 13))
+    assert {each.nodes for each in seen} == {2, 3, 4}
+    assert {len(each.graphs) for each in seen} == {1, 2, 3}
+    small = problem(random_situation(np.random.default_rng(1), tasks=(2, 2), nodes=(1, 1)))
+    assert (small.count, small.nodes) == (2, 1)
+
+
+def test_every_task_is_measured_and_runs_where_even_put_it() -> None:
+    for given in made(20):
+        seen = problem(given)
+        assert (seen.cpu > 0).all() and (seen.current >= 0).all() and len(seen.rate)
+        again = Even().schedule(given.graphs, given.cluster, given.load, given.plan)
+        assert isinstance(again, NoChange)
+
+
+def test_some_placement_always_fits_and_it_usually_needs_traffic_between_nodes() -> None:
+    found = [least_traffic(problem(given)) for given in made(30)]
+    assert all(each.proven for each in found)
+    assert sum(each.value > 1e-6 for each in found) > 15
+
+
+def test_they_can_be_written_and_read_again() -> None:
+    for given in made(3):
+        assert Situation.from_json(given.to_json()) == given
+
+
+@pytest.mark.parametrize(("tasks", "slots"), [(100, 10), (1010, 100)])
+def test_a_large_one_has_about_twenty_edges_for_each_task(tasks: int, slots: int) -> None:
+    seen = problem(large_situation(tasks, slots, np.random.default_rng(1)))
+    assert seen.count == tasks and len(seen.slot_numbers) == slots
+    assert 15 <= len(seen.rate) / tasks <= 20
+    assert seen.cpu.sum() < seen.node_capacity.sum()

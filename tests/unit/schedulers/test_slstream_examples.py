@@ -1,0 +1,241 @@
+"""Sl-Stream, by example: costs, weights and steps computed by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from millrace.errors import BadParameter
+from millrace.model.cluster import Cluster, Node, Slot
+from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
+from millrace.model.load import Load, TaskLoad
+from millrace.model.plan import Plan
+from millrace.model.situation import Situation
+from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
+from millrace.schedulers.partition import Cost, Cutting, polished
+from millrace.schedulers.problem import Problem
+from millrace.schedulers.qpso import Costs, contraction, decode, moved, swarm
+from millrace.schedulers.slstream import SlStream, matched, weights
+
+SQUARE = {(0, 1): 10.0, (1, 2): 5.0, (2, 3): 10.0}  # a chain of four tasks
+
+
+def situation(nodes: Sequence[tuple[float, int]], cpu: Sequence[float], edges: dict[tuple[int, int], float],
+              memory: Sequence[float] | None = None, running: Sequence[int] | None = None) -> Situation:
+    """Nodes as (MHz, MB), with one slot each; tasks a[0], a[1], ...; edges in tuples a second."""
+    graph = TopologyGraph("t", (ComponentDef("a", "spout", "m:C", len(cpu), {}, (), (), False, "next_tuple"),), {})
+    tasks = {TaskId("a", index): TaskLoad(cpu_mhz=mhz, memory_mb=memory[index] if memory else 0.0)
+             for index, mhz in enumerate(cpu)}
+    traffic = {(TaskId("a", one), TaskId("a", other)): rate for (one, other), rate in edges.items()}
+    cluster = Cluster(tuple(Node(f"n{number}", 1, mhz, mb) for number, (mhz, mb) in enumerate(nodes)),
+                      tuple(Slot(f"n{number}", f"e{number}", number) for number in range(len(nodes))))
+    plans = {} if running is None else {"t": Plan(1, {TaskId("a", index): slot for index, slot in enumerate(running)})}
+    return Situation((graph,), cluster, {"t": Load(1.0, tasks, traffic)}, plans)
+
+
+def problem(given: Situation) -> Problem:
+    return Problem.of(given.graphs, given.cluster, given.load, given.plan)
+
+
+def ask(scheduler: SlStream, given: Situation) -> SchedulingResult:
+    return scheduler.schedule(given.graphs, given.cluster, given.load, given.plan)
+
+
+def slots(result: SchedulingResult) -> list[int]:
+    assert isinstance(result, NewPlan), result
+    return list(result.plans["t"].placement.values())
+
+
+def cutting(given: Situation, rho: float, alpha: float) -> Cutting:
+    return Cutting.of(problem(given), len(given.cluster.nodes), rho, alpha)
+
+
+# ---- p
+
+
+def test_p_is_the_cut_if_tasks_are_alike() -> None:
+    found = cutting(situation([(1000, 1000)] * 2, [100] * 4, SQUARE), rho=6, alpha=1)
+    assert found.cost(np.array([0, 0, 1, 1])) == Cost(0, pytest.approx(5))
+    assert found.cost(np.array([0, 1, 0, 1])) == Cost(0, pytest.approx(25))
+    assert found.cost(np.array([0, 0, 0, 0])) == Cost(0, pytest.approx(0))
+
+
+def test_p_counts_shares_of_tasks_against_shares_of_weight() -> None:
+    # q1 = 1/2, 1/2; q2 = 4/6, 2/6: together 1/3 apart.
+    found = cutting(situation([(1000, 1000)] * 2, [300, 100, 100, 100], SQUARE), rho=6, alpha=1)
+    assert found.cost(np.array([0, 0, 1, 1])).p == pytest.approx(5 + 6 / 3)
+
+
+def test_the_weight_mixes_cpu_and_memory() -> None:
+    # R in shares of the whole: 1/3, 1/6, 1/6, 1/3.
+    given = situation([(1000, 1000)] * 2, [300, 100, 100, 100], SQUARE, memory=[100, 100, 100, 300])
+    found = cutting(given, rho=6, alpha=0.5)
+    assert found.cost(np.array([0, 0, 1, 1])).p == pytest.approx(5)
+    assert found.cost(np.array([0, 1, 1, 0])).p == pytest.approx(20 + 6 / 3)
+
+
+def test_a_partition_that_does_not_fit_is_worse_than_any_that_does() -> None:
+    found = cutting(situation([(200, 1000)] * 2, [100] * 4, SQUARE), rho=0, alpha=1)
+    together, apart = found.cost(np.array([0, 0, 0, 0])), found.cost(np.array([0, 1, 0, 1]))
+    assert together == Cost(pytest.approx(200 / 400), 0) and apart == Cost(0, 25)
+    assert apart < together
+
+
+def test_memory_can_overload_too() -> None:
+    found = cutting(situation([(1000, 100)] * 2, [1] * 4, SQUARE, memory=[60] * 4), rho=0, alpha=1)
+    assert found.cost(np.array([0, 0, 1, 1])).overload == pytest.approx(40 / 200)
+
+
+def test_many_partitions_at_once_cost_the_same_as_one_by_one() -> None:
+    found = cutting(situation([(150, 1000)] * 3, [90, 60, 80, 50], SQUARE), rho=3, alpha=1)
+    rows = np.array([[0, 0, 1, 1], [2, 1, 0, 2], [0, 0, 0, 0]])
+    costs = found.costs(rows)
+    assert [Cost(*pair) for pair in zip(costs.overload, costs.value)] == [found.cost(row) for row in rows]
+
+
+# ---- the swarm
+
+
+def test_where_a_particle_goes() -> None:
+    best, leader = np.array([[0.0, 2.0], [2.0, 0.0]]), np.array([0.0, 2.0])  # their mean is (1, 1)
+    position, phi, u = np.array([[1.0, 1.0], [3.0, 3.0]]), np.full((2, 2), 0.5), np.full((2, 2), math.exp(-1))
+    sign = np.array([[1.0, 1.0], [1.0, -1.0]])
+    found = moved(position, best, leader, 0.5, phi, u, sign)
+    assert found == pytest.approx(np.array([[0.0, 2.0], [2.0, 0.0]]))
+    assert moved(position, best, leader, 0.5, phi, np.ones((2, 2)), sign) == pytest.approx(np.array([[0.0, 2.0], [1.0, 1.0]]))
+
+
+def test_the_swarm_contracts_from_sigma_and_a_half_to_a_half() -> None:
+    assert [contraction(0.8, 4, t) for t in range(4)] == pytest.approx([1.3, 1.1, 0.9, 0.7])
+
+
+def test_a_coordinate_is_decoded_to_its_whole_part_within_the_subgraphs() -> None:
+    assert decode(np.array([-0.5, 0.0, 0.99, 1.0, 2.7, 3.0]), 3).tolist() == [0, 0, 0, 1, 2, 2]
+
+
+def test_the_swarm_finds_a_hidden_partition_and_is_never_worse_than_a_start() -> None:
+    wanted = np.array([0, 1, 2, 0, 1, 2])
+
+    def cost(labels: np.ndarray) -> Costs:
+        return Costs(np.zeros(len(labels)), (labels != wanted).sum(axis=1).astype(float))
+
+    start = np.array([[0, 1, 2, 2, 0, 1]])
+    found = swarm(cost, start, 3, particles=20, iterations=100, sigma=0.5, rng=np.random.default_rng(1))
+    assert found.labels[0].tolist() == wanted.tolist() and found.costs.value[0] == 0
+    still = swarm(cost, start, 3, particles=1, iterations=0, sigma=0.5, rng=np.random.default_rng(1))
+    assert still.labels.tolist() == start.tolist()
+
+
+# ---- polishing
+
+
+def test_polishing_swaps_where_no_single_move_fits() -> None:
+    found = cutting(situation([(200, 1000)] * 2, [100] * 4, SQUARE), rho=0, alpha=1)
+    assert found.cost(polished(found, np.array([0, 1, 0, 1]))).p == 5
+
+
+def test_polishing_takes_overload_away_first() -> None:
+    found = cutting(situation([(200, 1000)] * 2, [100] * 4, SQUARE), rho=0, alpha=1)
+    assert found.cost(polished(found, np.array([0, 0, 0, 0]))) == Cost(0, 5)
+
+
+# ---- matching
+
+
+def test_weights_are_what_is_left_in_shares_of_the_largest_node() -> None:
+    given = problem(situation([(1000, 1000), (500, 1000)], [400, 600], {(0, 1): 1.0}, memory=[200, 100]))
+    found = weights(given, np.array([0, 1]), 2, mu=0.5)
+    assert found == pytest.approx(np.array([[0.5 * 0.6 + 0.5 * 0.8, 0.5 * 0.4 + 0.5 * 0.9],
+                                            [0.5 * 0.1 + 0.5 * 0.8, math.inf]]))
+
+
+def test_the_matching_is_the_one_that_the_weights_say() -> None:
+    given = problem(situation([(1000, 1000), (500, 1000), (700, 1000)], [400, 600], {(0, 1): 1.0}))
+    assert matched(given, np.array([0, 1]), 2, mu=1.0).tolist() == [1, 2], "best fit: the largest hole stays"
+
+
+def test_of_equal_matchings_the_one_that_moves_fewest_is_taken() -> None:
+    given = problem(situation([(1000, 1000)] * 3, [100] * 4, SQUARE, running=[2, 2, 1, 2]))
+    assert matched(given, np.array([0, 0, 1, 1]), 2, mu=0.5).tolist() == [2, 2, 1, 1]
+
+
+def test_what_other_topologies_take_up_is_not_free() -> None:
+    given = situation([(1000, 1000), (500, 1000)], [400, 600], {(0, 1): 1.0})
+    others = {"o": Plan(1, {TaskId("x", 0): 0})}
+    load = {**given.load, "o": Load(1.0, {TaskId("x", 0): TaskLoad(cpu_mhz=500.0)})}
+    assert matched(Problem.of(given.graphs, given.cluster, load, others), np.array([0, 1]), 2, mu=0.5) is None
+
+
+# ---- the whole
+
+
+def pairs(across: float, running: Sequence[int] | None = (0, 1, 0, 1)) -> Situation:
+    """Two tasks fit a node; 100 tuples/s between nodes as it runs, 2 x `across` if it were turned round."""
+    return situation([(200, 1000)] * 2, [100] * 4, {(0, 1): 50, (2, 3): 50, (0, 2): across, (1, 3): across}, running=running)
+
+
+def test_xi_says_how_much_better_a_plan_must_be() -> None:
+    assert slots(ask(SlStream(rho=0), pairs(34))) in ([0, 0, 1, 1], [1, 1, 0, 0])
+    result = ask(SlStream(rho=0), pairs(35))
+    assert result == NoChange("the plan stays: p would go from 100.0 to 70.0, which is not below xi = 0.7 times that")
+    assert slots(ask(SlStream(rho=0, xi=0.71), pairs(35)))
+    assert isinstance(ask(SlStream(rho=0, xi=1.0), pairs(50)), NoChange), "equal is not better"
+
+
+def test_a_plan_that_overloads_a_node_is_left_however_good_its_p() -> None:
+    assert len(set(slots(ask(SlStream(), pairs(1, running=[0, 0, 0, 0]))))) == 2
+
+
+def test_a_first_placement_need_not_be_worth_a_move() -> None:
+    found = slots(ask(SlStream(), pairs(35, running=None)))
+    assert found[0] == found[1] != found[2] == found[3]
+
+
+def test_asked_again_it_has_nothing_to_change() -> None:
+    given = pairs(10)
+    first = ask(SlStream(xi=1.0), given)
+    assert isinstance(first, NewPlan)
+    again = Situation(given.graphs, given.cluster, given.load, first.plans)
+    assert isinstance(ask(SlStream(xi=1.0), again), NoChange)
+
+
+def test_no_feasible_matching_keeps_the_plan_and_says_the_amounts() -> None:
+    given = situation([(200, 1000)] * 2, [300, 100], {(0, 1): 10.0}, running=[0, 0])
+    result = ask(SlStream(), given)
+    assert isinstance(result, NoChange)
+    assert "cannot be matched to nodes that have room for them: they need 300, 100 MHz" in result.reason
+    assert "the nodes have 200, 200 MHz" in result.reason
+
+
+def test_no_feasible_matching_still_places_what_has_no_slot() -> None:
+    given = situation([(200, 1000)] * 2, [300, 100], {(0, 1): 10.0}, running=[0, 9])
+    result = ask(SlStream(), given)
+    assert isinstance(result, NewPlan) and result.plans["t"].placement[TaskId("a", 0)] == 0
+    assert "1 tasks that had no slot are placed" in result.reason
+    assert [str(each) for each in result.overload][:1] == ["node n0 would need 300 MHz and has 200"]
+
+
+def test_fewer_subgraphs_than_nodes() -> None:
+    given = situation([(400, 1000)] * 3, [100] * 4, SQUARE, running=[0, 1, 2, 0])
+    assert len(set(slots(ask(SlStream(k=1), given)))) == 1
+    assert len(set(slots(ask(SlStream(k=2, rho=0), given)))) <= 2
+
+
+def test_without_any_load_tasks_are_spread_evenly() -> None:
+    given = situation([(400, 1000)] * 2, [0] * 4, {})
+    assert slots(ask(SlStream(), given)) == [0, 1, 0, 1]
+
+
+def test_no_slots() -> None:
+    given = situation([], [1], {})
+    assert isinstance(ask(SlStream(), given), CannotPlace)
+
+
+@pytest.mark.parametrize("wrong", [{"k": 0}, {"xi": 1.1}, {"sigma": 0.4}, {"particles": 0}, {"rho": -1}, {"mu": 2},
+                                   {"seed": -1}])
+def test_parameters_have_ranges(wrong: dict[str, float]) -> None:
+    with pytest.raises(BadParameter, match=next(iter(wrong))):
+        SlStream(**wrong)
