@@ -7,13 +7,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import millrace
 from millrace.api.topology import Topology
 from millrace.cli.settings_table import settings_page
 from millrace.model.graph import graph_of
+from millrace.schedulers.base import NewPlan, NoChange
+from millrace.schedulers.instances import random_situation
+from millrace.schedulers.parameters import with_parameters
+from millrace.schedulers.rules import check_result
 from millrace.testing.local_cluster import LocalCluster
 
 ROOT = Path(millrace.__file__).resolve().parents[2]
@@ -45,6 +51,17 @@ def test_the_first_topology_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_python_in_the_pages_is_python(page: Path) -> None:
     for block in blocks(page):
         ast.parse(block)
+
+
+def test_the_scheduler_of_the_page_schedules() -> None:
+    names: dict[str, Any] = {}
+    exec(blocks(ROOT / "docs" / "SCHEDULERS.md")[0], names)
+    situation = random_situation(np.random.default_rng(1))
+    scheduler = with_parameters(names["AllInOnePlace"], {"least_tasks": 1}, "the page's")
+    result = check_result(situation, scheduler.schedule(situation.graphs, situation.cluster, situation.load, situation.plan))
+    assert isinstance(result, NewPlan)
+    again = scheduler.schedule(situation.graphs, situation.cluster, situation.load, result.plans)
+    assert isinstance(again, NoChange)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -94,7 +94,7 @@ def _of_random(count: int, seed: int, schedulers: dict[str, Scheduler], console:
         for name, found in _ask(situation, schedulers, least).items():
             outcomes[name].append(found)
     rows = {name: summary(found) for name, found in outcomes.items()}
-    console.print(_random_table(count, seed, zero, rows))
+    console.print(_random_table(count, seed, zero, unknown, rows))
     return {"instances": count, "seed": seed, "zero_optimum": zero, "unknown_optimum": unknown, "schedulers": rows}
 
 
@@ -107,9 +107,9 @@ def _situations(count: int, seed: int) -> Iterator[Situation]:
             yield random_situation(rng)
 
 
-def _random_table(count: int, seed: int, zero: int, rows: dict[str, dict[str, Any]]) -> Table:
+def _random_table(count: int, seed: int, zero: int, unknown: int, rows: dict[str, dict[str, Any]]) -> Table:
     table = Table(title=f"{count:,} random situations (seed {seed}); traffic between nodes over the least there can be, in "
-                        f"those where that is not 0 (it is in {zero:,})", title_justify="left")
+                        f"those where that is not 0 (it is in {zero:,}; in {unknown:,} it is not known)", title_justify="left")
     _columns(table, "scheduler", "mean ratio", "worst", "compared", "0 solved", "overloaded", "failed", "nodes", "moved", "ms")
     for name, row in rows.items():
         table.add_row(name, _show(row["mean_ratio"], ".4f"), _show(row["worst_ratio"], ".3f"), f"{row['compared']:,}",

@@ -187,6 +187,18 @@ def bench_scheduler(as_json: Json = False) -> None:
         typer.echo(json.dumps(result))
 
 
+@bench_app.command("replanning")
+def bench_replanning(seconds: Annotated[float, typer.Option(help="Length of each part.", min=3)] = 10,
+                     rate: Annotated[float, typer.Option(help="Lines a second; each has ten words.", min=1)] = 800,
+                     as_json: Json = False) -> None:
+    """Traffic between nodes of a live Word Count under OTD and other schedulers, swapped while it runs."""
+    from millrace.bench.replanning import run_replanning
+
+    result = run_replanning(seconds, rate, live=not as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
 def _ask(cluster: str | None, verb: str, topology: str, done: str, as_json: bool, **arguments: Any) -> None:
     from millrace.master.desk import ask
 

@@ -22,8 +22,10 @@ def pairs(option: str, given: list[str] | None, whole: bool = False, raw: bool =
             raise MillraceError(f"{option} {item!r} is not of the form KEY=VALUE")
         try:
             found[key] = value if raw else json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             found[key] = value
+        if type(found[key]) is int and found[key].bit_length() > 63:
+            raise MillraceError(f"{option} {item!r}: the number is too large")
         if whole and type(found[key]) is not int:  # `true` is an int for isinstance
             raise MillraceError(f"{option} {item!r}: the value must be a whole number")
     return found

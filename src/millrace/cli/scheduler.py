@@ -88,7 +88,7 @@ def history(limit: Annotated[int, typer.Option(help="Most decisions to show.", m
         stamp = time.strftime("%H:%M:%S", time.localtime(row["at"])) + (f" ({row['times']} times)" if row["times"] > 1 else "")
         table.add_row(str(row["number"]), stamp, row["scheduler"], row["trigger"], row["outcome"],
                       "\n".join(row["moved"][:5]) + ("\n..." if len(row["moved"]) > 5 else ""), _traffic(row), row["reason"])
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)  # reasons are users' own text, which may have brackets
 
 
 @app.command("compare")

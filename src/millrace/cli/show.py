@@ -69,18 +69,17 @@ def print_status(status: dict[str, Any]) -> None:
 
 
 def print_move(found: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(markup=False, emoji=False)
     if found["from"] == found["to"]:
-        console.print(f"{found['task']} is on worker {found['to']} already", markup=False)
+        console.print(f"{found['task']} is on worker {found['to']} already")
         return
-    console.print(f"{found['task']} of {found['topology']} moves from worker {found['from']} to worker {found['to']}",
-                  markup=False)
+    console.print(f"{found['task']} of {found['topology']} moves from worker {found['from']} to worker {found['to']}")
     if found["keyed"]:
-        console.print("it begins anew there: what it keeps in its own attributes stays behind", markup=False)
+        console.print("it begins anew there: what it keeps in its own attributes stays behind")
 
 
 def print_plan(found: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(markup=False, emoji=False)
     for name, plan in found["topologies"].items():
         title = f"{name}: {plan['status']}, version {plan['version']}"
         table = Table("worker", "node", "tasks", title=title, title_justify="left")
@@ -91,11 +90,11 @@ def print_plan(found: dict[str, Any]) -> None:
         console.print(table)
         for component, owners in plan["key_groups"].items():
             shares = [f"[{index}] {owners.count(index)}" for index in sorted(set(owners))]
-            console.print(f"key groups of {component}: {', '.join(shares)}", markup=False)
+            console.print(f"key groups of {component}: {', '.join(shares)}")
 
 
 def print_load(found: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(markup=False, emoji=False)
     if not found["workers"]:
         console.print(f"nothing measured yet: a window lasts {found['window_seconds']:g} s")
         return

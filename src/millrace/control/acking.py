@@ -12,6 +12,7 @@ from typing import Any
 
 ATTEMPTS_REMEMBERED = 100_000  # failed ids whose attempts a spout task remembers: it may never send them again
 Owner = tuple[int, int, int]  # the spout task that sent a root: slot, number, incarnation
+FEW_ROOTS = 4  # in flight: so few can hardly be what makes a bolt slow
 ACKER_SHIFT = 48  # a root's upper bits name its acker task, so whoever finishes a chunk knows whom to tell
 
 
@@ -102,16 +103,19 @@ class InFlight:
     roots: dict[int, Root] = field(default_factory=dict)
     tuples: int = 0
     attempts: dict[Any, int] = field(default_factory=dict)  # how often an id has failed, while it is not acked
+    done_at: float = float("-inf")  # when a root was finished last,
+    done_after: float = 0.0  # and how long that one took
 
     def sent(self, root: int, ids: list[Any], tuples: int, now: float, attempt: int) -> None:
         self.roots[root] = Root(ids, tuples, now, attempt)
         self.tuples += tuples
 
-    def finished(self, root: int) -> Root | None:
+    def finished(self, root: int, now: float) -> Root | None:
         """The root is complete. None if it was given up before (it has been, or will be, sent again)."""
         known = self.roots.pop(root, None)
         if known is not None:
             self.tuples -= known.tuples
+            self.done_at, self.done_after = now, now - known.born
             if self.attempts:
                 for tup_id in known.ids:
                     self.attempts.pop(_hashable(tup_id), None)
@@ -136,9 +140,12 @@ class InFlight:
                 del self.attempts[next(iter(self.attempts))]
 
     def lagging(self, now: float) -> bool:
-        """The oldest root is half-way to its timeout: sending more would only make the others late too."""
-        oldest = next(iter(self.roots.values()), None)
-        return oldest is not None and now - oldest.born > self.timeout / 2
+        """The oldest root is half-way to its timeout: sending more would only make the others late too. Unless others are
+        done in good time: then it is a tuple that someone keeps, and no reason to stop."""
+        if len(self.roots) <= FEW_ROOTS:
+            return False
+        flowing = now - self.done_at < self.timeout / 4 and self.done_after < self.timeout / 4
+        return not flowing and now - next(iter(self.roots.values())).born > self.timeout / 2
 
     def doom(self, deadline: float) -> int:
         """A worker is lost: whatever is still unfinished at `deadline` counts as lost with it."""

@@ -156,23 +156,26 @@ class Generator:
         worth = self._worth(before, after, bool((problem.current < 0).any()))
         if not worth:
             outcome = NOT_WORTH_IT
-            reason += (f" (between nodes {before.inter_node:,.0f} -> {after.inter_node:,.0f} tuples/s, largest load "
-                       f"{before.largest_load:.0%} -> {after.largest_load:.0%}: less than the least gain, "
-                       f"{self.policy.min_gain:.0%})")
+            reason += (f" (between nodes {before.inter_node:,.0f} -> {after.inter_node:,.0f} tuples/s, largest load of a node "
+                       f"{before.largest_load:.0%} -> {after.largest_load:.0%}, of a worker {before.largest_worker_load:.0%} "
+                       f"-> {after.largest_worker_load:.0%}: below the least gain, {self.policy.min_gain:.0%}, or overload)")
         else:
             outcome = ADVISED if self.policy.dry_run else ENACTED
         return self._decided(trigger, outcome, reason, at, moved, expected)
 
     def _worth(self, before: Figures, after: Figures, missing: bool) -> bool:
         """Less traffic between nodes, relief of what is overloaded, or fewer nodes at no cost: anything else is moving
-        tasks about for nothing."""
-        least = 1 - self.policy.min_gain
-        relieved = ((before.largest_load > self.policy.overload and after.largest_load < before.largest_load * least)
-                    or (before.largest_worker_load > self.policy.overload
-                    and after.largest_worker_load < before.largest_worker_load * least))
-        cheaper = before.inter_node > 0 and after.inter_node <= before.inter_node * least
+        tasks about for nothing. What would overload a node or worker is no gain: it would only be taken back."""
+        limit = self.policy.overload
+        loads = [(before.largest_load, after.largest_load), (before.largest_worker_load, after.largest_worker_load)]
+        relieved = any(had >= limit and self._gains(had, gets) for had, gets in loads)
+        overloads = any(gets >= limit and gets > had for had, gets in loads)
+        cheaper = self._gains(before.inter_node, after.inter_node)
         fewer = after.nodes_used < before.nodes_used and after.inter_node <= before.inter_node
-        return missing or relieved or cheaper or fewer
+        return missing or relieved or ((cheaper or fewer) and not overloads)
+
+    def _gains(self, before: float, after: float) -> bool:
+        return after < before and after <= before * (1 - self.policy.min_gain)
 
     def failed(self, error: str, trigger: str, at: float) -> Decision:
         """The scheduler raised, took too long or returned nonsense: the plan in force stays."""
@@ -183,7 +186,7 @@ class Generator:
         last = self.decisions[-1] if self.decisions else None
         made = Decision(self._number + 1, at, self.choice.name, dict(self.choice.parameters), trigger, outcome, reason, moved,
                         expected or {})
-        if last is not None and not moved and replace(made, number=last.number, at=last.at, times=last.times) == last:
+        if last is not None and outcome != ENACTED and replace(made, number=last.number, at=last.at, times=last.times) == last:
             made = replace(last, at=at, times=last.times + 1)  # the same again: one line for all of them
             self.decisions.pop()
         else:

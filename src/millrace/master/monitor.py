@@ -66,8 +66,8 @@ class LoadMonitor:
             placed = plans[name].placement if name in plans else {}
             seen = {task: found for task, found in topology.tasks.items() if task in placed}
             traffic[name] = self._traffic(name, topology, seen)
-            work[name] = {task: self._work(name, task, found) for task, found in seen.items()}
-        used = self._used(workers)
+            work[name] = {task: self._work(name, task, found, placed[task]) for task, found in seen.items()}
+        used = self._used(workers, seconds)
         loads = {name: self._load(seconds, tasks, traffic[name], work, used, cluster) for name, tasks in work.items()}
         return WindowSample(at, seconds, loads, plans, *self._machines(loads, plans, used, seconds, cluster))
 
@@ -81,22 +81,25 @@ class LoadMonitor:
                     found[task, topology.graph.task(number)] = count - before.get(number, 0)
         return found
 
-    def _work(self, name: str, task: TaskId, observed: TaskObserved) -> _Work:
+    def _work(self, name: str, task: TaskId, observed: TaskObserved, slot: int) -> _Work:
         before = self._marks.get((name, task))
         totals = {key: observed.total(key) for key in COUNTED + SECONDS}
         self._marks[name, task] = _Mark(observed.incarnation, observed.queue_length, totals, observed.sent())
         counts = {key: total - (before.totals[key] if before else 0) for key, total in totals.items()}
         floor = min(observed.queue_length, before.queue_length if before else 0)
         return _Work(observed.slot, counts, observed.queue_length, floor, observed.end_window(),
-                     before is not None and before.incarnation == observed.incarnation)
+                     before is not None and before.incarnation == observed.incarnation and observed.slot == slot)
 
-    def _used(self, workers: Mapping[int, WorkerMeters]) -> dict[int, WorkerMeters]:
-        """CPU seconds of each worker in the window."""
+    def _used(self, workers: Mapping[int, WorkerMeters], seconds: float) -> dict[int, WorkerMeters]:
+        """CPU seconds of each worker in the window. A process that has joined in it may have lived before: if it has used
+        more than there was time for, how much of that was in the window is not known."""
         used = {}
         for slot, meters in workers.items():
             before = self._workers.get(slot)
-            same = before is not None and before.generation == meters.generation
-            cpu = meters.cpu_seconds - (before.cpu_seconds if same and before else 0.0)
+            if before is not None and before.generation == meters.generation:
+                cpu = meters.cpu_seconds - before.cpu_seconds
+            else:
+                cpu = meters.cpu_seconds if meters.cpu_seconds <= seconds else 0.0
             used[slot] = WorkerMeters(meters.generation, max(cpu, 0.0), meters.memory_mb)
         self._workers = dict(workers)
         return used

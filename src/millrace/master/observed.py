@@ -33,6 +33,8 @@ class TaskObserved:
     custom: dict[str, Any] = field(default_factory=dict)
 
     def take(self, slot: int, at: float, report: dict[str, Any]) -> None:
+        if report["incarnation"] < self.incarnation:
+            return  # from the worker that it left, which did not know that yet
         if report["incarnation"] != self.incarnation:
             self.before = {name: self.total(name) for name in TOTALS}
             self.traffic_before = self.sent()

@@ -75,7 +75,11 @@ class People:
         else:
             known = isinstance(error, MillraceError)
             answer = {"error": str(error) if known else f"{type(error).__name__}: {error}", "kind": type(error).__name__}
-        self.socket.send_multipart([*to, msgspec.msgpack.encode(answer)])
+        try:
+            body = msgspec.msgpack.encode(answer)
+        except (TypeError, OverflowError, ValueError) as wrong:  # a user's own parameters may be anything
+            body = msgspec.msgpack.encode({"error": f"the answer cannot be sent: {wrong}", "kind": "MillraceError"})
+        self.socket.send_multipart([*to, body])
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
@@ -93,7 +97,10 @@ class People:
         return str(request["topology"])
 
     def _move(self, request: Request) -> dict[str, Any]:
-        task, slot = TaskId.parse(str(request["task"])), int(request["slot"])
+        try:
+            task, slot = TaskId.parse(str(request["task"])), int(request["slot"])
+        except ValueError as error:
+            raise UnknownName(str(error)) from None
         name: str = request.get("topology") or self._topology_with(task)
         topology = self._master.state.topology(name)
         source = topology.places[task].slot if task in topology.places else None

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import selectors
+import signal
 import struct
 import subprocess
 import sys
@@ -33,6 +34,7 @@ class Planner:
         self._requests: SimpleQueue[tuple[Answer, float, Callable[[Answer | SchedulerFailed], None]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._child: _Child | None = None
+        self._closing = False
 
     def ask(self, request: Answer, time_limit: float, done: Callable[[Answer | SchedulerFailed], None]) -> None:
         if self._thread is None:
@@ -45,23 +47,28 @@ class Planner:
             request, time_limit, done = todo
             try:
                 answer: Answer | SchedulerFailed = self._answer(request, time_limit)
-            except (SchedulerFailed, OSError) as error:
+            except Exception as error:  # whatever it was: the next request gets a new process
                 self._end_child()
-                answer = error if isinstance(error, SchedulerFailed) else SchedulerFailed(f"the planner failed: {error}")
-            done(answer)
+                answer = (error if isinstance(error, SchedulerFailed)
+                          else SchedulerFailed(f"the planner failed: {type(error).__name__}: {error}"))
+            try:
+                done(answer)
+            except Exception:
+                log.exception("the planner goes on after an unexpected error")
         self._end_child()
 
-    def _answer(self, request: Answer, time_limit: float) -> Answer:
-        if self._child is None or not self._child.alive:
+    def _answer(self, request: Answer, time_limit: float) -> Answer | SchedulerFailed:
+        if self._child is None or not self._child.alive or "situation" not in request:  # one to be tried out is read anew
             self._end_child()
             self._child = _Child()
-            self._child.receive(START_SECONDS, "the planner's process did not come up")
+            if not self._closing:
+                self._child.receive(START_SECONDS, "the planner's process did not come up")
+        if self._closing:
+            raise SchedulerFailed("the master is ending")
         self._child.send(request)
         answer = self._child.receive(time_limit, f"it gave no answer within {time_limit:g} s and was stopped: give it more "
                                                  "with `millrace scheduler set ... --time-limit`, or take another scheduler")
-        if "error" in answer:
-            raise SchedulerFailed(answer["error"])
-        return answer
+        return SchedulerFailed(answer["error"]) if "error" in answer else answer
 
     def _end_child(self) -> None:
         if self._child is not None:
@@ -69,10 +76,12 @@ class Planner:
             self._child = None
 
     def close(self) -> None:
+        self._closing = True
         if self._thread is not None:
             self._requests.put(None)
-            if self._child is not None:
-                self._child.kill()  # it may be in the middle of something that takes for ever
+            child = self._child
+            if child is not None:
+                child.kill()  # it may be in the middle of something that takes for ever
             self._thread.join(timeout=10)
 
 
@@ -85,8 +94,8 @@ class _Child:
         code = f"from millrace.master.planner_child import serve; serve({request_read}, {answer_write})"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=(request_read, answer_write),
-                                         stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno() if _has_fd() else None,
-                                         env=environment, start_new_session=True)
+                                         stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
+                                         stdout=sys.stderr.fileno() if _has_fd() else subprocess.DEVNULL)
         os.close(request_read)
         os.close(answer_write)
 
@@ -106,14 +115,16 @@ class _Child:
                     raise SchedulerFailed(too_late)
                 piece = os.read(self._from, 1 << 20)
                 if not piece:
-                    raise SchedulerFailed(f"its process ended with code {self._process.wait()}")
+                    raise SchedulerFailed(f"its process ended with code {self._process.wait()} before it answered")
                 data += piece
         answer: Answer = msgspec.msgpack.decode(data[LENGTH.size:])
         return answer
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        """With whatever it has started: its session is its own."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
         self.kill()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 import traceback
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from millrace.errors import MillraceError
 from millrace.master.planner import Answer, read_frame, write_frame
@@ -14,6 +17,8 @@ from millrace.schedulers.parameters import parameters_of
 from millrace.schedulers.registry import make_scheduler
 from millrace.schedulers.rules import check_result, result_to_json
 
+MESSAGE_LENGTH = 500
+
 
 def serve(requests: int, answers: int) -> None:
     """The child's life: one answer for each request, until the master is gone."""
@@ -21,18 +26,26 @@ def serve(requests: int, answers: int) -> None:
     write_frame(answers, msgspec.msgpack.encode({"ready": True}))
     while (frame := read_frame(requests)) is not None:
         try:
-            answer = answer_to(msgspec.msgpack.decode(frame))
-        except Exception as error:  # a user's scheduler may raise anything: it is told, and the child lives on
-            answer = {"error": describe(error)}
-        write_frame(answers, msgspec.msgpack.encode(answer))
+            answer = msgspec.msgpack.encode(answer_to(msgspec.msgpack.decode(frame)), enc_hook=plain)
+        except (Exception, SystemExit) as error:  # a user's scheduler may raise anything: it is told, and the child lives on
+            answer = msgspec.msgpack.encode({"error": describe(error)})
+        write_frame(answers, answer)
 
 
-def describe(error: Exception) -> str:
+def plain(value: Any) -> Any:
+    """NumPy's numbers as Python's: schedulers that reckon with arrays return them."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} ({value!r}) in its answer cannot be sent: use plain numbers and text")
+
+
+def describe(error: BaseException) -> str:
     """In one line, with the place in the user's code for what is not one of Millrace's own messages."""
     if isinstance(error, MillraceError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    return f"it raised {type(error).__name__}: {error}" + (f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
+    said = textwrap.shorten(str(error), MESSAGE_LENGTH)
+    return f"it raised {type(error).__name__}: {said}" + (f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
 
 
 def answer_to(request: Answer) -> Answer:

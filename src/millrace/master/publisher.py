@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from millrace.config import EMBEDDED
 from millrace.control.stamp import Stamp
 from millrace.errors import MillraceError, NotTheAuthor
-from millrace.runtime.coordination import CoordinationStore, open_store
+from millrace.runtime.coordination import CoordinationStore, EmbeddedStore, open_store
 
 log = logging.getLogger("millrace.master")
 AGAIN_SECONDS = 1.0
@@ -20,17 +20,32 @@ class Publisher:
     another master has become the author. Only the newest plan counts: one that could not be written in time is skipped."""
 
     def __init__(self, url: str, cluster: str, failed: Callable[[MillraceError | None], None]) -> None:
-        self.store: CoordinationStore = open_store(url, cluster)
+        self.store: CoordinationStore = EmbeddedStore()  # until `claim` opens the one that is meant
         self.embedded = url == EMBEDDED
-        self.author = self.store.claim()
+        self._url, self._cluster = url, cluster
         self._failed = failed
-        self._newest: tuple[Stamp, Mapping[str, bytes]] | None = None
+        self._newest: tuple[Stamp, Mapping[str, bytes]] | None = None  # what is not written yet
+        self._written: tuple[Stamp, Mapping[str, bytes]] | None = None
         self._work = threading.Condition()
         self._ended = False
         self._thread: threading.Thread | None = None
+
+    def claim(self) -> int:
+        """Become the author of the cluster's plans, whoever has been: the last thing to do before being a master."""
+        self.store = open_store(self._url, self._cluster)
+        author = self.store.claim()
         if not self.embedded:
+            self.store.watch("", self._look_again)
             self._thread = threading.Thread(target=self._run, daemon=True, name="millrace publisher")
             self._thread.start()
+        return author
+
+    def _look_again(self) -> None:
+        """Somebody has written a plan, or the store was away: writing ours again changes nothing, or tells that another
+        master is the author now. One that has nothing to plan would never find out."""
+        with self._work:
+            self._newest = self._newest or self._written
+            self._work.notify()
 
     def publish(self, stamp: Stamp, parts: Mapping[str, bytes]) -> None:
         if self.embedded:
@@ -54,6 +69,7 @@ class Publisher:
                     self._failed(error)
                 away = True
                 continue
+            self._written = todo
             if away:
                 self._failed(None)
             away = False

@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD
-from millrace.control.estimators import Estimator, make_estimator
+from millrace.control.estimators import Estimator, EstimatorParameters, make_estimator
 from millrace.control.events import Replanned, Say
 from millrace.control.generator import ENACTED, Choice, Decision, Generator, Policy
 from millrace.control.master_state import PAUSED, RUNNING, TopologyState
-from millrace.errors import MillraceError, SchedulerFailed, StalePlan, StoreUnreachable
+from millrace.errors import BadParameter, MillraceError, SchedulerFailed
 from millrace.master.history import History, default_history_url
 from millrace.master.monitor import LoadMonitor, WorkerMeters
 from millrace.master.planner import Answer, Planner
@@ -75,7 +75,7 @@ class Scheduling:
         master = self._master
         plans = {name: topology.plan for name, topology in master.state.topologies.items() if name in master.observed}
         workers = {slot: WorkerMeters(connection.generation, connection.cpu_seconds, connection.memory_mb)
-                   for slot, connection in master.connections.items()}
+                   for slot, connection in master.connections.items() if connection.memory_mb}  # it has reported
         observed = {name: master.observed[name] for name in plans}
         sample = self._monitor.end_window(now, time.time(), observed, plans, workers, master.state.cluster())
         self.sample, self.load = sample, self._estimate(sample)
@@ -94,7 +94,10 @@ class Scheduling:
     def _estimate(self, sample: WindowSample) -> dict[str, Load]:
         try:
             self._estimators = {name: self._estimators.get(name) or self._estimator[1].fresh() for name in sample.loads}
-            return {name: self._estimators[name].add(load) for name, load in sample.loads.items()}
+            found = {name: self._estimators[name].add(load) for name, load in sample.loads.items()}
+            if not all(isinstance(load, Load) for load in found.values()):
+                raise TypeError("it must return a Load")
+            return found
         except Exception as error:  # a user's own estimator may raise anything
             self._master.say(Say(f"estimator {self._estimator[0]} failed ({type(error).__name__}: {error}): loads are taken as "
                                  "they are measured from now on", level="warning"))
@@ -116,15 +119,15 @@ class Scheduling:
     # -- decisions -----------------------------------------------------------------------------------------------------
 
     def _ask(self, situation: Situation, trigger: str) -> None:
-        generator, choice = self.generator, self.generator.choice
-        self._asking = True
+        choice, policy = self.generator.choice, self.generator.policy
+        request = {"scheduler": choice.name, "parameters": dict(choice.parameters), "situation": situation.to_json()}
 
         def done(answer: Answer | SchedulerFailed) -> None:  # on the planner's thread
             with suppress(MillraceError):  # the master is ending
                 self._master.call(lambda: self._answered(situation, trigger, choice, answer))
 
-        self._planner.ask({"scheduler": choice.name, "parameters": dict(choice.parameters), "situation": situation.to_json()},
-                          generator.policy.time_limit, done)
+        self._asking = True
+        self._planner.ask(request, policy.time_limit, done)
 
     def _answered(self, situation: Situation, trigger: str, choice: Choice, answer: Answer | SchedulerFailed) -> None:
         self._asking = False
@@ -147,15 +150,19 @@ class Scheduling:
     def _failed(self, decision: Decision) -> None:
         if decision.reason != self._told:  # once is enough: it will fail the same way each time
             self._told = decision.reason
-            self._master.say(Say(f"scheduler {decision.scheduler} failed, the plan stays as it is: {decision.reason}",
-                                 level="warning"))
+            self._master.say(Say(f"scheduler {decision.scheduler} failed, the plan stays as it is: {decision.reason}. It will "
+                                 "be asked again; mend it, or take another with `millrace scheduler set`", level="warning"))
         self._keep(decision)
 
     def _enact(self, situation: Situation, result: NewPlan, decision: Decision) -> Decision:
         based_on = {name: plan.version for name, plan in situation.plan.items()}
+        topologies = self._master.state.topologies
+        ended = [name for name in result.plans if name not in topologies or not _can_be_planned(topologies[name])]
+        if ended:
+            return self.generator.overtaken(decision, f"{', '.join(ended)} does not run any more: nothing of it is run")
         try:
             self._master.tell(Replanned(result.plans, based_on, f"{decision.scheduler}: {result.reason}"))
-        except (StalePlan, MillraceError) as error:
+        except MillraceError as error:
             return self.generator.overtaken(decision, str(error))
         self.generator.enacted(decision, time.monotonic())
         return decision
@@ -173,13 +180,16 @@ class Scheduling:
         new_policy = self.generator.policy.changed(policy)
         if name == self.generator.choice.name:
             parameters = {**self.generator.choice.parameters, **parameters}
-        made = (estimator, make_estimator(estimator, estimator_parameters or {})) if estimator else self._estimator
+        if name == OFF and parameters:
+            raise BadParameter(f"{OFF!r} is no scheduler and has no parameter {', '.join(map(repr, parameters))}")
+        made = self._changed_estimator(estimator, estimator_parameters or {})
         future: Future[dict[str, Any]] = Future()
 
         def choose(values: dict[str, Any], period: float) -> None:
             if made is not self._estimator:
                 self._estimator, self._estimators = made, {}
             self.generator.set(Choice(name, values, period), new_policy)
+            self._told = ""
             given = ", ".join(f"{key}={value}" for key, value in values.items())
             advice = ", giving advice only" if new_policy.dry_run else ""
             self._master.say(Say(f"scheduler {name}({given}) is in use{advice}"))
@@ -192,13 +202,23 @@ class Scheduling:
             self._try_out(name, parameters, choose, future)
         return future
 
+    def _changed_estimator(self, name: str | None, parameters: dict[str, Any]) -> tuple[str, EstimatorParameters]:
+        """What is not given stays as it is."""
+        current, values = self._estimator[0], parameters_of(self._estimator[1])
+        if not parameters and name in (None, current):
+            return self._estimator
+        name = name or current
+        return name, make_estimator(name, {**values, **parameters} if name == current else parameters)
+
     def _try_out(self, name: str, parameters: dict[str, Any], choose: Callable[[dict[str, Any], float], None],
                  future: Future[dict[str, Any]]) -> None:
         def done(answer: Answer | SchedulerFailed) -> None:  # on the planner's thread
-            if isinstance(answer, SchedulerFailed):
-                future.set_exception(SchedulerFailed(f"scheduler {name!r} cannot be used, nothing has changed: {answer}"))
-            else:
+            try:
+                if isinstance(answer, SchedulerFailed):
+                    raise SchedulerFailed(f"scheduler {name!r} cannot be used, nothing has changed: {answer}")
                 self._master.call(lambda: choose(answer["parameters"], answer["period"]))
+            except Exception as error:
+                future.set_exception(error)
 
         self._planner.ask({"scheduler": name, "parameters": parameters}, CHECK_SECONDS, done)
 
@@ -214,7 +234,7 @@ class Scheduling:
 
     def past(self, limit: int) -> list[dict[str, Any]]:
         """The newest decisions, the oldest first."""
-        return [decision.to_json() for decision in list(self.generator.decisions)[-limit:]]
+        return [decision.to_json() for decision in list(self.generator.decisions)[-limit:]] if limit > 0 else []
 
     # -- history -------------------------------------------------------------------------------------------------------
 
@@ -222,7 +242,7 @@ class Scheduling:
         if self._history is None and self._history_url is None:
             try:
                 self._open_history()
-            except (StoreUnreachable, MillraceError) as error:
+            except MillraceError as error:
                 self._history_url = KEEP_NOTHING
                 self._master.say(Say(f"no history is kept: {error}", level="warning"))
         if self._history is not None:

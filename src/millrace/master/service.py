@@ -98,7 +98,7 @@ class Master:
         self.name, self.settings = name, settings or {}
         self.superseded = ""  # by another master: why this one must not decide anything any more
         self._publisher = Publisher(COORDINATION.of(self.settings), name, self._publishing_failed)
-        self.state = MasterState(scheduler, self._publisher.author)
+        self.state = MasterState(scheduler)
         self.scheduling = Scheduling(self)
         self.observed: dict[str, TopologyObserved] = {}
         self.finished: dict[str, TopologyObserved] = {}
@@ -136,6 +136,7 @@ class Master:
         self.endpoint = bind_tcp(self._workers, host, port)
         self._desk = Desk.open(self.name)
         self._people = People(self, self._desk.listen(self._context))
+        self.state.author = self._publisher.claim()  # not before the name is ours: it ends another master's reign
         self._wake_fd, self._signal_fd = os.pipe()
         os.set_blocking(self._wake_fd, False)
         os.set_blocking(self._signal_fd, False)
@@ -179,10 +180,10 @@ class Master:
         self.call(lambda: self._submit(graph))
 
     def pause(self, name: str) -> None:
-        self.call(lambda: self.tell(Paused(name)))
+        self.call(lambda: self._order(Paused(name)))
 
     def resume(self, name: str) -> None:
-        self.call(lambda: self.tell(Resumed(name)))
+        self.call(lambda: self._order(Resumed(name)))
 
     def kill(self, name: str, wait: float = 10.0) -> None:
         """Returns at once; `wait_until(lambda: name not in master.state.topologies)` waits for the end."""
@@ -190,7 +191,7 @@ class Master:
 
     def move(self, name: str, task: TaskId, slot: int) -> None:
         """Put one running task on another worker; nothing else is touched."""
-        self.call(lambda: self.tell(Moved(name, task, slot)))
+        self.call(lambda: self._order(Moved(name, task, slot)))
 
     def set_scheduler(self, name: str, parameters: dict[str, Any], policy: dict[str, Any], estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -331,7 +332,8 @@ class Master:
     def _on_fetch(self, identity: bytes, connection: Connection, fetch: wire.Fetch) -> None:
         connection.agent = identity
         node = connection.hello.node.name
-        found = self._publisher.store.read(node) if self._publisher.embedded else None
+        is_agent = self.state.agents.get(node) == fetch.slot
+        found = self._publisher.store.read(node) if self._publisher.embedded and is_agent else None
         if found is not None and found[0] > Stamp(fetch.author, fetch.revision):
             self._reply(identity, self._agency(node, fetch.slot, *found))
         else:
@@ -360,10 +362,14 @@ class Master:
         for listener in self.listeners:
             listener(said)
 
-    def _submit(self, graph: TopologyGraph) -> None:
+    def _order(self, event: Event) -> None:
+        """What people want done. A plan of a master that was replaced would never arrive."""
         if self.superseded:
             raise NotTheAuthor(self.superseded)
-        self.tell(Submitted(graph))
+        self.tell(event)
+
+    def _submit(self, graph: TopologyGraph) -> None:
+        self._order(Submitted(graph))
         self.observed[graph.name] = TopologyObserved(self.state.topologies[graph.name].graph, time.monotonic())
 
     # -- workers -----------------------------------------------------------------------------------------------------
@@ -409,7 +415,8 @@ class Master:
             self._lose(message.slot, "it stopped", quiet=self._told_to_stop)
 
     def _on_hello(self, identity: bytes, hello: wire.Hello) -> None:
-        if hello.slot in self.connections and hello.former:  # it was cut off, and Spark has another process there now
+        cut_off = hello.slot in self.connections and hello.former  # and Spark has another process there now
+        if cut_off or self._told_to_stop:
             self._reply(identity, wire.Stop())
             return
         if hello.slot in self.connections:

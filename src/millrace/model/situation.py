@@ -56,12 +56,15 @@ class Situation:
                 load={name: Load.from_json(load) for name, load in data["load"].items()},
                 plan={name: Plan.from_json(plan) for name, plan in data["plan"].items()},
             )
-        except (KeyError, TypeError, ValueError, AttributeError, MillraceError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, MillraceError) as error:
             raise BadSituation(f"a situation cannot be read: {type(error).__name__}: {error}. Write a new one with "
                                "`millrace load --save FILE`") from error
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(self.to_json()), indent=1))
+        try:
+            Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(self.to_json()), indent=1))
+        except OSError as error:
+            raise MillraceError(f"cannot write {path}: {error.strerror}") from error
 
     @classmethod
     def read(cls, path: str | Path) -> Situation:
@@ -69,6 +72,6 @@ class Situation:
             data = msgspec.json.decode(Path(path).read_bytes())
         except OSError as error:
             raise BadSituation(f"cannot read {path}: {error.strerror}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadSituation(f"{path} is not JSON: {error}. Write one with `millrace load --save FILE`") from error
         return cls.from_json(data)

@@ -21,7 +21,7 @@ import zmq
 from millrace.config import AGENT_POLL, COORDINATION, EMBEDDED
 from millrace.control.assignment import Assignment
 from millrace.control.stamp import Stamp
-from millrace.errors import MillraceError, WireError
+from millrace.errors import MillraceError
 from millrace.runtime import wire
 from millrace.runtime.coordination import CoordinationStore, open_store
 from millrace.runtime.plan_store import PlanStore
@@ -37,8 +37,12 @@ def node_directory(base: Path, node: str) -> Path:
     return private_directory(str(base / f"node-{zlib.crc32(node.encode()):08x}"))
 
 
+def news_path(directory: Path) -> Path:
+    return directory / "plan.ipc"
+
+
 def news_endpoint(directory: Path) -> str:
-    return f"ipc://{directory / 'plan.ipc'}"
+    return f"ipc://{news_path(directory)}"
 
 
 class Agent(threading.Thread):
@@ -92,7 +96,7 @@ class Agent(threading.Thread):
         """A full disk or a store that is away must not end the agent: what it brings is needed again soon enough."""
         try:
             work()
-        except (MillraceError, lmdb.Error, OSError) as error:
+        except (MillraceError, lmdb.Error, zmq.ZMQError, OSError) as error:
             self.errors += 1
             self.last_error = f"{type(error).__name__}: {error}"
             log.warning("the agent of %s could not bring the plan: %s", self._node, self.last_error)
@@ -101,6 +105,7 @@ class Agent(threading.Thread):
         """The poll that is the net under the pushes."""
         newest = self._newest()
         control.send(wire.encode(wire.Fetch(self._slot, self._generation, *newest)))
+        self._open_news()
         self._open_plans()
 
     def _newest(self) -> Stamp:
@@ -122,10 +127,21 @@ class Agent(threading.Thread):
     def _take_office(self) -> None:
         log.info("worker %d is the agent of %s", self._slot, self._node)
         self._store = PlanStore(self._directory, writer=True)
-        self._news = self._context.socket(zmq.PUB)
-        self._news.linger = 0
-        self._news.bind(news_endpoint(self._directory))
+        self._open_news()
         self._open_plans()
+
+    def _open_news(self) -> None:
+        """Also when its file is gone: an agent that was given up, and did not know it, takes it away when it resigns."""
+        if self.is_agent and not (self._news is not None and news_path(self._directory).exists()):
+            self._close_news()
+            news = self._context.socket(zmq.PUB)
+            news.linger = 0
+            try:
+                news.bind(news_endpoint(self._directory))
+            except zmq.ZMQError:
+                news.close()
+                raise
+            self._news = news
 
     def _open_plans(self) -> None:
         """If the plans are in a store that is not the master's own. One that is away is tried again with the next poll."""
@@ -138,11 +154,15 @@ class Agent(threading.Thread):
     def _resign(self) -> None:
         if self._plans is not None:
             self._plans.close()
-        if self._news is not None:
-            self._news.close()
         if self._store is not None:
             self._store.close()
-        self._plans = self._news = self._store = None
+        self._plans = self._store = None
+        self._close_news()
+
+    def _close_news(self) -> None:
+        if self._news is not None:
+            self._news.close()
+        self._news = None
 
     def _read_plans(self) -> None:
         found = self._plans.read(self._node) if self._plans is not None else None
@@ -162,8 +182,9 @@ class Agent(threading.Thread):
         self._ended.set()
         self._wake()
         self.join(timeout=5)
-        os.close(self._wake_fd)
-        os.close(self._signal_fd)
+        if not self.is_alive():  # it may wait for a store that is away, and look at them once more
+            os.close(self._wake_fd)
+            os.close(self._signal_fd)
 
 
 class PlanReader:
@@ -172,22 +193,25 @@ class PlanReader:
     def __init__(self, context: zmq.Context[Any], directory: Path) -> None:
         self._store = PlanStore(directory, writer=False)
         self._seen: Stamp | None = None
+        self.errors = 0
         self.news = context.socket(zmq.SUB)
         self.news.subscribe(b"")
         self.news.connect(news_endpoint(directory))
 
     def newer(self) -> Assignment | None:
-        """The newest plan of the node, if this worker has not seen it."""
+        """The newest plan of the node, if this worker has not seen it. A store that cannot be used must not end the
+        worker, which has a plan that it can go on with: `errors` counts, and the next look may find it in order."""
         while self.news.poll(0):
             self.news.recv()
-        found = self._store.newer_than(self._seen)
-        if found is None:
-            return None
-        self._seen, part = found
         try:
+            found = self._store.newer_than(self._seen)
+            if found is None:
+                return None
+            self._seen, part = found
             return wire.decode_part(part)
-        except WireError as error:
-            log.error("a plan that cannot be read: %s", error)
+        except MillraceError as error:
+            self.errors += 1
+            log.warning("the plan cannot be read: %s", error)
             return None
 
     def close(self) -> None:

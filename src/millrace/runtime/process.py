@@ -230,7 +230,7 @@ class WorkerProcess:
             if now >= next_report:
                 next_report = now + REPORT_SECONDS
                 worker.counters["refused_connections"] = port.count_refusals()
-                worker.counters["agent_errors"] = agent.errors
+                worker.counters["agent_errors"] = agent.errors + plans.errors
                 self._report(worker, control)
 
     def _report(self, worker: Worker, control: zmq.Socket[Any]) -> None:

@@ -15,7 +15,8 @@ from millrace.runtime.routing import rows_of
 from millrace.runtime.task import USER_ERRORS, Group, Task
 
 if TYPE_CHECKING:
-    from millrace.runtime.worker import TopologyRun, Worker
+    from millrace.runtime.topology_run import TopologyRun
+    from millrace.runtime.worker import Worker
 
 POSITION_SECONDS = 0.2
 # A chunk that takes long to be done is too long: behind a slow bolt a few large ones would outlast the message timeout
@@ -235,7 +236,7 @@ class SpoutTask(Task):
         """The ackers' word on some roots."""
         now = self.worker.clock.now()
         for number in finished:
-            root = self.flight.finished(number)
+            root = self.flight.finished(number, now)
             if root is not None:
                 self.meters.acked += root.tuples
                 self.meters.complete_latency.record(now - root.born, root.tuples)

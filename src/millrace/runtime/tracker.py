@@ -96,9 +96,13 @@ class Tracker:
     def retire(self, acker: int) -> None:
         """The acker has moved to another worker: so does its ledger, and what still comes here for it is passed on."""
         ledger, slot = self.ledgers.pop(acker, None), self._slot_of(acker)
-        if ledger is not None and slot is not None and slot != self.slot:
-            sums, failed = ledger.hand_over()
-            self._send(slot, wire.Handover(self.slot, self.generation, self.topology, self.version, acker, sums, failed))
+        if ledger is None:
+            return
+        sums, failed = ledger.hand_over()
+        if slot == self.slot:  # it went away and came back, and this worker has not seen the plan in between
+            self._early.append((self.on_handover, (acker, sums, failed, self.version)))
+        else:
+            self._hand_on(acker, sums, failed)
 
     def settle(self) -> None:
         """A new plan has been carried out: what came before it may have its acker now."""

@@ -5,7 +5,6 @@ Whoever drives it calls `assign`, `receive` and `step`; it sends through the `Pe
 
 from __future__ import annotations
 
-import heapq
 import logging
 import traceback
 from collections import Counter, deque
@@ -14,27 +13,25 @@ from typing import Any, Protocol
 
 from millrace.api.component import Tuple
 from millrace.config import (
-    ACKERS,
-    AT_LEAST_ONCE,
-    CHANNEL_WINDOW,
     DRAIN_LIMIT,
     FRAME_LIMIT,
-    GUARANTEE,
     MESSAGE_TIMEOUT,
     RECOVERY_GRACE,
 )
-from millrace.control.acking import Ledger, Owner
-from millrace.control.assignment import Assignment, TopologyAssignment, WorkerAddress, change
+from millrace.control.acking import Ledger
+from millrace.control.assignment import Assignment, WorkerAddress, change
 from millrace.control.stamp import Stamp
 from millrace.errors import MillraceError, UnknownName
 from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime import wire
+from millrace.runtime.bolt_task import BoltTask
 from millrace.runtime.channel import Channel, Delivery, Inlet, Link
 from millrace.runtime.clock import Clock
 from millrace.runtime.routing import make_route
 from millrace.runtime.spout_task import SpoutTask
-from millrace.runtime.task import BoltTask, Task, describe
-from millrace.runtime.tracker import Tracker
+from millrace.runtime.task import Task, describe
+from millrace.runtime.timers import Timers
+from millrace.runtime.topology_run import TopologyRun
 
 log = logging.getLogger("millrace.worker")
 ERRORS_KEPT = 20
@@ -64,65 +61,6 @@ class Threads(Protocol):
     def run(self, key: Any, work: Callable[[], None], done: Callable[[], None]) -> None: ...
 
     def end(self, key: Any) -> None: ...
-
-
-class TopologyRun:
-    """What a worker knows of one topology."""
-
-    def __init__(self, worker: Worker, given: TopologyAssignment) -> None:
-        self.number, self.graph = given.number, given.graph
-        self.tracked = GUARANTEE.of(given.graph.config) == AT_LEAST_ONCE and ACKERS.of(given.graph.config) != 0
-        self.window: int = CHANNEL_WINDOW.of(given.graph.config)
-        self.tracker = Tracker(given.number, worker.slot, worker.generation, worker.send_to, self._tell)
-        self.worker = worker
-        self.tasks: dict[int, Task] = {}
-        self.ackers: dict[int, int] = {}  # acker index -> incarnation, of the ackers that run here
-        self.losses = given.losses
-        # One for all tasks: with a copy for each, ten thousand of them would need a hundred million entries.
-        self._components = {str(self.graph.number(task)): task.component for task in self.graph.tasks()}
-        self.update(given)
-
-    def update(self, given: TopologyAssignment) -> None:
-        self.version, self.epoch, self.active = given.version, given.epoch, given.active
-        self.key_groups = given.key_groups
-        self.places = dict(given.places)
-        self.positions = dict(given.positions)
-        ackers = [self.places.get(TaskId(ACKER, index)) for index in range(self.graph.ackers)]
-        self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]
-        self.tracker.version = given.version
-
-    def context(self, task: TaskId) -> dict[str, Any]:
-        """What Storm tells a component about its surroundings, under Storm's names."""
-        graph, definition = self.graph, self.graph.component(task.component)
-        sources = {given.source: graph.component(given.source) for given in definition.inputs}
-        targets: dict[str, dict[str, Any]] = {stream.name: {} for stream in definition.outputs}
-        for component, given in graph.downstream(task.component):
-            targets[given.stream][component.name] = grouping_context(given)
-        return {
-            "taskid": graph.number(task), "componentid": task.component,
-            "task->component": self._components,
-            "streams": [stream.name for stream in definition.outputs],
-            "stream->outputfields": {stream.name: list(stream.fields) for stream in definition.outputs},
-            "stream->target->grouping": targets,
-            "source->stream->grouping": {name: {given.stream: grouping_context(given) for given in definition.inputs
-                                                if given.source == name} for name in sources},
-            "source->stream->fields": {name: {stream.name: list(stream.fields) for stream in source.outputs}
-                                       for name, source in sources.items()},
-        }
-
-    def _tell(self, owner: Owner, finished: list[int], failed: list[int]) -> None:
-        """Verdicts for a spout task, here or at another worker."""
-        slot, number, incarnation = owner
-        if slot == self.worker.slot:
-            self.worker.on_verdicts(self, number, incarnation, finished, failed)
-        else:
-            self.worker.send_to(slot, wire.Verdicts(self.worker.slot, self.worker.generation, self.number, number,
-                                                    incarnation, finished, failed))
-
-
-def grouping_context(given: Any) -> dict[str, Any]:
-    kind = given.grouping.kind.upper().replace("-", "_")
-    return {"type": kind, "fields": list(given.grouping.names)} if given.grouping.names else {"type": kind}
 
 
 def _shown(values: Any) -> str:
@@ -162,10 +100,9 @@ class Worker:
         self._gone: list[TopologyRun] = []
         self._stash: dict[tuple[int, int, int], list[tuple[wire.Chunk, Any, float]]] = {}
         self._credits: dict[int, dict[tuple[int, int, int, int, int], int]] = {}
-        self._timers: list[tuple[float, int, Callable[[], float | None]]] = []
-        self._timer_count = 0
-        self._every(CHECK_SECONDS, self._check)
-        self._every(PROBE_SECONDS, self._probe)
+        self.timers = Timers(clock)
+        self.timers.every(CHECK_SECONDS, self._check)
+        self.timers.every(PROBE_SECONDS, self._probe)
 
     # -- assignments -------------------------------------------------------------------------------------------------
 
@@ -261,7 +198,7 @@ class Worker:
         if name.component == ACKER:
             run.ackers[name.index] = incarnation
             ledger = run.tracker.ledgers[name.index] = Ledger()
-            self._every(MESSAGE_TIMEOUT.of(run.graph.config), lambda: ledger.age() and None,
+            self.timers.every(MESSAGE_TIMEOUT.of(run.graph.config), lambda: ledger.age() and None,
                         while_=lambda: run.tracker.ledgers.get(name.index) is ledger)
             return None
         kind = SpoutTask if run.graph.component(name.component).kind == "spout" else BoltTask
@@ -284,9 +221,9 @@ class Worker:
     def start_timers(self, task: BoltTask) -> None:
         tick, timer = task.tick_seconds(), task.component._timer_seconds()
         if tick:
-            self._every(tick, task.tick, while_=lambda: not task.ended)
+            self.timers.every(tick, task.tick, while_=lambda: not task.ended)
         if timer:
-            self._every(timer, task.on_timer, while_=lambda: not task.ended)
+            self.timers.every(timer, task.on_timer, while_=lambda: not task.ended)
 
     def _retire(self, number: int, name: TaskId) -> None:
         """The task moved elsewhere: it works off its inbox, for a while, and gets nothing new."""
@@ -560,9 +497,7 @@ class Worker:
 
     def step(self) -> None:
         """One turn: every task that is ready does one chunk's worth, then acks and credits leave together."""
-        now = self.clock.now()
-        while self._timers and self._timers[0][0] <= now:
-            self._fire(heapq.heappop(self._timers), now)
+        self.timers.fire()
         for _ in range(len(self._ready)):
             task = self._ready.popleft()
             task.queued = False
@@ -582,33 +517,12 @@ class Worker:
         """How long the loop may sleep if nothing comes in; 0 while there is work."""
         if self._ready:
             return 0.0
-        return max(0.0, self._timers[0][0] - self.clock.now())
+        return self.timers.wait_seconds()
 
     # -- timers --------------------------------------------------------------------------------------------------------
 
-    def _every(self, seconds: float, call: Callable[[], Any], while_: Callable[[], bool] = lambda: True) -> None:
-        def run() -> float | None:
-            if not while_():
-                return None
-            call()
-            return seconds
-
-        self._push_timer(self.clock.now() + seconds, run)
-
     def ready_at(self, task: Task, at: float) -> None:
-        self.at(at, lambda: self.ready(task))
-
-    def at(self, at: float, call: Callable[[], None]) -> None:
-        self._push_timer(at, call)
-
-    def _push_timer(self, at: float, run: Callable[[], float | None]) -> None:
-        self._timer_count += 1
-        heapq.heappush(self._timers, (at, self._timer_count, run))
-
-    def _fire(self, timer: tuple[float, int, Callable[[], float | None]], now: float) -> None:
-        again = timer[2]()
-        if again is not None:
-            self._push_timer(now + again, timer[2])
+        self.timers.at(at, lambda: self.ready(task))
 
     def _check(self) -> None:
         now = self.clock.now()

@@ -106,7 +106,7 @@ def least_traffic(problem: Problem, time_limit: float = 20.0, capacity: float = 
             break
     assignment = slots_within(problem, _fewest_moves(problem, nodes, room))
     value = problem.inter_node(assignment)
-    return Least(assignment, value, min(bound, value))
+    return Least(assignment, value, value if solution.status == 0 else min(bound, value))  # 0: solved to the end
 
 
 def fits(problem: Problem, assignment: Ints, capacity: float = 1.0) -> bool:
@@ -142,7 +142,8 @@ class _Program:
 
     def __init__(self, problem: Problem, room: Floats) -> None:
         self.problem, self.room = problem, room
-        self.unit = max(float(problem.rate.sum()), 1e-9)  # traffic in shares of all of it: no number is huge or tiny
+        # Traffic in thousandths of all of it: no number is huge or tiny, and the solver's absolute gap of 1e-6 is nothing.
+        self.unit = max(float(problem.rate.sum()), 1e-9) / 1000
         rate = problem.rate / self.unit
         self.constant = float(rate.sum())
         self.xs, self.zs = problem.count * problem.nodes, len(rate) * problem.nodes

@@ -54,7 +54,7 @@ class Otd:
         if workers.high.any() and workers.low.any():
             move, reason = self._balance(workers)
         elif workers.high.any():
-            move, reason = None, (f"resources are not enough: {_named(workers, workers.high)} have too much to do and no "
+            move, reason = None, (f"resources are not enough: {_named(workers, workers.high)} too much to do and no "
                                   "worker has little. Add workers, or lower the input")
         elif workers.low.any():
             move, reason = self._gather(workers)
@@ -69,13 +69,16 @@ class Otd:
         """One task away from the most loaded worker; from the next one if it has none that could go."""
         problem = workers.problem
         sources = np.flatnonzero(workers.high & ~workers.left_alone)
+        if not len(sources) or not len(workers.targets()):
+            return None, (f"{_named(workers, workers.high)} too much to do; a task was started or moved just now, and what "
+                          "that changes is waited for")
         for source in sources[np.lexsort((-workers.queue_floor[sources], -workers.share[sources]))]:
             tasks = np.flatnonzero((problem.current == source) & ~problem.settling & (problem.cpu > 0))
             move = workers.best(tasks, self.high, below=float(workers.share[source]))
             if move is not None:
                 return move, (f"{workers.told(move)}: worker {problem.slot_numbers[source]} used "
                               f"{workers.share[source]:.0%} of a core")
-        return None, (f"resources are not enough: {_named(workers, workers.high)} have too much to do, and no task of theirs "
+        return None, (f"resources are not enough: {_named(workers, workers.high)} too much to do, and no task there "
                       "can go without making another worker as bad. Add workers, or raise the parallelism")
 
     def _gather(self, workers: _Workers) -> tuple[_Move | None, str]:
@@ -175,4 +178,6 @@ def _queues(problem: Problem, load: Mapping[str, Load]) -> tuple[Floats, Floats]
 def _named(workers: _Workers, which: Flags) -> str:
     numbers = workers.problem.slot_numbers[which].tolist()
     more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
-    return f"{'worker' if len(numbers) == 1 else 'workers'} {', '.join(map(str, numbers[:5]))}{more}"
+    if len(numbers) == 1:
+        return f"worker {numbers[0]} has"
+    return f"workers {', '.join(map(str, numbers[:5]))}{more} have"

@@ -16,6 +16,7 @@ from millrace.schedulers.qpso import Costs
 BLOCK = 2_000_000  # entries of (partitions x edges) looked at together: a few tens of MB, whatever the size
 NEGLIGIBLE = 1e-9  # a gain below this share of everything is a rounding error
 NOISE = 1e-12  # and so is a change of the overload below this: sums of the same numbers in another order
+MOST_LOOKS = 200  # at each task while polishing; a few are enough, unless rounding errors would keep it going for ever
 
 
 class Cost(NamedTuple):
@@ -64,6 +65,11 @@ class Cutting:
         return found
 
     @cached_property
+    def noise(self) -> float:
+        """Overloads that differ by less are equal. A broken meter may give loads that are far beyond any capacity."""
+        return NOISE * max(1.0, float((self.needs.sum(axis=1) / self.scale).max()))
+
+    @cached_property
     def limit(self) -> Floats:
         """(2, k): the room, with what a rounding error may add; half of what a matching lets pass."""
         whole = np.stack([self.problem.node_capacity, self.problem.node_memory])[:, self.places]
@@ -94,7 +100,8 @@ class Cutting:
 
         loads = np.stack([sums(self.needs[0]), sums(self.needs[1])])
         overload = self.excess(loads, self.limit[:, np.newaxis, :]).sum(axis=1)
-        return Costs(np.round(overload / NOISE) * NOISE, self.cut(labels) + self.rho * np.abs(sums(self.tilt)).sum(axis=1))
+        p = self.cut(labels) + self.rho * np.abs(sums(self.tilt)).sum(axis=1)
+        return Costs(np.round(overload / self.noise) * self.noise, p)
 
     def cut(self, labels: Ints) -> Floats:
         """Tuples a second between different subgraphs."""
@@ -131,10 +138,11 @@ def polished(cutting: Cutting, labels: Ints) -> Ints:
     """The partition after moving single tasks and swapping pairs until neither helps."""
     board = _Board(cutting, labels)
     last = 0  # tasks looked at since something was last improved
-    task = 0
-    while last < len(labels):
+    for look in range(MOST_LOOKS * len(labels)):
+        task = look % len(labels)
         last = 0 if board.move(task) or board.swap(task) else last + 1
-        task = (task + 1) % len(labels)
+        if last == len(labels):
+            break
     return board.labels
 
 
@@ -174,7 +182,7 @@ class _Board:
 
     def best(self, change: Costs) -> int | None:
         """The position of the change for the better that is largest: of overload first."""
-        overload = np.where(np.abs(change.overload) <= NOISE, 0.0, change.overload)
+        overload = np.where(np.abs(change.overload) <= self.cutting.noise, 0.0, change.overload)
         better = np.flatnonzero((overload < 0) | ((overload == 0) & (change.value < -self.least_p)))
         return int(better[np.lexsort((change.value[better], overload[better]))[0]]) if len(better) else None
 

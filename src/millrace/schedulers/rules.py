@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from typing import Any
 
 from millrace.errors import SchedulerFailed
@@ -15,10 +16,14 @@ from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, Overload, S
 
 def check_result(situation: Situation, result: Any) -> SchedulingResult:
     """The result itself, if it can be used; `SchedulerFailed` says what is wrong with it."""
-    if isinstance(result, NoChange | CannotPlace):
-        return result
-    if not isinstance(result, NewPlan):
+    if not isinstance(result, NewPlan | NoChange | CannotPlace):
         raise SchedulerFailed(f"it returned {type(result).__name__}; asked for NewPlan, NoChange or CannotPlace")
+    if not isinstance(result.reason, str):
+        raise SchedulerFailed(f"its reason is {result.reason!r}; asked for a sentence")
+    if not isinstance(result, NewPlan):
+        return result
+    if not isinstance(result.overload, tuple) or not all(isinstance(over, Overload) for over in result.overload):
+        raise SchedulerFailed(f"its overload is {result.overload!r}; asked for a tuple of Overload")
     asked = {graph.name: graph for graph in situation.graphs}
     if set(result.plans) != set(asked):
         raise SchedulerFailed(f"it was asked about {', '.join(sorted(asked)) or 'no topology'} and returned plans for "
@@ -30,7 +35,11 @@ def check_result(situation: Situation, result: Any) -> SchedulingResult:
 
 
 def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: Plan) -> Iterator[str]:
-    """Every rule that the plan breaks, in words."""
+    """Every rule that the plan breaks, in words. If it is no plan at all, only that."""
+    nonsense = _not_a_plan(new)
+    if nonsense:
+        yield nonsense
+        return
     tasks, placed = set(graph.tasks()), set(new.placement)
     if tasks - placed:
         yield f"{len(tasks - placed)} tasks have no slot, {min(tasks - placed)} for one"
@@ -43,10 +52,23 @@ def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: 
         yield f"it has version {new.version} where the plan in force has {old.version}"
     for component in graph.bolts:
         owners = new.key_groups.get(component.name, ())
-        if component.keyed and len(owners) != len(old.key_groups.get(component.name, owners) if old else owners):
-            yield f"{component.name!r} has {len(owners)} key groups, and their number is fixed while it runs"
+        before = old.key_groups.get(component.name) if old else None
+        groups = graph.key_groups if before is None else len(before)
+        if component.keyed and len(owners) != groups:
+            yield f"{component.name!r} has {len(owners)} key groups instead of {groups}, and their number is fixed"
         if component.keyed and (not owners or not all(0 <= owner < component.par for owner in owners)):
             yield f"some key group of {component.name!r} belongs to none of its {component.par} tasks"
+
+
+def _not_a_plan(new: Any) -> str:
+    if not isinstance(new, Plan):
+        return f"it is a {type(new).__name__} and not a Plan"
+    wrong = [task for task in new.placement if not isinstance(task, TaskId)]
+    if wrong:
+        return f"it places {wrong[0]!r}, which is not a TaskId"
+    owners = [owner for each in new.key_groups.values() for owner in each]
+    odd = [number for number in (new.version, *new.placement.values(), *owners) if not isinstance(number, Integral)]
+    return f"a version, slot or owner in it is {odd[0]!r}, which is not a whole number" if odd else ""
 
 
 def result_to_json(result: SchedulingResult) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from millrace.schedulers.placing import complete, slots_within
 from millrace.schedulers.problem import Floats, Ints, Problem
 from millrace.schedulers.qpso import swarm
 
-EFFORT = 1200  # tasks in all that random partitions polished before the swarm starts may have
+EFFORT = 600  # tasks in all that random partitions polished before the swarm starts may have
 FINALISTS = 4  # so many different partitions of the swarm are polished at the end, or one if there are many tasks
 
 
@@ -78,13 +78,13 @@ class SlStream:
 
     def worth_it(self, now: Cost, then: Cost) -> bool:
         """Worth moving tasks for: overload is taken away, or p falls far enough and overload does not rise."""
-        if abs(then.overload - now.overload) > NEGLIGIBLE:
+        if abs(then.overload - now.overload) > NEGLIGIBLE * max(now.overload, 1.0):
             return then.overload < now.overload
         return then.p < self.xi * now.p - NEGLIGIBLE * max(now.p, 1.0)
 
     def stays(self, now: Cost, then: Cost) -> str:
         """Why the running plan is kept."""
-        if then.overload > now.overload + NEGLIGIBLE:
+        if then.overload > now.overload + NEGLIGIBLE * max(now.overload, 1.0):
             return "the plan stays: every partition found overloads nodes more than it does"
         return f"the plan stays: p would go from {now.p:,.1f} to {then.p:,.1f}, which is not below xi = {self.xi:g} times that"
 

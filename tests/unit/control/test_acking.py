@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from millrace.control.acking import InFlight, Ledger, acker_of, make_root
@@ -129,6 +131,87 @@ def test_roots_do_not_mix() -> None:
     assert ledger.fail(1) == (10, 1)
 
 
+# ---- a ledger that is handed over ----
+
+
+def take(ledger: Ledger, given: tuple[list[Any], list[int]]) -> list[tuple[int, bool]]:
+    """Put what another ledger knew into this one; the verdicts that come of it."""
+    sums, failed = given
+    verdicts = []
+    for root, total, owner in sums:
+        done = ledger.open(root, total, owner) if owner is not None else (True if ledger.ack(root, total) else None)
+        if done is not None:
+            verdicts.append((root, done))
+    return verdicts + [(root, False) for root in failed if ledger.fail(root) is not None]
+
+
+def test_an_empty_ledger_hands_over_nothing() -> None:
+    assert Ledger().hand_over() == ([], [])
+
+
+def test_open_roots_and_early_acks_are_handed_over_whatever_their_age() -> None:
+    ledger = Ledger()
+    ledger.open(1, 5, SPOUT)
+    ledger.age()
+    ledger.open(2, 7, SPOUT)
+    ledger.ack(3, 9)
+    assert sorted(ledger.hand_over()[0]) == [(1, 5, SPOUT), (2, 7, SPOUT), (3, 9, None)]
+
+
+def test_what_is_over_is_not_handed_over() -> None:
+    ledger = Ledger()
+    ledger.open(1, 5, SPOUT)
+    ledger.ack(1, 5)
+    ledger.open(2, 5, SPOUT)
+    ledger.fail(2)
+    assert ledger.hand_over() == ([], [])
+
+
+def test_early_failures_of_this_round_and_the_one_before_are_handed_over() -> None:
+    ledger = Ledger()
+    ledger.fail(1)
+    ledger.age()
+    ledger.fail(2)
+    sums, failed = ledger.hand_over()
+    assert (sums, sorted(failed)) == ([], [1, 2])
+    new = Ledger()
+    assert take(new, (sums, failed)) == []
+    assert new.open(1, 5, SPOUT) is False
+    assert new.open(2, 5, SPOUT) is False
+
+
+def test_the_root_at_the_old_one_and_its_ack_at_the_new_one_are_put_together() -> None:
+    old, new = Ledger(), Ledger()
+    old.open(ROOT, 5, SPOUT)
+    assert new.ack(ROOT, 5) is None
+    assert take(new, old.hand_over()) == [(ROOT, True)]
+    assert len(new) == 0
+
+
+def test_the_ack_at_the_old_one_and_its_root_at_the_new_one_are_put_together() -> None:
+    old, new = Ledger(), Ledger()
+    old.ack(ROOT, 5)
+    assert new.open(ROOT, 5, SPOUT) is None
+    assert take(new, old.hand_over()) == [(ROOT, True)]
+
+
+def test_a_failure_at_either_fails_what_is_open_at_the_other() -> None:
+    old, new = Ledger(), Ledger()
+    old.open(1, 5, SPOUT)
+    new.fail(1)
+    old.fail(2)
+    new.open(2, 5, SPOUT)
+    assert sorted(take(new, old.hand_over())) == [(1, False), (2, False)]
+
+
+def test_a_ledger_keeps_what_it_has_handed_over() -> None:
+    """Whether it is used any longer is for others to say."""
+    ledger = Ledger()
+    ledger.open(ROOT, 5, SPOUT)
+    assert ledger.hand_over() == ledger.hand_over()
+    assert ledger.ack(ROOT, 5) == SPOUT
+
+
 # ---- what a spout has in flight ----
 
 
@@ -141,7 +224,7 @@ def test_tuples_are_in_flight_until_they_are_finished_or_failed() -> None:
     spout.sent(1, ["a", "b"], 2, 0.0, 0)
     spout.sent(2, ["c"], 1, 0.0, 0)
     assert spout.tuples == 3
-    assert spout.finished(1).ids == ["a", "b"]
+    assert spout.finished(1, 1.0).ids == ["a", "b"]
     assert spout.failed(2, "error").ids == ["c"]
     assert (spout.tuples, spout.roots) == (0, {})
 
@@ -150,7 +233,7 @@ def test_word_of_a_root_that_was_given_up_changes_nothing() -> None:
     spout = flight()
     spout.sent(1, ["a"], 1, 0.0, 0)
     spout.failed(1, "timeout")
-    assert spout.finished(1) is None
+    assert spout.finished(1, 1.0) is None
     assert spout.failed(1, "error") is None
     assert spout.tuples == 0
     assert spout.by_attempt(["a"]) == 0
@@ -177,7 +260,7 @@ def test_attempts_are_forgotten_when_the_tuple_is_done() -> None:
     spout.sent(1, ["a", "b"], 2, 0.0, 0)
     spout.failed(1, "error")
     spout.sent(2, ["a"], 1, 0.0, 1)
-    spout.finished(2)
+    spout.finished(2, 1.0)
     assert (spout.by_attempt(["a"]), spout.by_attempt(["b"]), spout.by_attempt(["a", "b"])) == (0, 1, 1)
 
 
@@ -187,7 +270,7 @@ def test_ids_that_cannot_be_hashed_are_counted_as_well() -> None:
     spout.failed(1, "error")
     assert spout.by_attempt([["a", 1]]) == 1
     spout.sent(2, [["a", 1]], 1, 0.0, 1)
-    spout.finished(2)
+    spout.finished(2, 1.0)
     assert spout.by_attempt([["a", 1]]) == 0
 
 
@@ -235,3 +318,24 @@ def test_a_doomed_root_that_is_old_enough_times_out_and_hides_nothing_behind_it(
     spout.sent(2, ["b"], 1, 0.5, 0)
     assert spout.overdue(1.0) == [(1, "timeout")]
     assert spout.overdue(1.5) == [(1, "timeout"), (2, "timeout")]
+
+
+def test_a_spout_holds_back_when_its_oldest_root_is_late_and_nothing_is_done_in_time() -> None:
+    spout = InFlight(timeout=10.0)
+    for root in range(8):
+        spout.sent(root, [root], 1, now=0.0, attempt=0)
+    assert not spout.lagging(4.9)
+    assert spout.lagging(5.1)
+    spout.finished(7, now=5.2)
+    assert spout.lagging(5.3), "it was done, but late: the bolts do not keep up"
+
+
+def test_one_tuple_that_someone_keeps_does_not_stop_a_spout() -> None:
+    spout = InFlight(timeout=10.0)
+    spout.sent(0, ["kept"], 1, now=0.0, attempt=0)
+    assert not spout.lagging(9.0), "so few cannot be what makes a bolt slow"
+    for number in range(1, 100):
+        spout.sent(number, [number], 1, now=number / 10, attempt=0)
+        if number > 6:
+            spout.finished(number - 6, now=number / 10)
+    assert not spout.lagging(9.9)

@@ -1,0 +1,80 @@
+"""`millrace bench replanning`: Word Count on two Spark executors, re-planned while it runs, and every word looked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from typing import Any
+
+from rich.console import Console
+
+from millrace.bench.results import keep
+from millrace.errors import MillraceError
+from millrace.schedulers.otd import Otd
+from millrace.schedulers.problem import Problem
+from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.workloads.audit import AuditedWordCount, audit
+
+SLOTS = 4
+MASTER = "local-cluster[2,3,700]"
+WINDOW_SECONDS = 2.0
+DRAIN_SECONDS = 60.0
+SWAPS = ("tstorm", "slstream", "even", "otd")
+
+
+def run_replanning(seconds: float, rate: float, live: bool) -> dict[str, Any]:
+    """`seconds` for each part: without a scheduler, with OTD, and with the others in turn."""
+    console = Console(stderr=not live)
+    directory = tempfile.mkdtemp(prefix="millrace-replanning-")
+    settings = {"worker.node.by": "executor", "load.period.secs": WINDOW_SECONDS, "history.url": "none"}
+    try:
+        with ResidentEngine(MASTER, SLOTS, name=f"replanning-{os.getpid()}", settings=settings) as engine:
+            running = engine.submit(AuditedWordCount, "words", {"path": directory, "rate": rate})
+            if not running.wait_running():
+                raise MillraceError(f"the topology did not start; the master says: {engine.status()['events'][-3:]}")
+            result = _measure(engine, running, console, seconds)
+            result.update(_audited(running, directory))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    console.print(f"{result['tuples_in']:,} words in, {result['lost']} lost, {result['repeated']} repeated; "
+                  f"kept in {keep('replanning', result)}")
+    return result
+
+
+def _measure(engine: ResidentEngine, running: RunningTopology, console: Console, seconds: float) -> dict[str, Any]:
+    time.sleep(seconds)
+    result: dict[str, Any] = {"slots": SLOTS, "nodes": 2, "worker_limit": Otd().high,
+                              "before": _seen(engine, console, "placed evenly")}
+    engine.set_scheduler("otd", period=WINDOW_SECONDS, cool_down=WINDOW_SECONDS)
+    time.sleep(4 * seconds)
+    result["otd"] = {**_seen(engine, console, "after OTD"), "moves": _enacted(engine, "otd")}
+    for name in SWAPS:
+        engine.set_scheduler(name, period=WINDOW_SECONDS, cool_down=WINDOW_SECONDS)
+        time.sleep(seconds)
+        result[f"then {name}"] = {**_seen(engine, console, f"after {name}"), "plans": _enacted(engine, name)}
+    return result
+
+
+def _seen(engine: ResidentEngine, console: Console, what: str) -> dict[str, float]:
+    situation = engine.master.call(engine.master.scheduling.situation)
+    problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
+    figures = problem.figures(problem.current)
+    share = figures.inter_node / max(float(problem.rate.sum()), 1e-9)
+    console.print(f"{what}: {share:.1%} of the tuples between nodes, busiest worker {figures.largest_worker_load:.0%} of a "
+                  "core")
+    return {"inter_node_share": round(share, 4), "largest_worker_load": round(figures.largest_worker_load, 3)}
+
+
+def _enacted(engine: ResidentEngine, name: str) -> int:
+    return sum(decision["outcome"] == "enacted" and decision["scheduler"] == name for decision in engine.decisions(200))
+
+
+def _audited(running: RunningTopology, directory: str) -> dict[str, Any]:
+    if not running.drain(DRAIN_SECONDS):
+        raise MillraceError(f"the topology did not come to rest within {DRAIN_SECONDS:g} s after its spouts were stopped")
+    found = audit(directory, {task.index: position for task, position in running.positions().items()})
+    running.kill(wait=0)
+    return {"tuples_in": found.tuples_in, "tuples_out": found.tuples_out, "lost": found.lost, "repeated": found.repeated,
+            "wrong": found.wrong + found.beyond}

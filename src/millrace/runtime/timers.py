@@ -1,0 +1,47 @@
+"""Calls that are due at a time, made by the worker's loop."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from millrace.runtime.clock import Clock
+
+
+class Timers:
+    """Never empty in a worker: its own checks are among them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[float, int, Callable[[], float | None]]] = []
+        self._order = count()  # of those that are due at the same time
+
+    def every(self, seconds: float, call: Callable[[], Any], while_: Callable[[], bool] = lambda: True) -> None:
+        def run() -> float | None:
+            if not while_():
+                return None
+            call()
+            return seconds
+
+        self._push(self._clock.now() + seconds, run)
+
+    def at(self, at: float, call: Callable[[], None]) -> None:
+        self._push(at, call)
+
+    def fire(self) -> None:
+        """Make the calls that are due."""
+        now = self._clock.now()
+        while self._heap and self._heap[0][0] <= now:
+            _, _, run = heapq.heappop(self._heap)
+            again = run()
+            if again is not None:
+                self._push(now + again, run)
+
+    def wait_seconds(self) -> float:
+        """Until the next one is due."""
+        return max(0.0, self._heap[0][0] - self._clock.now())
+
+    def _push(self, at: float, run: Callable[[], float | None]) -> None:
+        heapq.heappush(self._heap, (at, next(self._order), run))
