@@ -214,14 +214,14 @@ def test_a_kill_that_does_not_wait_ends_every_task_once_and_for_good(workers: in
 def test_a_killed_topology_leaves_nothing_behind_in_the_workers() -> None:
     cluster = LocalCluster(2)
     cluster.run(0.2)
-    before = [len(worker._timers) for worker in cluster.workers.values()]
+    before = [len(worker.timers._heap) for worker in cluster.workers.values()]
     for _ in range(3):
         cluster.submit(Closing, config={"topology.message.timeout.secs": 1.0, TICKS: 0.1})
         cluster.run(0.3)
         cluster.stop("closing", wait=0.0)
         cluster.run(0.2)
     cluster.run(12.0)
-    assert [len(worker._timers) for worker in cluster.workers.values()] == before
+    assert [len(worker.timers._heap) for worker in cluster.workers.values()] == before
     assert [worker._stash for worker in cluster.workers.values()] == [{}, {}]
     assert [worker.topologies for worker in cluster.workers.values()] == [{}, {}]
 
