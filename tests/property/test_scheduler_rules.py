@@ -224,7 +224,7 @@ def seen(situation: Situation) -> bool:
 @given(st.sampled_from([1.0, 1.5, 2.0, 6.0]), settled(most_mhz=50.0).filter(seen))
 def test_tstorm_keeps_its_three_constraints_where_they_can_be_kept(gamma: float, situation: Situation) -> None:
     # 12 tasks of 50 MHz are 600 MHz, and the smallest node has 1000: any node could carry them all.
-    plans = after(situation, ask(TStorm(gamma, capacity=0.9), situation)).plan
+    plans = after(situation, ask(TStorm(gamma, capacity=0.9, cores=0), situation)).plan
     node = {slot.number: slot.node for slot in situation.cluster.slots}
     nodes = set(node.values())
     every = [(name, node[slot], slot) for name, plan in plans.items() for slot in plan.placement.values()]
@@ -241,7 +241,7 @@ def test_tstorm_keeps_its_three_constraints_where_they_can_be_kept(gamma: float,
 
 @given(settled(most_mhz=2000.0).filter(seen))
 def test_tstorm_says_so_when_a_constraint_gives_way(situation: Situation) -> None:
-    result = ask(TStorm(1.0, capacity=0.8), situation)
+    result = ask(TStorm(1.0, capacity=0.8, cores=0), situation)
     if not isinstance(result, NewPlan):
         return
     plans = after(situation, result).plan

@@ -58,17 +58,20 @@ class Planner:
         self._end_child()
 
     def _answer(self, request: Answer, time_limit: float) -> Answer | SchedulerFailed:
+        self._go_on()
         if self._child is None or not self._child.alive or "situation" not in request:  # one to be tried out is read anew
             self._end_child()
             self._child = _Child()
-            if not self._closing:
-                self._child.receive(START_SECONDS, "the planner's process did not come up")
-        if self._closing:
-            raise SchedulerFailed("the master is ending")
+            self._go_on()
+            self._child.receive(START_SECONDS, "the planner's process did not come up")
         self._child.send(request)
         answer = self._child.receive(time_limit, f"it gave no answer within {time_limit:g} s and was stopped: give it more "
                                                  "with `millrace scheduler set ... --time-limit`, or take another scheduler")
         return SchedulerFailed(answer["error"]) if "error" in answer else answer
+
+    def _go_on(self) -> None:
+        if self._closing:
+            raise SchedulerFailed("the master is ending")
 
     def _end_child(self) -> None:
         if self._child is not None:

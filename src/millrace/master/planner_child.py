@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import traceback
 from typing import Any
 
@@ -44,8 +43,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, MillraceError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    said = textwrap.shorten(str(error), MESSAGE_LENGTH)
-    return f"it raised {type(error).__name__}: {said}" + (f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
+    said = " ".join("".join(traceback.format_exception_only(error)).split())[:MESSAGE_LENGTH]
+    return f"it raised {said}" + (f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
 
 
 def answer_to(request: Answer) -> Answer:

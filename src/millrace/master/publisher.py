@@ -25,7 +25,7 @@ class Publisher:
         self._url, self._cluster = url, cluster
         self._failed = failed
         self._newest: tuple[Stamp, Mapping[str, bytes]] | None = None  # what is not written yet
-        self._written: tuple[Stamp, Mapping[str, bytes]] | None = None
+        self._last: tuple[Stamp, Mapping[str, bytes]] | None = None  # what is, or is being written
         self._work = threading.Condition()
         self._ended = False
         self._thread: threading.Thread | None = None
@@ -44,7 +44,7 @@ class Publisher:
         """Somebody has written a plan, or the store was away: writing ours again changes nothing, or tells that another
         master is the author now. One that has nothing to plan would never find out."""
         with self._work:
-            self._newest = self._newest or self._written
+            self._newest = self._newest or self._last
             self._work.notify()
 
     def publish(self, stamp: Stamp, parts: Mapping[str, bytes]) -> None:
@@ -69,7 +69,6 @@ class Publisher:
                     self._failed(error)
                 away = True
                 continue
-            self._written = todo
             if away:
                 self._failed(None)
             away = False
@@ -80,8 +79,8 @@ class Publisher:
             if pause is not None:
                 self._work.wait_for(lambda: self._ended, timeout=pause)
             self._work.wait_for(lambda: self._ended or self._newest is not None)
-            todo, self._newest = self._newest, None
-            return None if self._ended else todo
+            self._last, self._newest = self._newest, None
+            return None if self._ended else self._last
 
     def _put_back(self, todo: tuple[Stamp, Mapping[str, bytes]]) -> None:
         with self._work:

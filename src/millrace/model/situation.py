@@ -53,7 +53,7 @@ class Situation:
             return cls(
                 graphs=tuple(msgspec.convert(graph, TopologyGraph) for graph in data["graphs"]),
                 cluster=msgspec.convert(data["cluster"], Cluster),
-                load={name: Load.from_json(load) for name, load in data["load"].items()},
+                load={name: _load(load) for name, load in data["load"].items()},
                 plan={name: Plan.from_json(plan) for name, plan in data["plan"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, MillraceError) as error:
@@ -75,3 +75,11 @@ class Situation:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadSituation(f"{path} is not JSON: {error}. Write one with `millrace load --save FILE`") from error
         return cls.from_json(data)
+
+
+def _load(data: Mapping[str, Any]) -> Load:
+    load = Load.from_json(data)
+    for (source, target), tuples in load.traffic.items():
+        if not isinstance(tuples, int | float):
+            raise ValueError(f"the traffic from {source} to {target} is {tuples!r}, which is not a number")
+    return load

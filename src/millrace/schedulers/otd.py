@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ class Otd:
     queue_low: int = parameter(1_000, "Queues are short up to this many tuples waiting for one task.", low=0)
     threshold: float = parameter(1.0, "Tuples a second that must become local for a move that is made for the traffic only.",
                                  low=0.0)
+
+    PERIOD_SECONDS: ClassVar[float] = 5.0
 
     def __post_init__(self) -> None:
         check_parameters(self)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from millrace.config import WORKERS
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.placing import complete
+from millrace.schedulers.placing import complete, fewest_moves
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Problem
 
 Flags = NDArray[np.bool_]
@@ -200,7 +200,7 @@ def by_pairs(problem: Problem, limit: float, revise: bool, each_topology: bool) 
 def decide(problem: Problem, found: Ints, limit: float, least: float, more: bool) -> SchedulingResult:
     """The assignment if it lowers the traffic between nodes by that share (`more`: by more than that) and overloads no node
     further; else the one in force, with a place for what has none."""
-    stay = complete(problem, problem.current, limit)
+    stay, found = complete(problem, problem.current, limit), fewest_moves(problem, found)
     old, new = problem.figures(stay), problem.figures(found)
     change = (old.inter_node - new.inter_node) / old.inter_node if old.inter_node > 0 else 0.0
     said = f"{old.inter_node:,.0f} tuples/s between nodes could become {new.inter_node:,.0f} ({change:.1%} less)"

@@ -4,7 +4,8 @@
     class Pack:
         gamma: float = parameter(1.5, "How far to pack.", low=1.0)
 
-        __post_init__ = check_parameters
+        def __post_init__(self):
+            check_parameters(self)
 """
 
 from __future__ import annotations

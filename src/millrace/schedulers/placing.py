@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Problem
 
@@ -85,3 +86,44 @@ def _best(room: np.ndarray, near: Floats, load: Floats, counts: Ints) -> int:
         return int(np.lexsort((counts, load))[0])
     best = np.flatnonzero(room & (near == near[room].max()))
     return int(best[np.lexsort((counts[best], load[best]))[0]])
+
+
+def fewest_moves(problem: Problem, assignment: Ints) -> Ints:
+    """The same placement with alike nodes, and then alike slots of a node, exchanged so that most tasks stay where they
+    are. A scheduler that starts from nothing may well find the plan in force with its nodes in another order."""
+    order = np.argsort(problem.slot_node, kind="stable")
+    start = np.searchsorted(problem.slot_node[order], np.arange(problem.nodes))
+    position = np.empty_like(order)  # of each slot among those of its node
+    position[order] = np.arange(len(order)) - start[problem.slot_node[order]]
+    slots = np.bincount(problem.slot_node, minlength=problem.nodes)
+    others = np.bincount(problem.slot_node, weights=problem.slot_tasks_taken, minlength=problem.nodes)
+    alike = _alike(problem.node_capacity, problem.node_mhz, problem.node_memory, problem.node_memory_taken, problem.node_taken,
+                   slots, others)
+    nodes = _exchanged(problem.slot_node[assignment], problem.nodes_of(problem.current), alike)
+    found = order[start[nodes] + position[assignment]]
+    found = _exchanged(found, problem.current, _alike(problem.slot_node, problem.slot_taken, problem.slot_tasks_taken))
+    kept, before = (found == problem.current).sum(), (assignment == problem.current).sum()
+    return found if kept > before else assignment
+
+
+def _alike(*features: np.ndarray) -> Ints:
+    """The class of each place: those in which all the features are the same are alike."""
+    rows = np.stack([feature.astype(np.float64) for feature in features], axis=1)
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _exchanged(places: Ints, current: Ints, alike: Ints) -> Ints:
+    """The place of each task after alike places are exchanged so that most tasks are at their current one."""
+    to = np.arange(len(alike))
+    running = current >= 0
+    for kind in np.flatnonzero(np.bincount(alike) > 1):
+        own = np.flatnonzero(alike == kind)
+        rank = np.full(len(alike), NOWHERE)
+        rank[own] = np.arange(len(own))
+        inside = running & (rank[places] >= 0)
+        inside[inside] = rank[current[inside]] >= 0
+        stay = np.zeros((len(own), len(own)))
+        np.add.at(stay, (rank[places[inside]], rank[current[inside]]), 1)
+        one, other = linear_sum_assignment(stay, maximize=True)
+        to[own[one]] = own[other]
+    return to[places]

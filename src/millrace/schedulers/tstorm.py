@@ -16,7 +16,7 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import NewPlan, SchedulingResult
 from millrace.schedulers.even import Even
 from millrace.schedulers.parameters import check_parameters, parameter
-from millrace.schedulers.placing import affinity, by_traffic
+from millrace.schedulers.placing import affinity, by_traffic, fewest_moves
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Problem
 
 Flags = NDArray[np.bool_]
@@ -28,12 +28,18 @@ class TStorm:
     node (1) a topology has one worker, (2) the load is within the capacity and (3) the tasks are at most gamma times the
     average, rounded up. Where that cannot be, (3) gives way, then (2), and the overload is reported.
 
+    A worker is one Python process, and that runs on one core at a time: with `cores` set, the load of a topology on a node
+    is held to so many cores too. It gives way between (3) and (2).
+
     A topology of which no load is known is spread evenly, one worker on a node, until there is one.
     """
 
     gamma: float = parameter(1.5, "Consolidation: a node has at most this many times the average number of tasks. "
                                   "1 spreads evenly, more uses fewer nodes.", low=1.0)
     capacity: float = parameter(0.9, "Share of each node's CPU that may be used; the rest is headroom.", low=0.01, high=1.0)
+
+    cores: float = parameter(1.0, "Cores that one worker can make use of, less the headroom; 0 sets no limit, as in the paper.",
+                             low=0.0)
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -46,10 +52,10 @@ class TStorm:
         known = _known(problem)
         assignment = _evenly(problem, [graph for graph, seen in zip(graphs, known) if not seen], cluster, load, plan)
         measured = known[problem.topology] if problem.count else np.zeros(0, dtype=bool)
-        board = _Nodes(problem, np.where(measured, NOWHERE, assignment), self.gamma, self.capacity)
+        board = _Nodes(problem, np.where(measured, NOWHERE, assignment), self)
         for task in by_traffic(problem, np.flatnonzero(measured)).tolist():
             board.put(task)
-        assignment = _one_worker_per_node(problem, board.nodes, measured, assignment)
+        assignment = fewest_moves(problem, _one_worker_per_node(problem, board.nodes, measured, assignment))
         return problem.answer(assignment, board.reason(assignment), self.capacity)
 
 
@@ -76,20 +82,22 @@ def _evenly(problem: Problem, graphs: Sequence[TopologyGraph], cluster: Cluster,
 class _Nodes:
     """The nodes while tasks are put on them."""
 
-    def __init__(self, problem: Problem, assignment: Ints, gamma: float, capacity: float) -> None:
+    def __init__(self, problem: Problem, assignment: Ints, limits: TStorm) -> None:
         self.problem = problem
         self.nodes = problem.nodes_of(assignment)
         self.load = problem.node_load(assignment)
         fixed = np.bincount(self.nodes[self.nodes >= 0], minlength=problem.nodes)
         others = np.bincount(problem.slot_node, weights=problem.slot_tasks_taken, minlength=problem.nodes)
         self.counts: Ints = fixed + others.astype(np.int64)
-        self.allowed = problem.node_capacity * capacity
+        self.allowed = problem.node_capacity * limits.capacity
         self.most_load = self.allowed * ROUNDING
         self.scale = 1 / np.maximum(self.allowed, 1e-9)  # MHz to a share of what may be used
         every = problem.count + int(problem.slot_tasks_taken.sum())
-        self.most_tasks = math.ceil(gamma * every / max(problem.nodes, 1) / ROUNDING)
+        self.most_tasks = math.ceil(limits.gamma * every / max(problem.nodes, 1) / ROUNDING)
         self.used = np.zeros((len(problem.graphs), problem.nodes), dtype=bool)
         self.used[problem.topology[self.nodes >= 0], self.nodes[self.nodes >= 0]] = True
+        self.worker_load = np.zeros((len(problem.graphs), problem.nodes))  # MHz of each topology on each node
+        self.most_worker_load = problem.node_mhz * (limits.cores * limits.capacity * ROUNDING if limits.cores else np.inf)
         self.crowded = self.overloaded = 0  # tasks for which (3), and for which (2) too, had to give way
 
     def put(self, task: int) -> None:
@@ -99,14 +107,16 @@ class _Nodes:
         self.load[node] += cpu
         self.counts[node] += 1
         self.used[self.problem.topology[task], node] = True
+        self.worker_load[self.problem.topology[task], node] += cpu
 
     def _best(self, task: int, cpu: float) -> int:
         """The node that adds the least traffic between nodes, which is the one that the task talks to most."""
         room = self.load + cpu <= self.most_load
-        free = room & (self.counts < self.most_tasks)
+        in_worker = room & (self.worker_load[self.problem.topology[task]] + cpu <= self.most_worker_load)
+        free = in_worker & (self.counts < self.most_tasks)
         if not free.any():
             self.crowded += 1
-            free = room
+            free = in_worker if in_worker.any() else room
             if not free.any():
                 self.overloaded += 1
                 return int(np.argmin((self.load + cpu) * self.scale))

@@ -201,7 +201,8 @@ def test_memory_is_shared_out_by_tuples(watched: Watched) -> None:
     watched.report(B0, executed=60, emitted=10)
     watched.used(0, 0.0, memory=200.0)
     found = watched.end_window()
-    assert {task: load.memory_mb for task, load in found.loads["t"].tasks.items()} == pytest.approx({A: 60.0, B0: 140.0, B1: 0.0})
+    memory = {task: load.memory_mb for task, load in found.loads["t"].tasks.items()}
+    assert memory == pytest.approx({A: 60.0, B0: 140.0, B1: 0.0})
     assert found.nodes["n0"].memory_used_mb == 300.0
 
 
@@ -257,7 +258,7 @@ def test_a_task_on_a_worker_that_is_gone_has_no_cpu(watched: Watched) -> None:
 
 def test_a_task_without_a_place_is_left_out(watched: Watched) -> None:
     del watched.places[A]
-    watched.report(A, emitted=5, traffic={B0: 5})
+    watched.report(A, slot=0, emitted=5, traffic={B0: 5})
     found = watched.end_window().loads["t"]
     assert set(found.tasks) == {B0, B1} and not found.traffic
     watched.places[A] = 1

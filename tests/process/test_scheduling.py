@@ -1,0 +1,283 @@
+"""Schedulers, good and bad ones, are swapped while a stream runs: it loses nothing, and bad ones change nothing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audited import SECONDS, AuditedStream, assert_nothing_lost
+
+from millrace.control.generator import ADVISED, ENACTED, FAILED, NOT_WORTH_IT, OVERTAKEN, Decision
+from millrace.errors import BadParameter, MillraceError, SchedulerFailed, UnknownName
+from millrace.master.desk import ask
+from millrace.master.history import History
+from millrace.master.service import Master
+from millrace.model.graph import TaskId
+from millrace.testing.processes import ProcessCluster
+
+RATE = 200  # lines a second and spout: enough to have traffic, and far from what the machine can do
+QUICK = {"period": 0.5, "cool_down": 0.5}
+Open = Callable[..., ProcessCluster]
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with tempfile.TemporaryDirectory(prefix="desk") as desk:  # a short path: sockets are in it
+        monkeypatch.setenv("XDG_RUNTIME_DIR", desk)
+        yield
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ProcessCluster]:
+    with ProcessCluster(4, nodes=2, settings={"history.url": f"sqlite:///{tmp_path}/history.db"}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def stream(cluster: ProcessCluster, tmp_path: Path) -> AuditedStream:
+    (tmp_path / "audited").mkdir()
+    stream = AuditedStream(cluster.master, tmp_path / "audited", rate=RATE)
+    stream.advance(100)
+    return stream
+
+
+def decisions(master: Master, scheduler: str, outcome: str = "") -> list[Decision]:
+    return [decision for decision in master.scheduling.generator.decisions
+            if decision.scheduler == scheduler and outcome in ("", decision.outcome)]
+
+
+def times(master: Master, scheduler: str, outcome: str = "") -> int:
+    return sum(decision.times for decision in decisions(master, scheduler, outcome))
+
+
+def assert_all_there(stream: AuditedStream) -> None:
+    """A spout that has just moved sends again what it had sent last: only when it is past that can it be told what is due."""
+    stream.master.set_scheduler("off", {}, {})
+    stream.advance(100)
+    assert_nothing_lost(stream.finish())
+
+
+def slots_of(stream: AuditedStream) -> dict[TaskId, int]:
+    return {task: place.slot for task, place in dict(stream.state.places).items()}
+
+
+def user(name: str) -> str:
+    return f"user_schedulers:{name}"
+
+
+def test_bad_schedulers_change_nothing_and_are_told_of_once(cluster: ProcessCluster, stream: AuditedStream) -> None:
+    master, version = cluster.master, stream.state.version
+    for name, says in {"Raises": "it raised KeyError", "ReturnsText": "it returned str", "ForgetsATask": "have no slot",
+                       "UsesADeadSlot": "it uses slot 77", "WrongOwner": "belongs to none", "Exits": "ended with code 3",
+                       "SysExits": "it raised SystemExit", "Unsendable": "it has version", "Hangs": "no answer within"}.items():
+        scheduler = user(name)
+        master.set_scheduler(scheduler, {}, {**QUICK, "time_limit": 0.2 if name == "Hangs" else 30.0})
+        stream.until(lambda scheduler=scheduler: times(master, scheduler) >= 3)
+        assert times(master, scheduler, FAILED) == times(master, scheduler)
+        told = [event for event in master.status()["events"] if f"scheduler {scheduler} failed" in event["text"]]
+        assert len(told) == 1 and told[0]["level"] == "warning", told
+        assert says in told[0]["text"] and "millrace scheduler set" in told[0]["text"]
+    assert stream.state.version == version and stream.state.losses == 0
+    stream.advance(100)
+    master.set_scheduler("tstorm", {}, {**QUICK, "time_limit": 30.0})
+    stream.until(lambda: times(master, "tstorm") >= 1)
+    assert not decisions(master, "tstorm", FAILED)
+    assert_all_there(stream)
+
+
+def test_one_that_was_told_of_is_told_of_again_when_it_is_set_again(cluster: ProcessCluster, stream: AuditedStream) -> None:
+    for expected in (1, 2):
+        cluster.master.set_scheduler(user("Raises"), {}, QUICK)
+        before = times(cluster.master, user("Raises"))
+        stream.until(lambda before=before: times(cluster.master, user("Raises")) >= before + 2)
+        assert len([event for event in cluster.master.events if "failed" in event["text"]]) == expected
+
+
+@pytest.mark.parametrize(("request_", "kind", "says"), [
+    ({"name": "nope"}, UnknownName, "there is no scheduler named 'nope'; there are even,"),
+    ({"name": "user_schedulers:Nope"}, SchedulerFailed, "nothing has changed"),
+    ({"name": "no_such_module:Nope"}, SchedulerFailed, "no_such_module"),
+    ({"name": "user_schedulers:CannotBeMade"}, SchedulerFailed, "no licence"),
+    ({"name": "tstorm", "parameters": {"gama": 2}}, BadParameter, "has no parameter 'gama'; it has gamma, capacity"),
+    ({"name": "tstorm", "parameters": {"gamma": 0.5}}, BadParameter, "out of range: it must be at least 1"),
+    ({"name": "tstorm", "parameters": {"gamma": "lots"}}, BadParameter, "finite number"),
+    ({"name": "user_schedulers:Tuned", "parameters": {"least": 100}}, SchedulerFailed, "from 1 to 9"),
+    ({"name": "tstorm", "policy": {"period": -1}}, BadParameter, "at least 0"),
+    ({"name": "tstorm", "policy": {"perod": 1}}, BadParameter, "the schedule generator has no parameter 'perod'"),
+    ({"name": "tstorm", "estimator": "nope"}, UnknownName, "there is no estimator named 'nope'"),
+    ({"name": "tstorm", "estimator": "ewma", "estimator_parameters": {"a": 1.0}}, BadParameter, "never learn"),
+    ({"name": "tstorm", "estimator_parameters": {"a": 7}}, BadParameter, "out of range"),
+    ({"name": "off", "parameters": {"gamma": 2}}, BadParameter, "'off' is no scheduler"),
+])
+def test_what_cannot_be_chosen_changes_nothing(idle: Master, request_: dict[str, Any], kind: type[MillraceError],
+                                               says: str) -> None:
+    before = ask(idle.name, "scheduler show")
+    events = len(idle.events)
+    with pytest.raises(kind) as refused:
+        ask(idle.name, "scheduler set", seconds=SECONDS, **{"parameters": {}, "policy": {}, **request_})
+    assert says in str(refused.value)
+    assert ask(idle.name, "scheduler show") == before
+    assert len(idle.events) == events
+
+
+@pytest.fixture(scope="module")
+def idle() -> Iterator[Master]:
+    """A master without workers that uses otd. A window is longer than any test."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="desk") as desk:
+        patch.setenv("XDG_RUNTIME_DIR", desk)
+        master = Master(f"idle-{os.getpid()}", settings={"history.url": "none", "load.period.secs": 1e6})
+        master.start()
+        master.set_scheduler("otd", {"high": 0.7}, {"period": 1e6})
+        yield master
+        master.stop()
+
+
+@pytest.fixture(autouse=True)
+def desk_of_the_idle(request: pytest.FixtureRequest, nothing_of_the_users: None) -> Iterator[None]:
+    """Whoever asks the idle master looks for it where it was opened."""
+    if "idle" in request.fixturenames:
+        master: Master = request.getfixturevalue("idle")
+        assert master._desk is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_RUNTIME_DIR", str(master._desk.path.parents[1]))
+            yield
+    else:
+        yield
+
+
+def test_what_is_not_given_stays_as_it_is(idle: Master) -> None:
+    before = idle.set_scheduler("otd", {"high": 0.7, "low": 0.5}, {"period": 1e6, "min_gain": 0.02}, "ewma", {"a": 0.5})
+    after = idle.set_scheduler("otd", {"low": 0.3}, {"min_gain": 0.1}, None, {"a": 0.25})
+    assert after["parameters"] == {**before["parameters"], "low": 0.3}
+    assert after["policy"] == {**before["policy"], "min_gain": 0.1}
+    assert after["estimator"] == {"name": "ewma", "parameters": {"a": 0.25}}
+    assert idle.set_scheduler("otd", {}, {}, "ewma")["estimator"] == after["estimator"]
+    assert idle.set_scheduler("otd", {}, {}, "last")["estimator"] == {"name": "last", "parameters": {}}
+    assert idle.set_scheduler("otd", {}, {}, "ewma")["estimator"] == {"name": "ewma", "parameters": {"a": 0.5}}
+
+
+def test_off_and_on_again(idle: Master) -> None:
+    assert idle.set_scheduler("off", {}, {})["scheduler"] == "off"
+    again = idle.set_scheduler("otd", {}, {"period": 0})
+    assert (again["parameters"]["high"], again["policy"]["period"]) == (0.8, 5.0), "other schedulers' parameters do not stay"
+    assert idle.set_scheduler("otd", {"high": 0.7}, {"period": 1e6})["policy"]["period"] == 1e6
+
+
+def test_questions_that_make_no_sense(idle: Master) -> None:
+    for verb, arguments, says in [
+        ("scheduler history", {"limit": "many"}, "many"), ("scheduler set", {}, "name"),
+        ("move", {"task": "x", "slot": 0}, "'x' names no task"),
+        ("move", {"task": "count[0]", "slot": "one"}, "one"), ("move", {"task": "count[0]", "slot": 1}, "no running topology"),
+        ("dance", {}, "unknown verb"), ("load", {"topology": "nope"}, "nope"),
+    ]:
+        with pytest.raises(MillraceError, match=says):
+            ask(idle.name, verb, **arguments)
+    assert ask(idle.name, "scheduler history", limit=0) == []
+
+
+def test_a_dry_run_moves_nothing(cluster: ProcessCluster, stream: AuditedStream) -> None:
+    version = stream.state.version
+    cluster.master.set_scheduler("tstorm", {"gamma": 10.0}, {**QUICK, "dry_run": True})
+    stream.until(lambda: times(cluster.master, "tstorm", ADVISED) >= 2)
+    advised = decisions(cluster.master, "tstorm", ADVISED)[-1]
+    assert advised.moved and advised.expected and not advised.came_of
+    assert stream.state.version == version
+    assert_all_there(stream)
+
+
+def test_schedulers_are_swapped_while_it_runs(cluster: ProcessCluster, stream: AuditedStream, tmp_path: Path) -> None:
+    master = cluster.master
+    spread = slots_of(stream)
+    for name, parameters in [("tstorm", {"gamma": 10.0}), ("otd", {}), ("tstorm", {"gamma": 1.0}), ("even", {}),
+                             ("otd", {"threshold": 0.0}), ("tstorm", {"gamma": 10.0})]:
+        before = times(master, name)
+        master.set_scheduler(name, parameters, QUICK)
+        stream.until(lambda name=name, before=before: times(master, name) >= before + 3)
+        assert not decisions(master, name, FAILED), decisions(master, name, FAILED)
+        stream.advance(100)
+    stream.until(lambda: any(decision.came_of for decision in decisions(master, "tstorm", ENACTED)))
+    assert slots_of(stream) != spread
+    assert_all_there(stream)
+    known = {decision.number: decision for decision in master.scheduling.generator.decisions}
+    cluster.master.stop()
+
+    history = History(f"sqlite:///{tmp_path}/history.db", master.name, 3600.0)
+    try:
+        found = {row["number"]: Decision.from_json(row) for row in history.decisions(1000)}
+        assert found == known, "all that was decided is there, and what came of it"
+        enacted = [decision for decision in found.values() if decision.outcome == ENACTED and decision.came_of]
+        assert enacted and all(decision.expected["after"] for decision in enacted)
+        windows = history.windows(0.0, "audited")
+        assert len(windows) >= 6
+    finally:
+        history.close()
+
+
+def test_one_that_wants_to_move_everything_each_time_is_held_back(cluster: ProcessCluster, stream: AuditedStream) -> None:
+    version = stream.state.version
+    cluster.master.set_scheduler(user("Shuffles"), {}, QUICK)
+    stream.until(lambda: times(cluster.master, user("Shuffles")) >= 4)
+    assert times(cluster.master, user("Shuffles"), NOT_WORTH_IT) == times(cluster.master, user("Shuffles"))
+    assert stream.state.version == version
+    assert_all_there(stream)
+
+
+@pytest.mark.parametrize("what", ["ended", "moved", "lost", "chosen"])
+def test_what_changed_while_it_was_thinking_overtakes_the_plan(cluster: ProcessCluster, stream: AuditedStream, tmp_path: Path,
+                                                               monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    master, gate = cluster.master, tmp_path / "gate"
+    os.mkfifo(gate)
+    monkeypatch.setenv("GATE", str(gate))
+    (tmp_path / "other").mkdir()
+    other = AuditedStream(master, tmp_path / "other", "other", rate=RATE)
+    other.advance(50)
+    master.set_scheduler(user("Gathers"), {}, {**QUICK, "min_gain": 0.0, "overload": 100.0})
+    stream.until(lambda: master.scheduling._asking and len(master.scheduling.situation().graphs) == 2)
+    before = slots_of(stream)
+    if what == "ended":
+        master.kill("other", wait=0)
+    elif what == "moved":
+        task = next(task for task in other.state.places if task.component == "split")
+        master.move("other", task, (other.state.places[task].slot + 1) % 4)
+    elif what == "lost":
+        cluster.kill(3)
+        stream.until(lambda: 3 not in stream.slots())
+        before = slots_of(stream)
+    else:
+        master.set_scheduler("off", {}, {})
+    gate.write_text("go on")
+    if what == "chosen":
+        stream.until(lambda: not master.scheduling._asking)
+        assert not decisions(master, user("Gathers"))
+    else:
+        stream.until(lambda: bool(decisions(master, user("Gathers"))))
+        assert decisions(master, user("Gathers"))[0].outcome == OVERTAKEN
+        master.set_scheduler("off", {}, {})
+        # it may have been asked again by now, and nobody opens the gate: the master ends with the question open
+    assert slots_of(stream) == before
+    assert_all_there(stream)
+
+
+@pytest.mark.parametrize(("name", "says"), [("ForgetsToReturn", "it must return a Load"), ("FailsToEstimate", "no samples")])
+def test_a_users_estimator_that_fails_is_done_without(cluster: ProcessCluster, stream: AuditedStream, name: str,
+                                                      says: str) -> None:
+    master = cluster.master
+    master.set_scheduler("otd", {}, QUICK, user(name))
+    stream.until(lambda: times(master, "otd") >= 3)
+    told = [event["text"] for event in master.events if f"estimator {user(name)} failed" in event["text"]]
+    assert len(told) == 1 and says in told[0]
+    assert ask(master.name, "scheduler show")["estimator"]["name"] == "last"
+    assert_all_there(stream)
+
+
+def test_the_master_ends_while_a_scheduler_hangs(tmp_path: Path) -> None:
+    with ProcessCluster(1, settings={"history.url": "none"}) as cluster:
+        stream = AuditedStream(cluster.master, tmp_path, rate=RATE)
+        cluster.master.set_scheduler(user("Hangs"), {}, {**QUICK, "time_limit": 1e6})
+        stream.until(lambda: cluster.master.scheduling._asking)
+    assert not (tmp_path / "state").exists(), "history.url is none: nothing is kept"

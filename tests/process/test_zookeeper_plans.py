@@ -1,0 +1,206 @@
+"""Plans that go through a real ZooKeeper: while all is well, while it is away, and when another master takes over."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
+from debian import free_port
+from zookeeper import ZooKeeperServer
+
+from millrace.errors import AddressInUse, NotTheAuthor, StoreUnreachable
+from millrace.master.desk import running_clusters
+from millrace.master.service import Master
+from millrace.model.graph import ACKER, TaskId, graph_of
+from millrace.runtime.agent import node_directory
+from millrace.runtime.plan_store import PlanStore
+from millrace.runtime.transport import private_directory
+from millrace.testing.processes import ProcessCluster
+from millrace.workloads.audit import AuditedWordCount
+
+NODES = 2
+CONFIG: dict[str, object] = {"topology.message.timeout.secs": 5.0}
+
+
+@pytest.fixture
+def server(zookeeper_server: ZooKeeperServer) -> Iterator[ZooKeeperServer]:
+    yield zookeeper_server
+    if zookeeper_server.process is None:
+        zookeeper_server.start()
+
+
+def start(server: ZooKeeperServer, workers: int = 3, name: str | None = None) -> ProcessCluster:
+    return ProcessCluster(workers, name, nodes=NODES, settings={"coordination.store": server.url})
+
+
+def run(cluster: ProcessCluster, directory: Path) -> AuditedStream:
+    stream = AuditedStream(cluster.master, directory, **CONFIG)
+    stream.advance(300)
+    return stream
+
+
+def move(cluster: ProcessCluster, stream: AuditedStream, component: str = "count", index: int = 0) -> None:
+    task = TaskId(component, index)
+    alive = sorted(cluster.master.state.workers)
+    now = alive.index(stream.state.places[task].slot)
+    cluster.master.move(stream.name, task, alive[(now + 1) % len(alive)])
+
+
+def reached(cluster: ProcessCluster) -> bool:
+    state = cluster.master.state
+    return bool(state.workers) and all(worker.revision == state.revision for worker in state.workers.values())
+
+
+def said(cluster: ProcessCluster, what: str) -> bool:
+    return any(what in event["text"] for event in list(cluster.master.events))
+
+
+def test_tasks_move_and_a_dead_agent_is_replaced(server: ZooKeeperServer, tmp_path: Path) -> None:
+    with start(server) as cluster:
+        stream = run(cluster, tmp_path)
+        for component in ("split", "count", "sink", ACKER):
+            move(cluster, stream, component)
+            stream.until(lambda: reached(cluster))
+        victim = cluster.master.state.agents["node0"]
+        cluster.kill(victim)
+        move(cluster, stream)
+        stream.until(lambda: victim not in cluster.master.state.workers and reached(cluster))
+        cluster.start(victim)
+        stream.until(lambda: victim in stream.slots() and reached(cluster))
+        stream.advance(300)
+        assert not cluster.master.superseded and not said(cluster, "plans wait")
+        assert_nothing_lost(stream.finish())
+
+
+def test_while_it_is_away_the_stream_goes_on_and_plans_wait(server: ZooKeeperServer, tmp_path: Path) -> None:
+    with start(server) as cluster:
+        stream = run(cluster, tmp_path)
+        stream.until(lambda: reached(cluster))
+        server.stop()
+        move(cluster, stream)
+        stream.until(lambda: said(cluster, "plans wait"))
+        stream.advance(300)
+        assert stream.state.losses == 0 and not reached(cluster)
+        move(cluster, stream, "split")
+        server.start()
+        stream.until(lambda: said(cluster, "the coordination store is back") and reached(cluster))
+        stream.advance(300)
+        assert stream.state.losses == 0
+        assert_exact(stream.finish())
+
+
+def test_a_worker_that_dies_while_it_is_away_is_replaced_afterwards(server: ZooKeeperServer, tmp_path: Path) -> None:
+    with start(server) as cluster:
+        stream = run(cluster, tmp_path)
+        victim = cluster.master.state.agents["node0"]
+        server.stop()
+        cluster.kill(victim)
+        stream.until(lambda: victim not in cluster.master.state.workers)
+        server.start()
+        stream.until(lambda: reached(cluster))
+        stream.advance(300)
+        assert_nothing_lost(stream.finish())
+
+
+@pytest.fixture
+def other_desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Within it a master with a name that is taken on this machine may start, as it could on another one."""
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+        yield monkeypatch
+
+
+def test_another_master_takes_over_and_the_first_one_gives_up(server: ZooKeeperServer, tmp_path: Path,
+                                                             other_desk: pytest.MonkeyPatch) -> None:
+    """It has nothing to plan when that happens, and finds out all the same."""
+    name = f"taken-{time.monotonic_ns()}"
+    with start(server, 2, name) as first:
+        old = run(first, tmp_path / "old")
+        old.until(lambda: reached(first))
+        with tempfile.TemporaryDirectory() as desk:
+            other_desk.setenv("XDG_RUNTIME_DIR", desk)
+            with start(server, 2, name) as second:
+                assert second.master.state.author > first.master.state.author
+                assert first.master.wait_until(lambda: bool(first.master.superseded), SECONDS)
+                assert said(first, "another master has taken over")
+                for process in first.processes.values():
+                    process.join(SECONDS)
+                    assert process.exitcode == 0
+                for order in (lambda: first.master.submit(graph_of(AuditedWordCount, "more", {"path": str(tmp_path)})),
+                              lambda: first.master.pause("audited"),
+                              lambda: first.master.move("audited", TaskId("count", 0), 1)):
+                    with pytest.raises(NotTheAuthor):
+                        order()
+                first.start(0)  # as Spark would, had it taken the end for a failure
+                first.processes[0].join(SECONDS)
+                assert first.processes[0].exitcode == 0
+                new = run(second, tmp_path / "new")
+                move(second, new)
+                new.until(lambda: reached(second))
+                new.advance(300)
+                assert not second.master.superseded
+                assert_exact(new.finish())
+
+
+def test_workers_of_the_first_master_never_run_a_plan_of_the_second(server: ZooKeeperServer, tmp_path: Path,
+                                                                   other_desk: pytest.MonkeyPatch) -> None:
+    """Even if nobody stops them, with the same nodes, slots and generations, and the second one's plan in their store."""
+    name = f"deaf-{time.monotonic_ns()}"
+    with start(server, 2, name) as first:
+        other_desk.setattr(first.master, "_on_publishing_failed", lambda error: None)
+        old = run(first, tmp_path / "old")
+        old.until(lambda: reached(first))
+        revision = first.master.state.revision
+        with tempfile.TemporaryDirectory() as desk:
+            other_desk.setenv("XDG_RUNTIME_DIR", desk)
+            with start(server, 2, name) as second:
+                new = run(second, tmp_path / "new")
+                move(second, new)
+                new.until(lambda: reached(second))
+                for node in range(NODES):
+                    store = PlanStore(node_directory(private_directory(first.setup().directory()), f"node{node}"), writer=False)
+
+                    def there(store: PlanStore = store) -> bool:
+                        found = store.newest()
+                        return found is not None and found[0] == (second.master.state.author, second.master.state.revision)
+
+                    old.until(there)
+                    store.close()
+                old.advance(300)
+                new.advance(300)
+                assert [worker.revision for worker in first.master.state.workers.values()] == [revision] * 2
+                assert len(first.master.state.workers) == 2 and old.state.losses == 0
+                assert_exact(new.finish())
+
+
+def test_a_master_whose_name_is_taken_does_not_end_the_one_that_has_it(server: ZooKeeperServer, tmp_path: Path) -> None:
+    with start(server, 2, f"mine-{time.monotonic_ns()}") as cluster:
+        stream = run(cluster, tmp_path)
+        with pytest.raises(AddressInUse):
+            start(server, 2, cluster.master.name)
+        move(cluster, stream)
+        stream.until(lambda: reached(cluster))
+        assert not cluster.master.superseded
+        stream.advance(300)
+        assert_exact(stream.finish())
+
+
+def open_sockets() -> int:
+    return len(psutil.Process().net_connections("all"))
+
+
+def test_a_master_that_cannot_reach_it_says_so_and_leaves_nothing_behind() -> None:
+    name, port = f"lonely-{time.monotonic_ns()}", free_port()
+    threads, sockets, files = set(threading.enumerate()), open_sockets(), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StoreUnreachable, match=f"127.0.0.1:{port}.*check that it runs"):
+        Master(name, settings={"coordination.store": f"zookeeper://127.0.0.1:{port}"})
+    assert name not in running_clusters()
+    assert {thread for thread in threading.enumerate() if thread.is_alive()} <= threads
+    assert (open_sockets(), len(os.listdir("/proc/self/fd"))) == (sockets, files)
