@@ -76,6 +76,10 @@ def reached(cluster: ProcessCluster) -> Callable[[], bool]:
     return lambda: bool(state.workers) and all(worker.revision == state.revision for worker in state.workers.values())
 
 
+def has_reported(cluster: ProcessCluster, slot: int) -> bool:
+    return slot in cluster.master.connections and "agent_errors" in cluster.master.connections[slot].counters
+
+
 def lose_replies(cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """No agent hears anything of the master's from now on."""
     reply = cluster.master._reply
@@ -290,8 +294,7 @@ def test_a_worker_that_was_started_again_does_nothing_about_plans_for_the_one_be
         cluster.kill(slot)
         stream.until(lambda: slot not in cluster.master.state.workers)
         cluster.start(slot)
-        stream.until(lambda: slot in cluster.master.connections and cluster.master.connections[slot].counters["agent_errors"] == 0
-                     and "agent_errors" in cluster.master.connections[slot].counters)
+        stream.until(lambda: has_reported(cluster, slot))
         assert cluster.master.state.workers[slot].revision == 0
         assert slot in stream.slots(), "its tasks are meant to go back there"
         tasks = [task for task in stream.state.places if stream.state.places[task].slot == slot]
@@ -347,12 +350,11 @@ def test_a_damaged_plan_store_is_in_order_with_the_next_plan(cluster: ProcessClu
 
 
 @pytest.fixture
-def small_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file system of 1 MB, on which this process and its children keep what is temporary."""
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file system of 1 MB, on which this process and its children keep what is temporary; `tmp_path` is elsewhere."""
     directory = Path(tempfile.mkdtemp(prefix="small-"))
-    mounted = os.geteuid() == 0 and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "millrace-test", str(directory)], capture_output=True).returncode == 0
-    if not mounted:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "millrace-test", str(directory)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         directory.rmdir()
         pytest.skip("only root may mount a small file system")
     monkeypatch.setenv("TMPDIR", str(directory))
@@ -393,6 +395,10 @@ def test_a_full_disk_holds_plans_up_and_ends_nobody(small_disk: Path, tmp_path: 
         assert agent_errors(cluster) > 0 and not reached(cluster)()
         stream.advance(300)
         assert stream.state.losses == 0 and len(cluster.master.state.workers) == 3
+        cluster.kill(2)
+        cluster.start(2)
+        stream.until(lambda: stream.state.losses == 1 and has_reported(cluster, 2))
+        assert len(cluster.master.state.workers) == 3
         (small_disk / "filler").unlink()
         stream.until(reached(cluster))
         stream.advance(300)

@@ -214,9 +214,32 @@ def test_one_that_was_mended_is_read_anew(planner: Planner, tmp_path: Path, monk
                 def schedule(self, graphs, cluster, load, plan):
                     return NoChange({reason!r})
         """))
-        assert isinstance(check(planner, "their_scheduler:Theirs"), dict)
+        planner.renew()
         answer = ask(planner, "their_scheduler:Theirs")
         assert isinstance(answer, dict) and answer["reason"] == reason
+
+
+def test_what_takes_for_ever_can_be_given_up(planner: Planner) -> None:
+    assert_it_lives(planner)
+    process = psutil.Process(pid(planner))
+    given_up = [begin(planner, name, time_limit=1e6) for name in ("Hangs", "Hangs", "even")]
+    planner.renew()
+    later = begin(planner, "even")
+    assert all(isinstance(future.result(SECONDS), SchedulerFailed) for future in given_up)
+    assert isinstance(later.result(SECONDS), dict)
+    assert not process.is_running()
+    for _ in range(5):
+        planner.renew()
+        assert_it_lives(planner)
+
+
+def test_a_process_for_each_question() -> None:
+    planner = Planner(keep=False)
+    for name in ("Leaks", "Leaks", "Exits", "Leaks"):
+        answer = ask(planner, name)
+        assert isinstance(answer, SchedulerFailed) if name == "Exits" else answer["reason"] == "1 times 4 MB"  # type: ignore
+    planner.close()
+    assert not [child for child in psutil.Process().children() if "planner_child" in " ".join(child.cmdline())]
 
 
 def test_it_can_be_closed_while_a_question_is_open(planner: Planner) -> None:

@@ -25,7 +25,7 @@ from millrace.runtime.transport import private_directory
 from millrace.testing.processes import ProcessCluster
 from millrace.workloads.audit import AuditedWordCount
 
-NODES = 2
+SLOTS, NODES = 3, 2
 CONFIG: dict[str, object] = {"topology.message.timeout.secs": 5.0}
 
 
@@ -36,8 +36,24 @@ def server(zookeeper_server: ZooKeeperServer) -> Iterator[ZooKeeperServer]:
         zookeeper_server.start()
 
 
-def start(server: ZooKeeperServer, workers: int = 3, name: str | None = None) -> ProcessCluster:
+def start(server: ZooKeeperServer, workers: int = SLOTS, name: str | None = None) -> ProcessCluster:
     return ProcessCluster(workers, name, nodes=NODES, settings={"coordination.store": server.url})
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(zookeeper_server: ZooKeeperServer) -> Iterator[ProcessCluster]:
+    with start(zookeeper_server) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: ProcessCluster) -> ProcessCluster:
+    """All slots alive, and nothing said yet."""
+    for slot in set(range(SLOTS)) - set(shared_cluster.processes):
+        shared_cluster.start(slot)
+    shared_cluster.master.wait_for_workers(SLOTS, SECONDS)
+    shared_cluster.master.call(shared_cluster.master.events.clear)
+    return shared_cluster
 
 
 def run(cluster: ProcessCluster, directory: Path) -> AuditedStream:
@@ -62,51 +78,63 @@ def said(cluster: ProcessCluster, what: str) -> bool:
     return any(what in event["text"] for event in list(cluster.master.events))
 
 
-def test_tasks_move_and_a_dead_agent_is_replaced(server: ZooKeeperServer, tmp_path: Path) -> None:
-    with start(server) as cluster:
-        stream = run(cluster, tmp_path)
-        for component in ("split", "count", "sink", ACKER):
-            move(cluster, stream, component)
-            stream.until(lambda: reached(cluster))
-        victim = cluster.master.state.agents["node0"]
-        cluster.kill(victim)
-        move(cluster, stream)
-        stream.until(lambda: victim not in cluster.master.state.workers and reached(cluster))
-        cluster.start(victim)
-        stream.until(lambda: victim in stream.slots() and reached(cluster))
-        stream.advance(300)
-        assert not cluster.master.superseded and not said(cluster, "plans wait")
-        assert_nothing_lost(stream.finish())
-
-
-def test_while_it_is_away_the_stream_goes_on_and_plans_wait(server: ZooKeeperServer, tmp_path: Path) -> None:
-    with start(server) as cluster:
-        stream = run(cluster, tmp_path)
+def test_tasks_move_and_a_dead_agent_is_replaced(cluster: ProcessCluster, tmp_path: Path) -> None:
+    stream = run(cluster, tmp_path)
+    for component in ("split", "count", "sink", ACKER):
+        move(cluster, stream, component)
         stream.until(lambda: reached(cluster))
-        server.stop()
-        move(cluster, stream)
-        stream.until(lambda: said(cluster, "plans wait"))
-        stream.advance(300)
-        assert stream.state.losses == 0 and not reached(cluster)
-        move(cluster, stream, "split")
-        server.start()
-        stream.until(lambda: said(cluster, "the coordination store is back") and reached(cluster))
-        stream.advance(300)
-        assert stream.state.losses == 0
-        assert_exact(stream.finish())
+    victim = cluster.master.state.agents["node0"]
+    cluster.kill(victim)
+    move(cluster, stream)
+    stream.until(lambda: victim not in cluster.master.state.workers and reached(cluster))
+    cluster.start(victim)
+    stream.until(lambda: victim in stream.slots() and reached(cluster))
+    stream.advance(300)
+    assert not cluster.master.superseded and not said(cluster, "plans wait")
+    assert_nothing_lost(stream.finish())
 
 
-def test_a_worker_that_dies_while_it_is_away_is_replaced_afterwards(server: ZooKeeperServer, tmp_path: Path) -> None:
-    with start(server) as cluster:
-        stream = run(cluster, tmp_path)
-        victim = cluster.master.state.agents["node0"]
+def test_while_it_is_away_the_stream_goes_on_and_plans_wait(server: ZooKeeperServer, cluster: ProcessCluster,
+                                                           tmp_path: Path) -> None:
+    stream = run(cluster, tmp_path)
+    stream.until(lambda: reached(cluster))
+    server.stop()
+    move(cluster, stream)
+    stream.until(lambda: said(cluster, "plans wait"))
+    stream.advance(300)
+    assert stream.state.losses == 0 and not reached(cluster)
+    move(cluster, stream, "split")
+    server.start()
+    stream.until(lambda: said(cluster, "the coordination store is back") and reached(cluster))
+    stream.advance(300)
+    assert stream.state.losses == 0
+    assert_exact(stream.finish())
+
+
+def test_a_worker_that_dies_while_it_is_away_is_replaced_afterwards(server: ZooKeeperServer, cluster: ProcessCluster,
+                                                                   tmp_path: Path) -> None:
+    stream = run(cluster, tmp_path)
+    victim = cluster.master.state.agents["node0"]
+    server.stop()
+    cluster.kill(victim)
+    stream.until(lambda: victim not in cluster.master.state.workers)
+    server.start()
+    stream.until(lambda: reached(cluster))
+    stream.advance(300)
+    assert_nothing_lost(stream.finish())
+
+
+def test_all_can_be_stopped_while_it_is_away(server: ZooKeeperServer) -> None:
+    threads = set(threading.enumerate())
+    with start(server, 2) as cluster:
+        directory = Path(cluster.setup().directory())
         server.stop()
-        cluster.kill(victim)
-        stream.until(lambda: victim not in cluster.master.state.workers)
-        server.start()
-        stream.until(lambda: reached(cluster))
-        stream.advance(300)
-        assert_nothing_lost(stream.finish())
+        cluster.kill(cluster.master.state.agents["node0"])  # another plan to write, and another agent that looks for it
+        assert cluster.master.wait_until(lambda: "node0" not in cluster.master.state.agents, SECONDS)
+        left = list(cluster.processes.values())
+    assert [process.exitcode for process in left] == [0]
+    assert not directory.exists()
+    assert set(threading.enumerate()) <= threads
 
 
 @pytest.fixture
@@ -180,16 +208,16 @@ def test_workers_of_the_first_master_never_run_a_plan_of_the_second(server: ZooK
                 assert_exact(new.finish())
 
 
-def test_a_master_whose_name_is_taken_does_not_end_the_one_that_has_it(server: ZooKeeperServer, tmp_path: Path) -> None:
-    with start(server, 2, f"mine-{time.monotonic_ns()}") as cluster:
-        stream = run(cluster, tmp_path)
-        with pytest.raises(AddressInUse):
-            start(server, 2, cluster.master.name)
-        move(cluster, stream)
-        stream.until(lambda: reached(cluster))
-        assert not cluster.master.superseded
-        stream.advance(300)
-        assert_exact(stream.finish())
+def test_a_master_whose_name_is_taken_does_not_end_the_one_that_has_it(server: ZooKeeperServer, cluster: ProcessCluster,
+                                                                      tmp_path: Path) -> None:
+    stream = run(cluster, tmp_path)
+    with pytest.raises(AddressInUse):
+        start(server, 2, cluster.master.name)
+    move(cluster, stream)
+    stream.until(lambda: reached(cluster))
+    assert not cluster.master.superseded
+    stream.advance(300)
+    assert_exact(stream.finish())
 
 
 def open_sockets() -> int:

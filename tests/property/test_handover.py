@@ -15,6 +15,7 @@ from millrace.runtime import wire
 from millrace.runtime.tracker import Tracker
 
 Given = tuple[list[tuple[int, int, Owner | None]], list[int]]
+ACKERS = 2
 SPOUT_SLOT = 9  # where nobody's acker is
 
 
@@ -42,10 +43,10 @@ def take(ledger: Ledger, given: Given, verdicts: Verdicts) -> None:
             verdicts.add(root, False)
 
 
-def with_failures(forest: list[Tree], order: Random) -> tuple[list[tuple[Tree, int | None | str]], set[int]]:
+def with_failures(forest: list[Tree], order: Random) -> tuple[list[tuple[Tree, int | str | None]], set[int]]:
     """All messages in any order; of some trees one ack is a failure instead."""
     doomed = {tree.root for tree in forest if tree.acks and order.random() < 0.4}
-    found: list[tuple[Tree, int | None | str]] = []
+    found: list[tuple[Tree, int | str | None]] = []
     for tree, ack in messages(forest, order):
         fails = tree.root in doomed and ack is not None and all(of is not tree or other != "fail" for of, other in found)
         found.append((tree, "fail" if fails else ack))
@@ -53,7 +54,7 @@ def with_failures(forest: list[Tree], order: Random) -> tuple[list[tuple[Tree, i
     return found, doomed
 
 
-def hand(ledger: Ledger, tree: Tree, message: int | None | str, verdicts: Verdicts) -> None:
+def hand(ledger: Ledger, tree: Tree, message: int | str | None, verdicts: Verdicts) -> None:
     if message == "fail":
         if ledger.fail(tree.root) is not None:
             verdicts.add(tree.root, False)
@@ -102,16 +103,16 @@ def test_nothing_is_complete_before_its_last_message_whatever_is_handed_over(for
 
 
 class Net:
-    """Trackers of one topology with one acker, which moves about. Every worker hears of the plans when it is its turn,
-    and may skip some; messages between two workers stay in order, those of different pairs do not."""
+    """Trackers of one topology whose ackers move about. Every worker hears of the plans when it is its turn, and may
+    skip some; messages between two workers stay in order, those of different pairs do not."""
 
     def __init__(self, slots: int, order: Random) -> None:
         self.order, self.verdicts = order, Verdicts()
         self.mail: dict[tuple[int, int], deque[wire.DataMessage]] = defaultdict(deque)
-        self.plans: list[tuple[int, int]] = [(0, 1)]  # slot of the acker, incarnation; the version is the index
+        self.plans: list[list[tuple[int, int]]] = [[(0, 1)] * ACKERS]  # slot and incarnation of each; one for each version
         self.trackers: dict[int, Tracker] = {}
         self.known: dict[int, int] = {}  # slot -> version
-        self.incarnations: dict[int, int] = {}
+        self.incarnations: dict[tuple[int, int], int] = {}  # slot, acker -> incarnation, for those that run there
         for slot in [*range(slots), SPOUT_SLOT]:
             self.trackers[slot] = Tracker(1, slot, slot, self._sender(slot), self._tell)
             self.hear(slot)
@@ -128,24 +129,25 @@ class Net:
         for root in failed:
             self.verdicts.add(root, False)
 
-    def move(self, slot: int) -> None:
-        self.plans.append((slot, len(self.plans) + 1))
+    def move(self, acker: int, slot: int) -> None:
+        version = len(self.plans) + 1
+        self.plans.append([(slot, version) if number == acker else place for number, place in enumerate(self.plans[-1])])
 
     def hear(self, slot: int) -> None:
         """The newest plan, in the order in which a worker carries it out."""
-        tracker, (place, incarnation) = self.trackers[slot], self.plans[-1]
+        tracker, plan = self.trackers[slot], self.plans[-1]
         if self.known.get(slot) == len(self.plans):
             return
         self.known[slot] = tracker.version = len(self.plans)
-        tracker.acker_slots = [place]
-        had = self.incarnations.get(slot)
-        wanted = incarnation if place == slot else None
-        if had is not None and had != wanted:
-            del self.incarnations[slot]
-            tracker.retire(0)
-        if wanted is not None and had != wanted:
-            self.incarnations[slot] = wanted
-            tracker.ledgers[0] = Ledger()
+        tracker.acker_slots = [place for place, _ in plan]
+        had = {acker: incarnation for (at, acker), incarnation in self.incarnations.items() if at == slot}
+        wanted = {acker: incarnation for acker, (place, incarnation) in enumerate(plan) if place == slot}
+        for acker in [acker for acker, incarnation in had.items() if wanted.get(acker) != incarnation]:
+            del self.incarnations[slot, acker]
+            tracker.retire(acker)
+        for acker in [acker for acker, incarnation in wanted.items() if had.get(acker) != incarnation]:
+            self.incarnations[slot, acker] = wanted[acker]
+            tracker.ledgers[acker] = Ledger()
         tracker.settle()
 
     def deliver(self) -> None:
@@ -174,15 +176,19 @@ class Spout:
     number, incarnation = 5, 1
 
 
+def root_of(tree: Tree) -> int:
+    return make_root(tree.root % ACKERS, tree.root)
+
+
 @given(forests(), st.randoms(use_true_random=False), st.integers(2, 4), st.integers(0, 8))
-def test_an_acker_that_moves_about_forgets_nothing_and_nobody_sends_in_circles(forest: list[Tree], order: Random, slots: int,
-                                                                              moves: int) -> None:
+def test_ackers_that_move_about_forget_nothing_and_nobody_sends_in_circles(forest: list[Tree], order: Random, slots: int,
+                                                                          moves: int) -> None:
     """Also there and back again, while some have not heard of the first move."""
     found, doomed = with_failures(forest, order)
     net = Net(slots, order)
     todo: list[Callable[[], object]] = []
     for tree, message in found:
-        root, tracker = make_root(0, tree.root), net.trackers[order.choice([*range(slots), SPOUT_SLOT])]
+        root, tracker = root_of(tree), net.trackers[order.choice([*range(slots), SPOUT_SLOT])]
         if message is None:
             spout: object = Spout()
             todo.append(lambda root=root, tree=tree, spout=spout: net.trackers[SPOUT_SLOT].open(root, tree.opened, spout))
@@ -190,7 +196,7 @@ def test_an_acker_that_moves_about_forgets_nothing_and_nobody_sends_in_circles(f
             todo.append(lambda root=root, tracker=tracker: tracker.fail([root]))
         else:
             todo.append(lambda root=root, tracker=tracker, edges=message: tracker.add(root, edges))
-    todo += [lambda: net.move(order.randrange(slots))] * moves
+    todo += [lambda: net.move(order.randrange(ACKERS), order.randrange(slots))] * moves
     order.shuffle(todo)
     for step in todo:
         step()
@@ -204,5 +210,5 @@ def test_an_acker_that_moves_about_forgets_nothing_and_nobody_sends_in_circles(f
     for tracker in net.trackers.values():
         tracker.flush()
     net.settle()
-    assert net.verdicts.told == {make_root(0, tree.root): tree.root not in doomed for tree in forest}
+    assert net.verdicts.told == {root_of(tree): tree.root not in doomed for tree in forest}
     assert all(not tracker._early for tracker in net.trackers.values())

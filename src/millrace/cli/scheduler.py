@@ -14,6 +14,7 @@ from millrace.cli.options import ClusterName, Json, pairs
 from millrace.errors import MillraceError
 
 app = typer.Typer(no_args_is_help=True, help="Choose the algorithm that places tasks while they run, and see what it decides.")
+MOVES_SHOWN = 5
 SET_SECONDS = 100.0  # a user's scheduler is imported and made in another process first
 
 
@@ -82,13 +83,10 @@ def history(limit: Annotated[int, typer.Option(help="Most decisions to show.", m
     if as_json:
         typer.echo(json.dumps(found))
         return
-    table = Table("number", "when", "scheduler", "trigger", "outcome", "moved", "between nodes, tuples/s", "why",
-                  show_lines=True)
     for row in found:
-        stamp = time.strftime("%H:%M:%S", time.localtime(row["at"])) + (f" ({row['times']} times)" if row["times"] > 1 else "")
-        table.add_row(str(row["number"]), stamp, row["scheduler"], row["trigger"], row["outcome"],
-                      "\n".join(row["moved"][:5]) + ("\n..." if len(row["moved"]) > 5 else ""), _traffic(row), row["reason"])
-    Console(markup=False, emoji=False).print(table)  # reasons are users' own text, which may have brackets
+        typer.echo(_told(row))
+    if not found:
+        typer.echo("nothing has been decided yet")
 
 
 @app.command("compare")
@@ -124,9 +122,21 @@ def _print_shown(found: dict[str, Any]) -> None:
         typer.echo(f"last:      {last['outcome']} ({last['trigger']}): {last['reason']}")
 
 
-def _traffic(row: dict[str, Any]) -> str:
-    if not row["expected"]:
-        return ""
-    before, after = row["expected"]["before"]["inter_node"], row["expected"]["after"]["inter_node"]
-    measured = f"\nmeasured {row['came_of']['inter_node']:,.0f}" if row["came_of"] else ""
-    return f"{before:,.0f} -> {after:,.0f}{measured}"
+def _told(row: dict[str, Any]) -> str:
+    """One decision in a few lines."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
+    again = f", {row['times']} times in a row" if row["times"] > 1 else ""
+    lines = [f"{row['number']}  {when}  {row['scheduler']}, {row['trigger']}: {row['outcome']}{again}", f"    {row['reason']}"]
+    if row["expected"]:
+        lines.append(f"    expected: {_figures(row['expected']['before'])} -> {_figures(row['expected']['after'])}")
+    if row["came_of"]:
+        lines.append(f"    measured: {_figures(row['came_of'])}")
+    if row["moved"]:
+        more = f" and {len(row['moved']) - MOVES_SHOWN} more" if len(row["moved"]) > MOVES_SHOWN else ""
+        lines.append("    moved: " + ", ".join(row["moved"][:MOVES_SHOWN]) + more)
+    return "\n".join(lines)
+
+
+def _figures(figures: dict[str, Any]) -> str:
+    return (f"{figures['inter_node']:,.0f} tuples/s between nodes, {figures['nodes_used']} nodes, busiest worker "
+            f"{figures['largest_worker_load']:.0%} of a core")

@@ -70,20 +70,39 @@ class Assignment:
                 for topology in self.topologies for task, place in topology.places if place.slot == slot}
 
 
-def part_of(whole: Assignment, node: str, hosted: Mapping[int, frozenset[str]]) -> Assignment:
-    """What the workers of one node must know. `hosted`: by topology number, the components that have had a task there;
-    one that moved away may still be draining, and must know where its tuples go."""
-    slots = {worker.slot for worker in whole.workers if worker.node == node}
-    topologies = [_part_of_topology(topology, slots, hosted[topology.number]) for topology in whole.topologies
-                  if hosted.get(topology.number)]
-    return replace(whole, topologies=topologies)
+Hosted = Mapping[str, frozenset[str]]  # node -> components of a topology that have had a task there
 
 
-def _part_of_topology(whole: TopologyAssignment, slots: set[int], hosted: frozenset[str]) -> TopologyAssignment:
+def parts_of(whole: Assignment, hosted: Mapping[int, Hosted]) -> dict[str, Assignment]:
+    """What the workers of each node must know. `hosted`, by topology number: a task that moved away may still be draining,
+    and must know where its tuples go."""
+    slots: dict[str, set[int]] = {}
+    for worker in whole.workers:
+        slots.setdefault(worker.node, set()).add(worker.slot)
+    places = {topology.number: _Places(topology) for topology in whole.topologies}
+    return {node: replace(whole, topologies=[
+        _part_of_topology(topology, places[topology.number], own, hosted[topology.number][node])
+        for topology in whole.topologies if hosted[topology.number].get(node)]) for node, own in sorted(slots.items())}
+
+
+class _Places:
+    """The places of a topology, looked up by component and by slot: with many nodes each needs only a few of them."""
+
+    def __init__(self, topology: TopologyAssignment) -> None:
+        self.by_component: dict[str, list[tuple[TaskId, Place]]] = {}
+        self.by_slot: dict[int, list[tuple[TaskId, Place]]] = {}
+        for task, place in topology.places:
+            self.by_component.setdefault(task.component, []).append((task, place))
+            self.by_slot.setdefault(place.slot, []).append((task, place))
+
+
+def _part_of_topology(whole: TopologyAssignment, all_places: _Places, slots: set[int],
+                      hosted: frozenset[str]) -> TopologyAssignment:
     """Its own tasks, those that they send to, and the ackers."""
     targets = {component.name for name in hosted if name != ACKER for component, _ in whole.graph.downstream(name)}
-    places = [(task, place) for task, place in whole.places
-              if place.slot in slots or task.component in targets or task.component == ACKER]
+    wanted = {task: place for name in (*targets, ACKER) for task, place in all_places.by_component.get(name, ())}
+    wanted.update(found for slot in slots for found in all_places.by_slot.get(slot, ()))
+    places = sorted(wanted.items())
     own = {task for task, place in places if place.slot in slots}
     return replace(whole, places=places,
                    key_groups={name: owners for name, owners in whole.key_groups.items() if name in targets | hosted},

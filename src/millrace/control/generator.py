@@ -22,6 +22,7 @@ from millrace.schedulers.parameters import check_parameters, parameter, with_par
 from millrace.schedulers.problem import Figures, Problem
 
 DECISIONS_KEPT = 200
+RELIEF = 0.1  # share by which the largest load must fall if what is overloaded does not use much CPU
 GROWING_WINDOWS = 3  # windows in a row in which a topology's queues must have grown to count as overload
 ASKED, PERIOD, OVERLOAD = "asked", "period", "overload"
 ENACTED, ADVISED, NO_CHANGE, NOT_WORTH_IT = "enacted", "advised", "no change", "not worth it"
@@ -153,7 +154,7 @@ class Generator:
         expected = {"before": asdict(before), "after": asdict(after)}
         if not moved:
             return self._decided(trigger, NO_CHANGE, reason, at)
-        worth = self._worth(before, after, bool((problem.current < 0).any()))
+        worth = self._worth(before, after, bool((problem.current < 0).any()), trigger == OVERLOAD)
         if not worth:
             outcome = NOT_WORTH_IT
             reason += (f" (between nodes {before.inter_node:,.0f} -> {after.inter_node:,.0f} tuples/s, largest load of a node "
@@ -163,12 +164,13 @@ class Generator:
             outcome = ADVISED if self.policy.dry_run else ENACTED
         return self._decided(trigger, outcome, reason, at, moved, expected)
 
-    def _worth(self, before: Figures, after: Figures, missing: bool) -> bool:
+    def _worth(self, before: Figures, after: Figures, missing: bool, overloaded: bool) -> bool:
         """Less traffic between nodes, relief of what is overloaded, or fewer nodes at no cost: anything else is moving
         tasks about for nothing. What would overload a node or worker is no gain: it would only be taken back."""
         limit = self.policy.overload
         loads = [(before.largest_load, after.largest_load), (before.largest_worker_load, after.largest_worker_load)]
-        relieved = any(had >= limit and self._gains(had, gets) for had, gets in loads)
+        relieved = any((had >= limit and self._gains(had, gets)) or (overloaded and gets <= had * (1 - RELIEF))
+                       for had, gets in loads)
         overloads = any(gets >= limit and gets > had for had, gets in loads)
         cheaper = self._gains(before.inter_node, after.inter_node)
         fewer = after.nodes_used < before.nodes_used and after.inter_node <= before.inter_node
@@ -230,6 +232,8 @@ def overloads(sample: WindowSample, cluster: Cluster, share: float) -> Iterator[
         core = cluster.node_of(slot.number).mhz
         if core > 0 and used >= share * core:
             yield f"worker {slot.number} uses {used:,.0f} of the {core:,.0f} MHz of a core"
+        elif slot.number in sample.workers and 0 < sample.workers[slot.number].busy >= share:
+            yield f"worker {slot.number} was in user code for {sample.workers[slot.number].busy:.0%} of the time"
 
 
 def figures_of(problem: Problem, plans: Mapping[str, Plan]) -> Figures:

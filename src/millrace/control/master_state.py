@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millrace.config import ACKERS, AT_LEAST_ONCE, GUARANTEE, SETTINGS, unknown_settings
-from millrace.control.assignment import Assignment, Place, TopologyAssignment, WorkerAddress, part_of
+from millrace.control.assignment import Assignment, Place, TopologyAssignment, WorkerAddress, parts_of
 from millrace.control.events import (
     Command,
     Distribute,
@@ -355,11 +355,10 @@ class MasterState:
         """What is in force, whole and by node."""
         self._appoint()
         whole = self.assignment()
-        nodes = sorted({worker.node.name for worker in self.workers.values()})
+        node_of = {slot: worker.node.name for slot, worker in self.workers.items()}
         for topology in self.topologies.values():
-            topology.note_hosts({slot: worker.node.name for slot, worker in self.workers.items()})
-        return Distribute(whole, {node: part_of(whole, node, {topology.number: topology.hosted.get(node, frozenset())
-                                                              for topology in self.topologies.values()}) for node in nodes})
+            topology.note_hosts(node_of)
+        return Distribute(whole, parts_of(whole, {topology.number: topology.hosted for topology in self.topologies.values()}))
 
     def assignment(self) -> Assignment:
         """The whole truth, as of this revision."""

@@ -75,7 +75,8 @@ task_loads = _of_window(
 traffic = _of_window("traffic", _key("topology"), _key("source"), _key("target"), *_measures("tuples"))
 component_loads = _of_window("component_loads", _key("topology"), _key("component"),
                              *_measures("arrival_rate", "true_processing_rate"))
-worker_loads = _of_window("worker_loads", _key("slot", Integer), Column("node", Text), *_measures("cpu_mhz", "memory_mb"),
+worker_loads = _of_window("worker_loads", _key("slot", Integer), Column("node", Text),
+                          *_measures("cpu_mhz", "memory_mb", "busy"),
                           Column("queue_length", BigInteger))
 node_loads = _of_window("node_loads", _key("node"), *_measures("cpu_mhz", "capacity_mhz", "memory_mb", "memory_used_mb"))
 decisions = Table(
@@ -165,7 +166,8 @@ def _rows(sample: WindowSample) -> Iterator[tuple[Table, Iterable[dict[str, Any]
                         for (source, target), tuples in load.traffic.items())
         yield component_loads, _component_rows(topology, load)
     yield worker_loads, ({"slot": slot, "node": worker.node, "cpu_mhz": _number(worker.cpu_mhz),
-                          "memory_mb": _number(worker.memory_mb), "queue_length": int(worker.queue_length)}
+                          "memory_mb": _number(worker.memory_mb), "queue_length": int(worker.queue_length),
+                          "busy": _number(worker.busy)}
                          for slot, worker in sample.workers.items())
     yield node_loads, ({"node": name, **{column: _number(getattr(node, column)) for column in NodeLoad.__slots__}}
                        for name, node in sample.nodes.items())
@@ -221,7 +223,8 @@ def read_windows(connection: Connection, found: Iterable[Row[Any]], topology: st
         at=row.at, seconds=row.seconds,
         loads=FrozenMap({head.topology: _read_load(head, tasks[row.id], pairs[row.id]) for head in heads[row.id]}),
         placements=FrozenMap({head.topology: _read_placement(head.topology, tasks[row.id]) for head in heads[row.id]}),
-        workers=FrozenMap({worker.slot: WorkerLoad(worker.node, worker.cpu_mhz, worker.memory_mb, worker.queue_length)
+        workers=FrozenMap({worker.slot: WorkerLoad(worker.node, worker.cpu_mhz, worker.memory_mb, worker.queue_length,
+                                                       worker.busy)
                            for worker in workers[row.id]}),
         nodes=FrozenMap({node.node: NodeLoad(node.cpu_mhz, node.capacity_mhz, node.memory_mb, node.memory_used_mb)
                          for node in nodes[row.id]}),

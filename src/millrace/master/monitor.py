@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -49,6 +49,16 @@ class _Work:
 
 
 @dataclass(slots=True)
+class _Totals:
+    """All tasks of a worker in a window."""
+
+    cpu: float = 0.0
+    busy: float = 0.0
+    tuples: float = 0.0
+    queue_length: int = 0
+
+
+@dataclass(slots=True)
 class LoadMonitor:
     """Call `end_window` once in a while: each window lasts from one call to the next."""
 
@@ -66,10 +76,14 @@ class LoadMonitor:
             placed = plans[name].placement if name in plans else {}
             seen = {task: found for task, found in topology.tasks.items() if task in placed}
             traffic[name] = self._traffic(name, topology, seen)
-            work[name] = {task: self._work(name, task, found, placed[task]) for task, found in seen.items()}
+            inboxes = {bolt.name for bolt in topology.graph.bolts}  # a spout has none: what it counts is in flight
+            work[name] = {task: self._work(name, task, found, placed[task],
+                                           found.queue_length if task.component in inboxes else 0)
+                          for task, found in seen.items()}
         used = self._used(workers, seconds)
-        loads = {name: self._load(seconds, tasks, traffic[name], work, used, cluster) for name, tasks in work.items()}
-        return WindowSample(at, seconds, loads, plans, *self._machines(loads, plans, used, seconds, cluster))
+        totals = _totals(work)
+        loads = {name: self._load(seconds, tasks, traffic[name], totals, used, cluster) for name, tasks in work.items()}
+        return WindowSample(at, seconds, loads, plans, *self._machines(totals, used, seconds, cluster))
 
     def _traffic(self, name: str, topology: TopologyObserved,
                  seen: Mapping[TaskId, TaskObserved]) -> dict[tuple[TaskId, TaskId], float]:
@@ -81,13 +95,13 @@ class LoadMonitor:
                     found[task, topology.graph.task(number)] = count - before.get(number, 0)
         return found
 
-    def _work(self, name: str, task: TaskId, observed: TaskObserved, slot: int) -> _Work:
+    def _work(self, name: str, task: TaskId, observed: TaskObserved, slot: int, queue: int) -> _Work:
         before = self._marks.get((name, task))
         totals = {key: observed.total(key) for key in COUNTED + SECONDS}
-        self._marks[name, task] = _Mark(observed.incarnation, observed.queue_length, totals, observed.sent())
+        self._marks[name, task] = _Mark(observed.incarnation, queue, totals, observed.sent())
         counts = {key: total - (before.totals[key] if before else 0) for key, total in totals.items()}
-        floor = min(observed.queue_length, before.queue_length if before else 0)
-        return _Work(observed.slot, counts, observed.queue_length, floor, observed.end_window(),
+        floor = min(queue, before.queue_length if before else 0)
+        return _Work(observed.slot, counts, queue, floor, observed.end_window(),
                      before is not None and before.incarnation == observed.incarnation and observed.slot == slot)
 
     def _used(self, workers: Mapping[int, WorkerMeters], seconds: float) -> dict[int, WorkerMeters]:
@@ -105,40 +119,30 @@ class LoadMonitor:
         return used
 
     def _load(self, seconds: float, tasks: Mapping[TaskId, _Work], traffic: Mapping[tuple[TaskId, TaskId], float],
-              work: Mapping[str, Mapping[TaskId, _Work]], used: Mapping[int, WorkerMeters], cluster: Cluster) -> Load:
+              totals: Mapping[int, _Totals], used: Mapping[int, WorkerMeters], cluster: Cluster) -> Load:
         """A task's part of its worker's CPU is by its part of the tasks' thread time, so that what the worker does for all of
         them (sockets, encoding, the loop) is shared out too; its part of the memory is by its part of the tuples."""
-        cpu: Counter[int] = Counter()
-        tuples: Counter[int] = Counter()
-        for others in work.values():
-            for other in others.values():
-                cpu[other.slot] += other.counts["cpu_seconds"]  # type: ignore[assignment]
-                tuples[other.slot] += other.counts["executed"] + other.counts["emitted"]  # type: ignore[assignment]
         alive = {slot.number for slot in cluster.slots}
         found: dict[TaskId, TaskLoad] = {}
         for task, own in tasks.items():
             worker = used.get(own.slot) if own.slot in alive else None
             mhz = memory = 0.0
             if worker is not None:
-                mhz = _part(own.counts["cpu_seconds"], cpu[own.slot]) * worker.cpu_seconds / seconds
+                mhz = _part(own.counts["cpu_seconds"], totals[own.slot].cpu) * worker.cpu_seconds / seconds
                 mhz *= cluster.node_of(own.slot).mhz
-                memory = _part(own.counts["executed"] + own.counts["emitted"], tuples[own.slot]) * worker.memory_mb
+                memory = _part(own.counts["executed"] + own.counts["emitted"], totals[own.slot].tuples) * worker.memory_mb
             found[task] = _task_load(own, mhz, memory)
         settling = tuple(sorted(task for task, own in tasks.items() if not own.settled))
         return Load(seconds, found, traffic, settling)
 
-    def _machines(self, loads: Mapping[str, Load], plans: Mapping[str, Plan], used: Mapping[int, WorkerMeters], seconds: float,
+    def _machines(self, totals: Mapping[int, _Totals], used: Mapping[int, WorkerMeters], seconds: float,
                   cluster: Cluster) -> tuple[dict[int, WorkerLoad], dict[str, NodeLoad]]:
-        queues: Counter[int] = Counter()
-        for name, load in loads.items():
-            for task, measured in load.tasks.items():
-                queues[plans[name].placement[task]] += measured.queue_length
         workers: dict[int, WorkerLoad] = {}
         by_node: defaultdict[str, list[WorkerLoad]] = defaultdict(list)
         for slot in cluster.slots:
-            meters = used.get(slot.number, WorkerMeters(0, 0.0, 0.0))
+            meters, own = used.get(slot.number, WorkerMeters(0, 0.0, 0.0)), totals.get(slot.number, _Totals())
             mhz = meters.cpu_seconds / seconds * cluster.node_of(slot.number).mhz
-            workers[slot.number] = WorkerLoad(slot.node, mhz, meters.memory_mb, queues[slot.number])
+            workers[slot.number] = WorkerLoad(slot.node, mhz, meters.memory_mb, own.queue_length, own.busy / seconds)
             by_node[slot.node].append(workers[slot.number])
         return workers, {node.name: NodeLoad(sum(worker.cpu_mhz for worker in by_node[node.name]), node.capacity_mhz,
                                              node.memory_mb, sum(worker.memory_mb for worker in by_node[node.name]))
@@ -148,6 +152,18 @@ class LoadMonitor:
         """It has ended."""
         for key in [key for key in self._marks if key[0] == topology]:
             del self._marks[key]
+
+
+def _totals(work: Mapping[str, Mapping[TaskId, _Work]]) -> dict[int, _Totals]:
+    found: defaultdict[int, _Totals] = defaultdict(_Totals)
+    for tasks in work.values():
+        for own in tasks.values():
+            total = found[own.slot]
+            total.cpu += own.counts["cpu_seconds"]
+            total.busy += own.counts["busy_seconds"]
+            total.tuples += own.counts["executed"] + own.counts["emitted"]
+            total.queue_length += own.queue_length
+    return found
 
 
 def _part(own: float, total: float) -> float:

@@ -25,66 +25,80 @@ log = logging.getLogger("millrace.master")
 START_SECONDS = 60.0  # for the process to come up: importing takes a while on a busy machine
 LENGTH = struct.Struct("<Q")
 Answer = dict[str, Any]
+Done = Callable[[Answer | SchedulerFailed], None]
 
 
 class Planner:
-    """`ask` returns at once; `done` is called later, on this class's thread, with the answer or what went wrong."""
+    """`ask` returns at once; `done` is called later, on this class's thread, with the answer or what went wrong.
 
-    def __init__(self) -> None:
-        self._requests: SimpleQueue[tuple[Answer, float, Callable[[Answer | SchedulerFailed], None]] | None] = SimpleQueue()
+    `keep`: one process for all requests, until it fails or `renew` is called; else each gets one of its own.
+    """
+
+    def __init__(self, keep: bool = True) -> None:
+        self._keep = keep
+        self._requests: SimpleQueue[tuple[int, Answer, float, Done] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._child: _Child | None = None
+        self._era = 0  # requests of an earlier one are given up
         self._closing = False
 
-    def ask(self, request: Answer, time_limit: float, done: Callable[[Answer | SchedulerFailed], None]) -> None:
+    def ask(self, request: Answer, time_limit: float, done: Done) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="millrace planner")
             self._thread.start()
-        self._requests.put((request, time_limit, done))
+        self._requests.put((self._era, request, time_limit, done))
 
     def _run(self) -> None:
         while (todo := self._requests.get()) is not None:
-            request, time_limit, done = todo
+            era, request, time_limit, done = todo
             try:
-                answer: Answer | SchedulerFailed = self._answer(request, time_limit)
+                answer: Answer | SchedulerFailed = self._answer(era, request, time_limit)
             except Exception as error:  # whatever it was: the next request gets a new process
                 self._end_child()
                 answer = (error if isinstance(error, SchedulerFailed)
                           else SchedulerFailed(f"the planner failed: {type(error).__name__}: {error}"))
+            if not self._keep:
+                self._end_child()
             try:
                 done(answer)
             except Exception:
                 log.exception("the planner goes on after an unexpected error")
         self._end_child()
 
-    def _answer(self, request: Answer, time_limit: float) -> Answer | SchedulerFailed:
-        self._go_on()
-        if self._child is None or not self._child.alive or "situation" not in request:  # one to be tried out is read anew
+    def _answer(self, era: int, request: Answer, time_limit: float) -> Answer | SchedulerFailed:
+        self._go_on(era)
+        if self._child is None or not self._child.alive:
             self._end_child()
             self._child = _Child()
-            self._go_on()
+            self._go_on(era)
             self._child.receive(START_SECONDS, "the planner's process did not come up")
         self._child.send(request)
         answer = self._child.receive(time_limit, f"it gave no answer within {time_limit:g} s and was stopped: give it more "
                                                  "with `millrace scheduler set ... --time-limit`, or take another scheduler")
         return SchedulerFailed(answer["error"]) if "error" in answer else answer
 
-    def _go_on(self) -> None:
-        if self._closing:
-            raise SchedulerFailed("the master is ending")
+    def _go_on(self, era: int) -> None:
+        if self._closing or era != self._era:
+            raise SchedulerFailed("it was given up: the master is ending, or another scheduler was chosen")
 
     def _end_child(self) -> None:
         if self._child is not None:
             self._child.end()
             self._child = None
 
+    def renew(self) -> None:
+        """Give up all that was asked so far, and read users' code anew for the next request. Call it on the thread that
+        asks."""
+        self._era += 1
+        child = self._child
+        if child is not None:
+            child.kill()
+
     def close(self) -> None:
         self._closing = True
         if self._thread is not None:
             self._requests.put(None)
-            child = self._child
-            if child is not None:
-                child.kill()  # it may be in the middle of something that takes for ever
+            self.renew()  # it may be in the middle of something that takes for ever
             self._thread.join(timeout=10)
 
 
@@ -128,10 +142,10 @@ class _Child:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def end(self) -> None:
         self.kill()
-        self._process.wait()
         os.close(self._to)
         os.close(self._from)
 

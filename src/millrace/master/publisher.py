@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from millrace.config import EMBEDDED
 from millrace.control.stamp import Stamp
-from millrace.errors import MillraceError, NotTheAuthor
+from millrace.errors import NotTheAuthor
 from millrace.runtime.coordination import CoordinationStore, EmbeddedStore, open_store
 
 log = logging.getLogger("millrace.master")
@@ -19,7 +19,7 @@ class Publisher:
     """`failed` is told, on a thread of this class, when the store is away and when it is back (with no error), and when
     another master has become the author. Only the newest plan counts: one that could not be written in time is skipped."""
 
-    def __init__(self, url: str, cluster: str, failed: Callable[[MillraceError | None], None]) -> None:
+    def __init__(self, url: str, cluster: str, failed: Callable[[Exception | None], None]) -> None:
         self.store: CoordinationStore = EmbeddedStore()  # until `claim` opens the one that is meant
         self.embedded = url == EMBEDDED
         self._url, self._cluster = url, cluster
@@ -63,7 +63,7 @@ class Publisher:
             except NotTheAuthor as error:
                 self._failed(error)
                 return
-            except MillraceError as error:  # mostly that it is away
+            except Exception as error:  # mostly that it is away; without this thread no plan would get anywhere
                 self._put_back(todo)
                 if not away:
                     self._failed(error)

@@ -23,7 +23,7 @@ from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
 from millrace.schedulers.base import NewPlan
 from millrace.schedulers.parameters import parameters_of
-from millrace.schedulers.registry import SCHEDULERS, make_scheduler
+from millrace.schedulers.registry import make_scheduler
 from millrace.schedulers.rules import check_result, result_from_json
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Scheduling:
         self._estimator = ("ewma", make_estimator("ewma"))
         self._estimators: dict[str, Estimator] = {}
         self._planner = Planner()
+        self._trials = Planner(keep=False)  # of schedulers that are not in use yet: they must not wait for the one that is
         self._asking = False  # the planner has not answered yet
         self._told = ""  # the last failure that people were told of
         self.generator = Generator(NOTHING_CHOSEN, Policy())
@@ -190,12 +191,13 @@ class Scheduling:
                 self._estimator, self._estimators = made, {}
             self.generator.set(Choice(name, values, period), new_policy)
             self._told = ""
+            self._planner.renew()
             given = ", ".join(f"{key}={value}" for key, value in values.items())
             advice = ", giving advice only" if new_policy.dry_run else ""
             self._master.say(Say(f"scheduler {name}({given}) is in use{advice}"))
             future.set_result(self.shown())
 
-        if name == OFF or name in SCHEDULERS:
+        if ":" not in name:  # one of ours, or none at all
             scheduler = make_scheduler(name, parameters) if name != OFF else None
             choose(parameters_of(scheduler), float(getattr(type(scheduler), "PERIOD_SECONDS", NOTHING_CHOSEN.period)))
         else:
@@ -220,7 +222,7 @@ class Scheduling:
             except Exception as error:
                 future.set_exception(error)
 
-        self._planner.ask({"scheduler": name, "parameters": parameters}, CHECK_SECONDS, done)
+        self._trials.ask({"scheduler": name, "parameters": parameters}, CHECK_SECONDS, done)
 
     def shown(self) -> dict[str, Any]:
         """What `scheduler show` prints."""
@@ -255,6 +257,7 @@ class Scheduling:
 
     def close(self) -> None:
         self._planner.close()
+        self._trials.close()
         if self._history is not None:
             self._history.close()
 

@@ -339,12 +339,12 @@ class Master:
         else:
             self._reply(identity, self._agency(node, fetch.slot, Stamp(0, 0), b""))
 
-    def _publishing_failed(self, error: MillraceError | None) -> None:
+    def _publishing_failed(self, error: Exception | None) -> None:
         """On the publisher's thread."""
         with suppress(MillraceError):  # the master is ending
             self.call(lambda: self._on_publishing_failed(error))
 
-    def _on_publishing_failed(self, error: MillraceError | None) -> None:
+    def _on_publishing_failed(self, error: Exception | None) -> None:
         if isinstance(error, NotTheAuthor):
             self.superseded = str(error)
             self.say(Say(f"another master has taken over cluster {self.name!r}; this one ends its workers: {error}",

@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import zmq
 
 from millrace.config import AGENT_POLL, COORDINATION, EMBEDDED
@@ -62,8 +61,8 @@ class Agent(threading.Thread):
         self._wake_fd, self._signal_fd = os.pipe()
         os.set_blocking(self._wake_fd, False)
         os.set_blocking(self._signal_fd, False)
+        self._last_error = ""  # what was last warned of
         self.errors = 0
-        self.last_error = ""
 
     @property
     def is_agent(self) -> bool:
@@ -93,13 +92,15 @@ class Agent(threading.Thread):
             control.close()
 
     def _guarded(self, work: Any) -> None:
-        """A full disk or a store that is away must not end the agent: what it brings is needed again soon enough."""
+        """A full disk, a store that is away, whatever it is: it must not end the agent, for the node would be cut off."""
         try:
             work()
-        except (MillraceError, lmdb.Error, zmq.ZMQError, OSError) as error:
+        except Exception as error:
             self.errors += 1
-            self.last_error = f"{type(error).__name__}: {error}"
-            log.warning("the agent of %s could not bring the plan: %s", self._node, self.last_error)
+            text = f"{type(error).__name__}: {error}"
+            if text != self._last_error:
+                self._last_error = text
+                log.warning("the agent of %s could not bring the plan, and goes on trying: %s", self._node, text)
 
     def _ask(self, control: zmq.Socket[Any]) -> None:
         """The poll that is the net under the pushes."""
@@ -171,8 +172,10 @@ class Agent(threading.Thread):
 
     def _write(self, stamp: Stamp, part: bytes) -> None:
         """Into the plan store, if it is newer than what is there; then the node's workers are told to look."""
-        if self._store is not None and self._store.write(stamp, part) and self._news is not None:
-            self._news.send(b"")
+        if self._store is not None and self._store.write(stamp, part):
+            self._last_error = ""
+            if self._news is not None:
+                self._news.send(b"")
 
     def _wake(self) -> None:
         with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough
@@ -193,6 +196,7 @@ class PlanReader:
     def __init__(self, context: zmq.Context[Any], directory: Path) -> None:
         self._store = PlanStore(directory, writer=False)
         self._seen: Stamp | None = None
+        self._last_error = ""
         self.errors = 0
         self.news = context.socket(zmq.SUB)
         self.news.subscribe(b"")
@@ -211,7 +215,9 @@ class PlanReader:
             return wire.decode_part(part)
         except MillraceError as error:
             self.errors += 1
-            log.warning("the plan cannot be read: %s", error)
+            if str(error) != self._last_error:
+                self._last_error = str(error)
+                log.warning("the plan cannot be read: %s", error)
             return None
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket as sockets
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -51,9 +50,11 @@ class WorkerSetup:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def directory(self) -> str:
-        """The same for every worker of this cluster on a host. The path of a socket must not be long."""
-        base = tempfile.gettempdir()
-        return os.path.join(base if len(base) <= LONGEST_BASE else "/tmp", f"millrace-{self.cluster}")
+        """The same for every worker of this cluster on a host, where they meet: also for one that starts when the disk is
+        full, which `tempfile` would send elsewhere. The path of a socket must not be long."""
+        base = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
+        usable = len(base) <= LONGEST_BASE and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK)
+        return os.path.join(base if usable else "/tmp", f"millrace-{self.cluster}")
 
 
 class Pulse(threading.Thread):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
 import pytest
 
 from millrace.api.grouping import Grouping
-from millrace.control.assignment import Assignment, Change, Place, TopologyAssignment, WorkerAddress, change, part_of
+from millrace.control.assignment import Assignment, Change, Place, TopologyAssignment, WorkerAddress, change, parts_of
 from millrace.control.events import Distribute, Killed, Moved, Submitted, Ticked, WorkerJoined, WorkerLost
 from millrace.control.master_state import MasterState
 from millrace.control.stamp import Stamp
@@ -17,6 +18,12 @@ from millrace.model.graph import ACKER, ComponentDef, Input, StreamDef, TaskId, 
 from millrace.runtime import wire
 
 WORDS = (StreamDef("default", ("word",)),)
+
+
+def part_of(whole: Assignment, node: str, hosted: Mapping[int, frozenset[str]]) -> Assignment:
+    """The part of one node that has had these components, by topology number."""
+    return parts_of(whole, {topology.number: {node: hosted.get(topology.number, frozenset())}
+                            for topology in whole.topologies})[node]
 
 
 def component(name: str, par: int, *inputs: Input) -> ComponentDef:

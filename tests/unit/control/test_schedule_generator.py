@@ -106,6 +106,8 @@ def test_what_is_overloaded_is_said_in_words() -> None:
     assert len(found) == 2
     assert "n0" in found[0] and "4,000" in found[0]
     assert "worker 0 uses 1,200 of the 1,000 MHz" in found[1]
+    crowded = WindowSample(0.0, 1.0, {}, {}, {0: WorkerLoad("n0", 100.0, busy=0.95)}, {"n0": NodeLoad(100.0)})
+    assert list(overloads(crowded, CLUSTER, 0.9)) == ["worker 0 was in user code for 95% of the time"]
     assert not list(overloads(sample(), Cluster((Node("n0", 4, 0.0, 1),), (Slot("n0", "e", 0),)), 0.0))
 
 
@@ -182,7 +184,7 @@ def test_a_whole_least_gain_takes_only_what_leaves_nothing() -> None:
 @pytest.mark.parametrize(("mhz", "outcome"), [(899.0, NOT_WORTH_IT), (900.0, ENACTED), (5000.0, ENACTED)])
 def test_an_overloaded_worker_is_relieved(mhz: float, outcome: str) -> None:
     given = situation(plan(0, 0, 2, 2), a=mhz / 2, b=mhz / 2)
-    assert Generator(CHOICE, Policy(overload=0.9)).weigh(given, new(plan(1, 0, 2, 2, 2)), OVERLOAD, 1.0).outcome == outcome
+    assert Generator(CHOICE, Policy(overload=0.9)).weigh(given, new(plan(1, 0, 2, 2, 2)), PERIOD, 1.0).outcome == outcome
 
 
 @pytest.mark.parametrize(("mhz", "outcome"), [(1700.0, NOT_WORTH_IT), (1800.0, ENACTED)])
@@ -192,7 +194,15 @@ def test_an_overloaded_node_is_relieved_even_if_that_costs_traffic(mhz: float, o
     given = situation(plan(0, 1, 2, 2), {(A, B): 50.0}, a=mhz / 2, b=mhz / 2, c=0.0, d=0.0)
     given = Situation(given.graphs, weak, given.load, given.plan)
     policy = Policy(overload=0.9, min_gain=0.1)
-    assert Generator(CHOICE, policy).weigh(given, new(plan(0, 3, 2, 2, 2)), OVERLOAD, 1.0).outcome == outcome
+    assert Generator(CHOICE, policy).weigh(given, new(plan(0, 3, 2, 2, 2)), PERIOD, 1.0).outcome == outcome
+
+
+@pytest.mark.parametrize(("stays", "outcome"), [(270.0, ENACTED), (271.0, NOT_WORTH_IT)])
+def test_a_worker_without_time_left_is_relieved_though_it_gets_little_cpu(stays: float, outcome: str) -> None:
+    """As on a machine that others use too: the load, 300 MHz, must then fall by a tenth."""
+    given = situation(plan(0, 0, 2, 2), a=stays, b=300.0 - stays)
+    made = Generator(CHOICE, Policy(overload=0.9))
+    assert made.weigh(given, new(plan(0, 1, 2, 2, 2)), OVERLOAD, 1.0).outcome == outcome
 
 
 def test_a_relief_below_the_least_gain_is_none() -> None:

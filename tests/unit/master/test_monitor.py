@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.api.grouping import Grouping
 from millrace.master.monitor import LoadMonitor, WorkerMeters
 from millrace.master.observed import TopologyObserved
 from millrace.model.cluster import Cluster, Node, Slot
-from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
+from millrace.model.graph import ComponentDef, Input, TaskId, TopologyGraph
 from millrace.model.plan import Plan
 from millrace.model.sample import WindowSample
 from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, Meters
@@ -19,8 +20,9 @@ from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, Meters
 MHZ = 2000.0
 CLUSTER = Cluster((Node("n0", 2, MHZ, 4096), Node("n1", 2, MHZ, 8192)),
                   (Slot("n0", "e", 0), Slot("n0", "e", 1), Slot("n1", "e", 2)))
-GRAPH = TopologyGraph("t", tuple(ComponentDef(name, "spout", "m:C", par, {}, (), (), False, "next_tuple")
-                                 for name, par in (("a", 1), ("b", 2))), {})
+GRAPH = TopologyGraph("t", (ComponentDef("a", "spout", "m:C", 1, {}, (), (), False, "next_tuple"),
+                            ComponentDef("b", "bolt", "m:C", 2, {}, (), (Input("a", "default", Grouping.SHUFFLE),), False,
+                                         "process")), {})
 A, B0, B1 = TaskId("a", 0), TaskId("b", 0), TaskId("b", 1)
 PLACES = {A: 0, B0: 1, B1: 2}
 
@@ -204,6 +206,19 @@ def test_memory_is_shared_out_by_tuples(watched: Watched) -> None:
     memory = {task: load.memory_mb for task, load in found.loads["t"].tasks.items()}
     assert memory == pytest.approx({A: 60.0, B0: 140.0, B1: 0.0})
     assert found.nodes["n0"].memory_used_mb == 300.0
+
+
+def test_what_a_spout_has_in_flight_is_no_queue(watched: Watched) -> None:
+    watched.report(A, queue=5000)
+    found = watched.end_window()
+    assert (found.loads["t"].tasks[A].queue_length, found.workers[0].queue_length) == (0, 0)
+
+
+def test_a_worker_is_busy_with_all_its_tasks(watched: Watched) -> None:
+    watched.report(A, busy_seconds=0.5)
+    watched.report(B0, busy_seconds=0.25)
+    found = watched.end_window()
+    assert [worker.busy for worker in found.workers.values()] == [0.5, 0.25, 0.0]
 
 
 def test_the_queue_floor_is_over_two_windows(watched: Watched) -> None:

@@ -1,0 +1,263 @@
+"""`millrace scheduler`, `move`, `plan` and `load` against a running master: exit codes, one JSON value on stdout, and errors
+of one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audited import SECONDS, AuditedStream
+
+from millrace.cli.main import main
+from millrace.model.graph import TaskId
+from millrace.model.situation import Situation
+from millrace.testing.processes import ProcessCluster
+
+Cli = Callable[..., tuple[int, str, str]]
+QUICK = ["--period", "0.5", "--cool-down", "0.5"]
+
+
+@pytest.fixture(scope="module")
+def stream() -> Iterator[AuditedStream]:
+    """Two workers on two nodes, and a stream of which a window has been measured."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="desk") as desk:
+        patch.setenv("XDG_RUNTIME_DIR", desk)
+        patch.setenv("XDG_STATE_HOME", f"{desk}/state")
+        patch.setenv("COLUMNS", "200")
+        directory = Path(desk) / "audited"
+        directory.mkdir()
+        with ProcessCluster(2, nodes=2, settings={"load.period.secs": 0.5}) as cluster:
+            made = AuditedStream(cluster.master, directory, rate=100)
+            made.until(lambda: "audited" in cluster.master.scheduling.load and made.positions() != {})
+            yield made
+
+
+@pytest.fixture
+def cli(stream: AuditedStream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """Runs the command in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["millrace", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+def value(result: tuple[int, str, str]) -> Any:
+    """What `--json` printed: one value and nothing else."""
+    code, out, err = result
+    assert (code, err) == (0, ""), err
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def assert_one_line(result: tuple[int, str, str], says: str) -> None:
+    code, out, err = result
+    assert (code, out) == (1, "")
+    assert says in err
+    assert err.startswith("millrace: ") and err.count("\n") == 1 and "Traceback" not in err, err
+    assert not re.match(r"millrace: \w+(Error|Exception): ", err), "the name of a Python exception helps nobody"
+
+
+def split(stream: AuditedStream) -> tuple[TaskId, int]:
+    """Some task that can be moved, and where it is."""
+    task = TaskId("split", 0)
+    return task, stream.state.places[task].slot
+
+
+def test_list_needs_no_cluster(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="desk") as desk:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", desk)
+        found = value(cli("scheduler", "list", "--json"))
+        assert {"even", "tstorm", "otd", "slstream", "optimal"} <= set(found)
+        assert {row["name"]: row["default"] for row in found["tstorm"]["parameters"]}["gamma"] == 1.5
+        assert all(entry["about"] for entry in found.values())
+        code, out, _ = cli("scheduler", "list")
+        assert code == 0 and "tstorm" in out and "gamma" in out and "module:Class" in out
+        for verb in (["scheduler", "show"], ["scheduler", "history"], ["scheduler", "set", "otd"], ["plan"], ["load"],
+                     ["move", "split[0]", "1"]):
+            assert_one_line(cli(*verb), "no Millrace cluster is running on this machine")
+            assert_one_line(cli(*verb, "--cluster", "ghost"), "no Millrace cluster named 'ghost'")
+
+
+def test_set_show_and_off(cli: Cli, stream: AuditedStream) -> None:
+    found = value(cli("scheduler", "set", "otd", "high=0.75", *QUICK, "--dry-run", "--json"))
+    assert found["scheduler"] == "otd" and found["parameters"]["high"] == 0.75
+    assert (found["policy"]["period"], found["policy"]["dry_run"], found["window_seconds"]) == (0.5, True, 0.5)
+    stream.until(lambda: bool(stream.master.scheduling.generator.decisions))
+    shown = value(cli("scheduler", "show", "--json"))
+    assert shown["last_decision"]["scheduler"] == "otd"
+    assert {**shown, "last_decision": None, "history": None} == {**found, "last_decision": None, "history": None}
+    code, out, err = cli("scheduler", "show")
+    assert (code, err) == (0, "")
+    assert "scheduler: otd (high=0.75" in out and "policy:    period=0.5" in out and "last:" in out
+    found = value(cli("scheduler", "set", "otd", "low=0.4", "--act", "--estimator-set", "a=0.25", "--json"))
+    assert (found["parameters"]["high"], found["parameters"]["low"]) == (0.75, 0.4)
+    assert (found["policy"]["period"], found["policy"]["dry_run"]) == (0.5, False)
+    assert found["estimator"] == {"name": "ewma", "parameters": {"a": 0.25}}
+    code, out, _ = cli("scheduler", "set", "off")
+    assert code == 0 and out.startswith("scheduler: off\n")
+
+
+def test_a_scheduler_of_ones_own(cli: Cli, stream: AuditedStream) -> None:
+    found = value(cli("scheduler", "set", "user_schedulers:Tuned", "least=3", "label=as said", "--period", "0", "--json"))
+    assert (found["parameters"], found["policy"]["period"]) == ({"least": 3, "label": "as said"}, 17.0)
+    cli("scheduler", "set", "user_schedulers:Raises", *QUICK)
+    stream.until(lambda: stream.master.scheduling.generator.decisions[-1].scheduler == "user_schedulers:Raises")
+    code, out, err = cli("scheduler", "history")  # its message has brackets in it that look like markup
+    assert (code, err) == (0, "") and "[/bold]" in out
+    code, out, err = cli("status")
+    assert code == 0 and "[/bold]" in out
+    assert "[/bold]" in value(cli("scheduler", "history", "--json"))[-1]["reason"]
+    value(cli("scheduler", "set", "off", "--json"))
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["nope"], "there is no scheduler named 'nope'; there are even,"),
+    (["no_such_module:X"], "no_such_module"),
+    (["user_schedulers:Nope"], "has no 'Nope'"),
+    (["user_schedulers:CannotBeMade"], "no licence"),
+    (["tstorm", "gamma"], "KEY=VALUE"),
+    (["tstorm", "=2"], "KEY=VALUE"),
+    (["tstorm", "gama=2"], "has no parameter 'gama'; it has gamma"),
+    (["tstorm", "gamma=0.5"], "out of range: it must be at least 1"),
+    (["tstorm", "gamma=lots"], "must be a finite number"),
+    (["tstorm", "gamma=NaN"], "must be a finite number"),
+    (["tstorm", "gamma=1e999"], "must be a finite number"),
+    (["tstorm", "gamma=true"], "must be a finite number"),
+    (["tstorm", "gamma=[1]"], "must be a finite number"),
+    (["tstorm", "gamma=" + "9" * 40], "too large"),
+    (["tstorm", "gamma=" + "[" * 100_000], "must be a finite number"),
+    (["otd", "queue_high=1.5"], "must be a whole number"),
+    (["tstorm", "--period", "-1"], "at least 0"),
+    (["tstorm", "--period", "nan"], "finite number"),
+    (["tstorm", "--min-gain", "2"], "from 0 to 1"),
+    (["tstorm", "--estimator", "nope"], "there is no estimator named 'nope'"),
+    (["tstorm", "--estimator", "ewma", "--estimator-set", "a=1"], "never learn"),
+    (["tstorm", "--estimator-set", "a"], "KEY=VALUE"),
+    (["off", "gamma=1"], "'off' is no scheduler"),
+])
+def test_what_cannot_be_set(cli: Cli, arguments: list[str], says: str) -> None:
+    before = value(cli("scheduler", "show", "--json"))
+    code, out, err = cli("scheduler", "set", *arguments)
+    assert_one_line((code, out, err), says)
+    after = value(cli("scheduler", "show", "--json"))
+    assert {**after, "history": None} == {**before, "history": None}
+
+
+@pytest.mark.parametrize("arguments", [
+    ["scheduler", "set"], ["scheduler", "dance"], ["scheduler", "set", "otd", "--period", "soon"],
+    ["scheduler", "history", "--limit", "0"], ["move", "split[0]"], ["move", "split[0]", "one"], ["scheduler", "compare", "x"],
+])
+def test_usage(cli: Cli, arguments: list[str]) -> None:
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "") and "Usage: millrace" in err and "Traceback" not in err
+
+
+def test_history_is_the_newest_last(cli: Cli, stream: AuditedStream) -> None:
+    decisions = stream.master.scheduling.generator.decisions
+    for name in ("tstorm", "otd", "even"):
+        value(cli("scheduler", "set", name, *QUICK, "--dry-run", "--json"))
+        stream.until(lambda name=name: bool(decisions) and decisions[-1].scheduler == name)
+    value(cli("scheduler", "set", "off", "--act", "--json"))
+    found = value(cli("scheduler", "history", "--json"))
+    assert [row["number"] for row in found] == sorted(row["number"] for row in found)
+    assert found[-1]["scheduler"] == "even"
+    assert value(cli("scheduler", "history", "--limit", "1", "--json")) == found[-1:]
+    code, out, err = cli("scheduler", "history", "--limit", "3")
+    assert (code, err) == (0, "") and "even" in out
+
+
+def test_move(cli: Cli, stream: AuditedStream) -> None:
+    task, slot = split(stream)
+    found = value(cli("move", str(task), str(1 - slot), "--json"))
+    assert found == {"topology": "audited", "task": "split[0]", "from": slot, "to": 1 - slot, "keyed": False}
+    stream.until(lambda: split(stream)[1] == 1 - slot)
+    assert value(cli("plan", "--json"))["topologies"]["audited"]["placement"]["split[0]"] == 1 - slot
+    code, out, _ = cli("move", "split[0]", str(1 - slot), "--topology", "audited")
+    assert (code, out) == (0, f"split[0] is on worker {1 - slot} already\n")
+    code, out, _ = cli("move", "split[0]", str(slot))
+    assert (code, out) == (0, f"split[0] of audited moves from worker {1 - slot} to worker {slot}\n")
+    code, out, _ = cli("move", "count[0]", str(1 - stream.state.places[TaskId("count", 0)].slot))
+    assert code == 0 and "begins anew" in out
+    stream.advance(50)
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["split", "0"], "'split' names no task"), (["split[x]", "0"], "'split[x]' names no task"), (["", "0"], "names no task"),
+    (["split[9]", "0"], "no running topology has a task split[9]; there are "), (["nope[0]", "0"], "no running topology"),
+    (["split[0]", "7"], "7"), (["split[0]", "0", "--topology", "nope"], "nope"),
+    (["split[9]", "0", "--topology", "audited"], "split[9]"), (["nope[0]", "0", "--topology", "audited"], "nope"),
+])
+def test_what_cannot_be_moved(cli: Cli, stream: AuditedStream, arguments: list[str], says: str) -> None:
+    version = stream.state.version
+    assert_one_line(cli("move", *arguments), says)
+    assert stream.state.version == version
+
+
+def test_a_worker_with_a_negative_number_is_not_there(cli: Cli) -> None:
+    assert_one_line(cli("move", "split[0]", "--", "-1"), "-1")
+
+
+def test_plan(cli: Cli, stream: AuditedStream) -> None:
+    found = value(cli("plan", "--json"))
+    assert {TaskId.parse(task): slot for task, slot in found["topologies"]["audited"]["placement"].items()} == {
+        task: place.slot for task, place in dict(stream.state.places).items()}
+    code, out, err = cli("plan")
+    assert (code, err) == (0, "")
+    assert "audited: running, version" in out and "split[0]" in out and "key groups of count: [0]" in out
+
+
+def test_load_and_what_is_saved(cli: Cli, stream: AuditedStream, tmp_path: Path) -> None:
+    found = value(cli("load", "--json"))
+    assert set(found["workers"]) == {"0", "1"} and set(found["nodes"]) == {"node0", "node1"}
+    assert set(found["topologies"]["audited"]["components"]) == {"lines", "split", "count", "sink"}
+    assert value(cli("load", "audited", "--json"))["topologies"].keys() == {"audited"}
+    code, out, err = cli("load")
+    assert (code, err) == (0, "") and "split" in out and "node0" in out
+    file = tmp_path / "a situation.json"
+    code, out, err = cli("load", "--save", str(file))
+    assert (code, err) == (0, "") and f"saved to {file}" in out
+    situation = Situation.read(file)
+    assert [graph.name for graph in situation.graphs] == ["audited"] and situation.load["audited"].tasks
+    assert_one_line(cli("load", "nope"), "nope")
+    assert_one_line(cli("load", "--save", str(tmp_path / "no" / "such" / "file")), "cannot write")
+
+
+def test_compare_what_was_saved(cli: Cli, tmp_path: Path) -> None:
+    file = str(tmp_path / "s.json")
+    value(cli("load", "--save", file, "--json"))
+    code, out, _ = cli("scheduler", "compare", "--load", file, "--json")
+    assert code == 0 and out.count("\n") == 1
+    assert {"even", "tstorm", "otd"} <= set(json.loads(out)["schedulers"])
+    code, out, _ = cli("scheduler", "compare", "--load", file, "--only", "tstorm")
+    assert code == 0 and "tstorm" in out
+    assert_one_line(cli("scheduler", "compare"), "--load FILE")
+    assert_one_line(cli("scheduler", "compare", "--load", str(tmp_path / "nothing")), "cannot read")
+    (tmp_path / "nonsense").write_text("{}")
+    assert_one_line(cli("scheduler", "compare", "--load", str(tmp_path / "nonsense")), "millrace load --save FILE")
+    assert_one_line(cli("scheduler", "compare", "--load", file, "--only", "nope"), "no scheduler named 'nope'")
+
+
+def test_as_a_process_of_its_own(stream: AuditedStream, tmp_path: Path) -> None:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        done = subprocess.run([sys.executable, "-m", "millrace.cli.main", *arguments], capture_output=True, text=True,
+                              check=False, timeout=SECONDS, cwd=tmp_path, env=os.environ)
+        return done.returncode, done.stdout, done.stderr
+
+    assert value(run("scheduler", "show", "--json"))["scheduler"] == stream.master.scheduling.generator.choice.name
+    assert_one_line(run("scheduler", "set", "tstorm", "gama=2", "--json"), "has no parameter 'gama'")
