@@ -57,13 +57,16 @@ def graphs(draw: st.DrawFn, name: str, tasks: int = 4, workers: bool = True) -> 
 
 @st.composite
 def clusters(draw: st.DrawFn, least: int = 0, nodes: int = 4, weak: bool = True) -> Cluster:
-    """Nodes that differ, some without a slot, listed in any order. `weak`: some can carry nothing or very little."""
+    """Nodes that differ, or are all alike, some without a slot, listed in any order. `weak`: some can carry nothing or very
+    little."""
     sizes = draw(st.lists(st.integers(0, 3), min_size=1, max_size=nodes).filter(lambda sizes: sum(sizes) >= least))
     numbers = iter(draw(st.permutations(range(sum(sizes) + 2))))
     slots = [Slot(f"n{node}", f"e{slot}", next(numbers)) for node, size in enumerate(sizes) for slot in range(size)]
     clocks = st.sampled_from([2400.0, 1000.0, 3000.0, *([0.0, 10.0] if weak else [])])
     memories = st.sampled_from([4096, 8192, 65536, *([0, 200] if weak else [])])
-    machines = [Node(f"n{node}", draw(st.integers(1, 4)), draw(clocks), draw(memories)) for node in range(len(sizes))]
+    kinds = st.tuples(st.integers(1, 4), clocks, memories)
+    alike = draw(kinds) if draw(st.booleans()) else None
+    machines = [Node(f"n{node}", *(alike or draw(kinds))) for node in range(len(sizes))]
     return Cluster(tuple(draw(st.permutations(machines))), tuple(draw(st.permutations(slots))))
 
 
@@ -115,8 +118,9 @@ def hostile(draw: st.DrawFn, least_slots: int = 0) -> Situation:
 def settled(draw: st.DrawFn, most_mhz: float = 600.0, others: bool = True) -> Situation:
     """Topologies that run on slots that are alive, with loads that can be true, on nodes that can carry something."""
     cluster = draw(clusters(least=1, weak=False))
-    asked = tuple(draw(graphs(name, workers=False)) for name in draw(st.sampled_from(["a", "ab"])))
+    asked = tuple(draw(graphs(name, workers=False)) for name in draw(st.sampled_from(["a", "ab", "abc"])))
     places = st.sampled_from([slot.number for slot in cluster.slots])
     every = (*asked, *([draw(graphs("other"))] if others and draw(st.booleans()) else []))
-    return Situation(asked, cluster, {graph.name: draw(loads(graph, most_mhz, odd=False)) for graph in every},
+    return Situation(asked, cluster, {graph.name: draw(loads(graph, most_mhz, odd=False)) for graph in every
+                                      if draw(st.integers(0, 4))},  # of some nothing is known yet
                      {graph.name: draw(plans(graph, places)) for graph in every})

@@ -22,7 +22,7 @@ from millrace.schedulers.parameters import check_parameters, parameter, with_par
 from millrace.schedulers.problem import Figures, Problem
 
 DECISIONS_KEPT = 200
-RELIEF = 0.1  # share by which the largest load must fall if what is overloaded does not use much CPU
+MOST_CROWDED = 10.0  # times that a core may be shared with others, as far as is believed
 GROWING_WINDOWS = 3  # windows in a row in which a topology's queues must have grown to count as overload
 ASKED, PERIOD, OVERLOAD = "asked", "period", "overload"
 ENACTED, ADVISED, NO_CHANGE, NOT_WORTH_IT = "enacted", "advised", "no change", "not worth it"
@@ -95,6 +95,7 @@ class Generator:
         self._enacted_at: float | None = None
         self._watched: int | None = None  # number of the decision of which it is not known yet what came of it
         self._queues: dict[str, deque[int]] = {}
+        self._crowded = 1.0
 
     def set(self, choice: Choice, policy: Policy) -> None:
         """Use another scheduler, or other parameters, from now on."""
@@ -116,6 +117,7 @@ class Generator:
     def due(self, now: float, sample: WindowSample, cluster: Cluster) -> str | None:
         """A window has ended: why the scheduler should be asked now, or None."""
         growing = self._growing(sample)
+        self._crowded = crowded(sample, cluster, self.policy.overload)
         if self.cooling(now):
             return None
         if self._asked:
@@ -145,8 +147,9 @@ class Generator:
     def weigh(self, situation: Situation, result: SchedulingResult, trigger: str, at: float) -> Decision:
         """What to do with the answer: the decision has the outcome `enacted` if its plans are to be carried out."""
         if not isinstance(result, NewPlan):
-            outcome = CANNOT_PLACE if isinstance(result, CannotPlace) else NO_CHANGE
-            return self._decided(trigger, outcome, result.reason, at)
+            if isinstance(result, CannotPlace):
+                return self._decided(trigger, CANNOT_PLACE, result.reason, at)
+            return self._decided(trigger, NO_CHANGE, "; ".join([result.reason, *map(str, result.overload)]), at)
         problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
         before, after = problem.figures(problem.current), figures_of(problem, result.plans)
         moved = tuple(_moves(situation, result.plans))
@@ -154,7 +157,7 @@ class Generator:
         expected = {"before": asdict(before), "after": asdict(after)}
         if not moved:
             return self._decided(trigger, NO_CHANGE, reason, at)
-        worth = self._worth(before, after, bool((problem.current < 0).any()), trigger == OVERLOAD)
+        worth = self._worth(before, after, bool((problem.current < 0).any()))
         if not worth:
             outcome = NOT_WORTH_IT
             reason += (f" (between nodes {before.inter_node:,.0f} -> {after.inter_node:,.0f} tuples/s, largest load of a node "
@@ -164,13 +167,13 @@ class Generator:
             outcome = ADVISED if self.policy.dry_run else ENACTED
         return self._decided(trigger, outcome, reason, at, moved, expected)
 
-    def _worth(self, before: Figures, after: Figures, missing: bool, overloaded: bool) -> bool:
+    def _worth(self, before: Figures, after: Figures, missing: bool) -> bool:
         """Less traffic between nodes, relief of what is overloaded, or fewer nodes at no cost: anything else is moving
         tasks about for nothing. What would overload a node or worker is no gain: it would only be taken back."""
         limit = self.policy.overload
-        loads = [(before.largest_load, after.largest_load), (before.largest_worker_load, after.largest_worker_load)]
-        relieved = any((had >= limit and self._gains(had, gets)) or (overloaded and gets <= had * (1 - RELIEF))
-                       for had, gets in loads)
+        loads = [(before.largest_load, after.largest_load),
+                 (before.largest_worker_load * self._crowded, after.largest_worker_load * self._crowded)]
+        relieved = any(had >= limit and self._gains(had, gets) for had, gets in loads)
         overloads = any(gets >= limit and gets > had for had, gets in loads)
         cheaper = self._gains(before.inter_node, after.inter_node)
         fewer = after.nodes_used < before.nodes_used and after.inter_node <= before.inter_node
@@ -234,6 +237,16 @@ def overloads(sample: WindowSample, cluster: Cluster, share: float) -> Iterator[
             yield f"worker {slot.number} uses {used:,.0f} of the {core:,.0f} MHz of a core"
         elif slot.number in sample.workers and 0 < sample.workers[slot.number].busy >= share:
             yield f"worker {slot.number} was in user code for {sample.workers[slot.number].busy:.0%} of the time"
+
+
+def crowded(sample: WindowSample, cluster: Cluster, share: float) -> float:
+    """How many times more than its CPU time says a worker without time left has to do: its machine has others to serve."""
+    found = 1.0
+    for slot in cluster.slots:
+        worker, core = sample.workers.get(slot.number), cluster.node_of(slot.number).mhz
+        if worker is not None and worker.busy >= share and worker.cpu_mhz > 0 and core > 0:
+            found = max(found, min(worker.busy * core / worker.cpu_mhz, MOST_CROWDED))
+    return found
 
 
 def figures_of(problem: Problem, plans: Mapping[str, Plan]) -> Figures:

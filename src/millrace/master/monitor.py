@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from millrace.master.observed import TaskObserved, TopologyObserved, percentiles
 from millrace.model.cluster import Cluster
-from millrace.model.graph import TaskId
+from millrace.model.graph import ComponentDef, TaskId
 from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
@@ -45,6 +45,7 @@ class _Work:
     queue_length: int
     queue_floor: int
     latencies: dict[str, LatencyHistogram]
+    blocking: bool  # it has a thread of its own, and waiting there takes no time of the loop
     settled: bool
 
 
@@ -76,9 +77,7 @@ class LoadMonitor:
             placed = plans[name].placement if name in plans else {}
             seen = {task: found for task, found in topology.tasks.items() if task in placed}
             traffic[name] = self._traffic(name, topology, seen)
-            inboxes = {bolt.name for bolt in topology.graph.bolts}  # a spout has none: what it counts is in flight
-            work[name] = {task: self._work(name, task, found, placed[task],
-                                           found.queue_length if task.component in inboxes else 0)
+            work[name] = {task: self._work(name, task, found, placed[task], topology.graph.component(task.component))
                           for task, found in seen.items()}
         used = self._used(workers, seconds)
         totals = _totals(work)
@@ -95,13 +94,14 @@ class LoadMonitor:
                     found[task, topology.graph.task(number)] = count - before.get(number, 0)
         return found
 
-    def _work(self, name: str, task: TaskId, observed: TaskObserved, slot: int, queue: int) -> _Work:
+    def _work(self, name: str, task: TaskId, observed: TaskObserved, slot: int, component: ComponentDef) -> _Work:
+        queue = observed.queue_length if component.kind == "bolt" else 0  # a spout has no inbox: it counts what is in flight
         before = self._marks.get((name, task))
         totals = {key: observed.total(key) for key in COUNTED + SECONDS}
         self._marks[name, task] = _Mark(observed.incarnation, queue, totals, observed.sent())
         counts = {key: total - (before.totals[key] if before else 0) for key, total in totals.items()}
         floor = min(queue, before.queue_length if before else 0)
-        return _Work(observed.slot, counts, queue, floor, observed.end_window(),
+        return _Work(observed.slot, counts, queue, floor, observed.end_window(), component.blocking,
                      before is not None and before.incarnation == observed.incarnation and observed.slot == slot)
 
     def _used(self, workers: Mapping[int, WorkerMeters], seconds: float) -> dict[int, WorkerMeters]:
@@ -160,7 +160,7 @@ def _totals(work: Mapping[str, Mapping[TaskId, _Work]]) -> dict[int, _Totals]:
         for own in tasks.values():
             total = found[own.slot]
             total.cpu += own.counts["cpu_seconds"]
-            total.busy += own.counts["busy_seconds"]
+            total.busy += 0.0 if own.blocking else own.counts["busy_seconds"]
             total.tuples += own.counts["executed"] + own.counts["emitted"]
             total.queue_length += own.queue_length
     return found

@@ -13,8 +13,8 @@ from millrace.model.plan import Plan
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """One worker: its process as a whole, what waited in the inboxes of its tasks at the end of the window, and the share
-    of the window that they spent in user code, all together: near 1 the loop has no time left, even on a machine so
-    crowded that the CPU time is small."""
+    of the window that its loop spent in user code: near 1 it has no time left, even on a machine so crowded that the CPU
+    time is small."""
 
     node: str
     cpu_mhz: float = 0.0

@@ -39,9 +39,10 @@ class NewPlan:
 
 @dataclass(frozen=True, slots=True)
 class NoChange:
-    """Leave everything as it is."""
+    """Leave everything as it is, overloaded though it may be."""
 
     reason: str
+    overload: tuple[Overload, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,11 @@ class Even:
         placed = sum(board.place(graph.name, graph.tasks()) for graph in graphs)
         moved = board.level() if self.spread_back else 0
         plans = {graph.name: next_plan(graph, plan.get(graph.name), board.placements[graph.name]) for graph in graphs}
-        if all(plan.get(name) == new for name, new in plans.items()):
-            return NoChange(f"all tasks of {len(plans)} topologies are on slots that are alive")
         problem = Problem.of(graphs, cluster, load, {**plan, **plans})
-        return NewPlan(plans, f"{placed} tasks placed and {moved} moved, on {len(cluster.slots)} slots",
-                       problem.overload(problem.current))
+        overload = problem.overload(problem.current) if problem.nodes else ()
+        if all(plan.get(name) == new for name, new in plans.items()):
+            return NoChange(f"all tasks of {len(plans)} topologies are on slots that are alive", overload)
+        return NewPlan(plans, f"{placed} tasks placed and {moved} moved, on {len(cluster.slots)} slots", overload)
 
     def _keep(self, board: _Board, graphs: Sequence[TopologyGraph], plan: Mapping[str, Plan]) -> None:
         """Leave every task that may stay where it is; topologies that are not asked about only take up room."""

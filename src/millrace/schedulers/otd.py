@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TopologyGraph
@@ -16,9 +15,7 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.placing import affinity, complete
-from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem
-
-Flags = NDArray[np.bool_]
+from millrace.schedulers.problem import ROUNDING, Flags, Floats, Ints, Problem
 
 
 @dataclass(frozen=True, slots=True)

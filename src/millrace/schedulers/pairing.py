@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.config import WORKERS
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.placing import complete, fewest_moves
-from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Problem
-
-Flags = NDArray[np.bool_]
+from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
 
 
 class Pair(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Problem
+from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
 
 
 def by_traffic(problem: Problem, tasks: Ints) -> Ints:
@@ -79,7 +79,7 @@ def _node_counts(problem: Problem, assignment: Ints) -> Ints:
     return own + others.astype(np.int64)
 
 
-def _best(room: np.ndarray, near: Floats, load: Floats, counts: Ints) -> int:
+def _best(room: Flags, near: Floats, load: Floats, counts: Ints) -> int:
     """The place with room that most traffic goes to, then the least loaded, then the one with fewest tasks, then the
     first. Without room anywhere: the least loaded."""
     if not room.any():
@@ -95,15 +95,23 @@ def fewest_moves(problem: Problem, assignment: Ints) -> Ints:
     start = np.searchsorted(problem.slot_node[order], np.arange(problem.nodes))
     position = np.empty_like(order)  # of each slot among those of its node
     position[order] = np.arange(len(order)) - start[problem.slot_node[order]]
-    slots = np.bincount(problem.slot_node, minlength=problem.nodes)
-    others = np.bincount(problem.slot_node, weights=problem.slot_tasks_taken, minlength=problem.nodes)
-    alike = _alike(problem.node_capacity, problem.node_mhz, problem.node_memory, problem.node_memory_taken, problem.node_taken,
-                   slots, others)
-    nodes = _exchanged(problem.slot_node[assignment], problem.nodes_of(problem.current), alike)
+    nodes = nearest_nodes(problem, problem.slot_node[assignment], np.zeros(problem.count, dtype=bool))
     found = order[start[nodes] + position[assignment]]
     found = _exchanged(found, problem.current, _alike(problem.slot_node, problem.slot_taken, problem.slot_tasks_taken))
     kept, before = (found == problem.current).sum(), (assignment == problem.current).sum()
     return found if kept > before else assignment
+
+
+def nearest_nodes(problem: Problem, nodes: Ints, fixed: Flags) -> Ints:
+    """The node of each task after alike nodes are exchanged so that most tasks stay on theirs. Nodes with one of the
+    `fixed` tasks are like no other."""
+    slots = np.bincount(problem.slot_node, minlength=problem.nodes)
+    others = np.bincount(problem.slot_node, weights=problem.slot_tasks_taken, minlength=problem.nodes)
+    own = np.zeros(problem.nodes)
+    own[nodes[fixed]] = 1.0 + nodes[fixed]
+    alike = _alike(problem.node_capacity, problem.node_mhz, problem.node_memory, problem.node_memory_taken, problem.node_taken,
+                   slots, others, own)
+    return _exchanged(nodes, problem.nodes_of(problem.current), alike)
 
 
 def _alike(*features: np.ndarray) -> Ints:

@@ -22,6 +22,7 @@ from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, Overload, S
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 NOWHERE = -1
 MOST = 1e15  # no rate or load is larger: sums of what is measured stay finite, whatever a broken meter says
@@ -194,7 +195,7 @@ class Problem:
             position += len(own)
             plans[graph.name] = next_plan(graph, self.plans.get(graph.name), placement)
         if all(self.plans.get(name) is new for name, new in plans.items()):
-            return NoChange(reason)
+            return NoChange(reason, self.overload(assignment, capacity))
         return NewPlan(plans, reason, self.overload(assignment, capacity))
 
     def overload(self, assignment: Ints, capacity: float = 1.0) -> tuple[Overload, ...]:

@@ -74,21 +74,24 @@ def _not_a_plan(new: Any) -> str:
 def result_to_json(result: SchedulingResult) -> dict[str, Any]:
     """Plain data, for another process."""
     if isinstance(result, NewPlan):
-        return {"kind": "new-plan", "reason": result.reason,
-                "plans": {name: plan.to_json() for name, plan in result.plans.items()},
-                "overload": [[over.where, over.asked_mhz, over.has_mhz] for over in result.overload]}
+        return {"kind": "new-plan", "reason": result.reason, "overload": _plain(result.overload),
+                "plans": {name: plan.to_json() for name, plan in result.plans.items()}}
     if isinstance(result, CannotPlace):
         return {"kind": "cannot-place", "reason": result.reason,
                 "missing": {name: [[task.component, task.index] for task in tasks] for name, tasks in result.missing.items()}}
-    return {"kind": "no-change", "reason": result.reason}
+    return {"kind": "no-change", "reason": result.reason, "overload": _plain(result.overload)}
+
+
+def _plain(overload: tuple[Overload, ...]) -> list[tuple[str, float, float]]:
+    return [(over.where, over.asked_mhz, over.has_mhz) for over in overload]
 
 
 def result_from_json(data: Mapping[str, Any]) -> SchedulingResult:
     """What `result_to_json` wrote."""
+    overload = tuple(Overload(*over) for over in data.get("overload", ()))
     if data["kind"] == "new-plan":
-        return NewPlan({name: Plan.from_json(plan) for name, plan in data["plans"].items()}, data["reason"],
-                       tuple(Overload(*over) for over in data["overload"]))
+        return NewPlan({name: Plan.from_json(plan) for name, plan in data["plans"].items()}, data["reason"], overload)
     if data["kind"] == "cannot-place":
         return CannotPlace({name: tuple(TaskId(*task) for task in tasks) for name, tasks in data["missing"].items()},
                            data["reason"])
-    return NoChange(data["reason"])
+    return NoChange(data["reason"], overload)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TopologyGraph
@@ -16,10 +15,8 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import NewPlan, SchedulingResult
 from millrace.schedulers.even import Even
 from millrace.schedulers.parameters import check_parameters, parameter
-from millrace.schedulers.placing import affinity, by_traffic, fewest_moves
-from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Problem
-
-Flags = NDArray[np.bool_]
+from millrace.schedulers.placing import affinity, by_traffic, nearest_nodes
+from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,7 @@ class TStorm:
     average, rounded up. Where that cannot be, (3) gives way, then (2), and the overload is reported.
 
     A worker is one Python process, and that runs on one core at a time: with `cores` set, the load of a topology on a node
-    is held to so many cores too. It gives way between (3) and (2).
+    is held to so many cores too, where that can be. It gives way after (3), which then holds again if it can, and before (2).
 
     A topology of which no load is known is spread evenly, one worker on a node, until there is one.
     """
@@ -55,7 +52,8 @@ class TStorm:
         board = _Nodes(problem, np.where(measured, NOWHERE, assignment), self)
         for task in by_traffic(problem, np.flatnonzero(measured)).tolist():
             board.put(task)
-        assignment = fewest_moves(problem, _one_worker_per_node(problem, board.nodes, measured, assignment))
+        nodes = nearest_nodes(problem, board.nodes, ~measured)
+        assignment = _one_worker_per_node(problem, nodes, measured, assignment)
         return problem.answer(assignment, board.reason(assignment), self.capacity)
 
 
@@ -98,7 +96,7 @@ class _Nodes:
         self.used[problem.topology[self.nodes >= 0], self.nodes[self.nodes >= 0]] = True
         self.worker_load = np.zeros((len(problem.graphs), problem.nodes))  # MHz of each topology on each node
         self.most_worker_load = problem.node_mhz * (limits.cores * limits.capacity * ROUNDING if limits.cores else np.inf)
-        self.crowded = self.overloaded = 0  # tasks for which (3), and for which (2) too, had to give way
+        self.crowded = self.squeezed = self.overloaded = 0  # tasks for which (3), the cores, and (2) had to give way
 
     def put(self, task: int) -> None:
         cpu = self.problem.cpu[task]
@@ -113,13 +111,15 @@ class _Nodes:
         """The node that adds the least traffic between nodes, which is the one that the task talks to most."""
         room = self.load + cpu <= self.most_load
         in_worker = room & (self.worker_load[self.problem.topology[task]] + cpu <= self.most_worker_load)
-        free = in_worker & (self.counts < self.most_tasks)
-        if not free.any():
-            self.crowded += 1
-            free = in_worker if in_worker.any() else room
-            if not free.any():
-                self.overloaded += 1
-                return int(np.argmin((self.load + cpu) * self.scale))
+        few = self.counts < self.most_tasks
+        free = next((found for found in (in_worker & few, in_worker, room & few, room) if found.any()), None)
+        if free is None:
+            self.overloaded += 1
+            node = int(np.argmin((self.load + cpu) * self.scale))
+            self.crowded += not few[node]
+            return node
+        self.squeezed += not in_worker.any()
+        self.crowded += not (free & few).any()
         near = affinity(self.problem, task, self.nodes, self.problem.nodes)
         near[~free] = -1.0
         best = np.flatnonzero(near == near.max())
@@ -132,32 +132,36 @@ class _Nodes:
         parts = [f"{self.problem.count} tasks on {found.nodes_used} of {self.problem.nodes} nodes, at most "
                  f"{self.most_tasks} on each; {before.inter_node:,.0f} tuples/s between nodes become {found.inter_node:,.0f}"]
         if self.crowded:
-            parts.append(f"{self.crowded} tasks found no node with room for another task")
+            parts.append(f"{self.crowded} tasks found only nodes that have as many as gamma allows")
+        if self.squeezed:
+            parts.append(f"{self.squeezed} found no worker that a core is enough for")
         if self.overloaded:
-            parts.append(f"{self.overloaded} found none with CPU to spare: add nodes, or lower the input")
+            parts.append(f"{self.overloaded} found no node with CPU to spare: add nodes, or lower the input")
         return "; ".join(parts)
 
 
 def _one_worker_per_node(problem: Problem, nodes: Ints, chosen: Flags, assignment: Ints) -> Ints:
-    """The slot of each chosen task on its node: where its topology has most of its tasks there now, else the one that is
-    least loaded when its turn comes."""
+    """The slot of each chosen task on its node: where its topology has most of its tasks there now, unless it would have
+    too much to do there; else the one that is least loaded when its turn comes."""
     tasks = np.flatnonzero(chosen)
     groups, group_of = np.unique(problem.topology[tasks] * problem.nodes + nodes[tasks], return_inverse=True)
-    slots = _present_workers(problem, groups)
     found = np.where(chosen, NOWHERE, assignment)
-    found[tasks] = slots[group_of]  # those of groups that are nowhere yet stay NOWHERE, and count nowhere
     load = problem.slot_load(found)
     counts: Ints = problem.slot_tasks_taken + np.bincount(found[found >= 0], minlength=len(load))
     weight: Floats = np.bincount(group_of, weights=problem.cpu[tasks], minlength=len(groups)).astype(np.float64)
     size = np.bincount(group_of, minlength=len(groups))
+    present = _present_workers(problem, groups)
     by_node = np.argsort(problem.slot_node, kind="stable")
     first = np.searchsorted(problem.slot_node[by_node], np.arange(problem.nodes + 1))
-    for group in np.flatnonzero(slots < 0):
-        node = groups[group] % problem.nodes
-        own = by_node[first[node]:first[node + 1]]
-        slots[group] = own[np.lexsort((counts[own], load[own]))[0]]
-        load[slots[group]] += weight[group]
-        counts[slots[group]] += size[group]
+    slots = np.full(len(groups), NOWHERE, dtype=np.int64)
+    for group in np.lexsort((np.arange(len(groups)), present < 0)):  # those that are there already first
+        node, slot = groups[group] % problem.nodes, present[group]
+        if slot < 0 or load[slot] + weight[group] > problem.slot_capacity[slot] * ROUNDING:
+            own = by_node[first[node]:first[node + 1]]
+            slot = own[np.lexsort((own != slot, counts[own], load[own]))[0]]
+        slots[group] = slot
+        load[slot] += weight[group]
+        counts[slot] += size[group]
     found[tasks] = slots[group_of]
     return found
 
