@@ -60,7 +60,8 @@ GUARANTEE = Setting("topology.guarantee", AT_LEAST_ONCE, choices=(AT_MOST_ONCE, 
                     about="at-most-once: no tracking. at-least-once: what a spout emits with an id is tracked until all "
                           "that came of it is processed, and failed back to the spout otherwise.")
 WORKERS = Setting("topology.workers", None, low=1, whole=True,
-                  about="Most workers that the topology's tasks are spread over. Unset: all there are.")
+                  about="Most workers that the topology's tasks are spread over at first. Unset: all there are. A scheduler "
+                        "that goes by the load later uses as many as it needs.")
 ACKERS = Setting("topology.acker.executors", None, low=0, whole=True,
                  about="Number of acker tasks. Unset: one for each worker. 0 means at-most-once.")
 MESSAGE_TIMEOUT = Setting("topology.message.timeout.secs", 30.0, low=0.01,

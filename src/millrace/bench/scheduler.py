@@ -16,7 +16,7 @@ from millrace.schedulers.registry import SCHEDULERS, make_scheduler
 
 SEED = 1
 SIZES = ((100, 10), (1000, 100), (10_000, 1000))  # tasks, slots
-LARGEST = {"optimal": 0}  # tasks; beyond these a plan would take more than about 30 s, and the scheduler is not run
+LARGEST = {"optimal": 0}  # tasks; beyond these a scheduler is not run: what is exact would take for ever
 
 
 def run_scheduler_bench(live: bool) -> dict[str, Any]:

@@ -11,16 +11,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from millrace.cli.options import pairs
 from millrace.errors import MillraceError
 from millrace.model.situation import Situation
 from millrace.schedulers.base import Scheduler
-from millrace.schedulers.compare import NOTHING, Outcome, details, outcome, summary
+from millrace.schedulers.compare import NOTHING, Outcome, details, in_common, outcome, summary
 from millrace.schedulers.instances import random_situation
 from millrace.schedulers.optimal import Least, Optimal, least_traffic
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.registry import SCHEDULERS, make_scheduler
 
-EAGER = "slstream xi=1"  # Sl-Stream without its reluctance to move, which hides how good its plans are
+# Without its reluctance to move, which hides how good its plans are; and that without our polished random starts.
+VARIANTS = ("slstream xi=1", "slstream xi=1 restarts=0")
 
 
 def compare(load_file: str | None, random: int | None, seed: int, only: Sequence[str], console: Console) -> dict[str, Any]:
@@ -36,16 +38,14 @@ def compare(load_file: str | None, random: int | None, seed: int, only: Sequence
 
 
 def chosen(only: Sequence[str]) -> dict[str, Scheduler]:
-    """The schedulers to compare, each with its default parameters: all of ours if none are named."""
-    found: dict[str, Scheduler] = {}
-    for name in only or SCHEDULERS:
-        if name == EAGER:
-            found[EAGER] = make_scheduler("slstream", {"xi": 1.0})
-            continue
-        found[name] = make_scheduler(name)
-        if name == "slstream":
-            found[EAGER] = make_scheduler(name, {"xi": 1.0})
-    return found
+    """The schedulers to compare: those named, with parameters after the name ("tstorm gamma=2"), or all of ours with their
+    defaults, and the variants."""
+    return {name: _made(name) for name in only or [*SCHEDULERS, *VARIANTS]}
+
+
+def _made(text: str) -> Scheduler:
+    name, *given = text.split()
+    return make_scheduler(name, pairs("parameter", given))
 
 
 def _optimum(situation: Situation) -> Least | None:
@@ -93,9 +93,12 @@ def _of_random(count: int, seed: int, schedulers: dict[str, Scheduler], console:
         zero += least is not None and least.proven and least.value <= NOTHING
         for name, found in _ask(situation, schedulers, least).items():
             outcomes[name].append(found)
-    rows = {name: summary(found) for name, found in outcomes.items()}
-    console.print(_random_table(count, seed, zero, unknown, rows))
-    return {"instances": count, "seed": seed, "zero_optimum": zero, "unknown_optimum": unknown, "schedulers": rows}
+    common = in_common(outcomes)
+    rows = {name: summary(found, common) for name, found in outcomes.items()}
+    result = {"instances": count, "seed": seed, "zero_optimum": zero, "unknown_optimum": unknown, "common": len(common),
+              "schedulers": rows}
+    console.print(_random_table(result))
+    return result
 
 
 def _situations(count: int, seed: int) -> Iterator[Situation]:
@@ -107,14 +110,19 @@ def _situations(count: int, seed: int) -> Iterator[Situation]:
             yield random_situation(rng)
 
 
-def _random_table(count: int, seed: int, zero: int, unknown: int, rows: dict[str, dict[str, Any]]) -> Table:
-    table = Table(title=f"{count:,} random situations (seed {seed}); traffic between nodes over the least there can be, in "
-                        f"those where that is not 0 (it is in {zero:,}; in {unknown:,} it is not known)", title_justify="left")
-    _columns(table, "scheduler", "mean ratio", "worst", "compared", "0 solved", "overloaded", "failed", "nodes", "moved", "ms")
-    for name, row in rows.items():
-        table.add_row(name, _show(row["mean_ratio"], ".4f"), _show(row["worst_ratio"], ".3f"), f"{row['compared']:,}",
-                      f"{row['zero_solved']:,}", f"{row['overloaded']:,}", f"{row['failed']:,}",
-                      _show(row["nodes_used"], ".2f"), _show(row["moved"], ".1f"), _show(row["plan_ms"], ",.1f"))
+def _random_table(result: dict[str, Any]) -> Table:
+    table = Table(title=f"{result['instances']:,} random situations (seed {result['seed']}); traffic between nodes over the "
+                        f"least there can be, where that is not 0 (it is in {result['zero_optimum']:,}; in "
+                        f"{result['unknown_optimum']:,} it is not known); every scheduler has a ratio in {result['common']:,}",
+                  title_justify="left")
+    _columns(table, "scheduler", "mean ratio", "worst", "of sums", "compared", "common", "0 solved", "overloaded", "failed",
+             "nodes", "moved", "ms")
+    for name, row in result["schedulers"].items():
+        table.add_row(name, _show(row["mean_ratio"], ".4f"), _show(row["worst_ratio"], ".3f"),
+                      _show(row["ratio_of_sums"], ".4f"), f"{row['compared']:,}", _show(row["common_ratio"], ".4f"),
+                      f"{row['zero_solved']:,}",
+                      f"{row['overloaded']:,}", f"{row['failed']:,}", _show(row["nodes_used"], ".2f"),
+                      _show(row["moved"], ".1f"), _show(row["plan_ms"], ",.1f"))
     return table
 
 

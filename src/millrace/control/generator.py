@@ -22,6 +22,7 @@ from millrace.schedulers.parameters import check_parameters, parameter, with_par
 from millrace.schedulers.problem import Figures, Problem
 
 DECISIONS_KEPT = 200
+MIN_GAIN = 0.02
 MOST_CROWDED = 10.0  # times that a core may be shared with others, as far as is believed
 GROWING_WINDOWS = 3  # windows in a row in which a topology's queues must have grown to count as overload
 ASKED, PERIOD, OVERLOAD = "asked", "period", "overload"
@@ -35,7 +36,8 @@ class Policy:
 
     period: float = parameter(0.0, "Seconds between schedules; 0 takes the scheduler's own (5 for otd, 300 for others).", low=0)
     cool_down: float = parameter(10.0, "Seconds after a plan was enacted in which no other is, whatever happens.", low=0)
-    min_gain: float = parameter(0.02, "Share by which a plan must lower traffic between nodes, or a high load, to be enacted.",
+    min_gain: float | None = parameter(None, "Share by which a plan must lower traffic between nodes, or a high load, to be "
+                                             "enacted. Unset: 0.02, and schedulers with a threshold of their own decide alone.",
                                 low=0, high=1)
     overload: float = parameter(0.9, "Share of a node's or worker's CPU from which the scheduler is asked at once.", low=0)
     time_limit: float = parameter(30.0, "Seconds that a scheduler may take.", low=0.01)
@@ -55,6 +57,7 @@ class Choice:
     name: str
     parameters: Mapping[str, Any]
     period: float
+    weighs_itself: bool = False  # it has a threshold of its own
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,13 @@ class Generator:
     @property
     def period(self) -> float:
         return self.policy.period or self.choice.period
+
+    @property
+    def min_gain(self) -> float | None:
+        """None: what the scheduler says is worth it."""
+        if self.policy.min_gain is not None:
+            return self.policy.min_gain
+        return None if self.choice.weighs_itself else MIN_GAIN
 
     def remember(self, past: Iterable[Decision]) -> None:
         """Decisions of the masters before this one, the oldest first: numbers go on from theirs."""
@@ -162,7 +172,7 @@ class Generator:
             outcome = NOT_WORTH_IT
             reason += (f" (between nodes {before.inter_node:,.0f} -> {after.inter_node:,.0f} tuples/s, largest load of a node "
                        f"{before.largest_load:.0%} -> {after.largest_load:.0%}, of a worker {before.largest_worker_load:.0%} "
-                       f"-> {after.largest_worker_load:.0%}: below the least gain, {self.policy.min_gain:.0%}, or overload)")
+                       f"-> {after.largest_worker_load:.0%}: below the least gain, {self.min_gain:.0%}, or overload)")
         else:
             outcome = ADVISED if self.policy.dry_run else ENACTED
         return self._decided(trigger, outcome, reason, at, moved, expected)
@@ -177,10 +187,10 @@ class Generator:
         overloads = any(gets >= limit and gets > had for had, gets in loads)
         cheaper = self._gains(before.inter_node, after.inter_node)
         fewer = after.nodes_used < before.nodes_used and after.inter_node <= before.inter_node
-        return missing or relieved or ((cheaper or fewer) and not overloads)
+        return missing or self.min_gain is None or relieved or ((cheaper or fewer) and not overloads)
 
     def _gains(self, before: float, after: float) -> bool:
-        return after < before and after <= before * (1 - self.policy.min_gain)
+        return after < before and after <= before * (1 - (self.min_gain or 0.0))
 
     def failed(self, error: str, trigger: str, at: float) -> Decision:
         """The scheduler raised, took too long or returned nonsense: the plan in force stays."""

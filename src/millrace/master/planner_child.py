@@ -13,7 +13,7 @@ from millrace.master.planner import Answer, read_frame, write_frame
 from millrace.model.situation import Situation
 from millrace.runtime.process import die_with_parent
 from millrace.schedulers.parameters import parameters_of
-from millrace.schedulers.registry import make_scheduler
+from millrace.schedulers.registry import make_scheduler, traits
 from millrace.schedulers.rules import check_result, result_to_json
 
 MESSAGE_LENGTH = 500
@@ -52,7 +52,7 @@ def answer_to(request: Answer) -> Answer:
     scheduler = make_scheduler(request["scheduler"], request["parameters"])
     if "situation" not in request:
         values = msgspec.to_builtins(parameters_of(scheduler))
-        return {"parameters": values, "period": float(getattr(type(scheduler), "PERIOD_SECONDS", 300.0))}
+        return {"parameters": values, **traits(scheduler)._asdict()}
     given = Situation.from_json(request["situation"])
     result = scheduler.schedule(given.graphs, given.cluster, given.load, given.plan)
     return result_to_json(check_result(given, result))

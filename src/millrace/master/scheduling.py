@@ -23,7 +23,7 @@ from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
 from millrace.schedulers.base import NewPlan
 from millrace.schedulers.parameters import parameters_of
-from millrace.schedulers.registry import make_scheduler
+from millrace.schedulers.registry import PERIOD_SECONDS, make_scheduler, traits
 from millrace.schedulers.rules import check_result, result_from_json
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ OFF = "off"  # no scheduler: tasks stay where they are put first, and move only 
 KEEP_NOTHING = "none"
 DECISIONS_REMEMBERED = 20  # of earlier masters of the same cluster
 CHECK_SECONDS = 30.0  # for a user's scheduler to be imported and made
-NOTHING_CHOSEN = Choice(OFF, {}, 300.0)
+NOTHING_CHOSEN = Choice(OFF, {}, PERIOD_SECONDS)
 
 
 class Scheduling:
@@ -186,10 +186,10 @@ class Scheduling:
         made = self._changed_estimator(estimator, estimator_parameters or {})
         future: Future[dict[str, Any]] = Future()
 
-        def choose(values: dict[str, Any], period: float) -> None:
+        def choose(values: dict[str, Any], period: float, weighs_itself: bool) -> None:
             if made is not self._estimator:
                 self._estimator, self._estimators = made, {}
-            self.generator.set(Choice(name, values, period), new_policy)
+            self.generator.set(Choice(name, values, period, weighs_itself), new_policy)
             self._told = ""
             self._planner.renew()
             given = ", ".join(f"{key}={value}" for key, value in values.items())
@@ -198,8 +198,11 @@ class Scheduling:
             future.set_result(self.shown())
 
         if ":" not in name:  # one of ours, or none at all
-            scheduler = make_scheduler(name, parameters) if name != OFF else None
-            choose(parameters_of(scheduler), float(getattr(type(scheduler), "PERIOD_SECONDS", NOTHING_CHOSEN.period)))
+            if name == OFF:
+                choose({}, NOTHING_CHOSEN.period, False)
+            else:
+                scheduler = make_scheduler(name, parameters)
+                choose(parameters_of(scheduler), *traits(scheduler))
         else:
             self._try_out(name, parameters, choose, future)
         return future
@@ -212,13 +215,13 @@ class Scheduling:
         name = name or current
         return name, make_estimator(name, {**values, **parameters} if name == current else parameters)
 
-    def _try_out(self, name: str, parameters: dict[str, Any], choose: Callable[[dict[str, Any], float], None],
+    def _try_out(self, name: str, parameters: dict[str, Any], choose: Callable[[dict[str, Any], float, bool], None],
                  future: Future[dict[str, Any]]) -> None:
         def done(answer: Answer | SchedulerFailed) -> None:  # on the planner's thread
             try:
                 if isinstance(answer, SchedulerFailed):
                     raise SchedulerFailed(f"scheduler {name!r} cannot be used, nothing has changed: {answer}")
-                self._master.call(lambda: choose(answer["parameters"], answer["period"]))
+                self._master.call(lambda: choose(answer["parameters"], answer["period"], answer["weighs_itself"]))
             except Exception as error:
                 future.set_exception(error)
 
@@ -228,7 +231,7 @@ class Scheduling:
         """What `scheduler show` prints."""
         generator = self.generator
         return {"scheduler": generator.choice.name, "parameters": dict(generator.choice.parameters),
-                "policy": {**parameters_of(generator.policy), "period": generator.period},
+                "policy": {**parameters_of(generator.policy), "period": generator.period, "min_gain": generator.min_gain},
                 "estimator": {"name": self._estimator[0], "parameters": parameters_of(self._estimator[1])},
                 "window_seconds": self.window_seconds,
                 "last_decision": generator.decisions[-1].to_json() if generator.decisions else None,

@@ -60,7 +60,8 @@ SchedulingResult = NewPlan | NoChange | CannotPlace
 
 
 class Scheduler(Protocol):
-    """Decides where tasks go. Its parameters are the fields of a frozen dataclass."""
+    """Decides where tasks go. Its parameters are the fields of a frozen dataclass; registry.Traits tells what its class may
+    say beyond that."""
 
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:

@@ -3,7 +3,8 @@
 How they are counted: the ratio is the traffic between nodes over the least that there can be within the nodes' CPU. It
 means something only where that least is above 0; the situations where it is 0 are counted apart, with how many of them
 a scheduler solved (0 too). A plan that gives a node more CPU than it has may go below the least, so it has no ratio: it
-is counted as overloaded and left out of the mean.
+is counted as overloaded and left out of the mean. So the means of two schedulers may be over different situations; the
+common ratio is over those in which every scheduler has one.
 """
 
 from __future__ import annotations
@@ -77,17 +78,32 @@ def assignment_of(problem: Problem, situation: Situation, plans: Mapping[str, An
     return Problem.of(situation.graphs, situation.cluster, {}, plans).current
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """One scheduler over many situations: means, and in how many there was something to hold against it."""
+def in_common(outcomes: Mapping[str, Sequence[Outcome]]) -> set[int]:
+    """The situations in which every scheduler has a ratio."""
+    count = max(map(len, outcomes.values()), default=0)
+    return {number for number in range(count) if all(found[number].ratio is not None for found in outcomes.values())}
+
+
+def summary(outcomes: Sequence[Outcome], common: set[int] | None = None) -> dict[str, Any]:
+    """One scheduler over many situations: means, and in how many there was something to hold against it. `common`: the
+    situations for the common ratio."""
     ratios = [found.ratio for found in outcomes if found.ratio is not None]
+    shared = [found.ratio for number, found in enumerate(outcomes) if found.ratio is not None and number in (common or ())]
+    fair = [(found.after.inter_node, found.optimum) for found in outcomes
+            if found.ratio is not None and found.after is not None and found.optimum is not None]
     placed = [found.after for found in outcomes if found.after is not None]
     return {
         "mean_ratio": _mean(ratios), "worst_ratio": max(ratios, default=None), "compared": len(ratios),
+        "ratio_of_sums": sum(sent for sent, _ in fair) / sum(least for _, least in fair) if fair else None,
+        "common_ratio": _mean(shared),
         "zero_solved": sum(found.solved_zero for found in outcomes),
         "overloaded": sum(found.overloaded for found in outcomes),
         "failed": sum(found.error is not None for found in outcomes),
         "nodes_used": _mean([figures.nodes_used for figures in placed]),
         "moved": _mean([figures.moved for figures in placed]),
+        "inter_node": _mean([figures.inter_node for figures in placed]),
+        "inter_process": _mean([figures.inter_process for figures in placed]),
+        "largest_load": _mean([figures.largest_load for figures in placed]),
         "plan_ms": _mean([found.seconds * 1000 for found in outcomes]),
         "error": next((found.error for found in outcomes if found.error is not None), None),
     }

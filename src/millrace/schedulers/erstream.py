@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TopologyGraph
@@ -25,6 +26,8 @@ class ErStream:
     u: float = parameter(0.8, "Share of its CPU up to which a worker or a node takes more.", low=0.01, high=1.0)
     tr_improve: float = parameter(0.1, "Tasks move only if traffic between nodes falls by at least this share.",
                                   low=0.0, high=1.0)
+
+    WEIGHS_ITSELF: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_parameters(self)

@@ -24,14 +24,14 @@ MHZ_PER_TUPLE = 0.5  # of a task, for each tuple a second in or out, as the medi
 SPREAD = 0.6  # of the logarithm of what is drawn: two thirds lie within a factor of 1.8
 SKEW = (0.3, 3.0)  # of keys over tasks (Dirichlet): low means that few tasks get most
 LEAST = 0.1  # of an even share, which every task gets
-SLACK = (1.05, 1.5)  # capacity of the cluster over what its tasks need
+SLACK = (1.05, 2.0)  # capacity of the cluster over what its tasks need
 WIDTH = 20  # tasks of a component in a large situation, and so edges of a task
 
 
 def random_situation(rng: np.random.Generator, tasks: tuple[int, int] = (4, 12), nodes: tuple[int, int] = (2, 4),
                      topologies: tuple[int, int] = (1, 3), slack: tuple[float, float] = SLACK) -> Situation:
-    """Layered topologies under load on unequal nodes, running as Even placed them. The nodes together have little more
-    than is needed, so no plan is good that does not look at them; some placement always fits them."""
+    """Layered topologies under load on unequal nodes, running as Even placed them. The nodes together have a little
+    more than is needed, or up to twice that; some placement always fits them."""
     total = int(rng.integers(tasks[0], tasks[1] + 1))
     count = min(int(rng.integers(topologies[0], topologies[1] + 1)), max(1, total // 3))
     graphs = tuple(_layered(f"t{number}", _parts(rng, size, 4), rng)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TopologyGraph
@@ -25,6 +26,8 @@ class Online:
     limit: float = parameter(0.9, "Share of a worker's core and of a node's CPU that may be used.", low=0.01, high=1.0)
     improvement: float = parameter(0.1, "Tasks move only if traffic between nodes falls by more than this share.",
                                    low=0.0, high=1.0)
+
+    WEIGHS_ITSELF: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_parameters(self)

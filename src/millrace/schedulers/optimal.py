@@ -49,7 +49,8 @@ class Optimal:
     """
 
     time_limit: float = parameter(20.0, "Seconds after which the best found so far is taken.", low=0.01, high=86_400)
-    max_tasks: int = parameter(40, "With more tasks than this nothing is searched and nothing moved.", low=1)
+    max_tasks: int = parameter(16, "With more tasks than this nothing is searched and nothing moved: what is exact for so "
+                                   "many may take minutes.", low=1)
     capacity: float = parameter(1.0, "Share of each node's CPU that may be used.", low=0.01, high=1.0)
 
     def __post_init__(self) -> None:
@@ -93,6 +94,7 @@ def least_traffic(problem: Problem, time_limit: float = 20.0, capacity: float = 
     program = _Program(problem, room)
     bound = 0.0
     while True:
+        time_limit /= 2  # the loop hardly ever turns twice; however often it does, all of it keeps to the limit
         solution = milp(program.objective, integrality=program.integrality, bounds=Bounds(0, 1),
                         constraints=program.constraints(), options={"time_limit": time_limit, "mip_rel_gap": 0.0})
         if solution.status == 2:

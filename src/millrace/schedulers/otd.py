@@ -37,6 +37,7 @@ class Otd:
                                  low=0.0)
 
     PERIOD_SECONDS: ClassVar[float] = 5.0
+    WEIGHS_ITSELF: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_parameters(self)

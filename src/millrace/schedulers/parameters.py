@@ -76,6 +76,14 @@ def parameters_of(given: Any) -> dict[str, Any]:
 
 
 def described(cls: type[Any]) -> list[tuple[str, Any, str]]:
-    """(name, default, sentence) of each parameter, for people."""
+    """(name, default, sentence with the range) of each parameter, for people."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    return [(field.name, field.default, field.metadata.get("about", "")) for field in fields]
+    return [(field.name, field.default, " ".join(filter(None, [field.metadata.get("about", ""), _range(field.metadata)])))
+            for field in fields]
+
+
+def _range(rules: Mapping[str, Any]) -> str:
+    low, high = rules.get("low"), rules.get("high")
+    if low is None and high is None:
+        return ""
+    return f"From {low:g} to {high:g}." if None not in (low, high) else f"From {low:g}." if high is None else f"Up to {high:g}."

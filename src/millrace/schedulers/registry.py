@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from millrace.errors import MillraceError, SchedulerFailed, UnknownName
 from millrace.model.graph import resolve
 from millrace.schedulers.base import Scheduler
 from millrace.schedulers.parameters import with_parameters
 
+PERIOD_SECONDS = 300.0  # T-Storm's
 SCHEDULERS = {
     "even": "millrace.schedulers.even:Even",
     "resource-aware": "millrace.schedulers.resource_aware:ResourceAware",
@@ -20,6 +21,19 @@ SCHEDULERS = {
     "erstream": "millrace.schedulers.erstream:ErStream",
     "optimal": "millrace.schedulers.optimal:Optimal",
 }
+
+
+class Traits(NamedTuple):
+    """What a scheduler's class says of it, if it says anything: `PERIOD_SECONDS`, how often it should be asked, and
+    `WEIGHS_ITSELF`, that it moves tasks only when that is worth it by a threshold of its own."""
+
+    period: float
+    weighs_itself: bool
+
+
+def traits(scheduler: Scheduler) -> Traits:
+    cls = type(scheduler)
+    return Traits(float(getattr(cls, "PERIOD_SECONDS", PERIOD_SECONDS)), bool(getattr(cls, "WEIGHS_ITSELF", False)))
 
 
 def scheduler_class(name: str) -> type[Any]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,6 +34,8 @@ class ResourceAware:
     memory_weight: float = parameter(1.0, "Weight of memory in the distance.", low=0.0)
     cpu_weight: float = parameter(1.0, "Weight of CPU in the distance.", low=0.0)
     network_weight: float = parameter(1.0, "Weight of the way to the reference node in the distance.", low=0.0)
+
+    WEIGHS_ITSELF: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_parameters(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,11 @@ class SlStream:
     particles: int = parameter(32, "Partitions that the swarm follows.", low=1, high=10_000)
     iterations: int = parameter(40, "Steps of the swarm; 0 leaves the polished starts.", low=0, high=100_000)
     sigma: float = parameter(0.5, "How far the swarm looks around at first.", low=0.5, high=1.0)
+    restarts: int = parameter(16, "Random partitions that are polished, as the other starts are, before the swarm sets out; "
+                                  "fewer where tasks are many. 0: nothing is polished but the result.", low=0)
     seed: int = parameter(1, "Of the random numbers: equal seeds give equal results.", low=0)
+
+    WEIGHS_ITSELF: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -92,11 +96,11 @@ class SlStream:
         """The best subgraphs found: never worse than the greedy ones or, if k allows for it, those in force."""
         rng = np.random.default_rng(self.seed)
         spare = EFFORT // max(cutting.problem.count, 1)  # polishing is what takes long where tasks are many
-        starts = [cutting.greedy(), *rng.integers(0, cutting.k, (min(spare, self.particles // 2), cutting.problem.count))]
+        starts = [cutting.greedy(), *rng.integers(0, cutting.k, (min(spare, self.restarts), cutting.problem.count))]
         nodes = cutting.problem.nodes_of(kept)
         if np.isin(nodes, cutting.places).all():
             starts.append(_labels(cutting, nodes))
-        first = np.stack([polished(cutting, start) for start in starts] if spare else starts)
+        first = np.stack([polished(cutting, start) for start in starts] if spare and self.restarts else starts)
         found = swarm(cutting.costs, first, cutting.k, particles=self.particles, iterations=self.iterations,
                       sigma=self.sigma, rng=rng).labels
         last = np.stack([polished(cutting, labels) for labels in _different(found, FINALISTS if spare > FINALISTS else 1)])
@@ -104,16 +108,9 @@ class SlStream:
         return best
 
 
-def weights(problem: Problem, labels: Ints, k: int, mu: float) -> Floats:
-    """w of every node (row) and subgraph (column): what the node would have left, as shares of the largest node;
-    infinite where it would have less than nothing."""
-    left, scale = _left(problem, labels, k), _scale(problem)
-    found = mu * left[0] / scale[0] + (1 - mu) * left[1] / scale[1]
-    return np.where(_allowed(problem, left), found, np.inf)
-
-
 def matched(problem: Problem, labels: Ints, k: int, mu: float) -> Ints | None:
-    """The node of every task: the matching with the least sum of w; None if there is none."""
+    """The node of every task: the matching with the least sum of w_ij = μ·(free CPU - the subgraph's) + (1 - μ)·(free memory
+    - the subgraph's), in shares of the largest node; None if there is none without a negative part."""
     free, scale = free_room(problem), _scale(problem)
     nodes = match(mu * free[0] / scale[0] + (1 - mu) * free[1] / scale[1], _allowed(problem, _left(problem, labels, k)),
                   moves(problem, labels, k), np.bincount(labels, minlength=k) > 0)

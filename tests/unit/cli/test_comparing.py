@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from millrace.cli.comparing import EAGER, chosen, compare
-from millrace.errors import BadSituation, MillraceError, UnknownName
+from millrace.cli.comparing import VARIANTS, chosen, compare
+from millrace.errors import BadParameter, BadSituation, MillraceError, UnknownName
 from millrace.schedulers.instances import large_situation, random_situation
 from millrace.schedulers.slstream import SlStream
 
-ONLY = ["even", "slstream", "optimal"]
+ONLY = ["even", "slstream", "slstream xi=1", "optimal"]
 
 
 def console() -> Console:
@@ -32,7 +32,7 @@ def test_random_situations() -> None:
     result = compare(None, 6, 3, ONLY, output)
     assert json.loads(json.dumps(result)) == result, "must be plain data"
     assert (result["instances"], result["seed"]) == (6, 3)
-    assert list(result["schedulers"]) == ["even", "slstream", EAGER, "optimal"]
+    assert list(result["schedulers"]) == ONLY
     for row in result["schedulers"].values():
         assert {"mean_ratio", "worst_ratio", "nodes_used", "plan_ms"} <= set(row) and row["failed"] == 0
     best = result["schedulers"]["optimal"]
@@ -42,7 +42,7 @@ def test_random_situations() -> None:
 
 
 def test_equal_seeds_give_equal_figures() -> None:
-    one, other = (compare(None, 3, 5, ["slstream"], console())["schedulers"][EAGER] for _ in range(2))
+    one, other = (compare(None, 3, 5, ["slstream xi=1"], console())["schedulers"]["slstream xi=1"] for _ in range(2))
     assert {**one, "plan_ms": 0} == {**other, "plan_ms": 0}
 
 
@@ -77,6 +77,9 @@ def test_what_to_compare_must_be_said() -> None:
 
 def test_schedulers_by_name() -> None:
     assert list(chosen(["even"])) == ["even"]
-    assert chosen(["slstream"]) == {"slstream": SlStream(), EAGER: SlStream(xi=1.0)}
+    assert chosen(["slstream", "slstream xi=1"]) == {"slstream": SlStream(), "slstream xi=1": SlStream(xi=1.0)}
+    assert set(VARIANTS) < set(chosen([]))
+    with pytest.raises(BadParameter, match="has no parameter 'speed'"):
+        chosen(["slstream speed=9"])
     with pytest.raises(UnknownName, match="fastest"):
         chosen(["fastest"])

@@ -15,7 +15,7 @@ from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
-from millrace.schedulers.compare import Outcome, details, outcome, summary
+from millrace.schedulers.compare import Outcome, details, in_common, outcome, summary
 from millrace.schedulers.optimal import Least, least_traffic
 from millrace.schedulers.problem import Figures, Problem
 
@@ -98,7 +98,16 @@ def test_summary() -> None:
     row = summary([found(placed(0, 0, 1, 1)), found(NoChange("stays")), found(placed(0, 0, 0, 0)), found(ValueError("oops"))])
     assert row == {"mean_ratio": 3.0, "worst_ratio": 5.0, "compared": 2, "zero_solved": 0, "overloaded": 1, "failed": 1,
                    "nodes_used": pytest.approx(5 / 3), "moved": pytest.approx(4 / 3), "plan_ms": 250.0,
-                   "error": "ValueError: oops"}
+                   "error": "ValueError: oops", "common_ratio": None, "ratio_of_sums": 3.0, "inter_node": 40.0,
+                   "inter_process": 0.0, "largest_load": pytest.approx(4 / 3)}
+
+
+def test_the_common_ratio_is_over_the_situations_that_all_have_one_in() -> None:
+    good, bad, none = found(placed(0, 0, 1, 1)), found(NoChange("stays")), found(placed(0, 0, 0, 0))  # 1, 5, overloaded
+    outcomes = {"one": [good, bad, good], "other": [bad, good, none]}
+    assert in_common(outcomes) == {0, 1}
+    assert [summary(each, in_common(outcomes))["common_ratio"] for each in outcomes.values()] == [3.0, 3.0]
+    assert [summary(each)["mean_ratio"] for each in outcomes.values()] == [pytest.approx(7 / 3), 3.0]
 
 
 def test_summary_of_nothing() -> None:

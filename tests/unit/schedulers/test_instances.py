@@ -47,7 +47,7 @@ def test_every_task_is_measured_and_runs_where_even_put_it() -> None:
 def test_some_placement_always_fits_and_it_usually_needs_traffic_between_nodes() -> None:
     found = [least_traffic(problem(given)) for given in made(30)]
     assert all(each.proven for each in found)
-    assert sum(each.value > 1e-6 for each in found) > 15
+    assert sum(each.value > 1e-6 for each in found) > 10
 
 
 def test_they_can_be_written_and_read_again() -> None:

@@ -109,7 +109,7 @@ def test_what_cannot_fit_is_placed_with_little_overload_and_reported() -> None:
 
 def test_the_time_limit_ends_the_search_with_a_plan_that_can_be_run() -> None:
     given = large_situation(40, 16, np.random.default_rng(1))
-    result = ask(Optimal(time_limit=0.05), given)
+    result = ask(Optimal(time_limit=0.05, max_tasks=40), given)
     placed = result.plans if isinstance(result, NewPlan) else given.plan
     assert not isinstance(result, CannotPlace) and set(placed["large"].placement) == set(given.graphs[0].tasks())
     assert "time limit left a gap" in result.reason or "within 0.05 s" in result.reason

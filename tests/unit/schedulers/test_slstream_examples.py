@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingR
 from millrace.schedulers.partition import Cost, Cutting, polished
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.qpso import Costs, contraction, decode, moved, swarm
-from millrace.schedulers.slstream import SlStream, matched, weights
+from millrace.schedulers.slstream import SlStream, matched
 
 SQUARE = {(0, 1): 10.0, (1, 2): 5.0, (2, 3): 10.0}  # a chain of four tasks
 
@@ -145,11 +146,19 @@ def test_polishing_takes_overload_away_first() -> None:
 # ---- matching
 
 
-def test_weights_are_what_is_left_in_shares_of_the_largest_node() -> None:
-    given = problem(situation([(1000, 1000), (500, 1000)], [400, 600], {(0, 1): 1.0}, memory=[200, 100]))
-    found = weights(given, np.array([0, 1]), 2, mu=0.5)
-    assert found == pytest.approx(np.array([[0.5 * 0.6 + 0.5 * 0.8, 0.5 * 0.4 + 0.5 * 0.9],
-                                            [0.5 * 0.1 + 0.5 * 0.8, math.inf]]))
+@pytest.mark.parametrize("mu", [0.0, 0.3, 1.0])
+def test_the_matching_has_the_least_sum_of_weights_of_all(mu: float) -> None:
+    """w_ij = μ·(free CPU - need) + (1 - μ)·(free memory - need), in shares of the largest node, tried out for each way."""
+    free, needs = [(1000, 600), (500, 1000), (700, 800)], [(400, 200), (450, 700)]
+    given = problem(situation(free, [cpu for cpu, _ in needs], {(0, 1): 1.0}, memory=[memory for _, memory in needs]))
+
+    def weight(node: int, subgraph: int) -> float:
+        cpu, memory = free[node][0] - needs[subgraph][0], free[node][1] - needs[subgraph][1]
+        return mu * cpu / 1000 + (1 - mu) * memory / 1000 if min(cpu, memory) >= 0 else math.inf
+
+    sums = {ways: weight(ways[0], 0) + weight(ways[1], 1) for ways in itertools.permutations(range(3), 2)}
+    found = matched(given, np.array([0, 1]), 2, mu=mu)
+    assert found is not None and sums[tuple(found.tolist())] == pytest.approx(min(sums.values()))
 
 
 def test_the_matching_is_the_one_that_the_weights_say() -> None:
