@@ -122,7 +122,7 @@ def test_a_scheduler_of_ones_own(cli: Cli, stream: AuditedStream) -> None:
     assert (code, err) == (0, "") and "[/bold]" in out
     code, out, err = cli("status")
     assert code == 0 and "[/bold]" in out
-    assert "[/bold]" in value(cli("scheduler", "history", "--json"))[-1]["reason"]
+    assert "[/bold]" in value(cli("scheduler", "history", "--json"))["decisions"][-1]["reason"]
     value(cli("scheduler", "set", "off", "--json"))
 
 
@@ -174,10 +174,10 @@ def test_history_is_the_newest_last(cli: Cli, stream: AuditedStream) -> None:
         value(cli("scheduler", "set", name, *QUICK, "--dry-run", "--json"))
         stream.until(lambda name=name: bool(decisions) and decisions[-1].scheduler == name)
     value(cli("scheduler", "set", "off", "--act", "--json"))
-    found = value(cli("scheduler", "history", "--json"))
+    found = value(cli("scheduler", "history", "--json"))["decisions"]
     assert [row["number"] for row in found] == sorted(row["number"] for row in found)
     assert found[-1]["scheduler"] == "even"
-    assert value(cli("scheduler", "history", "--limit", "1", "--json")) == found[-1:]
+    assert value(cli("scheduler", "history", "--limit", "1", "--json"))["decisions"] == found[-1:]
     code, out, err = cli("scheduler", "history", "--limit", "3")
     assert (code, err) == (0, "") and "even" in out
 

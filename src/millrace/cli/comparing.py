@@ -115,14 +115,12 @@ def _random_table(result: dict[str, Any]) -> Table:
                         f"least there can be, where that is not 0 (it is in {result['zero_optimum']:,}; in "
                         f"{result['unknown_optimum']:,} it is not known); every scheduler has a ratio in {result['common']:,}",
                   title_justify="left")
-    _columns(table, "scheduler", "mean ratio", "worst", "of sums", "compared", "common", "0 solved", "overloaded", "failed",
-             "nodes", "moved", "ms")
+    _columns(table, "scheduler", "mean ratio", "worst", "over", "common", "0 solved", "overloads", "moved", "ms")
     for name, row in result["schedulers"].items():
-        table.add_row(name, _show(row["mean_ratio"], ".4f"), _show(row["worst_ratio"], ".3f"),
-                      _show(row["ratio_of_sums"], ".4f"), f"{row['compared']:,}", _show(row["common_ratio"], ".4f"),
-                      f"{row['zero_solved']:,}",
-                      f"{row['overloaded']:,}", f"{row['failed']:,}", _show(row["nodes_used"], ".2f"),
-                      _show(row["moved"], ".1f"), _show(row["plan_ms"], ",.1f"))
+        table.add_row(name + (f" ({row['failed']} failed)" if row["failed"] else ""), _show(row["mean_ratio"], ".3f"),
+                      _show(row["worst_ratio"], ".2f"), f"{row['compared']:,}", _show(row["common_ratio"], ".3f"),
+                      f"{row['zero_solved']:,}", f"{row['overloaded']:,}", _show(row["moved"], ".1f"),
+                      _show(row["plan_ms"], ",.1f"))
     return table
 
 

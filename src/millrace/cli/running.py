@@ -15,7 +15,7 @@ from millrace.api.topology import Topology
 from millrace.cli.show import dashboard
 from millrace.config import SETTINGS
 from millrace.control.master_state import check_settings
-from millrace.errors import MillraceError, TopologyError
+from millrace.errors import MillraceError, NotTheAuthor, TopologyError
 from millrace.master.scheduling import OFF
 from millrace.model.graph import graph_of, resolve
 from millrace.schedulers.registry import make_scheduler
@@ -122,6 +122,8 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
 
 def _watch(engine: ResidentEngine, running: RunningTopology, console: Console, deadline: float, live: bool) -> None:
     def over(seconds: float) -> bool:
+        if engine.master.superseded:
+            raise NotTheAuthor(engine.master.superseded)
         return running.wait(seconds) or time.monotonic() >= deadline
 
     if live:

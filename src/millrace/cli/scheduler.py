@@ -81,7 +81,7 @@ def history(limit: Annotated[int, typer.Option(help="Most decisions to show.", m
 
     found = ask(cluster, "scheduler history", limit=limit)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps({"decisions": found}))
         return
     for row in found:
         typer.echo(_told(row))

@@ -272,6 +272,7 @@ class MasterState:
         source = topology.places[event.task].slot
         if source == event.slot:
             return [Say(f"{event.task} is on worker {event.slot} already", event.name)]
+        self._check_movable(topology)
         self._enact(topology, {event.task: event.slot})
         return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name), self._distribute()]
 
@@ -280,6 +281,7 @@ class MasterState:
         workers that are gone, must not be run."""
         for name, plan in event.plans.items():
             topology = self.topology(name)
+            self._check_movable(topology)
             if event.based_on.get(name) != topology.version:
                 raise StalePlan(f"{name!r} is at version {topology.version} by now, and the plan was made for version "
                                 f"{event.based_on.get(name)}: nothing of it is run. Ask the scheduler again")
@@ -296,10 +298,12 @@ class MasterState:
                 commands.append(Say(f"{_tasks(sorted(moves))} moved to {_slots(moves.values())}: {event.reason}", name))
         return [*commands, self._distribute()] if commands else []
 
-    def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> None:
+    def _check_movable(self, topology: TopologyState) -> None:
         if topology.status not in (STARTING, RUNNING, PAUSED):
             raise TopologyError(f"topology {topology.graph.name!r} is {topology.status}: its tasks can be moved only while it "
                                 "runs or is paused")
+
+    def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> None:
         topology.version += 1
         for task, slot in moves.items():
             topology.places[task] = Place(slot, topology.version)

@@ -157,10 +157,6 @@ class Scheduling:
 
     def _enact(self, situation: Situation, result: NewPlan, decision: Decision) -> Decision:
         based_on = {name: plan.version for name, plan in situation.plan.items()}
-        topologies = self._master.state.topologies
-        ended = [name for name in result.plans if name not in topologies or not _can_be_planned(topologies[name])]
-        if ended:
-            return self.generator.overtaken(decision, f"{', '.join(ended)} does not run any more: nothing of it is run")
         try:
             self._master.tell(Replanned(result.plans, based_on, f"{decision.scheduler}: {result.reason}"))
         except MillraceError as error:

@@ -58,6 +58,8 @@ def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: 
             yield f"{component.name!r} has {len(owners)} key groups instead of {groups}, and their number is fixed"
         if component.keyed and (not owners or not all(0 <= owner < component.par for owner in owners)):
             yield f"some key group of {component.name!r} belongs to none of its {component.par} tasks"
+        elif component.keyed and before is not None and owners != before and len(owners) == len(before):
+            yield f"it gives key groups of {component.name!r} to other tasks, and a schedule can only move tasks"
 
 
 def _not_a_plan(new: Any) -> str:
