@@ -90,21 +90,29 @@ def test_a_replayable_spout_goes_on_from_its_position() -> None:
     assert set(SEEN["sink"]) == set(range(N))
 
 
-def test_a_spout_that_cannot_be_read_again_stays_until_all_it_sent_is_done() -> None:
+def test_a_spout_that_cannot_be_read_again_stays_where_it_is() -> None:
+    """What it has taken and not seen through is in its memory alone."""
     QUEUE.extend(range(N))
     cluster = running(Queued, steps=110)
-    spout, old = TaskId("numbers", 0), cluster.tasks("numbers")[0]
-    old_slot = cluster.where("queued")[spout]
-    cluster.drop = lambda sender, receiver, frames: True  # what it has in flight now is lost on the way
-    cluster.step(5)
-    cluster.move("queued", spout, elsewhere(cluster, spout, "queued"))
-    cluster.step(5)
-    cluster.drop = lambda sender, receiver, frames: False
-    cluster.run(DRAIN_SECONDS + 0.5)
-    assert old in cluster.workers[old_slot]._retired, "its tuples have not been seen through"
+    spout = TaskId("numbers", 0)
+    with pytest.raises(TopologyError, match=r"numbers\[0\] is a spout whose source cannot be read again"):
+        cluster.move("queued", spout, elsewhere(cluster, spout, "queued"))
+    plan = cluster.master.topologies["queued"].plan
+    moved = Plan(plan.version + 1, {**plan.placement, spout: elsewhere(cluster, spout, "queued")}, plan.key_groups)
+    with pytest.raises(TopologyError, match=r"moves numbers\[0\], a spout whose source cannot be read again"):
+        cluster.tell(Replanned({"queued": moved}, {"queued": plan.version}, "someone's plan"))
+    assert cluster.master.topologies["queued"].plan == plan
     cluster.run_until(lambda: not QUEUE and set(SEEN["sink"]) == set(range(N)))
-    cluster.run_until(lambda: old not in cluster.workers[old_slot]._retired)
     drain(cluster, "queued")
+
+
+def test_the_traffic_of_two_tasks_is_counted_on_when_one_of_them_moves() -> None:
+    cluster = running()
+    source, target = cluster.tasks("numbers")[0], TaskId("through", 0)
+    number = cluster.master.topologies["rows"].graph.number(target)
+    before = source.channels[number].tuples
+    cluster.move("rows", target, elsewhere(cluster, target))
+    assert source.channels[number].tuples == before > 0
 
 
 @pytest.mark.parametrize("late", [(0,), (1,), (0, 1), (2, 3)])

@@ -29,17 +29,18 @@ def after(situation: Situation, result: SchedulingResult) -> Situation:
     return replace(situation, plan={**situation.plan, **plans})
 
 
-def component(name: str, par: int, keyed: bool, sources: list[str]) -> ComponentDef:
+def component(name: str, par: int, keyed: bool, sources: list[str], movable: bool = True) -> ComponentDef:
     grouping = Grouping.fields("x") if keyed else Grouping.SHUFFLE
     inputs = tuple(Input(source, "default", grouping) for source in sources)
     return ComponentDef(name, "bolt" if sources else "spout", "m:C", par, {}, (), inputs, False,
-                        "process" if sources else "next_tuple")
+                        "process" if sources else "next_tuple", movable=bool(sources) or movable)
 
 
 @st.composite
 def graphs(draw: st.DrawFn, name: str, tasks: int = 4, workers: bool = True) -> TopologyGraph:
     """At most so many tasks; every bolt reads some of the components before it."""
     components: list[ComponentDef] = []
+    pinned = draw(st.integers(0, 3)) == 1 and workers  # its spouts cannot be moved
     left = draw(st.integers(1, tasks))
     ackers = draw(st.integers(0, 1)) if left > 1 else 0
     left -= ackers
@@ -47,7 +48,7 @@ def graphs(draw: st.DrawFn, name: str, tasks: int = 4, workers: bool = True) -> 
         par = draw(st.integers(1, left))
         before = [part.name for part in components]
         sources = draw(st.lists(st.sampled_from(before), min_size=1, max_size=2, unique=True)) if before else []
-        components.append(component(f"c{len(components)}", par, draw(st.booleans()), sources))
+        components.append(component(f"c{len(components)}", par, draw(st.booleans()), sources, not pinned))
         left -= par
     config: dict[str, object] = {"topology.key.groups": GROUPS}
     if workers and draw(st.integers(0, 4)) == 0:

@@ -201,6 +201,19 @@ def test_a_node_or_worker_beyond_its_capacity_is_reported(name: str) -> None:
 
 
 @of_every_scheduler
+def test_a_spout_that_cannot_be_moved_stays_as_long_as_its_slot_is_alive(name: str) -> None:
+    def rule(scheduler: Scheduler, situation: Situation) -> None:
+        alive = {slot.number for slot in situation.cluster.slots}
+        new = after(situation, ask(scheduler, situation)).plan
+        for graph in situation.graphs:
+            for task, slot in situation.plan[graph.name].placement.items() if graph.name in situation.plan else ():
+                if task in graph.tasks() and slot in alive and not graph.movable(task):
+                    assert new[graph.name].placement[task] == slot
+
+    check(name, hostile(least_slots=1), rule)
+
+
+@of_every_scheduler
 def test_what_cannot_be_true_does_not_come_out_again(name: str) -> None:
     def rule(scheduler: Scheduler, situation: Situation) -> None:
         result = ask(scheduler, situation)

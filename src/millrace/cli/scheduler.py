@@ -74,8 +74,8 @@ def set_scheduler(
 
 
 @app.command("history")
-def history(limit: Annotated[int, typer.Option(help="Most decisions to show.", min=1)] = 20, cluster: ClusterName = None,
-            as_json: Json = False) -> None:
+def history(limit: Annotated[int, typer.Option(help="Most decisions to show.", min=1, max=200)] = 20,
+            cluster: ClusterName = None, as_json: Json = False) -> None:
     """What was decided, why, what was expected of it and what came of it."""
     from millrace.master.desk import ask
 

@@ -270,6 +270,9 @@ class MasterState:
         if event.slot not in self.workers:
             raise UnknownName(f"there is no worker {event.slot}; there are {', '.join(map(str, sorted(self.workers)))}")
         source = topology.places[event.task].slot
+        if not topology.graph.movable(event.task):
+            raise TopologyError(f"{event.task} is a spout whose source cannot be read again: what it has in flight is its own "
+                                "alone, so it stays where it is. A ReplayableSpout can be moved")
         if source == event.slot:
             return [Say(f"{event.task} is on worker {event.slot} already", event.name)]
         self._check_movable(topology)
@@ -286,6 +289,10 @@ class MasterState:
                 raise StalePlan(f"{name!r} is at version {topology.version} by now, and the plan was made for version "
                                 f"{event.based_on.get(name)}: nothing of it is run. Ask the scheduler again")
             gone = sorted({slot for slot in plan.placement.values() if slot not in self.workers})
+            stuck = sorted(task for task, slot in plan.placement.items() if task in topology.places
+                           and topology.places[task].slot != slot and not topology.graph.movable(task))
+            if stuck:
+                raise TopologyError(f"the plan for {name!r} moves {stuck[0]}, a spout whose source cannot be read again")
             if gone or set(plan.placement) != set(topology.places):
                 raise StalePlan(f"the plan for {name!r} " + (f"puts tasks on workers {gone}, which are not there" if gone else
                                 "has other tasks than are running") + ": nothing of it is run. Ask the scheduler again")

@@ -26,6 +26,7 @@ from millrace.control.events import (
     Killed,
     Moved,
     Paused,
+    Replanned,
     Resumed,
     Say,
     Submitted,
@@ -180,10 +181,10 @@ class Master:
         self.call(lambda: self._submit(graph))
 
     def pause(self, name: str) -> None:
-        self.call(lambda: self._order(Paused(name)))
+        self.call(lambda: self.tell(Paused(name)))
 
     def resume(self, name: str) -> None:
-        self.call(lambda: self._order(Resumed(name)))
+        self.call(lambda: self.tell(Resumed(name)))
 
     def kill(self, name: str, wait: float = 10.0) -> None:
         """Returns at once; `wait_until(lambda: name not in master.state.topologies)` waits for the end."""
@@ -191,7 +192,7 @@ class Master:
 
     def move(self, name: str, task: TaskId, slot: int) -> None:
         """Put one running task on another worker; nothing else is touched."""
-        self.call(lambda: self._order(Moved(name, task, slot)))
+        self.call(lambda: self.tell(Moved(name, task, slot)))
 
     def set_scheduler(self, name: str, parameters: dict[str, Any], policy: dict[str, Any], estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -207,8 +208,7 @@ class Master:
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until the condition, which is asked on the master's thread, holds. False if time ran out."""
         waiter = Waiter(condition)
-        self._waiters.append(waiter)
-        self._wake()
+        self.later(lambda: self._waiters.append(waiter))  # the list is the master's own
         try:
             return bool(waiter.future.result(timeout=seconds))
         except FutureTimeout:
@@ -301,10 +301,13 @@ class Master:
             if now - connection.heard > self._heartbeat_timeout:
                 self._lose(slot, f"no heartbeat for {now - connection.heard:.1f} s")
         self.tell(Ticked(now))
-        self.scheduling.tick(now)
+        if not self.superseded:
+            self.scheduling.tick(now)
 
     def tell(self, event: Event) -> None:
         """Let the state decide, and do it. Only on the master's thread."""
+        if self.superseded and isinstance(event, Submitted | Paused | Resumed | Moved | Replanned):
+            raise NotTheAuthor(self.superseded)
         for command in self.state.handle(event):
             if isinstance(command, Distribute):
                 self._distribute(command)
@@ -362,14 +365,8 @@ class Master:
         for listener in self.listeners:
             listener(said)
 
-    def _order(self, event: Event) -> None:
-        """What people want done. A plan of a master that was replaced would never arrive."""
-        if self.superseded:
-            raise NotTheAuthor(self.superseded)
-        self.tell(event)
-
     def _submit(self, graph: TopologyGraph) -> None:
-        self._order(Submitted(graph))
+        self.tell(Submitted(graph))
         self.observed[graph.name] = TopologyObserved(self.state.topologies[graph.name].graph, time.monotonic())
 
     # -- workers -----------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ def status_of(master: Master) -> dict[str, Any]:
         "topologies": [_topology(state, master.observed[name]) for name, state in master.state.topologies.items()
                        if name in master.observed],
         "events": list(master.events)[-20:],
+        "superseded": master.superseded,
         "scheduler": master.scheduling.generator.choice.name,
     }
 

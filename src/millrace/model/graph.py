@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from millrace.api.component import Component, Spout
+from millrace.api.component import Component, ReplayableSpout, Spout
 from millrace.api.grouping import Grouping
 from millrace.api.topology import ComponentSpec, Topology, checked_config, checked_par, mode_of
 from millrace.config import KEY_GROUP_COUNT
@@ -63,7 +63,8 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class ComponentDef:
-    """One component. A bolt's last output is its dead letters; `mode` is the method the engine calls."""
+    """One component. A bolt's last output is its dead letters; `mode` is the method the engine calls. `movable`: its tasks
+    may be put on another worker while they run; not those of a spout whose source cannot be read again."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -74,6 +75,7 @@ class ComponentDef:
     inputs: tuple[Input, ...]
     blocking: bool
     mode: Mode
+    movable: bool = True
 
     @property
     def keyed(self) -> bool:
@@ -124,6 +126,10 @@ class TopologyGraph(_Remembered):
     def key_groups(self) -> int:
         """Into how many key groups the key space of each keyed component is cut."""
         return int(KEY_GROUP_COUNT.of(self.config))
+
+    def movable(self, task: TaskId) -> bool:
+        """Whether the task may be put on another worker while it runs."""
+        return task.component == ACKER or self.component(task.component).movable
 
     def downstream(self, name: str) -> tuple[tuple[ComponentDef, Input], ...]:
         """Who reads what this component emits, once for each stream read."""
@@ -247,6 +253,7 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         inputs=tuple(Input(str(given.source), given.stream, cast(Grouping, given.grouping)) for given in spec.inputs),
         blocking=component_cls.blocking,
         mode=cast(Mode, mode_of(component_cls, spec.label)),
+        movable=not issubclass(component_cls, Spout) or issubclass(component_cls, ReplayableSpout),
     )
 
 

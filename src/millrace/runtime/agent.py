@@ -211,8 +211,10 @@ class PlanReader:
             found = self._store.newer_than(self._seen)
             if found is None:
                 return None
-            self._seen, part = found
-            return wire.decode_part(part)
+            stamp, part = found
+            plan = wire.decode_part(part)
+            self._seen = stamp
+            return plan
         except MillraceError as error:
             self.errors += 1
             if str(error) != self._last_error:

@@ -49,7 +49,7 @@ class Delivery:
 class Inlet:
     """The receiving end of a channel: checks the numbering and counts what has been consumed."""
 
-    __slots__ = ("component", "consumed", "credited", "incarnation", "next_seq", "outlet", "source", "streams", "worker")
+    __slots__ = ("component", "consumed", "incarnation", "next_seq", "outlet", "source", "streams", "worker")
 
     def __init__(self, source: int, incarnation: int, component: str, streams: tuple[str, ...], worker: int,
                  outlet: Channel | None) -> None:
@@ -58,7 +58,6 @@ class Inlet:
         self.outlet = outlet  # the sending end, if it is in this very worker
         self.next_seq = 0
         self.consumed = 0
-        self.credited = 0
 
 
 class Channel:

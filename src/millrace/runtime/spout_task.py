@@ -64,11 +64,6 @@ class SpoutTask(Task):
         if self.active:
             self._news.append((ACTIVATE, []))
 
-    @property
-    def replayable(self) -> bool:
-        """The next incarnation will read again what this one has in flight."""
-        return isinstance(self.component, ReplayableSpout)
-
     def position(self) -> int | None:
         """What the master remembers for the next incarnation; None if the source cannot be read again."""
         if not self.busy:

@@ -233,8 +233,8 @@ class Worker:
             run.tracker.retire(name.index)
             return
         task = run.tasks.pop(run.graph.number(name), None)
-        if isinstance(task, SpoutTask) and task.replayable:
-            self._end(task)  # its next incarnation reads again whatever this one has not seen through
+        if isinstance(task, SpoutTask):  # only those that can be read again are moved
+            self._end(task)
         elif task is not None:
             task.retiring = self.clock.now() + self.drain_limit
             self._retired.append(task)
@@ -300,7 +300,8 @@ class Worker:
         incarnation = place.incarnation if place is not None else -1
         channel = task.channels.get(number)
         if channel is None or channel.target_incarnation != incarnation:
-            channel = Channel(task, number, incarnation, target, run.window)
+            moved, channel = channel, Channel(task, number, incarnation, target, run.window)
+            channel.tuples = moved.tuples if moved is not None else 0  # the traffic of the two tasks, wherever they are
         if place is None:
             channel.full = True  # nowhere to go: wait until there is a slot for it
         elif place.slot == self.slot:
@@ -539,8 +540,9 @@ class Worker:
         for task in self._retired:
             if isinstance(task, BoltTask):
                 task.forget_held(now - 2 * MESSAGE_TIMEOUT.of(task.topology.graph.config))
-        for task in [task for task in self._retired if task.idle() and now >= (task.retiring or 0.0)]:
-            # It stays for its time even when idle: those upstream may not have the new plan yet.
+        for task in [task for task in self._retired if (task.idle() or not task.started) and now >= (task.retiring or 0.0)]:
+            # It stays for its time even when idle: those upstream may not have the new plan yet. One that could not start
+            # will never work off its inbox: what is there is replayed elsewhere.
             self._retired.remove(task)
             self._end(task)
 

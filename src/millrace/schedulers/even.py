@@ -40,7 +40,9 @@ class Even:
                  plan: Mapping[str, Plan]) -> SchedulingResult:
         if graphs and not cluster.slots:
             return _no_slots(graphs, cluster)
-        board = _Board(cluster, self.one_worker_per_node, {graph.name: WORKERS.of(graph.config) for graph in graphs})
+        pinned = {_Group(graph.name, part.name) for graph in graphs for part in graph.components if not part.movable}
+        most = {graph.name: WORKERS.of(graph.config) for graph in graphs}
+        board = _Board(cluster, self.one_worker_per_node, most, pinned)
         self._keep(board, graphs, plan)
         placed = sum(board.place(graph.name, graph.tasks()) for graph in graphs)
         moved = board.level() if self.spread_back else 0
@@ -82,8 +84,9 @@ class _Group(NamedTuple):
 class _Board:
     """The slots while a schedule is worked out: what is on each, and where a task may go."""
 
-    def __init__(self, cluster: Cluster, one_worker_per_node: bool, most: Mapping[str, int | None]) -> None:
-        self.one_worker_per_node = one_worker_per_node
+    def __init__(self, cluster: Cluster, one_worker_per_node: bool, most: Mapping[str, int | None],
+                 pinned: set[_Group]) -> None:
+        self.one_worker_per_node, self.pinned = one_worker_per_node, pinned
         self.most = {name: limit for name, limit in most.items() if limit is not None}  # slots a topology may use
         self.used: defaultdict[str, Counter[int]] = defaultdict(Counter)  # topology -> tasks on each of its slots
         self.rank = {slot: rank for rank, slot in enumerate(_alternating(cluster))}
@@ -100,7 +103,8 @@ class _Board:
                 self.counts[slot] += 1
 
     def keep(self, topology: str, placement: Mapping[TaskId, int]) -> None:
-        """Put the tasks back on their slots, except where the slot is gone or the topology may not use it."""
+        """Put the tasks back on their slots, except where the slot is gone or the topology may not use it; those that are
+        pinned in any case where the slot is alive."""
         used = Counter(slot for slot in placement.values() if slot in self.counts)
         fullest = sorted(used, key=lambda slot: (-used[slot], slot))
         if self.one_worker_per_node:  # of several slots on a node, the one with most tasks stays
@@ -109,7 +113,7 @@ class _Board:
         kept = {slot for slot in fullest if self.allowed(topology, slot)}
         kept = set([slot for slot in fullest if slot in kept][:self.most.get(topology)])
         for task, slot in placement.items():
-            if slot in kept:
+            if slot in kept or (slot in self.counts and _Group(topology, task.component) in self.pinned):
                 self.put(topology, task, slot)
 
     def place(self, topology: str, tasks: Sequence[TaskId]) -> int:
@@ -150,7 +154,7 @@ class _Board:
             if self.counts[source] - self.counts[targets[0]] < 2:
                 return None
             best = None
-            for group in sorted(self.on[source]):
+            for group in sorted(self.on[source].keys() - self.pinned):
                 target = next((slot for slot in targets if self.allowed(group.topology, slot)), source)
                 if self.counts[target] > most:
                     continue

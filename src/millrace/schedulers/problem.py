@@ -53,7 +53,8 @@ class Problem:
     memory: Floats  # MB
     queue: Ints
     queue_floor: Ints
-    settling: NDArray[np.bool_]
+    settling: Flags
+    pinned: Flags  # it must stay on its slot as long as that is alive
     current: Ints  # slot of each task; NOWHERE if it has none that is alive
     left: Ints  # task at one end of an edge
     right: Ints  # and at the other; left < right
@@ -97,6 +98,7 @@ class Problem:
             queue=_clean([seen.queue_length if seen else 0 for seen in measured]).astype(np.int64),
             queue_floor=_clean([seen.queue_floor if seen else 0 for seen in measured]).astype(np.int64),
             settling=np.array([key in settling for key in tasks], dtype=bool),
+            pinned=(current >= 0) & ~np.array([graph.movable(task) for graph in graphs for task in graph.tasks()], dtype=bool),
             current=current, left=left, right=right, rate=rate,
             slot_numbers=np.array([slot.number for slot in slots], dtype=np.int64), slot_node=slot_node,
             slot_taken=taken, slot_tasks_taken=tasks_taken, node_names=tuple(nodes),
@@ -182,8 +184,9 @@ class Problem:
     # -- the answer --------------------------------------------------------------------------------------------------
 
     def answer(self, assignment: Ints, reason: str, capacity: float = 1.0) -> SchedulingResult:
-        """The result with this placement: NoChange if it is the one in force. `capacity`: the share of each node's
-        CPU that may be used; what goes beyond is reported."""
+        """The result with this placement, but for tasks that must stay where they are: NoChange if it is the one in force.
+        `capacity`: the share of each node's CPU that may be used; what goes beyond is reported."""
+        assignment = np.where(self.pinned, self.current, assignment)
         if (assignment < 0).any():
             return self.cannot_place(np.flatnonzero(assignment < 0), reason)
         numbers = self.slot_numbers[assignment]

@@ -48,6 +48,10 @@ def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: 
     dead = sorted(set(new.placement.values()) - {slot.number for slot in cluster.slots})
     if dead:
         yield f"it uses slot {dead[0]}, and the slots that are alive are {sorted(slot.number for slot in cluster.slots)}"
+    stuck = sorted(task for task, slot in (old.placement if old else {}).items() if task in tasks and not graph.movable(task)
+                   and slot not in dead and slot in {one.number for one in cluster.slots} and new.placement.get(task) != slot)
+    if stuck:
+        yield f"it moves {stuck[0]}, a spout whose source cannot be read again: that stays where it is"
     if old is not None and new.version not in (old.version, old.version + 1):
         yield f"it has version {new.version} where the plan in force has {old.version}"
     for component in graph.bolts:
