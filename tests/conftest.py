@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest.register_assert_rewrite("history_suite")  # its assertions are used by tests of two folders
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -141,7 +141,7 @@ def test_a_talkative_one_disturbs_nobody(planner: Planner, capfd: pytest.Capture
 
 def test_one_that_leaks(planner: Planner) -> None:
     for times in (1, 2, 3):
-        assert ask(planner, "Leaks") == {"kind": "no-change", "reason": f"{times} times 4 MB"}
+        assert ask(planner, "Leaks") == {"kind": "no-change", "reason": f"{times} times 4 MB", "overload": []}
     assert_it_lives(planner)
 
 
@@ -196,7 +196,8 @@ def test_one_that_cannot_be_used(planner: Planner, scheduler: str, says: str) ->
 
 
 def test_parameters_are_checked_where_the_scheduler_is(planner: Planner) -> None:
-    assert check(planner, "user_schedulers:Tuned", least=3) == {"parameters": {"least": 3, "label": "x"}, "period": 17.0}
+    assert check(planner, "user_schedulers:Tuned", least=3) == {
+        "parameters": {"least": 3, "label": "x"}, "period": 17.0, "weighs_itself": False}
     assert "out of range" in str(check(planner, "user_schedulers:Tuned", least=10))
     assert "has no parameter 'most'; it has least, label" in str(check(planner, "user_schedulers:Tuned", most=1))
     answer = ask(planner, "Tuned", parameters={"least": 4, "label": "at least"})

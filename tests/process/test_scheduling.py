@@ -77,7 +77,7 @@ def test_bad_schedulers_change_nothing_and_are_told_of_once(cluster: ProcessClus
                        "SysExits": "it raised SystemExit", "Unsendable": "it has version", "Hangs": "no answer within"}.items():
         scheduler = user(name)
         master.set_scheduler(scheduler, {}, {**QUICK, "time_limit": 0.2 if name == "Hangs" else 30.0})
-        stream.until(lambda scheduler=scheduler: times(master, scheduler) >= 3)
+        stream.until(lambda scheduler=scheduler: times(master, scheduler) >= 2)
         assert times(master, scheduler, FAILED) == times(master, scheduler)
         told = [event for event in master.status()["events"] if f"scheduler {scheduler} failed" in event["text"]]
         assert len(told) == 1 and told[0]["level"] == "warning", told
