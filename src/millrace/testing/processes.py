@@ -9,6 +9,7 @@ import time
 from types import TracebackType
 from typing import Any
 
+from millrace.config import HISTORY
 from millrace.master.service import Master
 from millrace.model.graph import TopologyGraph, graph_of
 from millrace.runtime import process as worker_process
@@ -26,7 +27,8 @@ class ProcessCluster:
 
     def __init__(self, workers: int = 2, name: str | None = None, bind: str = "", apart: bool = False, nodes: int = 1,
                  **options: Any) -> None:
-        self.master = Master(name or f"test-{os.getpid()}-{time.monotonic_ns()}", **options)
+        settings = {HISTORY.key: "none", **(options.pop("settings", None) or {})}  # unless a test asks for a history
+        self.master = Master(name or f"test-{os.getpid()}-{time.monotonic_ns()}", settings=settings, **options)
         self.master.start()
         self._bind, self._apart, self._nodes = bind, apart, nodes
         self._spawn = multiprocessing.get_context("spawn")
