@@ -78,7 +78,7 @@ class SpoutTask(Task):
     # -- work ------------------------------------------------------------------------------------------------------
 
     def may_emit(self) -> bool:
-        return (self.started and self.active and not self.blocked and self.retiring is None and not self._failures
+        return (self.started and self.active and not self.blocked and not self._failures
                 and not (self.max_pending and self.flight.tuples >= self.max_pending)
                 and not self.flight.lagging(self.worker.clock.now()))
 

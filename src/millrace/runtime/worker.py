@@ -171,13 +171,12 @@ class Worker:
                 self._retired.remove(task)
                 self._end(task)
         deadline = self.clock.now() + self.grace
-        for task in self._all_tasks():
-            if isinstance(task, SpoutTask) and task.topology in lost:
-                task.worker_lost(deadline)
         for run in self.topologies.values():
             run.tracker.settle()
             for task in run.tasks.values():
                 if isinstance(task, SpoutTask):
+                    if run in lost:
+                        task.worker_lost(deadline)
                     task.set_active(run.active)
                 if not task.blocked:
                     self.ready(task)
@@ -186,10 +185,6 @@ class Worker:
         early, self._early = self._early, deque()
         for since, message in early:
             self._on_tracking(message, since)
-
-    def _all_tasks(self) -> list[Task]:
-        """Those that run here, and those that have moved away and still work off what they have."""
-        return [*(task for run in self.topologies.values() for task in run.tasks.values()), *self._retired]
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -397,10 +392,10 @@ class Worker:
             self.counters["stale"] += 1
 
     def on_verdicts(self, run: TopologyRun, number: int, incarnation: int, finished: list[int], failed: list[int]) -> None:
-        """What became of roots, for the spout task that sent them: it may have moved away since, and wait for this."""
-        for task in [run.tasks.get(number), *(old for old in self._retired if old.number == number and old.topology is run)]:
-            if isinstance(task, SpoutTask) and task.incarnation == incarnation:
-                task.told(finished, failed)
+        """What became of roots, for the spout task that sent them, if it is still the same."""
+        task = run.tasks.get(number)
+        if isinstance(task, SpoutTask) and task.incarnation == incarnation:
+            task.told(finished, failed)
 
     def _on_chunk(self, chunk: wire.Chunk, body: Any) -> None:
         task = self._target(chunk)
@@ -530,11 +525,10 @@ class Worker:
         for run in self.topologies.values():
             held_before = now - 2 * MESSAGE_TIMEOUT.of(run.graph.config)
             for task in run.tasks.values():
-                if isinstance(task, BoltTask) and task.held:
+                if isinstance(task, SpoutTask):
+                    task.check_overdue(now)
+                elif isinstance(task, BoltTask) and task.held:
                     task.forget_held(held_before)
-        for task in self._all_tasks():
-            if isinstance(task, SpoutTask):
-                task.check_overdue(now)
         for key in [key for key, kept in self._stash.items() if now - kept[-1][2] > STASH_SECONDS]:
             self.counters["stale"] += len(self._stash.pop(key))
         for task in self._retired:
@@ -547,7 +541,7 @@ class Worker:
             self._end(task)
 
     def _probe(self) -> None:
-        for task in self._all_tasks():
+        for task in [*(task for run in self.topologies.values() for task in run.tasks.values()), *self._retired]:
             for channel in task.channels.values():
                 if channel.full and channel.link is not None:
                     channel.link.send([wire.encode(wire.Probe(
