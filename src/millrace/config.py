@@ -15,6 +15,7 @@ from millrace.errors import TopologyError
 
 AT_MOST_ONCE = "at-most-once"
 AT_LEAST_ONCE = "at-least-once"
+EXACTLY_ONCE = "exactly-once"
 EMBEDDED = "embedded"
 
 
@@ -56,9 +57,10 @@ class Setting:
         return int(value) if self.whole else value
 
 
-GUARANTEE = Setting("topology.guarantee", AT_LEAST_ONCE, choices=(AT_MOST_ONCE, AT_LEAST_ONCE),
+GUARANTEE = Setting("topology.guarantee", AT_LEAST_ONCE, choices=(AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE),
                     about="at-most-once: no tracking. at-least-once: what a spout emits with an id is tracked until all "
-                          "that came of it is processed, and failed back to the spout otherwise.")
+                          "that came of it is processed, and failed back to the spout otherwise. exactly-once: after a "
+                          "failure everything goes back to the last committed wave; spouts must be replayable.")
 WORKERS = Setting("topology.workers", None, low=1, whole=True,
                   about="Most workers that the topology's tasks are spread over at first. Unset: all there are. A scheduler "
                         "that goes by the load later uses as many as it needs.")
@@ -74,6 +76,14 @@ TICK_SECONDS = Setting("topology.tick.tuple.freq.secs", None, low=0.001,
                        about="Seconds between tick tuples. Unset: no ticks. May be set for one component.")
 KEY_GROUP_COUNT = Setting("topology.key.groups", 128, low=1,
                           about="Shares into which the key space of a fields grouping is cut; at least its parallelism.")
+WAVE_INTERVAL = Setting("topology.checkpoint.interval.secs", 5.0, low=0.01,
+                        about="Seconds between the waves that snapshot a topology that is exactly-once or has state.")
+WAVE_TIMEOUT = Setting("topology.checkpoint.timeout.secs", 60.0, low=0.1,
+                       about="Seconds after which a wave that not every task has prepared is given up; the next one "
+                             "covers it.")
+BACKUP_BLOCKS = Setting("topology.backup.blocks", None, text=True,
+                        about="Blocks into which a snapshot is cut for other workers' memory: r+c, for example 7+3 (any 7 "
+                              "of the 10 restore it), or none. Unset: by the number of workers.")
 CHUNK_TUPLES = Setting("topology.chunk.tuples", 1000, low=1, about="A chunk closes when it holds this many tuples.")
 CHUNK_LINGER = Setting("topology.chunk.linger.ms", 1.0, low=0,
                        about="Milliseconds after which a spout's chunk closes though it is not full.")
@@ -113,6 +123,12 @@ AGENT_POLL = Setting("agent.poll.secs", 1.0, low=0.01,
 COORDINATION = Setting("coordination.store", EMBEDDED, text=True,
                        about="Where the master writes plans for the agents: embedded (in the master), or "
                              "zookeeper://HOST:PORT,HOST:PORT.")
+CHECKPOINTS = Setting("checkpoint.store", None, text=True,
+                      about="Where snapshots are kept: a directory that all hosts share, a URI of a file system (hdfs://, "
+                            "s3://, gs://), or redis://HOST:PORT. Unset: a directory in the user's state directory, "
+                            "which is enough on one host.")
+BACKUP_MEMORY = Setting("backup.memory.mb", 1024.0, low=1,
+                        about="Most memory that a worker gives to other workers' snapshots.")
 LOAD_PERIOD = Setting("load.period.secs", 20.0, low=0.1,
                       about="Seconds in each window of the load monitor; no longer than the scheduler's period.")
 HISTORY = Setting("history.url", None, text=True,

@@ -4,6 +4,7 @@
     ├── TopologyError            a declaration that cannot run (also a ValueError)
     ├── EncodingError            a value that cannot travel (also a TypeError)
     ├── EmitError                an emit that does not fit the declared stream (also a ValueError)
+    ├── KeyNotOwned              a key of keyed state that belongs to another task (also a KeyError)
     ├── NotRunning               emit, ack or fail called outside a running task
     ├── JavaNotFound             no Java that Spark can use
     ├── MasterUnreachable        the Spark master, or a running Millrace, does not answer
@@ -16,7 +17,10 @@
     ├── SchedulerFailed          a scheduler that raised, took too long or returned no plan that can be run
     ├── StalePlan                a plan made for another one than that in force
     ├── NotTheAuthor             another master has taken over the plans
-    ├── StoreUnreachable         the coordination store or the history's database does not answer
+    ├── StoreUnreachable         a store (of plans, history or checkpoints) does not answer, is full or refuses
+    ├── CheckpointMissing        the checkpoint store has nothing of that name
+    ├── CorruptCheckpoint        a checkpoint whose bytes are not those that were written
+    ├── NotEnoughFragments       a snapshot that cannot be rebuilt from the fragments of it that came
     └── WireError                a frame that is not one of ours
 
 A message says what was asked, what there was, and what to do about it.
@@ -39,6 +43,13 @@ class EncodingError(MillraceError, TypeError):
 
 class EmitError(MillraceError, ValueError):
     """An emit does not fit its stream: wrong length, unknown stream, a task that is not a direct target."""
+
+
+class KeyNotOwned(MillraceError, KeyError):
+    """A bolt used a key of its state whose key group another task has; says which group and task."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""
 
 
 class NotRunning(MillraceError, RuntimeError):
@@ -101,3 +112,15 @@ class NotTheAuthor(MillraceError):
 
 class StoreUnreachable(MillraceError):
     """A store that is needed does not answer."""
+
+
+class CheckpointMissing(MillraceError):
+    """Something that a checkpoint needs is not in the store: it was deleted, or the store came back empty."""
+
+
+class CorruptCheckpoint(MillraceError):
+    """What the checkpoint store gave back is not what was written, or cannot be restored."""
+
+
+class NotEnoughFragments(MillraceError):
+    """Fewer good fragments than a snapshot needs; says which were set aside and why. The checkpoint store has it too."""

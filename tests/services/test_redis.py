@@ -286,6 +286,8 @@ def test_sink_counter_adds(redis_server, redis_client):
     assert redis_client.hgetall("out") == {"tea": "2", "fish": "5"}
     with pytest.raises(EncodingError, match="adds whole numbers"):
         bolt.process_rows(rows("word n", [["tea", 1], ["tea", 1.5]]))
+    with pytest.raises(EncodingError, match="adds numbers of 64 bits; those for 'fish' make 9223372036854775808"):
+        bolt.process_rows(rows("word n", [["tea", 1], ["fish", 2**62], ["fish", 2**62]]))
     assert redis_client.hgetall("out") == {"tea": "2", "fish": "5"}
 
 
@@ -300,6 +302,48 @@ def test_a_chunk_is_written_wholly_or_not_at_all(redis_server, redis_client):
     with pytest.raises(Exception, match="not an integer"):
         bolt.process_rows(rows("word n", [["fish", 1]]))
     assert redis_client.hgetall("out") == {"fish": "many"}
+
+
+def test_staged_values_are_those_that_are_written_straight_away(redis_server, redis_client):
+    chunk = rows("a b c d", [["tea", 1, 1.5, b"\x00\xff:3:"], ["größe", True, None, [1, {"x": "y"}]]])
+    raw = redis.Redis.from_url(redis_server.url)
+    for mode in ("list", "hash", "stream"):
+        data = chunk if mode != "list" else [row._replace(d="text") for row in chunk]
+        sink(redis_server, mode, key="direct").process_rows(data)
+        staged = attach(RedisSink, {"url": redis_server.url, "key": "staged", "mode": mode}, exactly_once=True, epoch=1)[0]
+        staged.process_rows(data)
+        assert not raw.exists("staged")
+        staged.prepare(1)
+        staged.commit(1)
+        look = {"list": lambda key: raw.lrange(key, 0, -1), "hash": raw.hgetall,
+                "stream": lambda key: [fields for _, fields in raw.xrange(key)]}[mode]
+        assert look("staged") == look("direct") != []
+        raw.flushall()
+    raw.close()
+
+
+def test_a_command_that_the_server_refuses_stays_and_those_before_it_do_not_come_again(redis_server, redis_client):
+    redis_client.hset("out", "fish", "many")
+    bolt = attach(RedisSink, {"url": redis_server.url, "key": "out", "mode": "counter"}, exactly_once=True, epoch=1)[0]
+    bolt.process_rows(rows("word n", [["tea", 1], ["fish", 5], ["milk", 2]]))
+    bolt.prepare(1)
+    for _ in range(2):
+        with pytest.raises(redis.exceptions.ResponseError, match="not an integer"):
+            bolt.commit(1)
+        assert redis_client.hgetall("out") == {"tea": "1", "fish": "many"}
+    redis_client.hset("out", "fish", "3")
+    bolt.commit(1)
+    assert redis_client.hgetall("out") == {"tea": "1", "fish": "8", "milk": "2"}
+
+
+def test_staged_rows_that_the_server_has_lost_are_noticed(redis_server, redis_client):
+    bolt = attach(RedisSink, {"url": redis_server.url, "key": "out", "mode": "list"}, exactly_once=True, epoch=1)[0]
+    bolt.process_rows(rows("word", [["tea"]]))
+    redis_client.flushall()
+    with pytest.raises(MillraceError, match=r"not all that was staged in Redis under millrace:staged:\{test\+under-test\}"):
+        bolt.process_rows(rows("word", [["fish"]]))
+    with pytest.raises(MillraceError, match="must go back to its last committed wave"):
+        bolt.prepare(1)
 
 
 # ---- settings ----

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from millrace.api.grouping import stable_hash
+from millrace.api.topology import Topology
 from millrace.control.master_state import TopologyState
+from millrace.control.waves import IDLE, Waves
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
-from millrace.workloads.audit import AuditedWordCount, AuditResult, audit
+from millrace.runtime.checkpoint_store import CheckpointStore, open_store
+from millrace.runtime.checkpoints import Checkpoints
+from millrace.state.task_state import open_states
+from millrace.workloads.audit import (
+    AuditedWordCount,
+    AuditResult,
+    StatefulWordCount,
+    TallyNumbered,
+    audit,
+    true_counts,
+)
 
 SECONDS = 60.0  # a safety limit, never a measure
 RATE = 4000  # lines a second, ten words each
@@ -17,10 +33,12 @@ RATE = 4000  # lines a second, ten words each
 class AuditedStream:
     """Submits AuditedWordCount and waits for conditions of it; `finish` drains it and looks for every word."""
 
-    def __init__(self, master: Master, directory: Path, name: str = "audited", rate: float = RATE,
+    topology: type[Topology] = AuditedWordCount
+
+    def __init__(self, master: Master, directory: Path, name: str = "audited", rate: float = RATE, resume: bool = False,
                  **config: object) -> None:
         self.master, self.directory, self.name = master, directory, name
-        master.submit(graph_of(AuditedWordCount, name, {"path": str(directory), "rate": rate, **config}))
+        master.submit(graph_of(self.topology, name, {"path": str(directory), "rate": rate, **config}), resume)
         self.until(lambda: self.state.status == "running")
 
     @property
@@ -66,6 +84,73 @@ class AuditedStream:
         found = audit(self.directory, self.positions())
         self.end()
         return found
+
+
+class StatefulStream(AuditedStream):
+    """The same with keyed state and waves. `counts` is what its last checkpoint has."""
+
+    topology = StatefulWordCount
+
+    def __init__(self, master: Master, directory: Path, name: str = "stateful", guarantee: str = "exactly-once",
+                 interval: float = 0.3, **options: Any) -> None:
+        config = {"topology.guarantee": guarantee, "topology.checkpoint.interval.secs": interval,
+                  "topology.message.timeout.secs": 5.0}
+        super().__init__(master, directory, name, **{**config, **options})
+
+    @property
+    def waves(self) -> Waves:
+        found = self.state.waves
+        assert found is not None
+        return found
+
+    def wave(self, count: int = 1) -> None:
+        """Wait until so many more waves are committed, everywhere."""
+        target = self.waves.committed + count
+        self.until(lambda: self.waves.committed >= target and self.waves.phase == IDLE and self.state.status != "starting")
+
+    def drain(self) -> None:
+        """Until all is worked off and committed: a worker that is gone by then has been missed."""
+        self.master.pause(self.name)
+        self.wave(2)
+        self.until(lambda: self.state.status == "paused" and self.master.state.drained(self.state))
+        self.wave()
+
+    def counts(self) -> Counter[str]:
+        return stored_counts(open_store(self.master.checkpointing.place), self.name)
+
+    def finish_both(self) -> tuple[AuditResult, Counter[str], Counter[str]]:
+        """What the sink has, what the state has, and what it must have."""
+        self.drain()
+        expected = self.positions()
+        found, counts = audit(self.directory, expected), self.counts()
+        self.end()
+        return found, counts, true_counts(expected)
+
+
+def stored_counts(store: CheckpointStore, topology: str) -> Counter[str]:
+    """The words' counts in the newest checkpoint, read without the engine."""
+    checkpoints = Checkpoints(store, topology)
+    manifest = checkpoints.latest()
+    assert manifest is not None
+    component = TallyNumbered()
+    groups = range(manifest.key_groups)
+    state = open_states(component, stable_hash, groups, manifest.key_groups, "test", time.time)
+    assert state is not None
+    for group, chain in manifest.chains("count").items():
+        state.restore(group, checkpoints.read_chain(chain))
+    return Counter(dict(component.counts.items()))
+
+
+def assert_all_exact(result: tuple[AuditResult, Counter[str], Counter[str]]) -> None:
+    found, counts, truth = result
+    assert_exact(found)
+    assert counts == truth
+
+
+def assert_never_less(result: tuple[AuditResult, Counter[str], Counter[str]]) -> None:
+    found, counts, truth = result
+    assert_nothing_lost(found, ahead=True)
+    assert counts >= truth
 
 
 def assert_nothing_lost(found: AuditResult, ahead: bool = False) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
+from millrace.api.state import State
 from millrace.errors import NotRunning
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ class Component:
     context: dict[str, Any] = {}
     logger: logging.Logger = logging.getLogger("millrace.component")
     tracked: bool = False  # True: the topology runs at least once, ack and fail will come
+    exactly_once: bool = False  # True: the topology does
+    epoch: int = 0  # of this incarnation: it rises each time the topology goes back to a committed wave
     _handle: TaskHandle = _Detached()
 
     def __init__(self) -> None:
@@ -143,6 +146,15 @@ class Component:
 
     def close(self) -> None:
         """Called when the task is stopped in good order; not after a crash, so nothing may depend on it."""
+
+    def snapshot(self) -> Any:
+        """What must survive beside the keyed state, as anything that msgpack can hold; None if there is nothing. Called
+        at each wave."""
+        return None
+
+    def restore(self, snapshot: Any) -> None:
+        """Called after `initialize` when the task goes on from a wave, with what `snapshot` had returned at it."""
+        raise NotImplementedError(f"{type(self).__name__} defines snapshot: it must define restore too")
 
     def log(self, message: str, level: str | None = None) -> None:
         levels = {"trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO,
@@ -172,6 +184,9 @@ class Component:
         return None
 
     def _on_timer(self) -> None: ...
+
+    def _before_wave(self) -> None:
+        """Called right before the snapshot: what has been kept for later is due now."""
 
 
 class Spout(Component):
@@ -310,6 +325,9 @@ class Bolt(Component):
     acks_itself: ClassVar[bool] = False  # True: `process` keeps the tuple and acks it later
     named_rows: ClassVar[bool] = True  # False: values come as plain tuples, without field names; a little cheaper
 
+    # By the key of its fields grouping; snapshotted at each wave. See api/state.py for others beside it.
+    state = State()
+
     @classmethod
     def spec(cls, name: str | None = None, inputs: Any = None, par: Any = None,
              config: dict[str, Any] | None = None) -> ComponentSpec:
@@ -400,6 +418,9 @@ class BatchingBolt(Bolt):
             self._ticks = 0
             self.process_batches()
 
+    def _before_wave(self) -> None:
+        self.process_batches()
+
     def process_batches(self) -> None:
         """Runs all waiting batches. One that raises is failed as a whole; the others still run."""
         batches, self._batches = self._batches, defaultdict(list)
@@ -434,3 +455,18 @@ class TicklessBatchingBolt(BatchingBolt):
 
     def _on_timer(self) -> None:
         self.process_batches()
+
+
+def uses_state(component_cls: type[Component]) -> bool:
+    """Whether the class declares keyed state of its own or mentions `state` in its code. Found without running it, so that
+    a topology knows before it starts whether it has something to snapshot."""
+    own = [base for base in component_cls.__mro__ if base.__module__ != __name__]
+    members = [member for base in own for member in vars(base).values()]
+    return any(isinstance(member, State) or "state" in _names(getattr(member, "__code__", None)) for member in members)
+
+
+def _names(code: Any) -> set[str]:
+    if code is None:
+        return set()
+    nested = (constant for constant in code.co_consts if hasattr(constant, "co_names"))
+    return set(code.co_names).union(*(_names(one) for one in nested))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.cli.options import ClusterName, Json, pairs
+from millrace.cli.options import ClusterName, Json, json_or_text, pairs
 from millrace.cli.scheduler import app as scheduler_app
 from millrace.errors import MillraceError
 
@@ -60,13 +60,14 @@ def run(topology: Annotated[str, typer.Argument(help="module:Topology, for examp
         conf: Annotated[list[str] | None, typer.Option(help="Spark setting KEY=VALUE, may be repeated.")] = None,
         scheduler: Annotated[str | None, typer.Option(help="Scheduler that re-plans while it runs; `scheduler list`.")] = None,
         scheduler_set: Annotated[list[str] | None, typer.Option(help="Parameter of it, KEY=VALUE, may be repeated.")] = None,
+        resume: Annotated[bool, typer.Option(help="Go on from the last committed wave of the topology of this name.")] = False,
         as_json: Json = False) -> None:
     """Run a topology on Spark until Ctrl-C, `millrace kill` or --seconds."""
     from millrace.cli.running import RunOptions, run_topology
 
     options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), pairs("--config", config), seconds,
                          cluster, bind, port, one_worker_per_node, pairs("--conf", conf, raw=True), pairs("--set", setting),
-                         scheduler, pairs("--scheduler-set", scheduler_set))
+                         scheduler, pairs("--scheduler-set", scheduler_set), resume)
     result = run_topology(options, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
@@ -115,6 +116,25 @@ def plan(cluster: ClusterName = None, as_json: Json = False) -> None:
 
     found = ask(cluster, "plan")
     typer.echo(json.dumps(found)) if as_json else print_plan(found)
+
+
+@app.command()
+def state(topology: Annotated[str | None, typer.Argument(help="Its name; all of them if not given.")] = None,
+          query: Annotated[tuple[str, str] | None, typer.Option(
+              help="COMPONENT KEY: show what the component has under the key (JSON or text) now.")] = None,
+          name: Annotated[str, typer.Option(help="With --query: which of the bolt's states.")] = "state",
+          groups: Annotated[bool, typer.Option(help="Show every key group.")] = False,
+          cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Show what state is kept: waves, key groups, sizes, versions, and who has fragments of it."""
+    from millrace.cli.show import print_state, print_value
+    from millrace.master.desk import ask
+
+    if query is not None:
+        found = ask(cluster, "query", topology=topology, component=query[0], key=json_or_text(query[1]), state=name)
+        typer.echo(json.dumps(found)) if as_json else print_value(found)
+        raise typer.Exit(0 if found["found"] else 1)
+    found = ask(cluster, "state", topology=topology)
+    typer.echo(json.dumps(found)) if as_json else print_state(found, groups)
 
 
 @app.command()
@@ -183,6 +203,29 @@ def bench_scheduler(as_json: Json = False) -> None:
     from millrace.bench.scheduler import run_scheduler_bench
 
     result = run_scheduler_bench(live=not as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
+@bench_app.command("state")
+def bench_state(quick: Annotated[bool, typer.Option(help="Small sizes only.")] = False, as_json: Json = False) -> None:
+    """Erasure coding, restoring state from fragments, Redis and a directory, and what waves cost."""
+    from millrace.bench.state import run_state_bench
+
+    result = run_state_bench(live=not as_json, quick=quick)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
+@bench_app.command("faults")
+def bench_faults(minutes: Annotated[float, typer.Option(help="How long.", min=0.1)] = 5,
+                 seed: Annotated[int, typer.Option(help="Of the plan of faults.")] = 1,
+                 guarantee: Annotated[str, typer.Option(help="exactly-once or at-least-once.")] = "exactly-once",
+                 as_json: Json = False) -> None:
+    """Keep breaking what a word count runs on, and compare what comes out with the truth."""
+    from millrace.bench.faults import run_faults
+
+    result = run_faults(minutes, seed, guarantee, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
 

@@ -20,12 +20,16 @@ def pairs(option: str, given: list[str] | None, whole: bool = False, raw: bool =
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise MillraceError(f"{option} {item!r} is not of the form KEY=VALUE")
-        try:
-            found[key] = value if raw else json.loads(value)
-        except (ValueError, RecursionError):
-            found[key] = value
+        found[key] = value if raw else json_or_text(value)
         if type(found[key]) is int and found[key].bit_length() > 63:
             raise MillraceError(f"{option} {item!r}: the number is too large")
         if whole and type(found[key]) is not int:  # `true` is an int for isinstance
             raise MillraceError(f"{option} {item!r}: the value must be a whole number")
     return found
+
+
+def json_or_text(given: str) -> Any:
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError):
+        return given

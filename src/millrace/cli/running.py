@@ -41,6 +41,7 @@ class RunOptions:
     settings: dict[str, Any]
     scheduler: str | None
     scheduler_parameters: dict[str, Any]
+    resume: bool
 
 
 def load_topology(name: str) -> type[Topology]:
@@ -107,7 +108,7 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
                         settings=engine_settings(options.settings), spark_settings=options.spark) as engine:
         if options.scheduler is not None:
             engine.set_scheduler(options.scheduler, options.scheduler_parameters)
-        running = engine.submit(graph)
+        running = engine.submit(graph, resume=options.resume)
         console.print(f"running as cluster {engine.master.name}; `millrace status` and `millrace kill {graph.name}` work "
                       "from another terminal, Ctrl-C stops it here", markup=False)
         deadline = time.monotonic() + options.seconds if options.seconds else float("inf")

@@ -74,7 +74,9 @@ def print_move(found: dict[str, Any]) -> None:
         console.print(f"{found['task']} is on worker {found['to']} already")
         return
     console.print(f"{found['task']} of {found['topology']} moves from worker {found['from']} to worker {found['to']}")
-    if found["keyed"]:
+    if found["waves"]:
+        console.print("it goes with the next wave, and takes its state along")
+    elif found["keyed"]:
         console.print("it begins anew there: what it keeps in its own attributes stays behind")
 
 
@@ -115,6 +117,55 @@ def print_load(found: dict[str, Any]) -> None:
         table.add_row(node, f"{row['cpu_mhz']:,.0f}", f"{row['capacity_mhz']:,.0f}", f"{row['memory_used_mb']:,.0f}",
                       f"{row['memory_mb']:,.0f}")
     console.print(table)
+
+
+def print_state(found: dict[str, Any], groups: bool) -> None:
+    console = Console(markup=False, emoji=False)
+    console.print(f"checkpoints in {found['store']}")
+    for topology in found["topologies"]:
+        if not topology["waves"]:
+            console.print(f"{topology['name']} keeps no state and is not exactly-once: no waves")
+            continue
+        last = f"wave {topology['wave']}, committed in {topology['seconds']:g} s" if topology["wave"] else "none yet"
+        console.print(f"{topology['name']}: {last}; epoch {topology['epoch']}; {topology['given_up']} waves given up")
+        if topology["trouble"]:
+            console.print(f"the last wave was given up: {topology['trouble']}")
+        for component in topology["components"]:
+            console.print(_groups_table(component) if groups else _tasks_table(component))
+
+
+def _tasks_table(component: dict[str, Any]) -> Table:
+    table = Table("task", "key groups", "bytes", "newest blob", "fragments at workers", title_justify="left",
+                  title=f"{component['name']}: {component['bytes']:,} bytes")
+    held = {fragment["blob"]: fragment for fragment in component["fragments"]}
+    for task in sorted({group["task"] for group in component["key_groups"]}):
+        mine = [group for group in component["key_groups"] if group["task"] == task]
+        newest = max(group["blob"] for group in mine)
+        table.add_row(f"{component['name']}[{task}]", str(len(mine)), f"{sum(group['bytes'] for group in mine):,}", newest,
+                      _fragments(held.get(newest)))
+    return table
+
+
+def _groups_table(component: dict[str, Any]) -> Table:
+    table = Table("group", "task", "bytes", "pieces", "newest blob", title_justify="left",
+                  title=f"{component['name']}: {component['bytes']:,} bytes")
+    for group in component["key_groups"]:
+        table.add_row(str(group["group"]), str(group["task"]), f"{group['bytes']:,}", str(group["pieces"]), group["blob"])
+    return table
+
+
+def _fragments(held: dict[str, Any] | None) -> str:
+    if held is None:
+        return "none"
+    return f"{', '.join(map(str, held['workers']))} (any {held['raw']} of {held['raw'] + held['check']})"
+
+
+def print_value(found: dict[str, Any]) -> None:
+    console = Console(markup=False, emoji=False)
+    if found["found"]:
+        console.print(repr(found["value"]))
+    else:
+        console.print(f"{found['task']} (worker {found['worker']}, key group {found['group']}): {found['error']}")
 
 
 def _latency(value: dict[str, float] | None) -> str:

@@ -10,14 +10,19 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from millrace.api.component import Bolt, Component, ReliableSpout
+from millrace.api.component import Component, ReliableSpout
 from millrace.connectors.settings import optional_module, setting
 from millrace.connectors.sinks import field_names
+from millrace.connectors.staged_commands import StagedCommands
+from millrace.connectors.staging import StagedSink
 from millrace.errors import EncodingError, MillraceError
 
 TIMEOUT_SECONDS = 5.0  # a server that does not answer is an error, not a hang
 IDLE_SECONDS = 0.01  # after an empty read, the time until the next
+ROWS_IN_COMMAND = 500  # a Lua script on the server cannot call one with more than 8,000 words
 _to_json = msgspec.json.Encoder().encode
+
+Command = tuple[Any, ...]
 
 
 def connect(component: Component, conf: dict[str, Any]) -> Any:
@@ -250,7 +255,7 @@ class RedisStreamSpout(_RedisSpout):
         """New entries (`>`), or those this consumer already holds that come after an id."""
         reply = self._redis.xreadgroup(self._group, str(self.task_index), {self._key: after}, count=self._count,
                                        noack=not self.tracked)
-        return [(id.decode(), {_text(name): _text(value) for name, value in (data or {}).items()})
+        return [(id.decode(), {text_of(name): text_of(value) for name, value in (data or {}).items()})
                 for _, entries in reply or () for id, data in entries]
 
     def _send_done(self) -> None:
@@ -258,7 +263,7 @@ class RedisStreamSpout(_RedisSpout):
         self._done.clear()
 
 
-class RedisSink(Bolt):
+class RedisSink(StagedSink):
     """Writes rows to Redis: each chunk in one round trip and one transaction, so that it is there wholly or not at all.
 
     | config | meaning |
@@ -271,49 +276,72 @@ class RedisSink(Bolt):
 
     `process_rows` returns when the server has answered. A chunk that is sent again after a failure is written again:
     `hash` does not mind, the others show it. Texts, bytes and numbers are stored as they are, other values as JSON.
+
+    In an exactly-once topology the commands wait in lists on the same server (`millrace:staged:...`), and the commit of a
+    wave has the server carry each of them out together with its removal, some thousand values at a time so that other
+    clients are not kept waiting. A command that it refuses (a key of another type) fails the commit as often as it is
+    tried. How durable all that is, is the server's matter: `appendonly yes`. Not for Redis Cluster, where the lists and
+    `key` are on different servers.
     """
 
     blocking: ClassVar[bool] = True
+    staging: StagedCommands | None = None
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         writers = {"list": self._list, "hash": self._hash, "counter": self._counter, "stream": self._stream}
         self._key: str = setting(self, storm_conf, "key", str)
-        self._write = writers[setting(self, storm_conf, "mode", str, choices=writers)]
+        self._commands = writers[setting(self, storm_conf, "mode", str, choices=writers)]
         self._redis = connect(self, storm_conf)
+        if self.exactly_once:
+            self.staging = StagedCommands(self._redis, self._key, self)
 
     def process_rows(self, rows: list[Any]) -> None:
-        if rows:
-            with self._redis.pipeline(transaction=True) as pipe:
-                self._write(pipe, rows)
-                pipe.execute()
+        if not rows:
+            return
+        commands = self._commands(rows)
+        if self.staging is not None:
+            self.staging.add(commands)
+            return
+        with self._redis.pipeline(transaction=True) as pipe:
+            for name, *arguments in commands:
+                pipe.execute_command(name, self._key, *arguments)
+            pipe.execute()
 
     def close(self) -> None:
+        super().close()
         self._redis.close()
 
-    def _list(self, pipe: Any, rows: list[Any]) -> None:
+    # Rows as commands without their key, which comes after the name.
+
+    def _list(self, rows: list[Any]) -> list[Command]:
         names = field_names(rows[0])
-        pipe.rpush(self._key, *[_to_json(dict(zip(names, row, strict=True))) for row in rows])
+        values = [_to_json(dict(zip(names, row, strict=True))) for row in rows]
+        return [("RPUSH", *values[i:i + ROWS_IN_COMMAND]) for i in range(0, len(values), ROWS_IN_COMMAND)]
 
-    def _hash(self, pipe: Any, rows: list[Any]) -> None:
-        pipe.hset(self._key, mapping={_stored(row[0]): _stored(row[1]) for row in rows})
+    def _hash(self, rows: list[Any]) -> list[Command]:
+        pairs = list({_stored(row[0]): _stored(row[1]) for row in rows}.items())
+        return [("HSET", *[word for pair in pairs[i:i + ROWS_IN_COMMAND] for word in pair])
+                for i in range(0, len(pairs), ROWS_IN_COMMAND)]
 
-    def _counter(self, pipe: Any, rows: list[Any]) -> None:
+    def _counter(self, rows: list[Any]) -> list[Command]:
         sums: Counter[Any] = Counter()
         for row in rows:
             if not isinstance(row[1], int):
                 raise EncodingError(f"{self.component_name}: mode 'counter' adds whole numbers; the second value of "
                                     f"{row!r} is of type {type(row[1]).__name__}")
             sums[_stored(row[0])] += row[1]
-        for name, amount in sums.items():
-            pipe.hincrby(self._key, name, amount)
+        if beyond := [name for name, amount in sums.items() if not -(2**63) <= amount < 2**63]:
+            # Said now: what is staged is only refused by the server when its wave is committed, again and again.
+            raise EncodingError(f"{self.component_name}: mode 'counter' adds numbers of 64 bits; those for {beyond[0]!r} "
+                                f"make {sums[beyond[0]]}")
+        return [("HINCRBY", name, amount) for name, amount in sums.items()]
 
-    def _stream(self, pipe: Any, rows: list[Any]) -> None:
+    def _stream(self, rows: list[Any]) -> list[Command]:
         names = field_names(rows[0])
-        for row in rows:
-            pipe.xadd(self._key, dict(zip(names, map(_stored, row), strict=True)))
+        return [("XADD", "*", *[word for pair in zip(names, map(_stored, row), strict=True) for word in pair]) for row in rows]
 
 
-def _text(value: bytes) -> str:
+def text_of(value: bytes) -> str:
     return value.decode("utf-8", "replace")
 
 

@@ -12,6 +12,8 @@ import msgspec
 
 from millrace.api.component import Bolt
 from millrace.connectors.settings import setting
+from millrace.connectors.staged_files import StagedFiles
+from millrace.connectors.staging import StagedSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +43,7 @@ class DropArrow(Bolt):
         self.count += batch.num_rows
 
 
-class PartFileSink(Bolt):
+class PartFileSink(StagedSink):
     """Appends chunks to a file of its own: `encode` says how rows become bytes. Base of the file sinks.
 
     | config | meaning |
@@ -50,9 +52,14 @@ class PartFileSink(Bolt):
 
     `process_rows` returns when the kernel has the whole chunk: a killed process loses nothing that was acked (a
     machine that loses power may). Only the last record of a file can be torn, by a kill in the middle of a write.
+
+    In an exactly-once topology each wave makes a file of its own, `part-<task_index>-w<wave>-<epoch>-<token><suffix>`,
+    which appears whole, synced to the disk, when the wave is committed; none if there was nothing to write. Until then
+    it is in a hidden directory beside it, so all workers must see the same `path`.
     """
 
     suffix: ClassVar[str] = ""
+    staging: StagedFiles | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,16 +69,26 @@ class PartFileSink(Bolt):
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self.directory = Path(setting(self, storm_conf, "path", str))
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._file = self._new_part()
+        if self.exactly_once:
+            self.staging = StagedFiles(self.directory, self.suffix, self)
+        else:
+            self._file = self._new_part()
 
     def encode(self, rows: list[Any]) -> bytes:
         """One chunk of rows as bytes, ending where a record ends."""
         raise NotImplementedError(f"{type(self).__name__} must define encode(rows)")
 
     def process_rows(self, rows: list[Any]) -> None:
-        self._append(self.encode(rows))
+        if self.staging is not None:
+            self.staging.add(self.encode(rows))
+        else:
+            self._append(self.encode(rows))
 
     def close(self) -> None:
+        super().close()
+        self._close_part()
+
+    def _close_part(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -83,7 +100,7 @@ class PartFileSink(Bolt):
             while view:  # an unbuffered write may take only a part
                 view = view[file.write(view):]
         except OSError:
-            self.close()  # it may end in half a record: what comes next goes to a new part
+            self._close_part()  # it may end in half a record: what comes next goes to a new part
             raise
 
     def _new_part(self) -> BinaryIO:

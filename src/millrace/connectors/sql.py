@@ -6,15 +6,16 @@ import datetime
 import decimal
 from typing import Any, ClassVar
 
-from millrace.api.component import Bolt
 from millrace.connectors.settings import optional_module, setting
 from millrace.connectors.sinks import field_names
+from millrace.connectors.staged_rows import StagedRows
+from millrace.connectors.staging import StagedSink
 from millrace.errors import TopologyError
 
 SQLITE_LOCK_SECONDS = 30  # how long a writer waits for another one's transaction
 
 
-class SqlSink(Bolt):
+class SqlSink(StagedSink):
     """Inserts each row; the stream's field names are the columns. One transaction for each chunk.
 
     | config | meaning |
@@ -24,9 +25,15 @@ class SqlSink(Bolt):
 
     `process_rows` returns when the transaction is committed. A chunk that is sent again after a failure is inserted
     again: give a table that you make yourself a unique key if that matters.
+
+    In an exactly-once topology rows wait in the table `millrace_staged` of the same database, and the commit of a wave
+    moves all that a task has there in one transaction. The table is then looked at, and made, when the first rows come;
+    but a row that it refuses (a wrong type, a key that is there) is only noticed at the commit, which then fails as often
+    as it is tried. PostgreSQL, SQLite, and others that know DELETE ... RETURNING.
     """
 
     blocking: ClassVar[bool] = True
+    staging: StagedRows | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,19 +52,31 @@ class SqlSink(Bolt):
         except (self._sql.exc.ArgumentError, ModuleNotFoundError) as error:
             raise TopologyError(f"{self.component_name}: no database can be opened by its setting 'url': {error}. "
                                 "Give an SQLAlchemy url, and install the driver it names.") from error
+        if self.exactly_once:
+            self.staging = StagedRows(self._sql, self._engine, self, self._make_ready, self._insert)
 
     def process_rows(self, rows: list[Any]) -> None:
         if not rows:
             return
         names = field_names(rows[0])
-        if self._table is None:
-            self._table = self._find_or_make(names, rows)
+        self._make_ready(names, rows)
+        if self.staging is not None:
+            self.staging.add(names, rows)
+            return
         with self._engine.begin() as connection:
-            connection.execute(self._table.insert(), [dict(zip(names, row, strict=True)) for row in rows])
+            self._insert(connection, names, rows)
 
     def close(self) -> None:
+        super().close()
         if self._engine is not None:
             self._engine.dispose()
+
+    def _make_ready(self, names: tuple[str, ...], rows: list[Any]) -> None:
+        if self._table is None:
+            self._table = self._find_or_make(names, rows)
+
+    def _insert(self, connection: Any, names: tuple[str, ...], rows: list[Any]) -> None:
+        connection.execute(self._table.insert(), [dict(zip(names, row, strict=True)) for row in rows])
 
     def _find_or_make(self, names: tuple[str, ...], rows: list[Any]) -> Any:
         if not self._exists():

@@ -12,7 +12,8 @@ from millrace.model.graph import ACKER, TaskId, TopologyGraph
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """Where a worker's data port is. `boot` names the running kernel: equal means ipc reaches it."""
+    """Where a worker's data port is, and where it keeps others' fragments. `boot` names the running kernel: equal means
+    ipc reaches it."""
 
     slot: int
     generation: int
@@ -20,6 +21,8 @@ class WorkerAddress:
     boot: str
     ipc: str
     tcp: str
+    backup_ipc: str = ""
+    backup_tcp: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class TopologyAssignment:
     positions: list[tuple[TaskId, int]]  # where the replayable spouts go on
     losses: int  # grows with each worker lost: what was in flight before may be gone
     epoch: int = 0
+    restore: tuple[int, int] = (0, 0)  # the wave that tasks which start take their state from, and its epoch
+    blocks: tuple[int, int] = (0, 0)  # raw and check blocks that a snapshot is cut into; 0, 0 for none
+    holders: list[tuple[TaskId, list[int]]] = field(default_factory=list)  # slots that keep a task's blocks, by block
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,8 @@ def _part_of_topology(whole: TopologyAssignment, all_places: _Places, slots: set
     own = {task for task, place in places if place.slot in slots}
     return replace(whole, places=places,
                    key_groups={name: owners for name, owners in whole.key_groups.items() if name in targets | hosted},
-                   positions=[(task, position) for task, position in whole.positions if task in own])
+                   positions=[(task, position) for task, position in whole.positions if task in own],
+                   holders=[(task, slots) for task, slots in whole.holders if task in own])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millrace.control.assignment import Assignment
+from millrace.control.waves import Send
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
+from millrace.state.checkpoint import Manifest, TaskRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class WorkerJoined:
     executor: str
     ipc: str
     tcp: str
+    backup_ipc: str = ""
+    backup_tcp: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,45 @@ class WorkerReported:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
+    """`checkpoint`: the one to go on from, None for the beginning. `after`: the (epoch, wave) of the newest checkpoint that
+    the store has of it, whether it goes on from that or not: its own must come after it."""
+
     graph: TopologyGraph
+    checkpoint: Manifest | None = None
+    after: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WaveAcked:
+    """A task has done what a wave asked of it, or says why it cannot."""
+
+    topology: int
+    epoch: int
+    kind: str
+    wave: int
+    task: int
+    incarnation: int
+    record: TaskRecord | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestStored:
+    """What came of a `StoreManifest`; `error` is empty if it is written."""
+
+    name: str
+    epoch: int
+    wave: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelBroke:
+    """A worker has missed chunks of a channel: nothing will bring them again but a roll-back."""
+
+    topology: int
+    epoch: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +134,8 @@ class Ticked:
     now: float
 
 
-Event = WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Resumed | Killed | Moved | Replanned | Ticked
+Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Resumed | Killed | Moved | Replanned | Ticked
+         | WaveAcked | ManifestStored | ChannelBroke)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +162,28 @@ class Ended:
     name: str
 
 
-Command = Distribute | Say | Ended
+@dataclass(frozen=True, slots=True)
+class SendWave:
+    """Tell the workers; `tasks`: slot -> numbers of the tasks there."""
+
+    topology: int
+    epoch: int
+    send: Send
+    tasks: Mapping[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreManifest:
+    """Write it, then tell `ManifestStored`."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CollectCheckpoints:
+    """What the newest checkpoints of the topology do not need may go."""
+
+    name: str
+
+
+Command = Distribute | Say | Ended | SendWave | StoreManifest | CollectCheckpoints

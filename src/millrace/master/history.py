@@ -34,6 +34,7 @@ from millrace.master.history_tables import (
     schema,
     windows,
 )
+from millrace.master.state_home import state_home
 from millrace.model.sample import WindowSample
 
 log = logging.getLogger("millrace.history")
@@ -52,10 +53,8 @@ SCHEMA_LOCK = 0x6D696C6C  # PostgreSQL's advisory lock that two masters take tur
 
 
 def default_history_url() -> str:
-    """A file of the user's own, where such things are kept: $XDG_STATE_HOME or ~/.local/state."""
-    given = Path(os.environ.get("XDG_STATE_HOME", ""))
-    state = given if given.is_absolute() else Path.home() / ".local" / "state"
-    return URL.create("sqlite", database=str(state / "millrace" / "history.db")).render_as_string()
+    """A file of the user's own."""
+    return URL.create("sqlite", database=str(state_home() / "history.db")).render_as_string()
 
 
 class History:

@@ -33,6 +33,9 @@ class People:
             "plan": lambda request: plans_of(master.state),
             "load": lambda request: load_of(master, request.get("topology")),
             "situation": lambda request: scheduling.situation().to_json(),
+            "state": lambda request: master.checkpointing.shown(request.get("topology")),
+            "query": lambda request: master.checkpointing.query(request.get("topology"), request["component"], request["key"],
+                                                                request["state"]),
             "kill": self._kill, "pause": self._pause, "resume": self._resume, "move": self._move,
             "scheduler show": lambda request: scheduling.shown(),
             "scheduler history": lambda request: scheduling.past(int(request["limit"])),
@@ -106,7 +109,8 @@ class People:
         source = topology.places[task].slot if task in topology.places else None
         self._master.tell(Moved(name, task, slot))
         keyed = task.component != ACKER and topology.graph.component(task.component).keyed
-        return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed}
+        return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed,
+                "waves": topology.waves is not None}
 
     def _topology_with(self, task: TaskId) -> str:
         topologies = self._master.state.topologies

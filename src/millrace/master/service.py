@@ -18,8 +18,10 @@ from typing import Any
 
 import zmq
 
-from millrace.config import COORDINATION, FRAME_LIMIT, HEARTBEAT_TIMEOUT
+from millrace.config import CHECKPOINTS, COORDINATION, FRAME_LIMIT, HEARTBEAT_TIMEOUT
 from millrace.control.events import (
+    ChannelBroke,
+    CollectCheckpoints,
     Distribute,
     Ended,
     Event,
@@ -29,8 +31,11 @@ from millrace.control.events import (
     Replanned,
     Resumed,
     Say,
+    SendWave,
+    StoreManifest,
     Submitted,
     Ticked,
+    WaveAcked,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
@@ -38,6 +43,7 @@ from millrace.control.events import (
 from millrace.control.master_state import MasterState
 from millrace.control.stamp import Stamp
 from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, WireError
+from millrace.master.checkpointing import Checkpointing, default_store
 from millrace.master.desk import Desk
 from millrace.master.observed import TopologyObserved
 from millrace.master.people import People
@@ -56,6 +62,7 @@ TICK_SECONDS = 0.1
 EVENTS_KEPT = 200
 ERRORS_KEPT = 50
 FINISHED_KEPT = 20
+FROM_WORKERS = (wire.Heartbeat, wire.Report, wire.Bye, wire.Fetch, wire.Waved, wire.Broken, wire.Answer)
 
 
 class Waiter:
@@ -96,11 +103,13 @@ class Master:
 
     def __init__(self, name: str, host: str = "127.0.0.1", port: int = 0, settings: dict[str, Any] | None = None,
                  scheduler: Scheduler | None = None) -> None:
-        self.name, self.settings = name, settings or {}
+        self.name = name
+        self.settings = {CHECKPOINTS.key: default_store(name), **(settings or {})}
         self.superseded = ""  # by another master: why this one must not decide anything any more
         self._publisher = Publisher(COORDINATION.of(self.settings), name, self._publishing_failed)
         self.state = MasterState(scheduler)
         self.scheduling = Scheduling(self)
+        self.checkpointing = Checkpointing(self)
         self.observed: dict[str, TopologyObserved] = {}
         self.finished: dict[str, TopologyObserved] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
@@ -177,8 +186,10 @@ class Master:
         with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough
             os.write(self._signal_fd, b".")
 
-    def submit(self, graph: TopologyGraph) -> None:
-        self.call(lambda: self._submit(graph))
+    def submit(self, graph: TopologyGraph, resume: bool = False) -> None:
+        """Start it; `resume`: from its last committed wave."""
+        event = self.checkpointing.submission(graph, resume)
+        self.call(lambda: self._submit(event))
 
     def pause(self, name: str) -> None:
         self.call(lambda: self.tell(Paused(name)))
@@ -239,6 +250,7 @@ class Master:
             self._gate.close()
             self._publisher.close()
             self.scheduling.close()
+            self.checkpointing.close()
             if self._desk is not None:
                 self._desk.close()
             self._context.destroy(linger=500)
@@ -301,6 +313,7 @@ class Master:
             if now - connection.heard > self._heartbeat_timeout:
                 self._lose(slot, f"no heartbeat for {now - connection.heard:.1f} s")
         self.tell(Ticked(now))
+        self.checkpointing.tick(now)
         if not self.superseded:
             self.scheduling.tick(now)
 
@@ -313,11 +326,28 @@ class Master:
                 self._distribute(command)
             elif isinstance(command, Say):
                 self.say(command)
+            elif isinstance(command, SendWave):
+                self._send_wave(command)
+            elif isinstance(command, StoreManifest):
+                self.checkpointing.store(command.manifest)
+            elif isinstance(command, CollectCheckpoints):
+                self.checkpointing.collect(command.name)
             elif isinstance(command, Ended):
                 self.finished[command.name] = self.observed.pop(command.name)
                 self.scheduling.forget(command.name)
                 for name in list(self.finished)[:-FINISHED_KEPT]:
                     del self.finished[name]
+
+    def ask_worker(self, slot: int, message: Any) -> None:
+        self._send(self.connections[slot], wire.encode(message))
+
+    def _send_wave(self, command: SendWave) -> None:
+        send = command.send
+        mark = wire.WaveMark(send.kind, send.wave, send.wave_epoch, send.whole)
+        for slot, tasks in command.tasks.items():
+            connection = self.connections.get(slot)
+            if connection is not None:  # otherwise it is about to be given up
+                self._send(connection, wire.encode(wire.Wave(command.topology, command.epoch, mark, send.sweep, list(tasks))))
 
     def _distribute(self, command: Distribute) -> None:
         """To the coordination store, and if that is in this process, straight on to the agents."""
@@ -365,9 +395,10 @@ class Master:
         for listener in self.listeners:
             listener(said)
 
-    def _submit(self, graph: TopologyGraph) -> None:
-        self.tell(Submitted(graph))
-        self.observed[graph.name] = TopologyObserved(self.state.topologies[graph.name].graph, time.monotonic())
+    def _submit(self, event: Submitted) -> None:
+        self.tell(event)
+        name = event.graph.name
+        self.observed[name] = TopologyObserved(self.state.topologies[name].graph, time.monotonic())
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -393,7 +424,7 @@ class Master:
         if isinstance(message, wire.Hello):
             self._on_hello(identity, message)
             return
-        if not isinstance(message, wire.Heartbeat | wire.Report | wire.Bye | wire.Fetch):
+        if not isinstance(message, FROM_WORKERS):
             return
         connection = self.connections.get(message.slot)
         if connection is None or connection.generation != message.generation:
@@ -408,6 +439,13 @@ class Master:
         elif isinstance(message, wire.Report):
             connection.identity = identity  # another one after its connection broke and was made again
             self._on_report(connection, message)
+        elif isinstance(message, wire.Waved):
+            self.tell(WaveAcked(message.topology, message.epoch, message.kind, message.wave, message.task,
+                                message.incarnation, message.record, message.error))
+        elif isinstance(message, wire.Broken):
+            self.tell(ChannelBroke(message.topology, message.epoch, message.reason))
+        elif isinstance(message, wire.Answer):
+            self.checkpointing.answered(message)
         else:
             self._lose(message.slot, "it stopped", quiet=self._told_to_stop)
 
@@ -425,7 +463,7 @@ class Master:
         self.connections[hello.slot] = connection
         self._send(connection, wire.encode(wire.Welcome(self._generation, self.settings, self.state.author, self.name)))
         self.tell(WorkerJoined(hello.slot, self._generation, hello.node, hello.boot, hello.executor, hello.data_ipc,
-                               hello.data_tcp))
+                               hello.data_tcp, hello.backup_ipc, hello.backup_tcp))
 
     def _on_report(self, connection: Connection, report: wire.Report) -> None:
         by_number = {topology.number: name for name, topology in self.state.topologies.items()}

@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from millrace.api.component import Component, ReplayableSpout, Spout
+from millrace.api.component import Component, ReplayableSpout, Spout, uses_state
 from millrace.api.grouping import Grouping
+from millrace.api.sink import TwoPhaseSink
 from millrace.api.topology import ComponentSpec, Topology, checked_config, checked_par, mode_of
-from millrace.config import KEY_GROUP_COUNT
+from millrace.config import EXACTLY_ONCE, GUARANTEE, KEY_GROUP_COUNT
 from millrace.errors import TopologyError, UnknownName
 
 ACKER = "__acker"
@@ -64,7 +65,8 @@ class Input:
 @dataclass(frozen=True, slots=True)
 class ComponentDef:
     """One component. A bolt's last output is its dead letters; `mode` is the method the engine calls. `movable`: its tasks
-    may be put on another worker while they run; not those of a spout whose source cannot be read again."""
+    may be put on another worker while they run; not those of a spout whose source cannot be read again. `stateful`: it keeps
+    something that a wave must snapshot. `commits`: it is a sink that takes part in the two-phase commit."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -76,6 +78,8 @@ class ComponentDef:
     blocking: bool
     mode: Mode
     movable: bool = True
+    stateful: bool = False
+    commits: bool = False
 
     @property
     def keyed(self) -> bool:
@@ -126,6 +130,20 @@ class TopologyGraph(_Remembered):
     def key_groups(self) -> int:
         """Into how many key groups the key space of each keyed component is cut."""
         return int(KEY_GROUP_COUNT.of(self.config))
+
+    @property
+    def exactly_once(self) -> bool:
+        return bool(GUARANTEE.of(self.config) == EXACTLY_ONCE)
+
+    @property
+    def waves(self) -> bool:
+        """Whether waves sweep it: it has something to snapshot, or must be able to go back as a whole."""
+        return self.exactly_once or any(component.stateful for component in self.components)
+
+    def upstream(self, name: str) -> tuple[TaskId, ...]:
+        """The tasks that have a channel to each task of this component."""
+        sources = dict.fromkeys(given.source for given in self.component(name).inputs)
+        return tuple(TaskId(source, index) for source in sources for index in range(self.component(source).par))
 
     def movable(self, task: TaskId) -> bool:
         """Whether the task may be put on another worker while it runs."""
@@ -254,7 +272,17 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         blocking=component_cls.blocking,
         mode=cast(Mode, mode_of(component_cls, spec.label)),
         movable=not issubclass(component_cls, Spout) or issubclass(component_cls, ReplayableSpout),
+        stateful=_is_stateful(spec, component_cls),
+        commits=issubclass(component_cls, TwoPhaseSink),
     )
+
+
+def _is_stateful(spec: ComponentSpec, component_cls: type[Component]) -> bool:
+    """It has a `snapshot` of its own, or its tasks own key groups and it uses keyed state."""
+    if component_cls.snapshot is not Component.snapshot:
+        return True
+    keyed = any(cast(Grouping, given.grouping).kind == "fields" for given in spec.inputs)
+    return keyed and uses_state(component_cls)
 
 
 def _code_of(label: str, component_cls: type[Component]) -> str:

@@ -17,6 +17,7 @@ from millrace.config import MESSAGE_TIMEOUT, TICK_SECONDS
 from millrace.errors import EncodingError
 from millrace.model.graph import TaskId
 from millrace.runtime import wire
+from millrace.runtime.alignment import Alignment
 from millrace.runtime.channel import Delivery, Inlet
 from millrace.runtime.output import Output
 from millrace.runtime.routing import rows_of
@@ -49,6 +50,7 @@ class BoltTask(Task):
         self.holding = 0  # tuples in them
         self.verdicts: list[tuple[Tuple | str, bool]] = []  # acked or failed by hand, not settled yet
         self.by_hand = False  # the bolt acks, not the engine
+        self.alignment = Alignment(map(topology.graph.number, topology.graph.upstream(name.component)))
         self._decoders: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._run = {"process": self._run_each, "process_rows": self._run_rows,
                      "process_arrow": self._run_arrow}[self.definition.mode]
@@ -64,19 +66,63 @@ class BoltTask(Task):
         if self.ended:
             return
         delivery.arrived = self.worker.clock.now()
+        if delivery.form == wire.WAVE:
+            self._on_mark(delivery)
+            return
+        if self.alignment.mark is not None and self.alignment.holds(delivery.inlet.source):
+            self.alignment.ahead.append(delivery)
+            return
         self.inbox.append(delivery)
         if not self.queued:
             self.worker.ready(self)
 
+    # -- waves -----------------------------------------------------------------------------------------------------
+
+    def _on_mark(self, delivery: Delivery) -> None:
+        """A wave has come on a channel. When it has on all, it takes its place in the inbox: behind everything that was
+        sent before it, and before what was held back."""
+        alignment = self.alignment
+        try:
+            mark = delivery.body if delivery.local else wire.decode_mark(delivery.body)
+        except wire.WireError:
+            self.worker.counters["malformed"] += 1
+            return
+        self.worker.consumed(self, delivery.inlet)
+        if alignment.is_late(mark):
+            return
+        if alignment.is_other(mark):
+            self._let_flow()
+        if alignment.passes(mark, delivery.inlet.source):
+            delivery.body = mark
+            self.inbox.append(delivery)
+            self._let_flow()
+
+    def _let_flow(self) -> None:
+        for held in self.alignment.release():
+            self.deliver(held)
+        self.worker.ready(self)
+
+    def give_up_wave(self, wave: int) -> None:
+        super().give_up_wave(wave)
+        if self.alignment.mark is not None and self.alignment.mark.wave <= wave:
+            self._let_flow()
+        self.alignment.give_up(wave)
+        self.inbox = deque(delivery for delivery in self.inbox
+                           if delivery.form != wire.WAVE or delivery.body.wave > wave)
+
+    def send_waiting(self) -> None:
+        self.settle()
+
     @property
     def queue_length(self) -> int:
-        return sum(delivery.count for delivery in self.inbox)
+        return sum(delivery.count for delivery in self.inbox) + sum(delivery.count for delivery in self.alignment.ahead)
 
     def idle(self) -> bool:
-        return not (self.inbox or self.busy or self.open or self.held or self.verdicts or self.due)
+        return not (self.inbox or self.busy or self.open or self.held or self.verdicts or self.due or self.alignment.ahead)
 
     def abandon(self) -> None:
         self.inbox.clear()
+        self.alignment.release()
 
     def _row_type(self, delivery: Delivery) -> tuple[Any, Any]:
         """The named tuple of the delivery's stream, and its decoder."""
@@ -113,11 +159,17 @@ class BoltTask(Task):
     # -- work ------------------------------------------------------------------------------------------------------
 
     def step(self, now: float) -> None:
+        if self._waves:
+            self.take_waves()
         if self.due and self.started and not self.busy and not self.blocked:
             self._run_due()
         if not self.started or self.busy or self.blocked or not self.inbox:
             return
         delivery = self.inbox.popleft()
+        if delivery.form == wire.WAVE:
+            self.settle()
+            self.prepare_wave(delivery.body)
+            return
         if delivery.roots and self.worker.clock.now() - delivery.birth > STALE * self.timeout:
             # Its root has timed out and comes again: a bolt that is behind must not work on what nobody waits for.
             self.meters.expired += delivery.count
@@ -200,7 +252,7 @@ class BoltTask(Task):
         if not old.exit_on_exception:
             return
         try:
-            self.component = self._make()  # type: ignore[assignment]
+            self.component = self._make(anew=False)  # type: ignore[assignment]
             self.initialize()
         except USER_ERRORS as error:
             self.report_error(error, None)

@@ -97,6 +97,13 @@ class Channel:
         else:
             self._send(stream, wire.encode_batch(batch), batch.num_rows, wire.ARROW, edge, roots, attempt, birth)
 
+    def send_mark(self, mark: wire.WaveMark) -> None:
+        """A wave, behind everything sent so far. It goes even if the channel is full."""
+        if self.local is not None:
+            self._hand_over(0, mark, 0, wire.WAVE, 0, (), 0, 0.0)
+        else:
+            self._send(0, wire.encode(mark), 0, wire.WAVE, 0, (), 0, 0.0)
+
     def _hand_over(self, stream: int, body: Any, count: int, form: int, edge: int, roots: tuple[int, ...], attempt: int,
                    birth: float) -> None:
         assert self.local is not None and self.inlet is not None

@@ -21,14 +21,26 @@ from typing import Any
 import psutil
 import zmq
 
-from millrace.config import FRAME_LIMIT, HEARTBEAT_INTERVAL, HELLO, LEASE, LOG_LEVEL, WORKER_POLL
+from millrace.config import (
+    BACKUP_MEMORY,
+    CHECKPOINTS,
+    FRAME_LIMIT,
+    HEARTBEAT_INTERVAL,
+    HELLO,
+    LEASE,
+    LOG_LEVEL,
+    WORKER_POLL,
+)
 from millrace.errors import MasterUnreachable, WireError
 from millrace.runtime import wire
 from millrace.runtime.agent import Agent, PlanReader, node_directory
+from millrace.runtime.checkpoint_store import open_store
 from millrace.runtime.clock import SystemClock
+from millrace.runtime.fragment_exchange import FragmentExchange
 from millrace.runtime.node import this_node
 from millrace.runtime.threads import TaskThreads
 from millrace.runtime.transport import DataPort, Gate, Keys, SocketPeers, boot_id, private_directory, visit
+from millrace.runtime.vault import Vault
 from millrace.runtime.worker import Worker
 
 log = logging.getLogger("millrace.worker")
@@ -130,6 +142,10 @@ class WorkerProcess:
         bind = address_facing(setup.master) if setup.bind == "auto" else setup.bind
         self._bind = bind
         self._gate = Gate(self.context, setup.keys) if bind else None
+        # Of the process, not of one life: what it holds for others is good though it was given up for a while.
+        self._exchange = FragmentExchange(
+            self.context, f"b{slot}-{uuid.uuid4().hex[:12]}", private_directory(setup.directory()), bind, setup.keys, self.boot,
+            self.threads.post, int(BACKUP_MEMORY.of(setup.settings) * 2**20))
 
     def run(self) -> str:
         """Returns how it ended."""
@@ -138,6 +154,7 @@ class WorkerProcess:
                 log.warning("worker %d had been given up: starting over", self.slot)
             return "stopped"
         finally:
+            self._exchange.close()
             self.threads.close()
             if self._gate is not None:
                 self._gate.close()
@@ -164,7 +181,9 @@ class WorkerProcess:
             if welcome is None:
                 return "stopped"
             self._former = welcome.generation
-            worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings, welcome.author)
+            vault = Vault(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange)
+            worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings, welcome.author,
+                            vault, lambda message: control.send(wire.encode(message)))
             pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision)
             meeting = node_directory(directory, self.node.name)
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
@@ -179,6 +198,7 @@ class WorkerProcess:
                 plans.close()
                 pulse.stop()
                 worker.close()
+                vault.close()
                 control.send(wire.encode(wire.Bye(self.slot, welcome.generation)))
         finally:
             peers.close()
@@ -188,7 +208,8 @@ class WorkerProcess:
     def _hello(self, control: zmq.Socket[Any], nonce: str, port: DataPort) -> wire.Welcome | None:
         """None if there is nothing to do here: the slot was given to another process while this one was cut off."""
         control.send(wire.encode(wire.Hello(self.slot, nonce, os.getpid(), self.node, self.boot, self.executor,
-                                            port.ipc, port.tcp, self._former)))
+                                            port.ipc, port.tcp, self._exchange.endpoints.ipc, self._exchange.endpoints.tcp,
+                                            self._former)))
         seconds: float = HELLO.of(self.setup.settings)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -254,6 +275,10 @@ class WorkerProcess:
                 continue
             if isinstance(message, wire.Stop):
                 return "stop"
+            if isinstance(message, wire.Wave):
+                worker.on_wave(message)
+            elif isinstance(message, wire.Query):
+                worker.on_query(message)
         return ""
 
     def _take_in(self, worker: Worker, data: zmq.Socket[Any]) -> None:

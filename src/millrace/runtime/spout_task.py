@@ -83,7 +83,7 @@ class SpoutTask(Task):
                 and not self.flight.lagging(self.worker.clock.now()))
 
     def step(self, now: float) -> None:
-        if self.busy or not self.started:
+        if self.busy or not self.started or (self._waves and self.take_waves()):
             return
         news, self._news = self._news, []
         if self._failures and not self.blocked:
@@ -143,14 +143,23 @@ class SpoutTask(Task):
             if calls % CALLS_BETWEEN_LOOKS == 0 and now() >= deadline:
                 return
 
+    begins_waves = True
+
+    def send_waiting(self) -> None:
+        self._send_groups(self.worker.clock.now())
+
+    def _send_groups(self, now: float) -> bool:
+        groups = self.take_groups()
+        for group in groups:
+            self._send_tracked(group, now)
+        return bool(groups)
+
     def _executed(self, emitted: bool) -> None:
         self.busy = False
         if self.ended:
             return
-        groups = self.take_groups()
         now = self.worker.clock.now()
-        for group in groups:
-            self._send_tracked(group, now)
+        groups = self._send_groups(now)
         if self._raised or (emitted and not groups):
             self._raised = False
             self.wake_at = max(self.wake_at, now + self.wait)
@@ -168,14 +177,14 @@ class SpoutTask(Task):
             if self._untracked_acks and not tracked:  # as in Storm without ackers: sent is as good as done
                 self._news.append((ACKED, [tup_id for tup_id in group.ids if tup_id is not None]))
             return
-        for piece in self._pieces(group):
+        for piece in self._cut_up(group):
             if rows and (None in piece.ids or self.flight.attempts):
                 for part, attempt in self._by_attempt(piece):
                     self._send_root(part, self._new_root() if attempt >= 0 else (), now, max(attempt, 0))
             else:
                 self._send_root(piece, self._new_root(), now, self.flight.by_attempt(piece.ids))
 
-    def _pieces(self, group: Group) -> list[Group]:
+    def _cut_up(self, group: Group) -> list[Group]:
         """A spout may emit far more in one call than a chunk should hold now: then it makes several roots."""
         limit = self.chunk_limit
         if not isinstance(group.body, list) or len(group.body) < 2 * limit:

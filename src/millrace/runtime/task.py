@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,10 +18,12 @@ import pyarrow as pa
 
 from millrace.api.component import DEFAULT_STREAM, Bolt, Component, Spout, Tuple
 from millrace.config import CHUNK_TUPLES, MAX_FAILS
+from millrace.control.waves import INIT, PREPARE, ROLLBACK
 from millrace.errors import EmitError, EncodingError
 from millrace.model.graph import ComponentDef, TaskId, resolve
 from millrace.runtime import wire
 from millrace.runtime.channel import Channel, Delivery
+from millrace.runtime.keeper import Keeper
 from millrace.runtime.meters import Meters
 from millrace.runtime.output import BOLT, HANDLE, SPOUT, Output, fast_emit
 from millrace.runtime.routing import rows_of
@@ -81,6 +85,11 @@ class Task:
         self.outputs = [Output(name, i, stream) for i, stream in enumerate(self.definition.outputs)]
         self._by_stream = {output.name: output for output in self.outputs}
         self.component: Any = None
+        self.commits = self.definition.commits and topology.graph.exactly_once
+        self.keeper = Keeper(self)
+        self._waves: deque[wire.WaveMark] = deque()  # asked for, and waiting until the task is free
+        self._pieces: dict[int, tuple[bool, bytes]] = {}  # of the snapshot being taken
+        self._wave_error: BaseException | None = None
         self._start_error: BaseException | None = None
         self._retry_seconds = FIRST_RETRY_SECONDS
 
@@ -101,31 +110,72 @@ class Task:
             done()
 
     def _build(self) -> None:
+        self._start_error = self._error_of(self._build_component)
+
+    def _build_component(self) -> None:
+        self.component = self._make(anew=True)
+        self.initialize()
+
+    def _error_of(self, call: Callable[[], None]) -> BaseException | None:
+        """What user code raised."""
         try:
-            self.component = self._make()
-            self.initialize()
-            self._start_error = None
+            call()
         except USER_ERRORS as error:
-            self._start_error = error
+            return error
+        return None
 
     def _built(self) -> None:
         self.busy = False
         if self.ended:
             return
-        if self._start_error is None:
-            self.started = True
-            self.on_start()
-            self.worker.ready(self)
+        if self._start_error is not None:
+            self._start_again()
+        elif self.topology.graph.waves:
+            self.keeper.load(self._loaded)
         else:
-            self.worker.start_failed(self, self._start_error)
-            self.worker.timers.at(self.worker.clock.now() + self._retry_seconds, self.begin)
-            self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
+            self._start()
+
+    def _loaded(self, error: BaseException | None) -> None:
+        if self.ended:
+            return
+        self._start_error = error
+        if error is not None:
+            self._start_again()
+        else:
+            self.on_own_thread(self._take_up, self._taken_up)
+
+    def _take_up(self) -> None:
+        self._start_error = self._error_of(self.keeper.take_up)
+
+    def _taken_up(self) -> None:
+        self.busy = False
+        if self.ended:
+            return
+        if self._start_error is not None:
+            self._start_again()
+        else:
+            self.keeper.initialized()
+            self._start()
+
+    def _start(self) -> None:
+        self.started = True
+        self.on_start()
+        self.worker.ready(self)
+
+    def _start_again(self) -> None:
+        assert self._start_error is not None
+        self.worker.start_failed(self, self._start_error)
+        if self.topology.graph.waves:
+            wave, epoch = self.topology.restore
+            self.keeper.answer(wire.WaveMark(INIT, wave, epoch), error=describe(self._start_error))
+        self.worker.timers.at(self.worker.clock.now() + self._retry_seconds, self.begin)
+        self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
 
     def on_start(self) -> None:
         """The component is ready: the rest of the task's own set-up, on the loop."""
 
-    def _make(self) -> Component:
-        """A new instance, attached to this task."""
+    def _make(self, anew: bool) -> Component:
+        """A new instance, attached to this task; `anew`: with nothing of what the one before it had."""
         component: Component = resolve(self.definition.code)()
         conf = {"topology.name": self.topology.graph.name, **self.topology.graph.config, **self.definition.config}
         component.topology_name, component.component_name = self.topology.graph.name, self.name.component
@@ -134,7 +184,9 @@ class Task:
         component.context = self.topology.context(self.name)
         component.logger = logging.getLogger(f"millrace.{self.topology.graph.name}.{self.name}")
         component.tracked = self.topology.tracked
+        component.exactly_once, component.epoch = self.topology.graph.exactly_once, self.topology.epoch
         component._handle = self
+        self.keeper.attach(component, anew)
         self._attach_emit(component)
         return component
 
@@ -249,6 +301,88 @@ class Task:
             last.ids.append(tup_id)
         else:
             self.groups.append(Group(output, [row], anchors, channels, [tup_id]))
+
+    # -- waves -----------------------------------------------------------------------------------------------------
+
+    def asked(self, mark: wire.WaveMark, sweep: bool) -> None:
+        """The master's word. What has been done is answered again; what is under way, or comes along the edges, is not
+        begun twice."""
+        if self.keeper.answers_again(mark) or mark in self._waves:
+            return
+        if mark.kind == INIT:
+            if self.started:  # others take up what they had at that wave; this one has gone on from there
+                self.keeper.answer(mark)
+        elif mark.kind == ROLLBACK:
+            self.give_up_wave(mark.wave)
+            self.keeper.answer(mark)
+        elif not sweep or self.begins_waves:
+            self._waves.append(mark)
+            self.worker.ready(self)
+
+    begins_waves = False  # True for spouts: they have no input to wait for
+
+    def give_up_wave(self, wave: int) -> None:
+        """The wave is not committed: what was prepared goes with the next one."""
+        self._waves = deque(mark for mark in self._waves if mark.wave != wave)
+
+    def take_waves(self) -> bool:
+        """Do what was asked for; whether there was anything. The task is neither in user code nor in the midst of a chunk."""
+        if not self._waves or not self.started or self.busy:
+            return False
+        mark = self._waves.popleft()
+        if mark.kind == PREPARE:
+            self.prepare_wave(mark)
+        elif self.commits:
+            self.on_own_thread(partial(self._commit, mark), partial(self._committed, mark))
+        else:
+            self.keeper.committed(mark)
+            self.worker.ready(self)
+        return True
+
+    def prepare_wave(self, mark: wire.WaveMark) -> None:
+        """Everything before the wave has been worked off: snapshot, then pass it on behind what was emitted."""
+        self.on_own_thread(partial(self._prepare, mark), partial(self._prepared, mark))
+
+    def _prepare(self, mark: wire.WaveMark) -> None:
+        def prepare() -> None:
+            self.component._before_wave()
+            self._pieces = self.keeper.snapshot(mark.whole)
+            if self.commits:
+                self.component.prepare(mark.wave)
+
+        self._wave_error = self._error_of(prepare)
+
+    def _prepared(self, mark: wire.WaveMark) -> None:
+        self.busy = False
+        if self.ended:
+            return
+        self.send_waiting()
+        if self._wave_error is not None:
+            self.report_error(self._wave_error, None)
+            self.keeper.answer(mark, error=describe(self._wave_error))
+        else:
+            for channel in self.channels.values():
+                channel.send_mark(mark)
+            pieces, self._pieces = self._pieces, {}
+            self.keeper.save(mark, pieces)
+        self.worker.ready(self)
+
+    def _commit(self, mark: wire.WaveMark) -> None:
+        self._wave_error = self._error_of(lambda: self.component.commit(mark.wave))
+
+    def _committed(self, mark: wire.WaveMark) -> None:
+        self.busy = False
+        if self.ended:
+            return
+        if self._wave_error is None:
+            self.keeper.committed(mark)
+        else:  # the master asks again, and the sink tries again
+            self.report_error(self._wave_error, None)
+        self.worker.ready(self)
+
+    def send_waiting(self) -> None:
+        """Send all that has been emitted."""
+        raise NotImplementedError
 
     # -- sending ---------------------------------------------------------------------------------------------------
 

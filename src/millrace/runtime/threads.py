@@ -34,6 +34,11 @@ class TaskThreads:
             thread.start()
         queue.put((work, done))
 
+    def post(self, call: Callable[[], None]) -> None:
+        """From any thread: let the loop make this call."""
+        self._done.put(call)
+        self.wake()
+
     def end(self, key: Any) -> None:
         queue = self._queues.pop(key, None)
         if queue is not None:
@@ -52,8 +57,7 @@ class TaskThreads:
             try:
                 work()
             finally:  # whatever user code did to this thread, the loop must hear that the task is free again
-                self._done.put(done)
-                self.wake()
+                self.post(done)
 
     def wake(self) -> None:
         with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough

@@ -37,6 +37,7 @@ class TopologyRun:
         self.key_groups = given.key_groups
         self.places = dict(given.places)
         self.positions = dict(given.positions)
+        self.restore, self.blocks, self.holders = given.restore, given.blocks, dict(given.holders)
         ackers = [self.places.get(TaskId(ACKER, index)) for index in range(self.graph.ackers)]
         self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]
         self.tracker.version = given.version

@@ -15,8 +15,9 @@ import pyarrow as pa
 from millrace.control.assignment import Assignment
 from millrace.errors import WireError
 from millrace.model.cluster import Node
+from millrace.state.checkpoint import TaskRecord
 
-ROWS, ARROW = 0, 1
+ROWS, ARROW, WAVE = 0, 1, 2
 BIG_INT = 1  # msgpack extension code: an integer beyond 64 bits, as signed big-endian bytes
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)  # what a frame that someone made up can raise
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
@@ -129,6 +130,8 @@ class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):
     executor: str
     data_ipc: Annotated[str, msgspec.Meta(pattern="^ipc://.")]
     data_tcp: Annotated[str, msgspec.Meta(pattern="^(tcp://.+)?$")]
+    backup_ipc: str = ""  # where it keeps others' fragments
+    backup_tcp: str = ""
     former: int = 0  # generation as which this very process was given up, if it was
 
 
@@ -204,11 +207,77 @@ class Bye(msgspec.Struct, array_like=True, tag=18, tag_field="type"):
     generation: int
 
 
-ControlMessage = Hello | Welcome | Fetch | Agency | Heartbeat | Beat | Fenced | Stop | Report | Bye
+class WaveMark(msgspec.Struct, array_like=True, frozen=True):
+    """A wave on its way. Swept along the edges it is the body of a chunk without tuples, in line with the others."""
+
+    kind: str
+    wave: int
+    wave_epoch: int = 0  # the epoch in which that wave was prepared
+    whole: bool = False  # snapshot everything: what deltas would build upon is gone
+
+
+class Wave(msgspec.Struct, array_like=True, tag=20, tag_field="type"):
+    """The master asks these tasks; if it is swept, the spouts among them begin, and the others only say what they have
+    done already."""
+
+    topology: int
+    epoch: int
+    mark: WaveMark
+    sweep: bool
+    tasks: list[int]
+
+
+class Waved(msgspec.Struct, array_like=True, tag=21, tag_field="type"):
+    """A task has done what a wave asked of it, or says why it cannot."""
+
+    slot: int
+    generation: int
+    topology: int
+    epoch: int
+    kind: str
+    wave: int
+    task: int
+    incarnation: int
+    record: TaskRecord | None = None
+    error: str = ""
+
+
+class Broken(msgspec.Struct, array_like=True, tag=22, tag_field="type"):
+    """Chunks of a channel are missing where none may be."""
+
+    slot: int
+    generation: int
+    topology: int
+    epoch: int
+    reason: str
+
+
+class Query(msgspec.Struct, array_like=True, tag=23, tag_field="type"):
+    """What has this task under this key?"""
+
+    number: int
+    topology: int
+    task: int
+    state: str
+    key: Any
+
+
+class Answer(msgspec.Struct, array_like=True, tag=24, tag_field="type"):
+    slot: int
+    generation: int
+    number: int
+    found: bool
+    value: Any = None
+    error: str = ""
+
+
+ControlMessage = (Hello | Welcome | Fetch | Agency | Heartbeat | Beat | Fenced | Stop | Report | Bye | Wave | Waved | Broken
+                  | Query | Answer)
 
 _part_decoder = msgspec.msgpack.Decoder(Assignment)
 _data_decoder = msgspec.msgpack.Decoder(DataMessage)
 _control_decoder = msgspec.msgpack.Decoder(ControlMessage)
+_mark_decoder = msgspec.msgpack.Decoder(WaveMark)
 
 
 def encode(message: Any) -> bytes:
@@ -236,6 +305,13 @@ def decode_control(frame: Any) -> ControlMessage:
         return _control_decoder.decode(frame)
     except UNREADABLE as error:
         raise WireError(f"a control frame of {len(frame)} bytes is not a Millrace message: {error}") from None
+
+
+def decode_mark(body: Any) -> WaveMark:
+    try:
+        return _mark_decoder.decode(body)
+    except UNREADABLE as error:
+        raise WireError(f"a body of {len(body)} bytes is not a wave: {error}") from None
 
 
 def encode_rows(rows: Sequence[Sequence[Any]]) -> bytes:

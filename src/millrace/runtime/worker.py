@@ -32,6 +32,7 @@ from millrace.runtime.spout_task import SpoutTask
 from millrace.runtime.task import Task, describe
 from millrace.runtime.timers import Timers
 from millrace.runtime.topology_run import TopologyRun
+from millrace.runtime.vault import Vault
 
 log = logging.getLogger("millrace.worker")
 ERRORS_KEPT = 20
@@ -78,9 +79,11 @@ class Worker:
     """`generation` is the master's number for this run of the slot: messages of older generations are refused."""
 
     def __init__(self, slot: int, generation: int, clock: Clock, peers: Peers, threads: Threads,
-                 settings: dict[str, Any] | None = None, author: int = 0) -> None:
+                 settings: dict[str, Any] | None = None, author: int = 0, vault: Vault | None = None,
+                 tell_master: Callable[[Any], None] = lambda message: None) -> None:
         self.slot, self.generation, self.clock, self.peers, self.threads = slot, generation, clock, peers, threads
-        self.author = author
+        self.author, self.tell_master = author, tell_master
+        self.vault = vault or Vault()
         settings = settings or {}
         self.frame_limit: int = FRAME_LIMIT.of(settings)
         self.grace: float = RECOVERY_GRACE.of(settings)
@@ -113,6 +116,7 @@ class Worker:
                 or not assignment.is_for(self.slot, self.generation)):
             return
         self._update_addresses(assignment.workers)
+        self._leave_epochs(assignment)
         running = {(run.number, task.name): task.incarnation for run in self.topologies.values()
                    for task in run.tasks.values()}
         running.update({(run.number, TaskId(ACKER, index)): incarnation for run in self.topologies.values()
@@ -138,6 +142,17 @@ class Worker:
     def revision(self) -> int:
         return self.stamp.revision
 
+    def _leave_epochs(self, assignment: Assignment) -> None:
+        """A topology that goes back to a wave: everything of the epoch before ends at once, without draining."""
+        for given in assignment.topologies:
+            run = self.topologies.get(given.number)
+            if run is None or given.epoch <= run.epoch:
+                continue
+            for task in [*run.tasks.values(), *(task for task in self._retired if task.topology is run)]:
+                self._end(task)
+            run.tasks.clear()
+            self._retired = [task for task in self._retired if task.topology is not run]
+
     def _update_addresses(self, workers: list[WorkerAddress]) -> None:
         fresh = {address.slot: address for address in workers}
         for slot, address in list(self.addresses.items()):
@@ -145,6 +160,7 @@ class Worker:
                 self.links.pop(slot, None)
                 self.peers.forget(slot)
         self.addresses = fresh
+        self.vault.reach(workers)
         self._newest = max([self._newest, *(address.generation for address in workers)])
 
     def _update_topologies(self, assignment: Assignment) -> list[TopologyRun]:
@@ -167,6 +183,7 @@ class Worker:
     def _after_assignment(self, lost: list[TopologyRun]) -> None:
         for run in self._gone:
             self.topologies.pop(run.number, None)
+            self.vault.forget(run.graph.name)
             for task in [task for task in self._retired if task.topology is run]:
                 self._retired.remove(task)
                 self._end(task)
@@ -254,6 +271,42 @@ class Worker:
             self.threads.end(task)
         else:
             task.close()
+
+    # -- waves -------------------------------------------------------------------------------------------------------
+
+    def on_wave(self, wave: wire.Wave) -> None:
+        """The master's word to some tasks here. Of another epoch: it has been overtaken, or comes again."""
+        run = self.topologies.get(wave.topology)
+        if run is None or run.epoch != wave.epoch:
+            return
+        for number in wave.tasks:
+            task = run.tasks.get(number)
+            if task is not None:
+                task.asked(wave.mark, wave.sweep)
+
+    def on_query(self, query: wire.Query) -> None:
+        """What a task has under a key, as of now."""
+        run = self.topologies.get(query.topology)
+        task = run.tasks.get(query.task) if run is not None else None
+        answer = wire.Answer(self.slot, self.generation, query.number, False)
+        if task is None or task.keeper.state is None:
+            answer.error = "the task is not here any more, or has no keyed state: ask again"
+        else:
+            try:
+                answer.value, answer.found = task.keeper.state.lookup(query.state, query.key), True
+                wire.encode(answer)
+            except KeyError as error:
+                answer.error = str(error)
+            except (TypeError, ValueError, OverflowError) as error:
+                answer = wire.Answer(self.slot, self.generation, query.number, False, error=f"its value cannot be sent: {error}")
+        self.tell_master(answer)
+
+    def _broken(self, task: BoltTask, lost: int) -> None:
+        """Chunks are missing, and nothing but a roll-back brings them again."""
+        run = task.topology
+        if run.graph.exactly_once:
+            self.tell_master(wire.Broken(self.slot, self.generation, run.number, run.epoch,
+                                         f"{lost} chunks on their way to {task.name} were lost"))
 
     # -- wiring ------------------------------------------------------------------------------------------------------
 
@@ -435,6 +488,8 @@ class Worker:
         task.meters.gaps += lost
         inlet.consumed += lost
         inlet.next_seq += lost
+        if lost:
+            self._broken(task, lost)
 
     def _target(self, chunk: wire.Chunk | wire.Probe) -> BoltTask | None:
         run = self.topologies.get(chunk.topology)

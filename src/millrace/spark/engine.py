@@ -94,8 +94,10 @@ class ResidentEngine:
             f"{self.master.endpoint}? The executors' stderr has the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
-               config: dict[str, Any] | None = None, par: dict[str, int] | None = None) -> RunningTopology:
-        """Start a topology. Returns at once; `RunningTopology.wait_running` waits for its tasks."""
+               config: dict[str, Any] | None = None, par: dict[str, int] | None = None,
+               resume: bool = False) -> RunningTopology:
+        """Start a topology; `resume`: from its last committed wave. Returns at once; `RunningTopology.wait_running` waits for
+        its tasks."""
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
         for component in graph.components:
             for code in [component.code, *(given.grouping.code for given in component.inputs if given.grouping.code)]:
@@ -104,7 +106,7 @@ class ResidentEngine:
                                         "script that was started, which workers cannot import: put it into a module of its "
                                         "own and import it from there")
                 resolve(code)  # what is not found here would not be found there
-        self.master.submit(graph)
+        self.master.submit(graph, resume)
         return RunningTopology(self.master, graph.name)
 
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,

@@ -12,29 +12,40 @@ Nothing happens unless a test makes it happen, so a failure can be put between a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from millrace.config import HEARTBEAT_TIMEOUT
 from millrace.control.assignment import WorkerAddress
 from millrace.control.events import (
+    ChannelBroke,
+    CollectCheckpoints,
     Distribute,
     Ended,
     Event,
     Killed,
+    ManifestStored,
     Moved,
     Say,
+    SendWave,
+    StoreManifest,
     Submitted,
     Ticked,
+    WaveAcked,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
 from millrace.model.cluster import Node
+from millrace.errors import CheckpointMissing, MillraceError
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
+from millrace.runtime import wire
+from millrace.runtime.checkpoints import Checkpoints
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.task import Task
+from millrace.runtime.vault import Vault
 from millrace.runtime.worker import Worker
 from millrace.schedulers.base import Scheduler
 
@@ -80,11 +91,52 @@ class _NoThreads:
             done()
 
 
+class MemoryStore:
+    """A checkpoint store that lasts as long as the test. `broken` is raised by every call while it is set."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.broken: Exception | None = None
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+
+    def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        self._check()
+        self.blobs[name] = b"".join(parts)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        self._check()
+        if name not in self.blobs:
+            raise CheckpointMissing(f"the test's store has no {name}")
+        return self.blobs[name][offset:None if length is None else offset + length]
+
+    def names(self, prefix: str) -> list[str]:
+        self._check()
+        return sorted(name for name in self.blobs if name.startswith(prefix))
+
+    def delete(self, names: Iterable[str]) -> None:
+        self._check()
+        for name in names:
+            self.blobs.pop(name, None)
+
+    def missing(self, names: Iterable[str]) -> set[str]:
+        self._check()
+        return set(names) - self.blobs.keys()
+
+    def close(self) -> None: ...
+
+
 class LocalCluster:
-    """`workers` slots on `nodes` hosts. Steps of a virtual millisecond; reports every hundred of them."""
+    """`workers` slots on `nodes` hosts. Steps of a virtual millisecond; reports every hundred of them. `store` outlives it if
+    it is given to the next one, as when a driver is started again."""
 
     def __init__(self, workers: int = 2, nodes: int = 1, scheduler: Scheduler | None = None,
-                 settings: dict[str, Any] | None = None) -> None:
+                 settings: dict[str, Any] | None = None, store: MemoryStore | None = None) -> None:
+        self.store = store or MemoryStore()
+        self.lose: Callable[[Any], bool] = lambda message: False  # control messages, either way, that do not arrive
+        self._said_by_workers: deque[Any] = deque()
         self.clock = ManualClock(1000.0)
         self.master = MasterState(scheduler)
         self.workers: dict[int, Worker] = {}
@@ -102,16 +154,18 @@ class LocalCluster:
 
     # -- what tests do -------------------------------------------------------------------------------------------------
 
-    def submit(self, topology: Any, **options: Any) -> TopologyGraph:
+    def submit(self, topology: Any, resume: bool = False, **options: Any) -> TopologyGraph:
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, **options)
-        self.tell(Submitted(graph))
+        checkpoints = Checkpoints(self.store, graph.name)
+        self.tell(Submitted(graph, checkpoints.latest() if resume else None, checkpoints.newest()))
         return graph
 
     def start(self, slot: int) -> None:
         """A worker comes up on the slot, as when Spark starts it (again)."""
         self._generation += 1
         threads = self._threads[slot] = _NoThreads()
-        worker = Worker(slot, self._generation, self.clock, _Peers(self, slot), threads, self._settings)
+        worker = Worker(slot, self._generation, self.clock, _Peers(self, slot), threads, self._settings,
+                        vault=Vault(lambda: self.store), tell_master=self._said_by_workers.append)
         self.workers[slot] = worker
         self._mail[(slot, self._generation)] = deque()
         self._heard[slot] = self.clock.now()
@@ -144,6 +198,47 @@ class LocalCluster:
                 self.said.append(f"{command.topology}: {command.text}" if command.topology else command.text)
             elif isinstance(command, Ended):
                 self.ended.append(command.name)
+            elif isinstance(command, SendWave):
+                self._send_wave(command)
+            elif isinstance(command, StoreManifest):
+                self._store(command)
+            elif isinstance(command, CollectCheckpoints):
+                with suppress(MillraceError):  # as the master does: it is tried again after the next wave
+                    Checkpoints(self.store, command.name).collect()
+
+    def _send_wave(self, command: SendWave) -> None:
+        send = command.send
+        mark = wire.WaveMark(send.kind, send.wave, send.wave_epoch, send.whole)
+        for slot, tasks in command.tasks.items():
+            wave = wire.Wave(command.topology, command.epoch, mark, send.sweep, list(tasks))
+            if slot in self.workers and not self.lose(wave):
+                self.workers[slot].on_wave(wave)
+
+    def _store(self, command: StoreManifest) -> None:
+        manifest, error = command.manifest, ""
+        try:
+            Checkpoints(self.store, manifest.topology).commit(manifest)
+        except MillraceError as wrong:
+            error = str(wrong)
+        self._said_by_workers.append(ManifestStored(manifest.topology, manifest.epoch, manifest.wave, error))
+
+    def _listen(self) -> None:
+        """What workers said since the last step, and what came of manifests."""
+        for _ in range(len(self._said_by_workers)):
+            message = self._said_by_workers.popleft()
+            if isinstance(message, ManifestStored):
+                self.tell(message)
+            elif self.lose(message) or message.slot in self.cut or not self._is_alive(message):
+                continue
+            elif isinstance(message, wire.Waved):
+                self.tell(WaveAcked(message.topology, message.epoch, message.kind, message.wave, message.task,
+                                    message.incarnation, message.record, message.error))
+            elif isinstance(message, wire.Broken):
+                self.tell(ChannelBroke(message.topology, message.epoch, message.reason))
+
+    def _is_alive(self, message: Any) -> bool:
+        known = self.master.workers.get(message.slot)
+        return known is not None and known.address.generation == message.generation
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
@@ -151,6 +246,7 @@ class LocalCluster:
             self._steps += 1
             for slot in sorted(self.workers):
                 self._step_worker(slot)
+            self._listen()
             if self._steps % REPORT_STEPS == 0:
                 self._report()
 

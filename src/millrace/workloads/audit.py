@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 
 from millrace.api.component import Bolt, Tuple
 from millrace.api.grouping import Grouping
+from millrace.api.state import CounterState
 from millrace.api.topology import Topology
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.sinks import PartFileSink
@@ -98,6 +100,41 @@ class AuditedWordCount(Topology):
     split = SplitNumbered.spec(inputs={lines: Grouping.SHUFFLE}, par=3)
     count = CountNumbered.spec(inputs={split: Grouping.fields("word")}, par=3)
     sink = AuditSink.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=3)
+
+
+class TallyNumbered(Bolt):
+    """How often each word came, as keyed state; passes every word on with its number."""
+
+    outputs: ClassVar[list[str]] = ["task", "position", "index", "word"]
+    counts = CounterState()
+
+    def process(self, tup: Tuple) -> None:
+        self.counts[tup.values.word] += 1
+        self.emit(tup.values)
+
+
+class StatefulWordCount(Topology):
+    """Word count with proof and with state: numbered lines → words → counts → audit files in the directory `path`."""
+
+    config: ClassVar[dict[str, Any]] = {"path": str(Path(tempfile.gettempdir()) / "millrace-audit"),
+                                        "topology.guarantee": "exactly-once"}
+    lines = NumberedLines.spec(par=2)
+    split = SplitNumbered.spec(inputs={lines: Grouping.SHUFFLE}, par=3)
+    count = TallyNumbered.spec(inputs={split: Grouping.fields("word")}, par=3)
+    sink = AuditSink.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=3)
+
+
+def true_counts(expected: Mapping[int, int], *, seed: int = SEED, words: int = VOCABULARY, zipf: float = 0.0) -> Counter[str]:
+    """How often each word is in the lines that the spouts have sent. `expected` as for `audit`."""
+    table, par = table_words(seed, words, zipf), len(expected)
+    lines: Counter[int] = Counter()
+    for task, positions in expected.items():
+        lines.update(Counter((np.arange(positions, dtype=np.int64) * par + task) % TABLE_LINES))
+    found: Counter[str] = Counter()
+    for line, times in lines.items():
+        for word in table[int(line)]:
+            found[word] += int(times)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pyarrow as pa
 import pytest
 from recording import attach, rows
 
 from millrace.connectors.sinks import Drop, DropArrow, JsonLinesSink
-from millrace.errors import TopologyError
+from millrace.errors import MillraceError, TopologyError
+from millrace.workloads.audit import RECORD, AuditSink
 
 
 def written(directory) -> list[dict]:
@@ -86,3 +88,102 @@ def test_short_writes_are_completed(tmp_path):
 def test_path_is_needed():
     with pytest.raises(TopologyError, match=r"under-test \(JsonLinesSink\) needs the setting 'path'"):
         attach(JsonLinesSink)
+
+
+# ---- exactly once; what all two-phase sinks keep is in tests/conformance ----
+
+
+def staged_sink(directory, task_index=0, epoch=1, sink_cls=JsonLinesSink):
+    return attach(sink_cls, {"path": str(directory)}, task_index, exactly_once=True, epoch=epoch)[0]
+
+
+def test_a_wave_is_one_file_with_task_wave_and_epoch_in_its_name(tmp_path):
+    sink = staged_sink(tmp_path, task_index=3, epoch=2)
+    sink.process_rows(rows("word", [["tea"]]))
+    sink.process_rows([])
+    sink.process_rows(rows("word", [["fish"]]))
+    [hidden] = tmp_path.iterdir()
+    assert hidden.name == ".staged-test+under-test"
+    sink.prepare(17)
+    sink.commit(17)
+    sink.prepare(18)
+    sink.commit(18)
+    [part] = tmp_path.glob("part-*")
+    assert re.fullmatch(r"part-3-w000000000017-2-[0-9a-f]{8}\.jsonl", part.name)
+    assert part.read_text() == '{"word":"tea"}\n{"word":"fish"}\n'
+    assert list(hidden.iterdir()) == []
+
+
+def test_sinks_that_only_encode_are_two_phase_too(tmp_path):
+    sink = staged_sink(tmp_path, sink_cls=AuditSink)
+    sink.process_rows([(0, position, 0, "word") for position in range(3)])
+    assert not list(tmp_path.glob("part-*"))
+    sink.prepare(1)
+    sink.commit(1)
+    [part] = tmp_path.glob("part-*.audit")
+    assert part.stat().st_size == 3 * RECORD.itemsize
+
+
+def test_files_of_many_waves_sort_in_their_order(tmp_path):
+    sink = staged_sink(tmp_path)
+    for wave in (2, 9, 10, 11, 100):
+        sink.process_rows(rows("wave", [[wave]]))
+        sink.prepare(wave)
+    sink.commit(100)
+    assert [row["wave"] for row in written(tmp_path)] == [2, 9, 10, 11, 100]
+
+
+def test_a_write_that_fails_half_way_leaves_no_half_record(tmp_path, monkeypatch):
+    sink = staged_sink(tmp_path)
+    sink.process_rows(rows("word", [["first"]]))
+    pwrite = os.pwrite
+    with monkeypatch.context() as patched:
+        def half(fd, data, offset):
+            pwrite(fd, bytes(data)[:5], offset)
+            raise OSError(28, "No space left on device")
+
+        def broken(fd, length):
+            raise OSError(5, "Input/output error")
+
+        patched.setattr(os, "pwrite", half)
+        with pytest.raises(OSError, match="No space"):
+            sink.process_rows(rows("word", [["torn"]]))
+        patched.setattr(os, "ftruncate", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            sink.process_rows(rows("word", [["torn"]]))
+        patched.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, bytes(data)[:3], offset))
+        sink.process_rows(rows("word", [["x"]]))
+    sink.prepare(1)
+    sink.commit(1)
+    assert [row["word"] for row in written(tmp_path)] == ["first", "x"]
+
+
+def test_a_prepared_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    calls = []
+    fsync, rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    monkeypatch.setattr(os, "rename", lambda old, new: (calls.append("rename"), rename(old, new)))
+    sink = staged_sink(tmp_path)
+    sink.process_rows(rows("word", [["tea"]]))
+    sink.prepare(1)
+    hidden = str(tmp_path / ".staged-test+under-test")
+    assert calls == [f"{hidden}/0-1-open.jsonl", "rename", hidden]
+    calls.clear()
+    sink.commit(1)
+    assert calls == ["rename", str(tmp_path), hidden]
+
+
+def test_other_files_in_the_hidden_directory_are_left_alone(tmp_path):
+    other = tmp_path / ".staged-test+under-test" / "notes.jsonl"
+    other.parent.mkdir()
+    other.write_text("mine")
+    sink = staged_sink(tmp_path, epoch=5)
+    sink.recover(3, 2)
+    assert other.read_text() == "mine"
+
+
+def test_two_phases_are_for_exactly_once(tmp_path):
+    sink, _ = attach(JsonLinesSink, {"path": str(tmp_path)})
+    for call in (lambda: sink.prepare(1), lambda: sink.commit(1), lambda: sink.recover(0, 0)):
+        with pytest.raises(MillraceError, match="under-test: prepare, commit and recover are for exactly-once topologies"):
+            call()

@@ -6,9 +6,12 @@ import sqlite3
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from recording import attach, rows
 
 from millrace.connectors.sql import SqlSink
+from millrace.connectors.staged_rows import decode_part, encode_part
 from millrace.errors import TopologyError
 
 pytest.importorskip("sqlalchemy")
@@ -100,3 +103,68 @@ def test_clear_errors(database, monkeypatch):
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     with pytest.raises(TopologyError, match=r"pip install millrace\[sql\]"):
         sink(database)
+
+
+# ---- exactly once; what all two-phase sinks keep is in tests/conformance ----
+
+
+def test_staged_values_keep_their_types(database):
+    values = [True, 2**40, 1.5, "x", b"y\xff\x00", datetime.datetime(2024, 1, 2, 3, 4, 5, 6), datetime.date(2024, 1, 2),
+              decimal.Decimal("1.50"), [1, {"a": 2}], None]
+    names = "b i f s y dt d n j nothing"
+    direct, staged = sink(database, "direct"), sink(database, "staged", exactly_once=True)
+    for bolt in (direct, staged):
+        bolt.process_rows(rows(names, [[None] * 10, values]))
+    assert read(database, "select * from staged") == []
+    staged.prepare(1)
+    staged.commit(1)
+    assert read(database, "select * from staged") == read(database, "select * from direct")
+    assert read(database, "select * from millrace_staged") == []
+    assert read(database, "pragma table_info(staged)") == read(database, "pragma table_info(direct)")
+
+
+SUMMER = datetime.timezone(datetime.timedelta(hours=2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.none() | st.booleans() | st.integers() | st.text(), st.floats(allow_nan=False) | st.binary(),
+                          st.datetimes() | st.datetimes(timezones=st.just(SUMMER)), st.dates(),
+                          st.decimals(allow_nan=False))))
+def test_parts_come_back_as_they_were(values):
+    found = decode_part(encode_part(("a", "b", "c", "d", "e"), values))
+    assert found == (("a", "b", "c", "d", "e"), [list(row) for row in values])
+    assert [[type(value) for value in row] for row in found[1]] == [[type(value) for value in row] for row in values]
+
+
+def test_a_row_that_the_table_refuses_fails_the_commit_and_leaves_nothing_of_it(database):
+    connection = sqlite3.connect(database)
+    connection.execute("create table words (word text unique)")
+    connection.close()
+    bolt = sink(database, exactly_once=True)
+    bolt.process_rows(rows("word", [["a"]]))
+    bolt.process_rows(rows("word", [["b"], ["a"]]))
+    bolt.prepare(1)
+    for _ in range(2):
+        with pytest.raises(Exception, match="UNIQUE"):
+            bolt.commit(1)
+    assert read(database) == []
+    assert len(read(database, "select * from millrace_staged")) == 2
+
+
+def test_a_table_that_does_not_fit_is_named_before_anything_is_staged(database):
+    connection = sqlite3.connect(database)
+    connection.execute("create table words (word text)")
+    connection.close()
+    bolt = sink(database, exactly_once=True)
+    with pytest.raises(TopologyError, match="has no column for count"):
+        bolt.process_rows(rows("word count", [["a", 1]]))
+    assert read(database, "select * from millrace_staged") == []
+
+
+def test_a_database_without_returning_is_refused(database, monkeypatch):
+    from sqlalchemy.dialects.sqlite.base import SQLiteDialect
+
+    monkeypatch.setattr(SQLiteDialect, "delete_returning", False)
+    with pytest.raises(TopologyError, match=r"exactly-once needs a database that knows DELETE \.\.\. RETURNING.*is sqlite"):
+        sink(database, exactly_once=True)
+    sink(database)

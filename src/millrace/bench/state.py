@@ -1,0 +1,329 @@
+"""`millrace bench state`: how fast state is cut into fragments, and how fast it is back from where it is kept.
+
+Everything in one run, one after the other, the best of three each: fragments in the memory of ten other processes, a Redis
+server on this host, a file whose pages are not in memory. The time is from the request until all bytes are there and their
+sum is checked.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import zmq
+from rich.console import Console
+
+from millrace.bench.results import keep
+from millrace.errors import MillraceError, NotEnoughFragments
+from millrace.runtime.fragment_exchange import FragmentExchange
+from millrace.runtime.fragment_links import Address
+from millrace.runtime.transport import Keys, boot_id
+from millrace.state.erasure import Code
+
+R, C = 7, 3
+MB = 1_000_000
+SIZES = (2, 10, 30, 40, 80, 200)
+INSTANCES = (1, 2, 4, 8, 16)
+INSTANCE_MB = 10
+CODE_MB = 64
+RUNS = 3
+START_SECONDS = 60.0
+HELD_BYTES = 2 << 30
+DISK = Path("/var/tmp")
+
+
+def run_state_bench(live: bool, quick: bool = False) -> dict[str, Any]:
+    """`quick`: small sizes only, to see that it works."""
+    console = Console(stderr=not live)
+    result: dict[str, Any] = {"shape": [R, C], "runs": RUNS, **code_speed(8 if quick else CODE_MB)}
+    console.print(f"one core, {R} + {C}: cut {result['encode_mb_s']:,.0f} MB/s, rebuild with {C} lost "
+                  f"{result['decode_mb_s']:,.0f} MB/s")
+    sizes, instances = (SIZES[:2], INSTANCES[:2]) if quick else (SIZES, INSTANCES)
+    with tempfile.TemporaryDirectory(prefix="mr-state-") as base, places(Path(base)) as (found, skipped):
+        result["skipped"] = skipped
+        for reason in skipped.values():
+            console.print(f"[yellow]{reason}")
+        result["restore_s"] = {}
+        for mb in sizes:
+            result["restore_s"][mb] = measured(found, [os.urandom(mb * MB)])
+            console.print(f"{mb:4} MB: {shown(result['restore_s'][mb])}")
+        result["restore_instances_s"] = {}
+        for count in instances:
+            states = [os.urandom(INSTANCE_MB * MB) for _ in range(count)]
+            result["restore_instances_s"][count] = measured(found, states)
+            console.print(f"{count:2} x {INSTANCE_MB} MB: {shown(result['restore_instances_s'][count])}")
+    console.print(f"Kept in {keep('state', result)}")
+    return result
+
+
+def code_speed(mb: int) -> dict[str, float]:
+    """MB of state per second of one core, as many raw blocks lost as may be."""
+    code, data = Code(R, C), os.urandom(mb * MB)
+    blocks = dict(enumerate(code.encode(data)))
+    kept = {index: block for index, block in blocks.items() if index >= C}
+    return {"encode_mb_s": round(mb / best(lambda: code.encode(data), time.process_time)),
+            "decode_mb_s": round(mb / best(lambda: code.decode(kept, len(data)), time.process_time))}
+
+
+def best(action: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    return min(timed(action, clock) for _ in range(RUNS))
+
+
+def timed(action: Callable[[], Any], clock: Callable[[], float]) -> float:
+    start = clock()
+    action()
+    return clock() - start
+
+
+def shown(times: dict[str, float | None]) -> str:
+    return ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in times.items() if seconds is not None)
+
+
+class Place(Protocol):
+    """Somewhere to restore from."""
+
+    def save(self, states: Sequence[bytes]) -> None: ...
+
+    def make_ready(self) -> None:
+        """Before each restore."""
+
+    def restore(self) -> list[Any]:
+        """All that was saved, each with its sum checked."""
+
+    def clear(self) -> None: ...
+
+
+def measured(found: dict[str, Place | None], states: Sequence[bytes]) -> dict[str, float | None]:
+    """Seconds for all the states, by place. The places take turns, so that a busy moment of the machine hits them all."""
+    places = {name: place for name, place in found.items() if place is not None}
+    times: dict[str, list[float]] = {name: [] for name in places}
+    for place in places.values():
+        place.save(states)
+    for _ in range(RUNS):
+        for name, place in places.items():
+            times[name].append(one_restore(name, place, states))
+    for place in places.values():
+        place.clear()
+    return {name: round(min(times[name]), 5) if name in times else None for name in found}
+
+
+def one_restore(name: str, place: Place, states: Sequence[bytes]) -> float:
+    place.make_ready()
+    start = time.perf_counter()
+    restored = place.restore()
+    seconds = time.perf_counter() - start
+    if len(restored) != len(states) or any(back != state for back, state in zip(restored, states)):
+        raise MillraceError(f"what came back from {name} is not what was saved")
+    return seconds
+
+
+@contextmanager
+def places(base: Path) -> Iterator[tuple[dict[str, Place | None], dict[str, str]]]:
+    """All there are, and why others are not."""
+    with fragments(base) as from_fragments, redis_server(base) as (from_redis, why_not), scratch() as directory:
+        found: dict[str, Place | None] = {"fragments": from_fragments, "redis": from_redis, "directory": directory}
+        yield found, {"redis": why_not} if why_not else {}
+
+
+# --- fragments
+
+
+def hold(name: str, directory: str, keys: tuple[bytes, bytes], pipe: Connection) -> None:
+    """A process that holds fragments until the pipe closes."""
+    with zmq.Context() as context:
+        exchange = FragmentExchange(context, name, Path(directory), "", Keys(*keys), boot_id(), lambda call: call(),
+                                    limit=HELD_BYTES)
+        pipe.send(tuple(exchange.endpoints))
+        pipe.poll(None)
+        exchange.close()
+
+
+class Fragments:
+    """Held by R + C other processes, over ipc."""
+
+    def __init__(self, exchange: FragmentExchange, holders: list[tuple[int, Address]]) -> None:
+        self._exchange, self._holders = exchange, holders
+        self._told: SimpleQueue[Any] = SimpleQueue()
+        self._blobs: list[str] = []
+
+    def save(self, states: Sequence[bytes]) -> None:
+        self._blobs = [f"bench/state/{task}/1-1" for task in range(len(states))]
+        for blob, state in zip(self._blobs, states):
+            self._exchange.save(blob, [state], R, C, self._holders, self._told.put)
+            held = self._told.get()
+            if held < R + C:
+                raise MillraceError(f"only {held} of {R + C} fragments could be placed")
+
+    def make_ready(self) -> None:
+        """They are in memory."""
+
+    def restore(self) -> list[Any]:
+        found: dict[str, Any] = {}
+        for blob in self._blobs:
+            self._exchange.fetch(blob, R, C, self._holders, partial(self._fetched, blob))
+        for _ in self._blobs:
+            blob, state = self._told.get()
+            if isinstance(state, NotEnoughFragments):
+                raise state
+            found[blob] = state
+        return [found[blob] for blob in self._blobs]
+
+    def _fetched(self, blob: str, state: memoryview | NotEnoughFragments) -> None:
+        self._told.put((blob, state))
+
+    def clear(self) -> None:
+        self._exchange.drop("bench", [address for _, address in self._holders], self._told.put)
+        self._told.get()
+
+
+@contextmanager
+def fragments(base: Path) -> Iterator[Fragments]:
+    keys, spawn = Keys.make(), multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for number in range(R + C):
+        ours, theirs = spawn.Pipe()
+        processes.append(spawn.Process(target=hold, args=(f"h{number}", str(base), (keys.public, keys.secret), theirs)))
+        processes[-1].start()
+        theirs.close()
+        pipes.append(ours)
+    with zmq.Context() as context:
+        exchange = FragmentExchange(context, "restoring", base, "", keys, boot_id(), lambda call: call())
+        try:
+            yield Fragments(exchange, [(index, _address(pipe)) for index, pipe in enumerate(pipes)])
+        finally:
+            exchange.close()
+            for pipe, process in zip(pipes, processes):
+                pipe.close()
+                process.join()
+
+
+def _address(pipe: Connection) -> Address:
+    if not pipe.poll(START_SECONDS):
+        raise MillraceError(f"a process that is to hold fragments did not start within {START_SECONDS:g} s")
+    return Address(*pipe.recv())
+
+
+# --- Redis
+
+
+class RedisValues:
+    """One GET after the other on one connection, by the client that Millrace uses."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._sums: list[int] = []
+
+    def save(self, states: Sequence[bytes]) -> None:
+        self._sums = [zlib.crc32(state) for state in states]
+        for task, state in enumerate(states):
+            self._client.set(f"state:{task}", state)
+
+    def make_ready(self) -> None:
+        self._client.ping()
+
+    def restore(self) -> list[Any]:
+        return [_checked(self._client.get(f"state:{task}"), total) for task, total in enumerate(self._sums)]
+
+    def clear(self) -> None:
+        self._client.flushall()
+
+
+@contextmanager
+def redis_server(base: Path) -> Iterator[tuple[RedisValues | None, str]]:
+    """A server of our own, that keeps nothing on disk; or why there is none."""
+    program = shutil.which("redis-server")
+    try:
+        import redis
+    except ImportError:
+        program = None
+    if program is None:
+        yield None, "Redis is left out: there is no redis-server on the PATH, or no Python client (pip install millrace[redis])"
+        return
+    port = _free_port()
+    server = subprocess.Popen([program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+                               "--dir", str(base)], stdout=subprocess.DEVNULL)
+    client = redis.Redis(port=port)
+    try:
+        _await_redis(client, server, redis.exceptions.ConnectionError)
+        yield RedisValues(client), ""
+    finally:
+        client.close()
+        server.terminate()
+        server.wait()
+
+
+def _await_redis(client: Any, server: subprocess.Popen[bytes], refused: type[Exception]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            client.ping()
+            return
+        except refused as error:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise MillraceError(f"the Redis server for this measurement does not answer: {error}") from None
+            time.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- files
+
+
+class Files:
+    """One read of each file, from its beginning to its end; its pages are dropped from memory before."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._sums: dict[Path, int] = {}
+
+    def save(self, states: Sequence[bytes]) -> None:
+        for task, state in enumerate(states):
+            path = self._directory / f"state-{task}"
+            with path.open("wb") as file:
+                file.write(state)
+                file.flush()
+                os.fsync(file.fileno())
+            self._sums[path] = zlib.crc32(state)
+
+    def make_ready(self) -> None:
+        for path in self._sums:
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def restore(self) -> list[Any]:
+        return [_checked(path.read_bytes(), total) for path, total in self._sums.items()]
+
+    def clear(self) -> None:
+        for path in self._sums:
+            path.unlink()
+        self._sums.clear()
+
+
+@contextmanager
+def scratch() -> Iterator[Files]:
+    """On a disk: /tmp may be memory, /var/tmp hardly ever is."""
+    with tempfile.TemporaryDirectory(prefix="mr-state-", dir=DISK if DISK.is_dir() else None) as directory:
+        yield Files(Path(directory))
+
+
+def _checked(state: bytes, total: int) -> bytes:
+    if zlib.crc32(state) != total:
+        raise MillraceError("a state came back with another sum than it was saved with")
+    return state

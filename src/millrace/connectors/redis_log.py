@@ -1,0 +1,161 @@
+"""A spout that reads a Redis stream as a log: from any position, again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
+
+from millrace.api.component import ReplayableSpout
+from millrace.api.grouping import stable_hash
+from millrace.connectors.redis import IDLE_SECONDS, connect, text_of
+from millrace.connectors.settings import optional_module, setting
+from millrace.errors import MillraceError
+
+SEQUENCE_BITS = 22
+LARGEST_MS, LARGEST_SEQUENCE = (1 << 63 - SEQUENCE_BITS) - 1, (1 << SEQUENCE_BITS) - 1
+
+Entry = tuple[bytes, dict[bytes, bytes]]
+
+
+class RedisLogSpout(ReplayableSpout):
+    """The entries of a stream, without a consumer group. Fields `id` and `data`, a dict of texts.
+
+    | config | meaning |
+    | --- | --- |
+    | `url` | of the server, e.g. `redis://host:6379/0`; Redis 7 or newer |
+    | `key` | of the stream; it need not be there yet |
+    | `start` | where the topology begins: `0`, with the first entry (default), or `$`, with what comes from now on. A task
+    that goes on from a position does not look at it; one that dies before its first position is kept begins anew |
+    | `count` | most entries read in one round trip (default 100) |
+
+    The position is made of the entry's id `<ms>-<seq>`, as `ms << 22 | seq`, and must fit into 63 bits: ids of the clock do
+    until 2039, with 4 million entries in each millisecond.
+
+    Several tasks share the stream by the hash of the id. Each reads all of it and keeps its own, so the server sends every
+    entry as often as there are tasks; a change of their number half-way deals the entries out anew, and some come twice or
+    not at all.
+
+    Entries that are trimmed away before they were read are an error. A task that goes on from a position alone
+    (at-least-once) can only tell if an entry up to that position is left, and takes it for an error if none is: so leave
+    the last entry that was done when you trim. Single entries that are deleted are simply not there.
+    """
+
+    outputs: ClassVar[list[str]] = ["id", "data"]
+    blocking: ClassVar[bool] = True  # every read waits for the server
+
+    clock: Callable[[], float] = staticmethod(time.monotonic)  # replaced in tests
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: int | None = None  # of all entries ever added, those below _next_position; None: not known
+        self._restored: int | None = None
+        self._idle_until = float("-inf")
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self._key: str = setting(self, storm_conf, "key", str)
+        self._count: int = setting(self, storm_conf, "count", int, 100, least=1)
+        start = setting(self, storm_conf, "start", str, "0", choices=("0", "$"))
+        self._redis = connect(self, storm_conf)
+        self._refused = optional_module("redis", "redis", self).exceptions.ResponseError
+        if start == "$":
+            info, _ = self._look()
+            self._seen = info["entries-added"] if info else 0
+            self._next_position = self._position_of(info["last-generated-id"]) + 1 if info else 0
+
+    def snapshot(self) -> Any:
+        return self._seen
+
+    def restore(self, snapshot: Any) -> None:
+        self._restored = snapshot
+
+    def seek(self, position: int) -> None:
+        self.unacked_tuples.clear()
+        self.failed_tuples.clear()
+        self._next_position = position
+        self._seen, self._restored = self._restored, None
+
+    def next_tuple(self) -> None:
+        """Until something is emitted or nothing is left to read: other tasks' entries are passed over."""
+        now = self.clock()
+        if now < self._idle_until:
+            return
+        while True:
+            info, entries = self._look()
+            if info:
+                self._check(info)
+            emitted = self._take(entries)
+            if len(entries) < self._count:
+                self._idle_until = now + IDLE_SECONDS
+                if info:
+                    self._seen = info["entries-added"]
+                return
+            if emitted:
+                return
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _look(self) -> tuple[dict[str, Any] | None, list[Entry]]:
+        """At one moment: what the server says of the stream, None if it is not there, and the entries that come next."""
+        ms, sequence = self._next_position >> SEQUENCE_BITS, self._next_position & LARGEST_SEQUENCE
+        if ms and not sequence:
+            ms, sequence = ms - 1, LARGEST_SEQUENCE + 1  # ids that do not fit are an error, and not to be jumped over
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.xinfo_stream(self._key)
+            pipe.xrange(self._key, min=f"{ms}-{sequence}", count=self._count)
+            info, entries = pipe.execute(raise_on_error=False)
+        if isinstance(info, self._refused) and "no such key" in str(info):
+            return None, []
+        for reply in (info, entries):
+            if isinstance(reply, Exception):
+                raise reply
+        if "entries-added" not in info:
+            raise MillraceError(f"{self.component_name}: the server does not say how many entries were added to the stream "
+                                f"{self._key!r}, so entries that are trimmed away would not be noticed. Use Redis 7 or newer.")
+        return info, entries
+
+    def _check(self, info: dict[str, Any]) -> None:
+        """Raises if entries that were not read have been taken away, or that cannot be told."""
+        first, removed = info["first-entry"], info["entries-added"] - info["length"]
+        if self._seen is None and self._next_position == 0:
+            self._seen = removed  # what was gone before the first look is not missed
+        if first and self._position_of(first[0]) <= self._next_position:
+            return  # streams are trimmed from the front, and that has not come so far
+        if self._position_of(info["last-generated-id"]) < self._next_position:
+            return
+        if self._seen is None:
+            if removed:
+                self._lost("no entry up to there is left, so later ones may be gone as well")
+            return
+        if removed < self._seen:  # all that was read is gone, and the server does not know of it
+            self._lost("the stream was deleted and made anew")
+        if missing := removed - self._seen:
+            self._lost(f"{missing} entries from there on were trimmed away or deleted before they were read")
+
+    def _lost(self, why: str) -> NoReturn:
+        ms, sequence = self._next_position >> SEQUENCE_BITS, self._next_position & LARGEST_SEQUENCE
+        raise MillraceError(f"{self.component_name}: task {self.task_index} was to read the stream {self._key!r} on from "
+                            f"{ms}-{sequence}, and {why}. Restore them, or start the topology under a new name; and trim the "
+                            "stream so that more of it stays.")
+
+    def _take(self, entries: list[Entry]) -> bool:
+        """Emits this task's entries. True: there were some."""
+        emitted = False
+        for id, data in entries:
+            position = self._position_of(id)
+            self._next_position = position + 1  # before emit: a tuple that cannot be emitted is reported and passed over
+            if self._seen is not None:
+                self._seen += 1
+            if self.parallelism == 1 or stable_hash(id.decode()) % self.parallelism == self.task_index:
+                self.emit((id.decode(), {text_of(name): text_of(value) for name, value in data.items()}), position)
+                emitted = True
+        return emitted
+
+    def _position_of(self, id: bytes) -> int:
+        ms, sequence = map(int, id.split(b"-"))
+        if ms > LARGEST_MS or sequence > LARGEST_SEQUENCE:
+            raise MillraceError(f"{self.component_name}: the stream {self._key!r} has an entry with the id {id.decode()}, and "
+                                f"a position can hold ids up to {LARGEST_MS}-{LARGEST_SEQUENCE}. Let Redis choose the ids, or "
+                                "read the stream with RedisStreamSpout.")
+        return ms << SEQUENCE_BITS | sequence

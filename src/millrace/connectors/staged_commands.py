@@ -1,0 +1,151 @@
+"""Staged Redis commands: kept in lists on the server, and carried out there, each together with its removal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from millrace.api.component import Component
+from millrace.connectors.settings import optional_module
+from millrace.connectors.staging import Staging, gone, staged_name
+
+GONE = "MILLRACE-GONE"
+WORDS_AT_ONCE = 5000  # of the commands that one call carries out: the server does nothing else meanwhile
+
+# KEYS: marks and list of a task in an epoch, set of all of them. ARGV: how many commands the task knows to be staged, the
+# member of the set. Brings the list to that number: a call whose answer was lost may have been carried out.
+_FIT = f"""
+local base = tonumber(redis.call('HGET', KEYS[1], 'base') or '0')
+local wanted = tonumber(ARGV[1])
+local have = base + redis.call('LLEN', KEYS[2])
+if have < wanted then return redis.error_reply('{GONE} ' .. have .. ' of ' .. wanted) end
+if base == wanted then redis.call('DEL', KEYS[2])
+elseif have > wanted then redis.call('LTRIM', KEYS[2], 0, wanted - base - 1) end
+redis.call('SADD', KEYS[3], ARGV[2])
+"""
+
+# ARGV from 3: the commands.
+_ADD = _FIT + """
+for i = 3, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
+return #ARGV - 2
+"""
+
+# ARGV 3: the wave.
+_PREPARE = _FIT + """
+redis.call('HSET', KEYS[1], ARGV[3], wanted)
+return wanted
+"""
+
+# KEYS: marks, list, target. ARGV: the wave, most words. Returns how many commands are left to carry out. A command that the
+# server refuses stays where it is, and those before it do not: nothing is carried out twice.
+_PUBLISH = f"""
+local function words(text)
+  local found, at = {{}}, 1
+  while at <= #text do
+    local colon = string.find(text, ':', at, true)
+    local size = tonumber(string.sub(text, at, colon - 1))
+    found[#found + 1] = string.sub(text, colon + 1, colon + size)
+    at = colon + size + 1
+  end
+  return found
+end
+local marks = redis.call('HGETALL', KEYS[1])
+local base, upto, done = 0, 0, {{}}
+for i = 1, #marks, 2 do
+  local wave, count = tonumber(marks[i]), tonumber(marks[i + 1])
+  if marks[i] == 'base' then base = count
+  elseif wave <= tonumber(ARGV[1]) then
+    upto = math.max(upto, count)
+    done[#done + 1] = marks[i]
+  end
+end
+local moved = 0
+while base < upto do
+  if moved >= tonumber(ARGV[2]) then return upto - base end
+  local staged = redis.call('LINDEX', KEYS[2], 0)
+  if not staged then return redis.error_reply('{GONE} ' .. base .. ' of ' .. upto) end
+  local command = words(staged)
+  table.insert(command, 2, KEYS[3])
+  local reply = redis.pcall(unpack(command))
+  if type(reply) == 'table' and reply.err then return reply end
+  redis.call('LPOP', KEYS[2])
+  base = redis.call('HINCRBY', KEYS[1], 'base', 1)
+  moved = moved + #command
+end
+for _, wave in ipairs(done) do redis.call('HDEL', KEYS[1], wave) end
+return 0
+"""
+
+
+class StagedCommands(Staging):
+    """`millrace:staged:{<topology>+<component>}` is the set of `<task>:<epoch>`; `...:<task>:<epoch>` the list of the
+    commands, and `...:<task>:<epoch>:marks` a hash: how many were staged when each wave was prepared, and, as `base`, how
+    many have been carried out and are not in the list any more.
+
+    A command is stored without its key, which is `target`, as netstrings (`3:abc`): Redis' own decoders spoil bytes.
+    """
+
+    def __init__(self, client: Any, target: str, owner: Component) -> None:
+        self._redis, self._target, self._owner = client, target, owner
+        self._refused = optional_module("redis", "redis", owner).exceptions.ResponseError
+        self._all = f"millrace:staged:{{{staged_name(owner)}}}"
+        self._add, self._prepare, self._publish = (client.register_script(script) for script in (_ADD, _PREPARE, _PUBLISH))
+        self._count: int | None = None  # commands staged in this epoch; None: look first
+
+    def add(self, commands: Iterable[Sequence[Any]]) -> None:
+        """The commands of one chunk, all of them or none. After a failure the next ones take their place."""
+        count = self._known()
+        self._count = count + self._fitted(self._add, count, [_netstrings(command) for command in commands])
+
+    def prepare(self, wave: int) -> None:
+        self._fitted(self._prepare, self._known(), [wave])
+
+    def publish(self, task: int, epoch: int, wave: int) -> None:
+        marks, commands = self._keys(task, epoch)
+        while self._call(self._publish, [marks, commands, self._target], [wave, WORDS_AT_ONCE]):
+            continue
+
+    def discard(self, task: int, epoch: int) -> None:
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(*self._keys(task, epoch))
+            pipe.srem(self._all, f"{task}:{epoch}")
+            pipe.execute()
+
+    def staged(self) -> list[tuple[int, int]]:
+        pairs = (member.decode().split(":") for member in self._redis.smembers(self._all))
+        return [(int(task), int(epoch)) for task, epoch in pairs]
+
+    def close(self) -> None:
+        """The client is the sink's."""
+
+    def _known(self) -> int:
+        if self._count is None:
+            marks, commands = self._keys(self._owner.task_index, self._owner.epoch)
+            with self._redis.pipeline(transaction=True) as pipe:
+                base, length = pipe.hget(marks, "base").llen(commands).execute()
+            self._count = int(base or 0) + length
+        return self._count
+
+    def _fitted(self, script: Any, count: int, arguments: list[Any]) -> int:
+        task, epoch = self._owner.task_index, self._owner.epoch
+        return self._call(script, [*self._keys(task, epoch), self._all], [count, f"{task}:{epoch}", *arguments])
+
+    def _call(self, script: Any, keys: list[str], arguments: list[Any]) -> int:
+        try:
+            return int(script(keys=keys, args=arguments))
+        except self._refused as error:
+            if GONE in str(error):
+                raise gone(self._owner, f"Redis under {self._all}") from error
+            raise
+
+    def _keys(self, task: int, epoch: int) -> tuple[str, str]:
+        commands = f"{self._all}:{task}:{epoch}"
+        return f"{commands}:marks", commands
+
+
+def _netstrings(words: Sequence[Any]) -> bytes:
+    found = []
+    for word in words:
+        data = word if isinstance(word, bytes) else (word if isinstance(word, str) else repr(word)).encode()
+        found.append(b"%d:%s" % (len(data), data))
+    return b"".join(found)

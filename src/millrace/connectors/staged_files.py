@@ -1,0 +1,119 @@
+"""Staged output as hidden files, which a rename makes visible."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from millrace.api.component import Component
+from millrace.connectors.staging import Staging, gone, staged_name
+
+_NAME = re.compile(r"(\d+)-(\d+)-(?:open|(\d+)-([0-9a-f]+))")
+
+
+class _Staged(NamedTuple):
+    path: Path
+    task: int
+    epoch: int
+    wave: int | None  # None: open
+    token: str | None
+
+
+class StagedFiles(Staging):
+    """In `<directory>/.staged-<topology>+<component>/` a file is `<task>-<epoch>-open<suffix>`, then
+    `<task>-<epoch>-<wave>-<token><suffix>`, and visible as `<directory>/part-<task>-w<wave>-<epoch>-<token><suffix>`:
+    sorted by name, a task's files are in their order.
+
+    The token, drawn for each file, keeps names of different sinks and runs in one directory apart. An open file may be
+    torn by a crash; a prepared one was synced before it got its name.
+    """
+
+    def __init__(self, directory: Path, suffix: str, owner: Component) -> None:
+        self._visible, self._suffix, self._owner = directory, suffix, owner
+        self._hidden = directory / f".staged-{staged_name(owner)}"
+        self._hidden.mkdir(parents=True, exist_ok=True)
+        self._file: tuple[int, Path] | None = None  # descriptor and name of the open one
+        self._size = 0  # of the whole chunks in it
+
+    def add(self, data: bytes) -> None:
+        """One chunk, wholly or not at all."""
+        if not data:
+            return
+        (fd, _), view = self._file or self._open(os.O_CREAT), memoryview(data)
+        offset = self._size
+        try:
+            while view:  # a write may take only a part
+                written = os.pwrite(fd, view, offset)
+                view, offset = view[written:], offset + written
+        except OSError:
+            os.ftruncate(fd, self._size)
+            raise
+        self._size = offset
+
+    def prepare(self, wave: int) -> None:
+        try:
+            fd, path = self._file or self._open(0)  # an earlier instance may have left one
+        except FileNotFoundError:
+            return  # nothing was staged
+        os.ftruncate(fd, self._size)
+        os.fsync(fd)
+        prepared = self._path(f"{wave}-{secrets.token_hex(4)}")
+        try:
+            path.rename(prepared)
+        except FileNotFoundError:
+            raise gone(self._owner, str(self._hidden)) from None
+        self._file = fd, prepared  # until it is durable, so that the next wave takes it if this one fails here
+        _sync(self._hidden)
+        self.close()
+
+    def publish(self, task: int, epoch: int, wave: int) -> None:
+        prepared = [staged for staged in self._files() if (staged.task, staged.epoch) == (task, epoch)
+                    and staged.wave is not None and staged.wave <= wave]
+        for staged in sorted(prepared, key=lambda staged: staged.wave or 0):
+            final = f"part-{task}-w{staged.wave:012}-{epoch}-{staged.token}{self._suffix}"
+            with contextlib.suppress(FileNotFoundError):  # another incarnation that does the same was faster
+                staged.path.rename(self._visible / final)
+        if prepared:
+            _sync(self._visible)
+            _sync(self._hidden)
+
+    def discard(self, task: int, epoch: int) -> None:
+        for staged in self._files():
+            if (staged.task, staged.epoch) == (task, epoch):
+                staged.path.unlink(missing_ok=True)
+
+    def staged(self) -> list[tuple[int, int]]:
+        return [(staged.task, staged.epoch) for staged in self._files()]
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file[0])
+            self._file = None
+
+    def _open(self, flag: int) -> tuple[int, Path]:
+        path = self._path("open")
+        self._file = os.open(path, os.O_WRONLY | flag, 0o666), path
+        self._size = os.fstat(self._file[0]).st_size
+        return self._file
+
+    def _path(self, name: str) -> Path:
+        return self._hidden / f"{self._owner.task_index}-{self._owner.epoch}-{name}{self._suffix}"
+
+    def _files(self) -> Iterator[_Staged]:
+        for path in list(self._hidden.iterdir()):
+            if match := _NAME.fullmatch(path.name.removesuffix(self._suffix)):
+                task, epoch, wave, token = match.groups()
+                yield _Staged(path, int(task), int(epoch), int(wave) if wave else None, token)
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

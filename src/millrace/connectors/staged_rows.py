@@ -1,0 +1,165 @@
+"""Staged rows in a table of the database that they are for, moved to their own table in one transaction."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from millrace.api.component import Component
+from millrace.connectors.staging import Staging, gone, staged_name
+from millrace.errors import TopologyError
+from millrace.runtime.wire import BIG_INT, encode_rows
+
+TABLE = "millrace_staged"
+# msgpack extension codes for what a database knows and msgpack does not; 1 is the wire's
+_DATETIME, _DATE, _DECIMAL = 2, 3, 4
+_PLAIN = {bool, int, float, str, bytes, list, tuple, dict, type(None)}
+
+Insert = Callable[[Any, tuple[str, ...], list[Any]], None]  # connection, field names, rows
+MakeReady = Callable[[tuple[str, ...], list[Any]], None]
+
+
+class StagedRows(Staging):
+    """A row of `millrace_staged` is a chunk: a *part*, numbered in its task and epoch. `wave` is null while it is open.
+
+    `make_ready` makes the target table if need be, `insert` writes rows to it in a transaction.
+    """
+
+    def __init__(self, sql: Any, engine: Any, owner: Component, make_ready: MakeReady, insert: Insert) -> None:
+        if not engine.dialect.delete_returning:
+            raise TopologyError(f"{owner.component_name}: exactly-once needs a database that knows DELETE ... RETURNING, such "
+                                f"as PostgreSQL, SQLite 3.35 or MariaDB; this one is {engine.dialect.name}. Use another one, "
+                                "or run the topology at-least-once.")
+        self._sql, self._engine, self._owner, self._make_ready, self._insert = sql, engine, owner, make_ready, insert
+        self._sink = staged_name(owner)
+        self._table = self._described()
+        self._create()
+        self._span: tuple[int, int] | None = None  # parts that are open: the first, and the next one; None: look first
+
+    def add(self, names: tuple[str, ...], rows: list[Any]) -> None:
+        """One chunk, wholly or not at all. One that failed may be there all the same: the next one takes its place."""
+        first, following = self._open_parts()
+        with self._engine.begin() as connection:
+            self._drop_doubtful(connection, following)
+            connection.execute(self._table.insert(), [{
+                "sink": self._sink, "task": self._owner.task_index, "epoch": self._owner.epoch, "part": following,
+                "wave": None, "data": encode_part(names, rows)}])
+        self._span = first, following + 1
+
+    def prepare(self, wave: int) -> None:
+        first, following = self._open_parts()
+        with self._engine.begin() as connection:
+            self._drop_doubtful(connection, following)
+            # By their numbers and not by their wave: a call that failed may have been carried out.
+            mine = self._of(self._owner.task_index, self._owner.epoch) & (self._table.c.part >= first)
+            marked = connection.execute(self._table.update().where(mine).values(wave=wave)).rowcount
+            if marked != following - first:
+                raise gone(self._owner, f"table {TABLE}")
+        self._span = following, following
+
+    def publish(self, task: int, epoch: int, wave: int) -> None:
+        table = self._table
+        prepared = self._of(task, epoch) & (table.c.wave <= wave)
+        with self._engine.connect() as connection:
+            parts = connection.execute(self._sql.select(table.c.part).where(prepared).order_by(table.c.part)).scalars().all()
+            sample = parts and connection.execute(self._sql.select(table.c.data).where(prepared & (table.c.part == parts[0])))
+            sample = sample and sample.scalar_one_or_none()
+        if not sample:
+            return  # nothing there, or another incarnation that does the same was faster
+        self._make_ready(*decode_part(sample))  # not in the transaction: it would wait for itself
+        with self._engine.begin() as connection:
+            for part in parts:
+                taken = table.delete().where(self._of(task, epoch) & (table.c.part == part)).returning(table.c.data)
+                data = connection.execute(taken).scalar_one_or_none()
+                if data is not None:
+                    self._insert(connection, *decode_part(data))
+
+    def discard(self, task: int, epoch: int) -> None:
+        with self._engine.begin() as connection:
+            connection.execute(self._table.delete().where(self._of(task, epoch)))
+
+    def staged(self) -> list[tuple[int, int]]:
+        columns = self._table.c
+        with self._engine.connect() as connection:
+            query = self._sql.select(columns.task, columns.epoch).where(columns.sink == self._sink).distinct()
+            return [(task, epoch) for task, epoch in connection.execute(query)]
+
+    def close(self) -> None:
+        """The engine is the sink's."""
+
+    def _open_parts(self) -> tuple[int, int]:
+        if self._span is None:
+            part, mine = self._table.c.part, self._of(self._owner.task_index, self._owner.epoch)
+            with self._engine.connect() as connection:
+                last = connection.execute(self._sql.select(self._sql.func.max(part)).where(mine)).scalar_one()
+                first = connection.execute(self._sql.select(self._sql.func.min(part)).where(
+                    mine & self._table.c.wave.is_(None))).scalar_one()
+            following = 0 if last is None else last + 1
+            self._span = following if first is None else first, following
+        return self._span
+
+    def _drop_doubtful(self, connection: Any, following: int) -> None:
+        mine = self._of(self._owner.task_index, self._owner.epoch)
+        connection.execute(self._table.delete().where(mine & (self._table.c.part >= following)))
+
+    def _of(self, task: int, epoch: int) -> Any:
+        columns = self._table.c
+        return (columns.sink == self._sink) & (columns.task == task) & (columns.epoch == epoch)
+
+    def _described(self) -> Any:
+        sql = self._sql
+        return sql.Table(
+            TABLE, sql.MetaData(),
+            sql.Column("sink", sql.String(500), primary_key=True),
+            sql.Column("task", sql.BigInteger, primary_key=True, autoincrement=False),
+            sql.Column("epoch", sql.BigInteger, primary_key=True, autoincrement=False),
+            sql.Column("part", sql.BigInteger, primary_key=True, autoincrement=False),
+            sql.Column("wave", sql.BigInteger),
+            sql.Column("data", sql.LargeBinary, nullable=False))
+
+    def _create(self) -> None:
+        try:
+            self._table.create(self._engine, checkfirst=True)
+        except self._sql.exc.DBAPIError:
+            if not self._sql.inspect(self._engine).has_table(TABLE):  # else another task was faster
+                raise
+
+
+def encode_part(names: tuple[str, ...], rows: list[Any]) -> bytes:
+    """Field names and rows; the values come back with the types that they had."""
+    return encode_rows([list(names), [[value if type(value) in _PLAIN else _wrapped(value) for value in row] for row in rows]])
+
+
+def decode_part(data: bytes) -> tuple[tuple[str, ...], list[Any]]:
+    names, rows = _decode(data)
+    return tuple(names), rows
+
+
+def _wrapped(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):  # before date, which it is too
+        return msgspec.msgpack.Ext(_DATETIME, value.isoformat().encode())
+    if isinstance(value, datetime.date):
+        return msgspec.msgpack.Ext(_DATE, value.isoformat().encode())
+    if isinstance(value, decimal.Decimal):
+        return msgspec.msgpack.Ext(_DECIMAL, str(value).encode())
+    return value
+
+
+def _unwrapped(code: int, data: memoryview) -> Any:
+    if code == BIG_INT:
+        return int.from_bytes(data, "big", signed=True)
+    text = str(data, "utf-8")
+    if code == _DATETIME:
+        return datetime.datetime.fromisoformat(text)
+    if code == _DATE:
+        return datetime.date.fromisoformat(text)
+    if code == _DECIMAL:
+        return decimal.Decimal(text)
+    raise ValueError(f"unknown extension {code}")
+
+
+_decode = msgspec.msgpack.Decoder(ext_hook=_unwrapped).decode

@@ -1,0 +1,197 @@
+"""The master's side of checkpoints: manifests written, old ones collected, the one to go on from found, state shown.
+
+A store may take its time, so all of it is done on one thread beside the master's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from millrace.api.grouping import stable_hash
+from millrace.config import CHECKPOINTS
+from millrace.control.events import ManifestStored, Submitted
+from millrace.control.master_state import TopologyState
+from millrace.errors import MillraceError, TopologyError, UnknownName
+from millrace.master.state_home import state_home
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.runtime import wire
+from millrace.runtime.checkpoint_store import CheckpointStore, open_store
+from millrace.runtime.checkpoints import Checkpoints
+from millrace.state.checkpoint import Manifest
+
+if TYPE_CHECKING:
+    from millrace.master.service import Master
+
+log = logging.getLogger("millrace.master")
+DEFAULT_STATE = "state"
+ANSWER_SECONDS = 10.0
+
+
+def default_store(cluster: str) -> str:
+    """A directory of the user's own for each cluster name: what runs under another name does not find it."""
+    return str(state_home() / "checkpoints" / quote(cluster, safe=""))
+
+
+class Checkpointing:
+    """Called on the master's thread, unless a method says otherwise."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._store: CheckpointStore | None = None
+        self._numbers = count()
+        self._asked: dict[int, tuple[float, Future[dict[str, Any]]]] = {}  # until when, and who waits
+
+    @property
+    def place(self) -> str:
+        return str(CHECKPOINTS.of(self._master.settings))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._store is not None:
+            self._store.close()
+
+    # -- on the checkpoints' thread ----------------------------------------------------------------------------------
+
+    def _checkpoints(self, topology: str) -> Checkpoints:
+        if self._store is None:
+            self._store = open_store(self.place)
+        return Checkpoints(self._store, topology)
+
+    def _submission(self, graph: TopologyGraph, resume: bool) -> Submitted:
+        checkpoints = self._checkpoints(graph.name)
+        found = checkpoints.latest() if resume else None
+        if resume and found is None:
+            raise TopologyError(f"there is no checkpoint of {graph.name!r} in {self.place} to go on from: start it without "
+                                "--resume, or name the store and the cluster that it ran in")
+        return Submitted(graph, found, checkpoints.newest())
+
+    def _commit(self, manifest: Manifest) -> None:
+        error = ""
+        try:
+            self._checkpoints(manifest.topology).commit(manifest)
+        except Exception as wrong:  # whatever a store raises: the wave is not committed, and the stream goes on
+            error = str(wrong) if isinstance(wrong, MillraceError) else f"{type(wrong).__name__}: {wrong}"
+        event = ManifestStored(manifest.topology, manifest.epoch, manifest.wave, error)
+        self._master.later(lambda: self._master.tell(event))
+
+    def _collect(self, topology: str) -> None:
+        try:
+            self._checkpoints(topology).collect()
+        except MillraceError as error:  # it is tried again after the next wave
+            log.warning("old checkpoints of %s are left: %s", topology, error)
+
+    # -- from other threads ------------------------------------------------------------------------------------------
+
+    def submission(self, graph: TopologyGraph, resume: bool) -> Submitted:
+        """The event that starts the topology, with what the store has of it. Waits for the store."""
+        if not graph.waves:
+            if resume:
+                raise TopologyError(f"{graph.name!r} keeps no state and is not exactly-once: there is nothing to resume. Start "
+                                    "it without --resume")
+            return Submitted(graph)
+        return self._thread.submit(self._submission, graph, resume).result()
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def store(self, manifest: Manifest) -> None:
+        self._thread.submit(self._commit, manifest)
+
+    def collect(self, topology: str) -> None:
+        self._thread.submit(self._collect, topology)
+
+    # -- for people --------------------------------------------------------------------------------------------------
+
+    def shown(self, name: str | None) -> dict[str, Any]:
+        """What is kept of the running topologies, or of one."""
+        state = self._master.state
+        topologies = [state.topology(name)] if name is not None else list(state.topologies.values())
+        return {"store": self.place, "topologies": [self._shown(topology) for topology in topologies]}
+
+    def _shown(self, topology: TopologyState) -> dict[str, Any]:
+        waves, manifest = topology.waves, topology.checkpoint
+        if waves is None:
+            return {"name": topology.graph.name, "waves": False, "components": []}
+        return {
+            "name": topology.graph.name, "waves": True, "epoch": topology.epoch, "phase": waves.phase, "wave": waves.committed,
+            "seconds": round(waves.took, 3), "given_up": waves.given_up, "trouble": topology.troubled,
+            "components": [self._component(manifest, component.name) for component in topology.graph.components
+                           if component.stateful] if manifest is not None else [],
+        }
+
+    def _component(self, manifest: Manifest, name: str) -> dict[str, Any]:
+        groups = []
+        for record in manifest.records:
+            if record.component == name:
+                for group, chain in sorted(record.chains.items()):
+                    groups.append({"group": group, "task": record.index, "bytes": sum(ref.length for ref in chain),
+                                   "pieces": len(chain), "blob": chain[-1].blob})
+        return {"name": name, "bytes": manifest.size(name), "key_groups": groups,
+                "fragments": [{"blob": blob, "raw": blocks.r, "check": blocks.c, "workers": blocks.slots}
+                              for blob, blocks in sorted(manifest.blocks(name).items())]}
+
+    def query(self, name: str | None, component: str, key: Any, state: str = DEFAULT_STATE) -> Future[dict[str, Any]]:
+        """What the component has under the key, now: asked of the task that owns it."""
+        topology = self._topology_with(name, component)
+        if not topology.graph.component(component).keyed:
+            raise UnknownName(f"{component!r} of {topology.graph.name!r} has no keyed state: none of its inputs is grouped by "
+                              "fields")
+        key = tuple(key) if isinstance(key, list) else key
+        owners = topology.key_groups[component]
+        group = stable_hash(key) % len(owners)
+        task = TaskId(component, owners[group])
+        place = topology.places.get(task)
+        if place is None or place.slot not in self._master.connections:
+            raise MillraceError(f"{task}, which owns key group {group}, is on no worker now: ask again")
+        number = next(self._numbers)
+        future: Future[dict[str, Any]] = Future()
+        self._asked[number] = time.monotonic() + ANSWER_SECONDS, future
+        described = {"topology": topology.graph.name, "component": component, "task": str(task), "worker": place.slot,
+                     "group": group, "key": list(key) if isinstance(key, tuple) else key, "state": state}
+        self._master.ask_worker(place.slot, wire.Query(number, topology.number, topology.graph.number(task), state, key))
+        return _merged(future, described)
+
+    def answered(self, answer: wire.Answer) -> None:
+        _, future = self._asked.pop(answer.number, (0.0, None))
+        if future is not None:
+            future.set_result({"found": answer.found, "value": answer.value, "error": answer.error})
+
+    def tick(self, now: float) -> None:
+        for number, (until, future) in list(self._asked.items()):
+            if now >= until:
+                del self._asked[number]
+                future.set_exception(MillraceError(f"the task has not answered within {ANSWER_SECONDS:g} s: ask again"))
+
+    def _topology_with(self, name: str | None, component: str) -> TopologyState:
+        topologies = self._master.state.topologies
+        if name is not None:
+            topology = self._master.state.topology(name)
+            topology.graph.component(component)  # which says what there is
+            return topology
+        found = [topology for topology in topologies.values()
+                 if any(one.name == component for one in topology.graph.components)]
+        if len(found) != 1:
+            there = ", ".join(f"{topology.graph.name}: {', '.join(one.name for one in topology.graph.components)}"
+                              for topology in topologies.values()) or "none"
+            raise UnknownName(f"{len(found)} running topologies have a component {component!r}; there are: {there}"
+                              + ("" if not found else ". Say which with --topology"))
+        return found[0]
+
+
+def _merged(future: Future[dict[str, Any]], described: dict[str, Any]) -> Future[dict[str, Any]]:
+    merged: Future[dict[str, Any]] = Future()
+
+    def pass_on(done: Future[dict[str, Any]]) -> None:
+        error = done.exception()
+        if error is None:
+            merged.set_result({**described, **done.result()})
+        else:
+            merged.set_exception(error)
+
+    future.add_done_callback(pass_on)
+    return merged

@@ -1,0 +1,228 @@
+"""What a task keeps beyond its own life: its keyed state and its own snapshot, and its answers to waves.
+
+Snapshots are taken between two chunks, where the task runs. Writing and reading is done on a thread beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from millrace.api.component import Bolt, Component, ReplayableSpout
+from millrace.api.grouping import stable_hash
+from millrace.control.waves import INIT
+from millrace.errors import CorruptCheckpoint, EncodingError
+from millrace.runtime import wire
+from millrace.runtime.wire import WaveMark
+from millrace.state.checkpoint import OWN, Blocks, Manifest, PieceRef, TaskRecord, blob_name, pack
+from millrace.state.task_state import TaskState, open_states
+
+if TYPE_CHECKING:
+    from millrace.runtime.task import Task
+
+Pieces = dict[int, tuple[bool, bytes]]
+
+
+class Keeper:
+    """One for each task. `answer` sends its word to the master; a wave that is asked again is answered again."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.name = f"state of {task.name}"  # of the thread that writes and reads
+        self.state: TaskState | None = None
+        self.position: int | None = None
+        self._forget()
+        self._answers: dict[str, wire.Waved] = {}  # the last one to each kind of wave
+
+    def _forget(self) -> None:
+        self._chains: dict[int, list[PieceRef]] = {}
+        self._own: PieceRef | None = None
+        self._changed: set[int] = set()  # groups whose chains the last committed manifest does not have as they are
+        self._blocks: dict[str, Blocks] = {}  # blob -> who was sent its blocks
+        self._saving: set[int] = set()  # groups of a snapshot that is being written
+        self._restored: tuple[Any, int | None] | None = None
+
+    # -- keyed state -------------------------------------------------------------------------------------------------
+
+    def attach(self, component: Component, anew: bool) -> None:
+        """Give the component its state; `anew`: an empty one, otherwise the one that its forerunner had."""
+        if not anew:
+            if self.state is not None:
+                vars(component).update(self.state.states)
+            return
+        self._forget()
+        run, definition = self.task.topology, self.task.definition
+        owners = run.key_groups.get(definition.name, ()) if definition.keyed else ()
+        owned = frozenset(group for group, owner in enumerate(owners) if owner == self.task.name.index)
+        self.state = open_states(component, lambda key: stable_hash(key) % len(owners), owned, len(owners),
+                                 str(self.task.name), self.task.worker.clock.wall) \
+            if owners and isinstance(component, Bolt) else None
+
+    # -- waves: PREPARE ----------------------------------------------------------------------------------------------
+
+    def snapshot(self, whole: bool) -> Pieces:
+        """Where the task runs, between two chunks."""
+        component = self.task.component
+        if self.state is not None and self._saving:
+            self.state.spoil(self._saving)  # nobody knows yet whether that is written: begin these anew
+        pieces = self.state.snapshot(whole) if self.state is not None else {}
+        own = component.snapshot()
+        if own is not None:
+            pieces[OWN] = (True, self._encoded(own))
+        self.position = component.position() if isinstance(component, ReplayableSpout) else None
+        return pieces
+
+    def _encoded(self, own: Any) -> bytes:
+        try:
+            return msgspec.msgpack.encode(own)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise EncodingError(f"snapshot() of {self.task.name} returned a {type(own).__name__} that cannot be encoded "
+                                f"({error}). Return str, int, float, bool, bytes, None, or lists and dicts of them") from None
+
+    def save(self, mark: WaveMark, pieces: Pieces) -> None:
+        """On the loop: write the snapshot, then say so."""
+        if not pieces:
+            self._prepared(mark)
+            return
+        run, name = self.task.topology, self.task.name
+        blob = blob_name(run.graph.name, name.component, name.index, run.epoch, mark.wave)
+        parts, refs = pack(pieces, blob)
+        self._saving = {group for group in refs if group != OWN}
+        self._changed |= self._saving
+        worker, failed = self.task.worker, []
+
+        def write() -> None:
+            try:
+                worker.vault.save(run.graph.name, blob, parts)
+            except Exception as error:
+                failed.append(f"{type(error).__name__}: {error}")
+
+        def written() -> None:
+            if self.task.ended:
+                return
+            self._saving = self._saving - set(refs)
+            if failed:
+                if self.state is not None:
+                    self.state.spoil(set(refs) - {OWN})
+                self.answer(mark, error=failed[0])
+                return
+            self._extend(refs)
+            self._prepared(mark)
+
+        worker.threads.run(self, write, written)
+        slots = run.holders.get(name, [])
+        if slots:
+            blocks = self._blocks[blob] = Blocks(*run.blocks, slots)
+            worker.vault.back_up(blob, parts, blocks)
+
+    def _extend(self, refs: dict[int, PieceRef]) -> None:
+        for group, ref in refs.items():
+            if group == OWN:
+                self._own = ref
+            elif ref.whole:
+                self._chains[group] = [ref]
+            else:
+                self._chains[group] = [*self._chains.get(group, ()), ref]
+
+    def _prepared(self, mark: WaveMark) -> None:
+        needed = self.blobs()
+        self._blocks = {blob: blocks for blob, blocks in self._blocks.items() if blob in needed}
+        self.answer(mark, TaskRecord(
+            self.task.name.component, self.task.name.index, {group: self._chains[group] for group in self._changed
+                                                             if group in self._chains},
+            self._own, self.position, self._blocks))
+
+    def blobs(self) -> set[str]:
+        """Those that the task's state is in."""
+        found = {ref.blob for chain in self._chains.values() for ref in chain}
+        return found | {self._own.blob} if self._own is not None else found
+
+    # -- COMMIT --------------------------------------------------------------------------------------------------------
+
+    def committed(self, mark: WaveMark) -> None:
+        """On the loop."""
+        if not self._saving:
+            self._changed.clear()
+        slots = {slot for blocks in self._blocks.values() for slot in blocks.slots}
+        if slots:
+            self.task.worker.vault.keep(self.task.topology.graph.name, self.task.name, self._blocks, slots)
+        self.answer(mark)
+
+    # -- INIT ----------------------------------------------------------------------------------------------------------
+
+    def load(self, done: Callable[[BaseException | None], None]) -> None:
+        """On the loop: bring back what the task had at the wave that the plan names."""
+        wave, epoch = self.task.topology.restore
+        failed: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                if wave:
+                    self._read(self.task.worker.vault.manifest(self.task.topology.graph.name, epoch, wave))
+            except Exception as error:
+                failed.append(error)
+
+        self.task.worker.threads.run(self, read, lambda: done(failed[0] if failed else None))
+
+    def _read(self, manifest: Manifest) -> None:
+        """On the keeper's thread; the task has not started, so nobody else uses its state."""
+        name = self.task.name
+        chains = manifest.chains(name.component)
+        held = manifest.blocks(name.component)
+        record = next((record for record in manifest.records if record.task == name), None)
+        mine = {group: chains[group] for group in sorted(self.state.owned) if group in chains} if self.state is not None else {}
+        wanted = [ref for chain in mine.values() for ref in chain]
+        if record is not None and record.own is not None:
+            wanted.append(record.own)
+        pieces = self.task.worker.vault.fetch(self.task.topology.graph.name, wanted, held)
+        for group, chain in mine.items():
+            assert self.state is not None
+            self.state.restore(group, [pieces[ref] for ref in chain])
+        needed = {ref.blob for ref in wanted}
+        self._chains, self._blocks = mine, {blob: blocks for blob, blocks in held.items() if blob in needed}
+        if record is not None:
+            self._own = record.own
+            own = self._decoded(pieces[record.own]) if record.own is not None else None
+            self._restored = own, record.position
+
+    def _decoded(self, own: bytes) -> Any:
+        try:
+            return msgspec.msgpack.decode(own)
+        except wire.UNREADABLE as error:
+            raise CorruptCheckpoint(f"the snapshot of {self.task.name} cannot be read: {error}") from None
+
+    def take_up(self) -> None:
+        """Where the task runs, after `initialize`: tell the component what was brought back."""
+        component, (wave, epoch) = self.task.component, self.task.topology.restore
+        own, position = self._restored or (None, None)
+        if own is not None:
+            component.restore(own)
+        if position is not None and isinstance(component, ReplayableSpout):
+            component._next_position = position
+            component.seek(position)
+        if self.task.commits:
+            component.recover(wave, epoch)
+
+    def initialized(self) -> None:
+        wave, epoch = self.task.topology.restore
+        self.answer(WaveMark(INIT, wave, epoch))
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def answer(self, mark: WaveMark, record: TaskRecord | None = None, error: str = "") -> None:
+        task = self.task
+        answer = wire.Waved(task.worker.slot, task.worker.generation, task.topology.number, task.topology.epoch, mark.kind,
+                            mark.wave, task.number, task.incarnation, record, error)
+        if not error:
+            self._answers[mark.kind] = answer
+        task.worker.tell_master(answer)
+
+    def answers_again(self, mark: WaveMark) -> bool:
+        """Whether this has been done before: then the master did not hear of it."""
+        known = self._answers.get(mark.kind)
+        if known is None or known.wave != mark.wave:
+            return False
+        self.task.worker.tell_master(known)
+        return True

@@ -1,0 +1,173 @@
+"""Checkpoints in Redis: as durable as that Redis is set up to be. It must not evict keys (`maxmemory-policy noeviction`).
+
+    millrace:checkpoint:<name>              a hash: `id`, `length`, and the content in fields 0, 1, 2, ...
+    millrace:checkpoint-unfinished:<id>     the same while it is being written; Redis drops it after an hour
+
+A hash is written under a key of its own and then renamed, which is one step for Redis. It is read in several steps if it
+is large; each also asks for the `id`, so that a reader notices when another content has taken the place of the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from millrace.errors import MillraceError, StoreUnreachable
+from millrace.runtime.directory_store import UNFINISHED_SECONDS, check_name, not_there
+
+PREFIX = "millrace:checkpoint:"
+UNFINISHED_PREFIX = "millrace:checkpoint-unfinished:"
+TIMEOUT_SECONDS = 10.0  # for each answer
+RETRIES = 2  # of a command whose connection broke
+FIELD = 1 << 20  # bytes: what is fetched too much for a small piece is less than two of these
+STEP = 16  # fields written or read by one command: while Redis works on it, everybody else waits
+SCAN_COUNT = 1000
+
+_GLOB = re.compile(r"([\[\]*?\\^])")
+
+
+class RedisStore:
+    """One database of a Redis server."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import redis
+            from redis.backoff import ExponentialBackoff
+            from redis.retry import Retry
+        except ModuleNotFoundError as error:
+            raise MillraceError(f"checkpoints in Redis need the Python package {error.name!r}, which is not installed here: "
+                                "pip install millrace[redis]") from error
+        parts = urlsplit(url)
+        self.place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # a password is not shown
+        self._errors = redis.exceptions
+        try:
+            self._client: Any = redis.Redis.from_url(
+                url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, protocol=2,
+                retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES))
+        except ValueError as error:
+            raise MillraceError(f"{self.place!r} names no Redis ({error}): write redis://host:port/database") from error
+        with self._says("answer"):
+            self._client.ping()
+
+    def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        check_name(name)
+        id = uuid.uuid4().hex
+        unfinished, count = UNFINISHED_PREFIX + id, 0
+        views = [memoryview(part).cast("B") for part in parts]
+        head = {"id": id, "length": sum(map(len, views))}
+        with self._says(f"write {name}"):
+            for fields in _fields(views):
+                with self._client.pipeline(transaction=True) as pipe:
+                    pipe.hset(unfinished, mapping=head | fields)
+                    pipe.expire(unfinished, int(UNFINISHED_SECONDS))
+                    pipe.execute()
+                count += len(fields)
+            if self._client.hlen(unfinished) != len(head) + count:
+                raise self._emptied(name)
+            self._rename(unfinished, name, id)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        check_name(name)
+        with self._says(f"read {name}"):
+            while True:
+                content = self._read(name, offset, length)
+                if content is not None:
+                    return content
+
+    def names(self, prefix: str) -> list[str]:
+        with self._says(f"list {prefix}*"):
+            pattern = _GLOB.sub(r"\\\1", PREFIX + prefix) + "*"
+            keys = {key.decode(errors="replace") for key in self._client.scan_iter(pattern, count=SCAN_COUNT)}
+        return sorted(key[len(PREFIX) :] for key in keys)
+
+    def delete(self, names: Iterable[str]) -> None:
+        keys = [PREFIX + name for name in names]
+        with self._says(f"delete {len(keys)} names"):
+            for start in range(0, len(keys), SCAN_COUNT):
+                self._client.unlink(*keys[start : start + SCAN_COUNT])
+
+    def missing(self, names: Iterable[str]) -> set[str]:
+        asked = list(names)
+        with self._says(f"look for {len(asked)} names"), self._client.pipeline(transaction=False) as pipe:
+            for name in asked:
+                pipe.exists(PREFIX + name)
+            return {name for name, there in zip(asked, pipe.execute(), strict=True) if not there}
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _rename(self, unfinished: str, name: str, id: str) -> None:
+        try:
+            with self._client.pipeline(transaction=True) as pipe:
+                pipe.persist(unfinished)
+                pipe.rename(unfinished, PREFIX + name)
+                pipe.execute()
+        except self._errors.ResponseError as error:
+            # The client sends a command again when the connection broke before the answer came: then it is done already.
+            if "no such key" not in str(error):
+                raise
+            if self._client.hget(PREFIX + name, "id") != id.encode():
+                raise self._emptied(name) from error
+
+    def _read(self, name: str, offset: int, length: int | None) -> bytes | None:
+        """None if another content took the place of this one meanwhile."""
+        id, size = self._client.hmget(PREFIX + name, "id", "length")
+        if id is None:
+            raise not_there(name, self.place)
+        end = int(size) if length is None else min(int(size), offset + length)
+        if offset >= end:
+            return b""
+        numbers = range(offset // FIELD, -(-end // FIELD))
+        fields: list[bytes] = []
+        for start in range(0, len(numbers), STEP):
+            found, *contents = self._client.hmget(PREFIX + name, "id", *numbers[start : start + STEP])
+            if found != id:
+                return None
+            fields += contents
+        first = numbers[0] * FIELD
+        return b"".join(fields)[offset - first : end - first]
+
+    def _emptied(self, name: str) -> StoreUnreachable:
+        return StoreUnreachable(f"the Redis at {self.place} lost what was written while {name} was being written: it was "
+                                "started again or flushed. Write it again")
+
+    @contextlib.contextmanager
+    def _says(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, self._errors.RedisError) as error:
+            if isinstance(error, self._errors.OutOfMemoryError):
+                advice = "Give it more memory (maxmemory), or name another store in checkpoint.store"
+            else:
+                advice = "See that it runs and lets this host in, or name another store in checkpoint.store"
+            raise StoreUnreachable(f"the Redis at {self.place}, where checkpoints are kept, was asked to {what} and did not: "
+                                   f"{' '.join(str(error).split())[:500]}. {advice}") from error
+
+
+def _fields(parts: Sequence[memoryview]) -> Iterator[dict[str, bytes]]:
+    """The content cut into numbered fields, some at a time."""
+    fields: dict[str, bytes] = {}
+    for number, field in enumerate(_cut(parts)):
+        fields[str(number)] = field
+        if len(fields) == STEP:
+            yield fields
+            fields = {}
+    if fields:
+        yield fields
+
+
+def _cut(parts: Sequence[memoryview]) -> Iterator[bytes]:
+    """At least one; the last is empty if there is nothing for it."""
+    rest = bytearray()
+    for view in parts:
+        while len(rest) + len(view) >= FIELD:
+            taken = FIELD - len(rest)
+            yield b"".join((rest, view[:taken]))
+            rest.clear()
+            view = view[taken:]
+        rest += view
+    yield bytes(rest)

@@ -1,0 +1,306 @@
+"""Checkpoints as values: pieces in blobs, chains of pieces, and the manifest that says what belongs together.
+
+    blob        the pieces that one task made at one wave, one after the other and nothing else
+    chain       the pieces of a key group that are applied in order; the first is whole
+    manifest    all chains, other states and positions of a topology at a wave; once it is written, the wave is committed
+
+A manifest as bytes:  magic, 4 bytes; format, 2; length of the body, 8; CRC-32 of all this and the body, 4; the body, msgpack.
+A piece has its length and CRC-32 in the reference to it, so that a blob need not be read whole to be trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from millrace.config import KEY_GROUP_COUNT
+from millrace.errors import CorruptCheckpoint, TopologyError
+from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
+
+OWN = -1  # stands for a key group in `pack`: the task's own snapshot, which belongs to no group
+MAGIC = b"MRCP"
+FORMAT = 1
+SAFE_LENGTH = 100  # of a quoted name in a path: file systems take 255 bytes for each step of one
+
+_HEAD = struct.Struct(">4sHQ")
+_SUM = struct.Struct(">I")
+_NAME = re.compile(r"([^/]+)/([^/.]+/\d+/)?(\d{20})-(\d{20})(\.manifest)?")
+
+
+class PieceRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a piece is, and how to know that it is the one."""
+
+    blob: str
+    offset: int
+    length: int
+    crc: int
+    whole: bool
+
+
+class Blocks(msgspec.Struct, frozen=True, array_like=True):
+    """The fragments of a blob: r raw and c check blocks, and the slot that each was sent to."""
+
+    r: int
+    c: int
+    slots: list[int]
+
+
+class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What a task reports of itself at a wave. `own` is its `snapshot()`; `position` that of a replayable spout."""
+
+    component: str
+    index: int
+    chains: dict[int, list[PieceRef]] = {}
+    own: PieceRef | None = None
+    position: int | None = None
+    blocks: dict[str, Blocks] = {}  # by blob, of those that its pieces are in
+
+    @property
+    def task(self) -> TaskId:
+        return TaskId(self.component, self.index)
+
+    def pieces(self) -> Iterator[PieceRef]:
+        for chain in self.chains.values():
+            yield from chain
+        if self.own is not None:
+            yield self.own
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True):
+    """A topology at a wave: all that is needed to go back to it."""
+
+    topology: str
+    wave: int
+    epoch: int
+    key_groups: int
+    parallelism: dict[str, int]
+    records: list[TaskRecord]
+    at: float
+
+    def encode(self) -> bytes:
+        """Refuses what could not be restored: better that a wave is not committed than that it only looks so."""
+        self._check()
+        body = msgspec.msgpack.encode(self)
+        head = _HEAD.pack(MAGIC, FORMAT, len(body))
+        return head + _SUM.pack(zlib.crc32(body, zlib.crc32(head))) + body
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        body = _body(data)
+        try:
+            manifest = msgspec.msgpack.decode(body, type=cls)
+        except msgspec.DecodeError as error:
+            raise CorruptCheckpoint(f"the {len(body)} bytes of a manifest are as they were written and are none: {error}. "
+                                    "Was it written by another version of Millrace?") from error
+        manifest._check()
+        return manifest
+
+    def blobs(self) -> set[str]:
+        """All that must be in the store for this manifest to be worth anything."""
+        return {piece.blob for record in self.records for piece in record.pieces()}
+
+    def chains(self, component: str) -> dict[int, list[PieceRef]]:
+        """By key group, whichever task had it: state belongs to groups."""
+        return {group: chain for record in self.records if record.component == component
+                for group, chain in record.chains.items()}
+
+    def blocks(self, component: str) -> dict[str, Blocks]:
+        """By blob: where fragments of it were sent."""
+        return {blob: blocks for record in self.records if record.component == component
+                for blob, blocks in record.blocks.items()}
+
+    def positions(self) -> dict[TaskId, int]:
+        """Where each replayable spout goes on."""
+        return {record.task: record.position for record in self.records if record.position is not None}
+
+    def size(self, component: str) -> int:
+        """Bytes to read to restore the component."""
+        return sum(piece.length for record in self.records if record.component == component for piece in record.pieces())
+
+    def _check(self) -> None:
+        tasks: set[TaskId] = set()
+        groups: set[tuple[str, int]] = set()
+        for record in self.records:
+            if record.task in tasks:
+                raise self._unusable(f"it has two records of {record.task}")
+            if not 0 <= record.index < self.parallelism.get(record.component, 0):
+                raise self._unusable(f"it has a record of {record.task}, and {self.parallelism.get(record.component, 0)} tasks "
+                                     f"of {record.component!r}")
+            tasks.add(record.task)
+            for group, chain in record.chains.items():
+                if (record.component, group) in groups:
+                    raise self._unusable(f"{record.task} and another task both have key group {group}")
+                if not 0 <= group < self.key_groups:
+                    raise self._unusable(f"{record.task} has key group {group} of {self.key_groups}")
+                if not chain or not chain[0].whole:
+                    raise self._unusable(f"the chain of key group {group} of {record.component!r} begins with no whole piece")
+                groups.add((record.component, group))
+
+    def _unusable(self, why: str) -> CorruptCheckpoint:
+        return CorruptCheckpoint(f"the manifest of wave {self.wave} of {self.topology!r} cannot be restored: {why}. This is an "
+                                 "error in Millrace; the wave before is still good")
+
+
+def _body(data: bytes) -> memoryview:
+    """What the frame holds; CorruptCheckpoint if any byte of frame or body is not as it was written."""
+    start = _HEAD.size + _SUM.size
+    view = memoryview(data)
+    if len(view) < start:
+        raise _torn(f"has {len(view)} bytes, fewer than the {start} of the frame")
+    magic, version, length = _HEAD.unpack_from(view)
+    if magic != MAGIC:
+        raise _torn(f"begins with {bytes(magic)!r} instead of {MAGIC!r}")
+    if length != len(view) - start:
+        raise _torn(f"should have {length} bytes in its frame and has {len(view) - start}")
+    if _SUM.unpack_from(view, _HEAD.size)[0] != zlib.crc32(view[start:], zlib.crc32(view[: _HEAD.size])):
+        raise _torn("does not have the bytes that its CRC is of")
+    if version != FORMAT:
+        raise CorruptCheckpoint(f"a manifest has format {version} and this Millrace reads format {FORMAT}: go on with the "
+                                "version that wrote it, or start the topology without its checkpoints")
+    return view[start:]
+
+
+def _torn(what: str) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"a manifest {what}: it was not written to its end, or something else wrote there. The one before "
+                             "it may be good")
+
+
+# ---- pieces ----
+
+
+def pack(pieces: Mapping[int, tuple[bool, bytes]], blob: str) -> tuple[list[bytes], dict[int, PieceRef]]:
+    """Group -> (whole, content) as the parts of a blob, in the order to write them, and where each group's piece is in it.
+    The task's own snapshot goes under `OWN`."""
+    refs: dict[int, PieceRef] = {}
+    offset = 0
+    for group, (whole, content) in pieces.items():
+        refs[group] = PieceRef(blob, offset, len(content), zlib.crc32(content), whole)
+        offset += len(content)
+    return [content for _, content in pieces.values() if content], refs
+
+
+def read_piece(ref: PieceRef, data: bytes | memoryview, start: int = 0) -> bytes:
+    """The piece, checked. `data` is the blob, or what of it begins at byte `start`."""
+    begin = ref.offset - start
+    content = memoryview(data)[begin : begin + ref.length] if begin >= 0 else memoryview(b"")
+    if len(content) != ref.length:
+        raise CorruptCheckpoint(f"a piece of {ref.length} bytes at {ref.offset} of {ref.blob} is not all there: only "
+                                f"{len(content)} are. The blob was cut off, or is another one; an older checkpoint, or the "
+                                "fragments in the workers' memory, may still have it")
+    if zlib.crc32(content) != ref.crc:
+        raise CorruptCheckpoint(f"a piece of {ref.length} bytes at {ref.offset} of {ref.blob} has the CRC "
+                                f"{zlib.crc32(content):08x} and was written with {ref.crc:08x}: its bytes have changed. An "
+                                "older checkpoint, or the fragments in the workers' memory, may still have it")
+    return bytes(content)
+
+
+# ---- names ----
+#
+#     <topology>/<component>/<task index>/<epoch>-<wave>      a blob
+#     <topology>/<epoch>-<wave>.manifest                      a manifest; no component's name has a dot when it is quoted
+
+
+class _Name(NamedTuple):
+    topology: str  # quoted
+    epoch: int
+    wave: int
+    is_manifest: bool
+
+
+def topology_prefix(topology: str) -> str:
+    """The path that all names of a topology are below."""
+    return _quoted(topology)
+
+
+def task_prefix(topology: str, component: str, index: int) -> str:
+    """The path that the names of a task's blobs are below."""
+    return f"{topology_prefix(topology)}/{_quoted(component)}/{index}"
+
+
+def blob_name(topology: str, component: str, index: int, epoch: int, wave: int) -> str:
+    return f"{task_prefix(topology, component, index)}/{epoch:020d}-{wave:020d}"
+
+
+def manifest_name(topology: str, epoch: int, wave: int) -> str:
+    """With the epoch: what a master that was replaced still commits must neither overwrite nor outrank its successor's."""
+    return f"{topology_prefix(topology)}/{epoch:020d}-{wave:020d}.manifest"
+
+
+def manifest_names(names: Iterable[str]) -> list[str]:
+    """Those of manifests, the newest first: of the latest epoch, and in it of the latest wave."""
+    found = [(parsed, name) for name in names if (parsed := _parsed(name)) is not None and parsed.is_manifest]
+    return [name for _, name in sorted(found, key=lambda each: (each[0].epoch, each[0].wave), reverse=True)]
+
+
+def latest_numbers(names: Iterable[str]) -> tuple[int, int]:
+    """The highest epoch and the highest wave of any name, be it of a wave that was given up; (0, 0) if there is none."""
+    known = [parsed for name in names if (parsed := _parsed(name)) is not None]
+    return max((parsed.epoch for parsed in known), default=0), max((parsed.wave for parsed in known), default=0)
+
+
+def garbage(names: Iterable[str], kept: Iterable[Manifest], before_wave: int) -> list[str]:
+    """Blobs and manifests of waves up to `before_wave` that no kept manifest needs. Later ones belong to a wave that is
+    under way. Names of topologies that no kept manifest is of, and names not made here, are left alone."""
+    needed: set[str] = set()
+    topologies: set[str] = set()
+    for manifest in kept:
+        needed |= {*manifest.blobs(), manifest_name(manifest.topology, manifest.epoch, manifest.wave)}
+        topologies.add(_quoted(manifest.topology))
+    return [name for name in names if name not in needed and (parsed := _parsed(name)) is not None
+            and parsed.topology in topologies and parsed.wave <= before_wave]
+
+
+def _parsed(name: str) -> _Name | None:
+    match = _NAME.fullmatch(name)
+    if match is None or (match[2] is None) != (match[5] is not None):
+        return None
+    return _Name(match[1], int(match[3]), int(match[4]), match[5] is not None)
+
+
+def _quoted(name: str) -> str:
+    """Safe as one step of a path on any file system. One that would be too long ends with a digest instead."""
+    quoted = quote(name, safe="", errors="surrogatepass").replace(".", "%2E").replace("~", "%7E")
+    if len(quoted) <= SAFE_LENGTH:
+        return quoted
+    digest = hashlib.sha256(quoted.encode()).hexdigest()[:32]
+    return f"{quoted[: SAFE_LENGTH - 33]}~{digest}"  # no quoted name has this sign
+
+
+# ---- does it fit ----
+
+
+def fits(manifest: Manifest, graph: TopologyGraph) -> None:
+    """TopologyError if the topology cannot go on from this checkpoint. Keyed components may have any parallelism."""
+    now = {component.name: component for component in graph.components}
+    if now.keys() != manifest.parallelism.keys():
+        raise _misfit(manifest, graph, f"has the components {', '.join(sorted(manifest.parallelism))}",
+                      f"has {', '.join(sorted(now))}", "Name them as they were")
+    if graph.key_groups != manifest.key_groups:
+        raise _misfit(manifest, graph, f"has {manifest.key_groups} key groups", f"has {graph.key_groups}",
+                      f"Set {KEY_GROUP_COUNT.key} to {manifest.key_groups}")
+    for record in manifest.records:
+        _check_record(manifest, graph, record, now[record.component])
+
+
+def _check_record(manifest: Manifest, graph: TopologyGraph, record: TaskRecord, component: ComponentDef) -> None:
+    before = manifest.parallelism[component.name]
+    if record.chains and not component.keyed:
+        raise _misfit(manifest, graph, f"has state of {component.name!r} by key", f"gives {component.name!r} no input that is "
+                      "grouped by fields", "Group it by the same fields as before")
+    bound = record.own is not None or record.position is not None
+    if bound and not component.keyed and component.par != before:
+        what = "a state of its own" if record.own is not None else "a position"
+        raise _misfit(manifest, graph, f"has {before} tasks of {component.name!r}, each with {what}", f"has {component.par}",
+                      f"Set its par to {before}")
+
+
+def _misfit(manifest: Manifest, graph: TopologyGraph, had: str, has: str, advice: str) -> TopologyError:
+    return TopologyError(f"the checkpoint of wave {manifest.wave} of {manifest.topology!r} {had}; the topology {graph.name!r} "
+                         f"now {has}. {advice}, or start it under another name, without its state")

@@ -1,0 +1,276 @@
+"""Fragments: the blocks of one blob, each with what is needed to tell whether it is good and to which others it belongs.
+
+A blob is all that one task wrote at one wave; its name is a path, `<topology>/<component>/<task index>/<epoch>-<wave>`.
+A blob that is put together again is checked as a whole at the end: what comes out is what was cut up, or an error.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, islice
+from typing import NamedTuple
+
+from millrace.errors import BadParameter, NotEnoughFragments
+from millrace.state.checksum import appended
+from millrace.state.erasure import MAX_BLOCKS, Bytes, Code, room
+
+SUBSETS = 64  # most that are tried when fragments that look good do not make the blob,
+SEARCH_BYTES = 256 << 20  # and most bytes that are decoded for it
+NAME_PARTS = 4
+
+
+class Identity(NamedTuple):
+    """What all the fragments of one blob have in common."""
+
+    blob: str
+    r: int
+    c: int
+    length: int
+    whole_crc: int  # CRC-32 of the blob
+
+    def fault(self) -> str:
+        """What is impossible about it; empty if nothing is."""
+        if self.r < 1 or self.c < 0 or self.r + self.c > MAX_BLOCKS or self.length < 0:
+            return f"no blob has {self.r} raw and {self.c} check blocks and {self.length} bytes"
+        return ""
+
+    @property
+    def block_size(self) -> int:
+        return Code(self.r, self.c).block_size(self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Block `index` of a blob. `crc` is that of the payload."""
+
+    blob: str
+    index: int
+    r: int
+    c: int
+    length: int
+    crc: int
+    whole_crc: int
+    payload: Bytes = field(repr=False)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.blob, self.r, self.c, self.length, self.whole_crc)
+
+    def fault(self) -> str:
+        """What can be seen to be wrong without reading the payload; empty if nothing is."""
+        if fault := self.identity.fault():
+            return fault
+        if not 0 <= self.index < self.r + self.c:
+            return f"index {self.index} is none of {self.r} + {self.c}"
+        size = self.identity.block_size
+        return f"truncated: {len(self.payload)} of {size} bytes" if len(self.payload) != size else ""
+
+    def corrupt(self) -> bool:
+        return zlib.crc32(self.payload) != self.crc
+
+
+def cut(blob: str, data: Bytes, r: int, c: int) -> list[Fragment]:
+    """The r + c fragments of a blob. Payloads may be views of the data: it must not change while they are used."""
+    whole = zlib.crc32(data)
+    return [Fragment(blob, index, r, c, len(data), zlib.crc32(block), whole, block)
+            for index, block in enumerate(Code(r, c).encode(data))]
+
+
+def join(fragments: Iterable[Fragment], blob: str | None = None) -> bytes:
+    """The blob, from any r good fragments; `blob` names the one that is wanted if there may be others among them."""
+    groups: dict[Identity, dict[int, Fragment]] = defaultdict(dict)
+    aside: list[str] = []
+    for fragment in fragments:
+        fault = fragment.fault() or (f"of {fragment.blob}" if blob not in (None, fragment.blob) else "")
+        group = groups[fragment.identity] if not fault else {}
+        if not fault and fragment.index in group:
+            fault = "came twice"
+            if group[fragment.index].corrupt():
+                fault, group[fragment.index] = "corrupt", fragment
+        if fault:
+            aside.append(f"{fragment.index}: {fault}")
+        else:
+            group[fragment.index] = fragment
+    built = {identity: data for identity, group in groups.items() if (data := _joined(identity, group, aside)) is not None}
+    if len(built) == 1:
+        return bytes(*built.values())
+    raise NotEnoughFragments(_explained(blob, groups, built, aside))
+
+
+def _joined(identity: Identity, group: Mapping[int, Fragment], aside: list[str]) -> memoryview | None:
+    good = {index: fragment for index, fragment in group.items() if not fragment.corrupt()}
+    aside += [f"{index}: corrupt" for index in group if index not in good]
+    if len(good) < identity.r:
+        return None
+    assembly = Assembly(identity)
+    for index, fragment in good.items():
+        assembly.block(index)[:] = fragment.payload
+    data = assembly.build({index: fragment.crc for index, fragment in good.items()})
+    if data is None:
+        aside.append(f"{sorted(good)}: each as it was made, but together not the blob")
+    return data
+
+
+def _explained(blob: str | None, groups: Mapping[Identity, Collection[int]], built: Collection[Identity],
+               aside: Sequence[str]) -> str:
+    name = blob or " or ".join(sorted({identity.blob for identity in groups})) or "a blob"
+    if built:
+        return (f"fragments of {len(built)} different blobs came, and each could be put together: {sorted(built)}. Say "
+                "which one is wanted")
+    came = "; ".join(f"{sorted(group)} of {identity.r} + {identity.c} ({identity.length} bytes, "
+                     f"crc {identity.whole_crc:08x})" for identity, group in groups.items() if group)
+    return (f"{name} cannot be put together from its fragments: came {came or 'none'}; set aside "
+            f"{', '.join(aside) or 'none'}. Read it from the checkpoint store")
+
+
+class Assembly:
+    """A blob that is being put together: each block is written where it belongs, and summed up by whoever writes it, so that
+    nothing is moved or read again at the end."""
+
+    def __init__(self, identity: Identity) -> None:
+        if fault := identity.fault():
+            raise BadParameter(f"{identity.blob} cannot be put together: {fault}")
+        self.identity = identity
+        self._code = Code(identity.r, identity.c)
+        self._size = identity.block_size
+        self._data = room(identity.r * self._size)
+        self._checks: dict[int, memoryview] = {}
+
+    def block(self, index: int) -> memoryview:
+        """Where the block is to be written."""
+        if index < self.identity.r:
+            return self._data[index * self._size : (index + 1) * self._size]
+        if index not in self._checks:
+            self._checks[index] = room(self._size)
+        return self._checks[index]
+
+    def build(self, crcs: Mapping[int, int]) -> memoryview | None:
+        """The blob, if the blocks that were written (index: CRC of what was written) make it. Blocks that were not are
+        computed where they belong; they may be written after this, but not meanwhile."""
+        r = self.identity.r
+        chosen = {index: self.block(index) for index in sorted(crcs)[:r]}
+        if len(chosen) < r:
+            return None
+        missing = {index: self.block(index) for index in range(r) if index not in crcs}
+        self._code.repair(chosen, missing)
+        sums = {**crcs, **{index: zlib.crc32(block) for index, block in missing.items()}}
+        if self._is_whole([sums[index] for index in range(r)]):
+            return self._data[: self.identity.length].toreadonly()
+        return self._search(sorted(crcs))
+
+    def _is_whole(self, sums: Sequence[int]) -> bool:
+        """Whether raw blocks with these CRCs have the blob's, but for the zeros at the end. No need to read them again."""
+        total = 0
+        for block in sums:
+            total = appended(total, block, self._size)
+        zeros = bytes(len(self._data) - self.identity.length)
+        return total == appended(self.identity.whole_crc, zlib.crc32(zeros), len(zeros))
+
+    def _search(self, good: Sequence[int]) -> memoryview | None:
+        tries = min(SUBSETS, SEARCH_BYTES // (self.identity.length or 1))
+        for chosen in islice(combinations(good, self.identity.r), tries):
+            data = self._code.decode({index: self.block(index) for index in chosen}, self.identity.length)
+            if zlib.crc32(data) == self.identity.whole_crc:
+                return memoryview(data)
+        return None
+
+
+class Held(NamedTuple):
+    """What a tree holds of one blob."""
+
+    blob: str
+    indexes: list[int]
+    bytes: int
+
+
+class _Branch:
+    """One part of a path: what is below it, and at the end of a blob's name its fragments by index."""
+
+    __slots__ = ("below", "fragments")
+
+    def __init__(self) -> None:
+        self.below: dict[str, _Branch] = {}
+        self.fragments: dict[int, Fragment] = {}
+
+    def blobs(self, path: tuple[str, ...]) -> Iterator[tuple[str, dict[int, Fragment]]]:
+        if self.fragments:
+            yield "/".join(path), self.fragments
+        for part, branch in self.below.items():
+            yield from branch.blobs((*path, part))
+
+
+class FragmentTree:
+    """The fragments that one worker holds for others: topology → component → task → blob → index. What would go beyond
+    `limit` bytes is not taken: the checkpoint store has every blob too."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self._root = _Branch()
+
+    def put(self, fragment: Fragment) -> bool:
+        """False, and nothing changed, if there is no room."""
+        path = _path(fragment.blob)
+        if len(path) != NAME_PARTS:
+            raise BadParameter(f"{fragment.blob!r} is not the name of a blob: <topology>/<component>/<task index>/"
+                               "<epoch>-<wave> is")
+        known = self.get(fragment.blob, fragment.index)
+        more = len(fragment.payload) - (len(known.payload) if known is not None else 0)
+        if self.bytes + more > self.limit:
+            return False
+        branch = self._root
+        for part in path:
+            branch = branch.below.setdefault(part, _Branch())
+        branch.fragments[fragment.index] = fragment
+        self.bytes += more
+        return True
+
+    def get(self, blob: str, index: int) -> Fragment | None:
+        branch = self._find(_path(blob))
+        return branch.fragments.get(index) if branch is not None else None
+
+    def forget(self, *prefixes: str) -> int:
+        """Drops the blobs of these names, and all below a shorter path: a task's, a component's, a topology's. Returns
+        how many blobs went."""
+        return sum(self._cut_off(_path(prefix)) for prefix in prefixes)
+
+    def keep_only(self, task: str, blobs: Collection[str]) -> int:
+        """Drops all blobs of a task but these. Name also those that are just being saved."""
+        return self.forget(*[held.blob for held in self.listing(task) if held.blob not in blobs])
+
+    def listing(self, prefix: str = "") -> list[Held]:
+        """For people: what is held below the prefix, by name."""
+        branch = self._find(_path(prefix))
+        found = branch.blobs(_path(prefix)) if branch is not None else ()
+        return sorted(Held(blob, sorted(held), _size(held)) for blob, held in found)
+
+    def _find(self, path: Iterable[str]) -> _Branch | None:
+        branch: _Branch | None = self._root
+        for part in path:
+            branch = branch.below.get(part) if branch is not None else None
+        return branch
+
+    def _cut_off(self, path: tuple[str, ...]) -> int:
+        branch = self._find(path)
+        if branch is None:
+            return 0
+        held = [fragments for _, fragments in branch.blobs(path)]
+        self.bytes -= sum(map(_size, held))
+        branch.below.clear()
+        branch.fragments.clear()
+        for end in range(len(path), 0, -1):  # branches that hold nothing any more go too
+            parent, child = self._find(path[: end - 1]), self._find(path[:end])
+            if parent is not None and child is not None and not child.below and not child.fragments:
+                del parent.below[path[end - 1]]
+        return len(held)
+
+
+def _path(name: str) -> tuple[str, ...]:
+    return tuple(name.split("/")) if name else ()
+
+
+def _size(fragments: Mapping[int, Fragment]) -> int:
+    return sum(len(fragment.payload) for fragment in fragments.values())

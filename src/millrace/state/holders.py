@@ -1,0 +1,51 @@
+"""Who holds the blocks of a task's state: its upstream workers first, and never more in one place than need be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from millrace.state.erasure import Code
+
+LARGEST = (7, 3)
+SMALL = {0: (0, 0), 1: (1, 0), 2: (1, 1), 3: (2, 1)}  # by the number of other workers
+CHECK_SHARE = 0.3
+
+
+def shape(workers: int, asked: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Raw and check blocks (r, c) for a task in a cluster of so many workers. (0, 0): there is nobody to hold any."""
+    if asked is not None:
+        r, c = asked
+        return Code(r, c).r, c  # which says what is wrong with them
+    others = max(0, workers - 1)
+    if others in SMALL:
+        return SMALL[others]
+    if others >= sum(LARGEST):
+        return LARGEST
+    c = max(1, round(CHECK_SHARE * others))
+    return others - c, c
+
+
+def holders(task_slot: int, upstream_slots: Sequence[int], layer_slots: Sequence[int], node_of: Mapping[int, str],
+            blocks: int) -> list[int]:
+    """The worker slot that holds block b, for each b. `node_of` has the workers that are alive, with their nodes.
+
+    Each block goes where the fewest of its kind are: on the worker, then on its node. Among equals upstream instances'
+    workers come first, then the next ones in the ring of the task's own layer, then any others."""
+    candidates = _by_preference(task_slot, upstream_slots, layer_slots, node_of)
+    on_worker: Counter[int] = Counter()
+    on_node: Counter[str] = Counter()
+    chosen: list[int] = []
+    for _ in range(blocks if candidates else 0):
+        slot = min(candidates, key=lambda slot: (on_worker[slot], on_node[node_of[slot]]))  # the first of equals
+        on_worker[slot] += 1
+        on_node[node_of[slot]] += 1
+        chosen.append(slot)
+    return chosen
+
+
+def _by_preference(task_slot: int, upstream: Sequence[int], layer: Sequence[int], node_of: Mapping[int, str]) -> list[int]:
+    here = layer.index(task_slot) if task_slot in layer else -1
+    ring = [*layer[here + 1 :], *layer[: here + 1]]
+    alive = [slot for slot in dict.fromkeys([*upstream, *ring, *sorted(node_of)]) if slot in node_of]
+    return [slot for slot in alive if slot != task_slot] or alive

@@ -1,0 +1,334 @@
+"""The keyed state of one task, cut into pieces for the checkpoint store and put together from them.
+
+A piece is one key group of all the task's states at one wave: everything in it, or what changed since the piece before. It
+is msgpack: [format, group, whole, {state: [keys, values, when they expire, deleted keys]}]. What msgpack would give back
+as another type, or not hold at all, is an extension, so that a value is after a recovery what it was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from millrace.api.state import ATOMS, Changes, KeyedState, KeyPlaces, declared_states, is_key
+from millrace.errors import CorruptCheckpoint, EncodingError, UnknownName
+
+FORMAT = 1
+LONGEST_CHAIN = 16  # pieces; a restore reads them all
+SLACK = 4096  # bytes by which the deltas of a chain may outgrow its whole piece: small groups would be written whole each time
+
+# msgpack extension codes
+BIG_INT, TUPLE, SET, FROZENSET, LONE_SURROGATES, PAIRS = 1, 2, 3, 4, 5, 6
+_KINDS: dict[int, type] = {TUPLE: tuple, SET: set, FROZENSET: frozenset}
+_CODES = {kind: code for code, kind in _KINDS.items()}
+
+Columns = tuple[list[Any], list[Any], list[float], list[Any]]  # keys, values, when they expire, deleted keys
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True)
+class Chain:
+    """What a group's pieces amount to since its last whole one."""
+
+    pieces: int
+    whole: int  # bytes
+    deltas: int = 0
+
+    def takes(self, delta: int) -> bool:
+        return self.pieces < LONGEST_CHAIN and self.deltas + delta <= self.whole + SLACK
+
+
+class TaskState:
+    """All states of one task, by key groups. Groups come with `restore` and go with `drop`."""
+
+    def __init__(self, states: dict[str, KeyedState], places: KeyPlaces) -> None:
+        self.states, self.places, self._label = states, places, places.label
+        self._chains: dict[int, Chain] = {}
+        self._spoiled: set[int] = set()
+
+    @property
+    def owned(self) -> frozenset[int]:
+        return self.places.owned
+
+    def snapshot(self, whole: Container[int] | bool = ()) -> dict[int, tuple[bool, bytes]]:
+        """Group -> (whole?, piece) for each group that is not as its last piece says, and for those in `whole` (True: all)
+        that have anything. If it raises, nothing has changed: the next one has all of it again."""
+        changes = {name: state.changes() for name, state in self.states.items()}
+        asked = self._asked(whole)
+        dirty = {group for found in changes.values() for group in found}
+        pieces = {group: (False, delta) for group in sorted(dirty - self._spoiled - asked)
+                  if (delta := self._delta(group, changes)) is not None}
+        pieces |= self._whole_pieces((dirty | self._spoiled | asked) - pieces.keys(), changes)
+        for name, state in self.states.items():
+            state.settle(changes[name])
+        self._written(pieces)
+        return pieces
+
+    def _asked(self, whole: Container[int] | bool) -> set[int]:
+        if whole is False or whole == ():
+            return set()
+        something = {*self._chains, *self.keys()}
+        return something if whole is True else {group for group in something if group in whole}
+
+    def _delta(self, group: int, changes: dict[str, Changes]) -> bytes | None:
+        """None if a whole piece is better: there is none yet, everything has changed, or the chain is long enough."""
+        chain = self._chains.get(group)
+        found = {name: each[group] for name, each in changes.items() if group in each}
+        if chain is None or sum(len(change.keys) for change in found.values()) >= \
+                sum(state.size(group, changes[name]) for name, state in self.states.items()):
+            return None
+        parts = {name: self._columns(self.states[name], change.keys, change.values, change.deleted)
+                 for name, change in found.items()}
+        delta = _piece(group, False, parts)
+        return delta if chain.takes(len(delta)) else None
+
+    def _whole_pieces(self, groups: set[int], changes: dict[str, Changes]) -> dict[int, tuple[bool, bytes]]:
+        parts: dict[int, dict[str, Columns]] = {group: {} for group in sorted(groups)}
+        for name, state in self.states.items():
+            found = changes[name]
+            replaced = {group for group in groups if group in found and len(found[group].keys) == found[group].size}
+            for group in replaced:  # no need to look for entries that have not changed
+                parts[group][name] = self._columns(state, found[group].keys, found[group].values, [])
+            others = groups - replaced
+            for group, entries in (state.entries(others, found) if others else {}).items():
+                if entries:
+                    parts[group][name] = self._columns(state, list(entries), list(entries.values()), [])
+        return {group: (True, _piece(group, True, part)) for group, part in parts.items()}
+
+    def _columns(self, state: KeyedState, keys: list[Any], values: list[Any], deleted: list[Any]) -> Columns:
+        self._check(state.name, keys)
+        return keys, self._plain_values(state, keys, values), state.dues_of(keys), deleted
+
+    def _check(self, name: str, keys: list[Any]) -> None:
+        """A str of another class may be equal to a key that was checked, and still have no place in a piece."""
+        if not ATOMS.issuperset(map(type, keys)):
+            for key in keys:
+                if not is_key(key):
+                    raise EncodingError(f"{self._label}: {key!r} ({type(key).__name__}) cannot be a key of {name!r}. Keys "
+                                        "are str, int, float, bool, None, bytes, or tuples of those, and of no subclass")
+
+    def _plain_values(self, state: KeyedState, keys: list[Any], values: list[Any]) -> list[Any]:
+        encode = None if state.codec is None else state.codec.encode
+        if encode is None and ATOMS.issuperset(map(type, values)):
+            return values
+        plain = []
+        for key, value in zip(keys, values, strict=True):
+            try:
+                plain.append(_plain(value if encode is None else encode(value)))
+            except Exception as error:  # a codec is the user's code
+                what = "Keep values of plain types, or give the state a codec: State(codec=Typed(...))" if encode is None else \
+                    f"Does its codec, {state.codec!r}, fit the value?"
+                raise EncodingError(f"{self._label}: the value of {key!r} in {state.name!r}, a {type(value).__name__}, cannot "
+                                    f"be put into a snapshot: {error}. {what}") from error
+        return plain
+
+    def _written(self, pieces: dict[int, tuple[bool, bytes]]) -> None:
+        for group, (whole, piece) in pieces.items():
+            if whole:
+                self._chains[group] = Chain(1, len(piece))
+            else:
+                self._chains[group].pieces += 1
+                self._chains[group].deltas += len(piece)
+        self._spoiled.clear()
+
+    def spoil(self, groups: Iterable[int]) -> None:
+        """What was written of these got lost: they are dirty, and their next piece is whole."""
+        for group in groups:
+            if self._chains.pop(group, None) is not None:
+                self._spoiled.add(group)
+
+    def restore(self, group: int, pieces: Sequence[bytes]) -> None:
+        """The group is this task's, and is as its chain says: the first piece whole, the others in the order they were
+        written. Without pieces it is empty. If it raises, nothing has changed."""
+        entries: dict[str, tuple[dict[Any, Any], dict[Any, float]]] = {}
+        chain = None
+        for number, piece in enumerate(pieces):
+            whole, parts = self._read(group, number, piece)
+            if whole or chain is None:
+                entries, chain = {}, Chain(1, len(piece))
+            else:
+                chain.pieces, chain.deltas = chain.pieces + 1, chain.deltas + len(piece)
+            try:
+                for name, columns in parts.items():
+                    _apply(columns, *entries.setdefault(name, ({}, {})))
+            except TypeError as error:  # something that cannot be a key
+                raise self._corrupt(group, number, str(error)) from None
+        decoded = {name: (self._decoded(self._state(name, group), values), dues) for name, (values, dues) in entries.items()}
+        self.places.own(group)
+        for name, state in self.states.items():
+            state.load(group, *decoded.get(name, ({}, {})))
+        self._spoiled.discard(group)
+        self._chains.pop(group, None)
+        if chain is not None:
+            self._chains[group] = chain
+
+    def _read(self, group: int, number: int, piece: bytes) -> tuple[bool, dict[str, Columns]]:
+        try:
+            version, of_group, whole, parts = _decoder.decode(piece)
+        except _UNREADABLE as error:
+            raise self._corrupt(group, number, f"its {len(piece)} bytes cannot be read: {error}") from None
+        if version != FORMAT:
+            raise self._corrupt(group, number, f"it has format {version}, and this Millrace reads format {FORMAT}")
+        if of_group != group:
+            raise self._corrupt(group, number, f"it is one of key group {of_group}")
+        if number == 0 and not whole:
+            raise self._corrupt(group, number, "a chain begins with a whole piece and this is a delta")
+        for name, (keys, values, dues, _) in parts.items():
+            if len(keys) != len(values) or len(dues) not in (0, len(keys)):
+                raise self._corrupt(group, number, f"{name!r} has {len(keys)} keys, {len(values)} values and {len(dues)} times")
+        return whole, parts
+
+    def _corrupt(self, group: int, number: int, why: str) -> CorruptCheckpoint:
+        return CorruptCheckpoint(f"{self._label}: piece {number} of the chain of key group {group} cannot be restored: {why}. "
+                                 "Go back to an earlier wave, if one is kept")
+
+    def _state(self, name: str, group: int) -> KeyedState:
+        if name not in self.states:
+            raise CorruptCheckpoint(f"{self._label}: the checkpoint has a state {name!r} (key group {group}) and the bolt has "
+                                    f"{', '.join(map(repr, self.states))}. Declare it again, if only to clear it")
+        return self.states[name]
+
+    def _decoded(self, state: KeyedState, values: dict[Any, Any]) -> dict[Any, Any]:
+        if state.codec is None:
+            return values
+        decoded = {}
+        for key, plain in values.items():
+            try:
+                decoded[key] = state.codec.decode(plain)
+            except Exception as error:  # a codec is the user's code
+                raise CorruptCheckpoint(f"{self._label}: the value of {key!r} in {state.name!r} cannot be restored: {error}. "
+                                        f"Has its codec, {state.codec!r}, changed since it was written?") from error
+        return decoded
+
+    def drop(self, group: int) -> None:
+        """The group is no longer this task's: its entries are forgotten."""
+        for state in self.states.values():
+            state.unload(group)
+        self.places.disown(group)
+        self._chains.pop(group, None)
+        self._spoiled.discard(group)
+
+    def sizes(self) -> dict[int, int]:
+        """Group -> bytes of its chain."""
+        return {group: chain.whole + chain.deltas for group, chain in sorted(self._chains.items())}
+
+    def dirty(self) -> dict[int, int]:
+        """Group -> keys set, touched or deleted since its last piece."""
+        counts: dict[int, int] = {}
+        for state in self.states.values():
+            for group, change in state.changes().items():
+                counts[group] = counts.get(group, 0) + len(change.keys) + len(change.deleted)
+        return counts
+
+    def keys(self) -> dict[int, int]:
+        """Group -> entries of all states."""
+        counts: dict[int, int] = {}
+        for state in self.states.values():
+            for group, size in state.sizes().items():
+                counts[group] = counts.get(group, 0) + size
+        return counts
+
+    def lookup(self, state_name: str, key: Any) -> Any:
+        """For people. A KeyError if the key has no entry, KeyNotOwned if it is another task's."""
+        if state_name not in self.states:
+            raise UnknownName(f"{self._label} has no state {state_name!r}; it has {', '.join(map(repr, self.states))}")
+        return self.states[state_name].peek(key)
+
+
+def open_states(component: Any, group_of: Callable[[Any], int], owned: Collection[int], key_groups: int, label: str,
+                now: Callable[[], float], owner_of: Callable[[int], int] | None = None) -> TaskState | None:
+    """Opens what the component's class declares and puts it into the instance; None if it declares nothing or owns no key
+    group, because no fields grouping leads to it.
+
+    `group_of`: a key's group, or a hash to take modulo `key_groups`. `label`: names the task in errors. `now`: wall seconds.
+    `owner_of`: the task that has a group, for errors.
+    """
+    declared = declared_states(type(component))
+    if not declared or not owned:
+        return None
+    places = KeyPlaces(group_of, owned, key_groups, label, owner_of)
+    states = {name: state.open(places, now) for name, state in declared.items()}
+    vars(component).update(states)
+    return TaskState(states, places)
+
+
+def _piece(group: int, whole: bool, parts: dict[str, Columns]) -> bytes:
+    try:
+        return _encode((FORMAT, group, whole, parts))
+    except (OverflowError, UnicodeEncodeError):  # a number beyond 64 bits, or a text that is not UTF-8: rare
+        return _encode((FORMAT, group, whole, {name: tuple(map(_wrapped, columns)) for name, columns in parts.items()}))
+
+
+def _apply(columns: Columns, values: dict[Any, Any], dues: dict[Any, float]) -> None:
+    keys, news, times, deleted = columns
+    for key in map(_as_key, deleted):
+        values.pop(key, None)
+    if not ATOMS.issuperset(map(type, keys)):
+        keys = list(map(_as_key, keys))
+    values.update(zip(keys, news))
+    dues.update(zip(keys, times))
+
+
+# ---- values as msgpack ----
+
+
+def _plain(value: Any) -> Any:
+    """The value in types that msgpack gives back as they are; a TypeError names one that has no place in it."""
+    kind = type(value)
+    if kind in ATOMS:
+        return value
+    if kind is list:
+        return value if ATOMS.issuperset(map(type, value)) else list(map(_plain, value))
+    if kind is dict:
+        for key in value:
+            if not is_key(key):
+                raise TypeError(f"a dict in it has the key {key!r} ({type(key).__name__})")
+        return {key: _plain(item) for key, item in value.items()}
+    if kind in _CODES:
+        return msgspec.msgpack.Ext(_CODES[kind], _packed(list(map(_plain, value))))
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a type that it can hold")
+
+
+def _packed(value: Any) -> bytes:
+    try:
+        return _encode(value)
+    except (OverflowError, UnicodeEncodeError):
+        return _encode(_wrapped(value))
+
+
+def _wrapped(value: Any) -> Any:
+    """With extensions for numbers beyond 64 bits and for texts that are not UTF-8."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return msgspec.msgpack.Ext(BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
+    if isinstance(value, str) and not value.isascii():
+        data = value.encode("utf-8", "surrogatepass")
+        return value if data.decode("utf-8", "replace") == value else msgspec.msgpack.Ext(LONE_SURROGATES, data)
+    if isinstance(value, list | tuple):
+        return list(map(_wrapped, value))
+    if isinstance(value, dict):  # an extension cannot be the key of a dict that is yet to be encoded
+        return msgspec.msgpack.Ext(PAIRS, _encode([_wrapped(each) for item in value.items() for each in item]))
+    return value
+
+
+def _unwrap(code: int, data: memoryview) -> Any:
+    if code == BIG_INT:
+        return int.from_bytes(data, "big", signed=True)
+    if code == LONE_SURROGATES:
+        return bytes(data).decode("utf-8", "surrogatepass")
+    if code != PAIRS and code not in _KINDS:
+        raise ValueError(f"unknown extension {code}")
+    items = _inner_decoder.decode(data)
+    return dict(zip(map(_as_key, items[::2]), items[1::2], strict=True)) if code == PAIRS else _KINDS[code](items)
+
+
+def _as_key(key: Any) -> Any:
+    """Keys are never lists: what was a tuple comes back as one."""
+    return tuple(map(_as_key, key)) if isinstance(key, list) else key
+
+
+_UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)  # what bytes that someone made up can raise
+_inner_decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=_unwrap)
+_decoder = msgspec.msgpack.Decoder(tuple[int, int, bool, dict[str, Columns]], ext_hook=_unwrap)

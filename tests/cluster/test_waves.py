@@ -1,0 +1,436 @@
+"""Waves on a whole cluster in one process: what comes out is held against a truth computed apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+import wave_parts as parts
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from wave_parts import AtLeast, Batched, Exact, NotReplayable, expected_counts, expected_rows
+
+from millrace.control.events import Paused, Resumed
+from millrace.control.waves import IDLE
+from millrace.errors import StoreUnreachable, TopologyError
+from millrace.model.graph import TaskId
+from millrace.testing.local_cluster import LocalCluster, MemoryStore
+
+LIMIT = 3000
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    parts.forget()
+
+
+def start(topology: Any = Exact, workers: int = 3, limit: int = LIMIT, store: MemoryStore | None = None, resume: bool = False,
+          **config: Any) -> LocalCluster:
+    cluster = LocalCluster(workers, nodes=workers, store=store)
+    parts.Numbers.clock = staticmethod(cluster.clock.now)  # `rate` is in virtual time too
+    cluster.submit(topology, resume=resume, config={"limit": limit, "rate": 3000.0, **config})
+    return cluster
+
+
+def waves(cluster: LocalCluster, name: str = "exact") -> Any:
+    return cluster.master.topologies[name].waves
+
+
+def until_wave(cluster: LocalCluster, count: int = 1, name: str = "exact") -> None:
+    target = waves(cluster, name).committed + count
+    cluster.run_until(lambda: waves(cluster, name).committed >= target and waves(cluster, name).phase == IDLE)
+
+
+def tasks(cluster: LocalCluster, component: str) -> list[Any]:
+    """Those that have started, without those of workers that were given up and do not know it yet."""
+    alive = {slot: view.address.generation for slot, view in cluster.master.workers.items()}
+    return [task for task in cluster.tasks(component)
+            if task.started and alive.get(task.worker.slot) == task.worker.generation]
+
+
+def finish(cluster: LocalCluster, name: str = "exact") -> None:
+    """Everything sent, drained and committed."""
+    def all_sent() -> bool:
+        spouts = [task.component for task in tasks(cluster, "numbers")]
+        return len(spouts) == 2 and all(spout.exhausted for spout in spouts)
+
+    cluster.run_until(lambda: cluster.master.topologies[name].status == "running" and all_sent())
+    until_wave(cluster, 1, name)  # not before everyone who is gone has been missed
+    cluster.run_until(lambda: cluster.master.topologies[name].status == "running" and all_sent())
+    cluster.stop(name, wait=100)
+    cluster.run_until(lambda: name not in cluster.master.topologies)
+
+
+def visible() -> Counter[Any]:
+    return Counter((key, number) for key, number, *_ in parts.VISIBLE)
+
+
+def assert_exact(limit: int = LIMIT, ways: int = 2) -> None:
+    assert visible() == expected_rows(limit, ways)
+    last: dict[str, int] = {}
+    for key, _, count in parts.VISIBLE:
+        last[key] = max(last.get(key, 0), count)
+    assert last == expected_counts(limit, ways)
+    assert len({(key, count) for key, _, count in parts.VISIBLE}) == limit * ways  # every count of every key came once
+
+
+def counts(cluster: LocalCluster) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for task in tasks(cluster, "tally"):
+        found.update(dict(task.component.counts.items()))
+    return found
+
+
+def test_without_faults_everything_is_there_once() -> None:
+    cluster = start()
+    until_wave(cluster, 3)
+    assert 0 < sum(visible().values()) < 2 * LIMIT  # what is visible comes with the waves, not at the end
+    finish(cluster)
+    assert_exact()
+    assert not parts.STAGED
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+def test_a_worker_dies(slot: int) -> None:
+    cluster = start()
+    until_wave(cluster, 2)
+    cluster.run(0.05)
+    cluster.kill(slot)
+    until_wave(cluster, 2)
+    finish(cluster)
+    assert_exact()
+    assert any("every task has taken up the state of wave" in text for text in cluster.said)
+
+
+def test_it_dies_before_the_first_wave_is_committed() -> None:
+    cluster = start()
+    cluster.store.broken = StoreUnreachable("it is away: bring it back")
+    cluster.run_until(lambda: counts(cluster).total() > 100)
+    assert waves(cluster).committed == 0
+    cluster.kill(1)
+    cluster.run_until(lambda: counts(cluster).total() > 100)
+    cluster.store.broken = None
+    finish(cluster)
+    assert_exact()
+
+
+def test_all_workers_but_one_die_and_come_back() -> None:
+    cluster = start()
+    until_wave(cluster, 2)
+    cluster.kill(0)
+    cluster.kill(1)
+    until_wave(cluster, 1)
+    cluster.start(0)
+    cluster.start(1)
+    until_wave(cluster, 2)
+    finish(cluster)
+    assert_exact()
+
+
+def test_all_workers_die() -> None:
+    cluster = start()
+    until_wave(cluster, 2)
+    for slot in (0, 1, 2):
+        cluster.kill(slot)
+    assert cluster.master.topologies["exact"].status == "waiting"
+    cluster.start(1)
+    finish(cluster)
+    assert_exact()
+
+
+@pytest.mark.parametrize("phase", ["prepare", "store", "commit", "init", "rollback"])
+@pytest.mark.parametrize("slot", [0, 2])
+def test_a_worker_dies_in_the_middle_of(phase: str, slot: int) -> None:
+    cluster = start()
+    until_wave(cluster, 1)
+    if phase == "init":
+        cluster.kill(1)
+    if phase == "rollback":
+        cluster.lose = lambda message: getattr(message, "kind", "") == "prepare"  # until its time is up
+    cluster.run_until(lambda: waves(cluster).phase == phase)
+    cluster.lose = lambda message: False
+    cluster.kill(slot)
+    finish(cluster)
+    assert_exact()
+
+
+def test_a_second_one_dies_while_the_first_is_being_recovered_from() -> None:
+    cluster = start(workers=4)
+    until_wave(cluster, 2)
+    for slot in (0, 1, 2):
+        cluster.kill(slot)
+        cluster.step(3)
+    finish(cluster)
+    assert_exact()
+
+
+def test_what_it_kept_is_taken_up() -> None:
+    """Keyed state of three kinds, and what snapshot() returned."""
+    cluster = start()
+    finish_line = LIMIT
+    until_wave(cluster, 2)
+    cluster.kill(2)
+    cluster.run_until(lambda: sum(counts(cluster).values()) == 2 * finish_line)
+    assert counts(cluster) == expected_counts(LIMIT, 2)
+    assert sum(task.component.seen for task in cluster.tasks("tally")) == 2 * LIMIT
+    for task in cluster.tasks("tally"):
+        for key, entry in task.component.state.items():
+            assert entry["sum"] == 2 * sum(number for number in range(LIMIT) if f"k{number % parts.KEYS}" == key)
+            assert len(task.component.recent[key]) == 3
+
+
+def test_it_goes_on_after_the_driver_died() -> None:
+    store = MemoryStore()
+    cluster = start(store=store)
+    until_wave(cluster, 2)
+    cluster.run(0.07)
+    del cluster  # with everything that its workers had
+    again = start(store=store, workers=2, resume=True)
+    until_wave(again, 1)
+    finish(again)
+    assert_exact()
+
+
+def test_it_goes_on_with_another_parallelism() -> None:
+    store = MemoryStore()
+    cluster = start(store=store)
+    until_wave(cluster, 2)
+    again = LocalCluster(2, store=store)
+    parts.Numbers.clock = staticmethod(again.clock.now)
+    again.submit(Exact, resume=True, config={"limit": LIMIT, "rate": 3000.0}, par={"tally": 1})
+    finish(again)
+    rows = visible()
+    assert rows == expected_rows(LIMIT, 2)
+
+
+def test_it_starts_anew_beside_an_old_checkpoint() -> None:
+    store = MemoryStore()
+    cluster = start(store=store)
+    until_wave(cluster, 2)
+    parts.forget()
+    again = start(store=store)
+    before = waves(cluster).committed
+    until_wave(again, 1)
+    assert waves(again).committed > before
+    finish(again)
+    assert_exact()
+
+
+def test_a_checkpoint_of_another_shape_is_refused() -> None:
+    store = MemoryStore()
+    until_wave(start(store=store), 2)
+    again = LocalCluster(2, store=store)
+    with pytest.raises(TopologyError, match="key groups"):
+        again.submit(Exact, resume=True, config={"limit": LIMIT, "topology.key.groups": 64})
+    assert not again.master.topologies
+
+
+def test_a_store_that_is_away_holds_up_waves_and_not_the_stream() -> None:
+    cluster = start()
+    until_wave(cluster, 2)
+    cluster.store.broken = StoreUnreachable("it is away: bring it back")
+    done = counts(cluster).total()
+    cluster.run_until(lambda: waves(cluster).given_up >= 3)
+    assert counts(cluster).total() > done
+    assert len([text for text in cluster.said if "is given up, and the stream goes on" in text]) == 1
+    cluster.store.broken = None
+    until_wave(cluster, 1)
+    cluster.kill(1)
+    finish(cluster)
+    assert_exact()
+
+
+def test_a_store_that_was_emptied_is_filled_again() -> None:
+    cluster = start()
+    cluster.run_until(lambda: counts(cluster).total() == 2 * LIMIT)
+    until_wave(cluster, 2)  # now nothing changes any more: the next ones refer to what is in the store
+    cluster.store.blobs.clear()
+    cluster.run_until(lambda: waves(cluster).given_up >= 1)
+    until_wave(cluster, 1)
+    cluster.kill(0)
+    finish(cluster)
+    assert_exact()
+
+
+def test_a_worker_dies_while_the_store_is_away() -> None:
+    """Nobody can take up its state until the store is back; then all goes on."""
+    cluster = start()
+    until_wave(cluster, 2)
+    cluster.store.broken = StoreUnreachable("it is away: bring it back")
+    cluster.kill(1)
+    cluster.run(3.0)
+    assert cluster.master.topologies["exact"].status == "starting"
+    assert any("cannot take up the state of wave" in text and "bring it back" in text for text in cluster.said)
+    cluster.store.broken = None
+    finish(cluster)
+    assert_exact()
+
+
+def test_every_control_message_may_be_lost_or_late() -> None:
+    cluster = start(limit=1500, **{"topology.checkpoint.timeout.secs": 60.0})
+    chance = Random(1)
+    cluster.lose = lambda message: chance.random() < 0.4
+    until_wave(cluster, 1)
+    cluster.kill(1)
+    until_wave(cluster, 1)
+    cluster.lose = lambda message: False
+    finish(cluster)
+    assert_exact(1500)
+
+
+def test_a_sink_that_cannot_commit_is_asked_again() -> None:
+    cluster = start()
+    parts.FAIL_COMMIT.update(range(1, 100))
+    until_wave(cluster, 3)
+    finish(cluster)
+    assert_exact()
+
+
+def test_a_lost_chunk_brings_everything_back_to_the_last_wave() -> None:
+    cluster = start()
+    until_wave(cluster, 2)
+    dropped = []
+
+    def drop(sender: int, receiver: int, frames: list[bytes]) -> bool:
+        if len(frames) == 2 and not dropped:
+            dropped.append(frames)
+            return True
+        return False
+
+    cluster.drop = drop
+    cluster.run_until(lambda: bool(dropped))
+    epoch = cluster.master.topologies["exact"].epoch
+    cluster.run_until(lambda: cluster.master.topologies["exact"].epoch > epoch)
+    assert any("chunks on their way to" in text for text in cluster.said)
+    finish(cluster)
+    assert_exact()
+
+
+def test_a_worker_that_was_cut_off_changes_nothing() -> None:
+    """It goes on for a while with what it has, and nobody takes anything from it."""
+    cluster = start()
+    until_wave(cluster, 2)
+    cluster.cut.add(1)
+    cluster.run_until(lambda: any("no heartbeat" in text for text in cluster.said))
+    finish(cluster)
+    assert_exact()
+
+
+def test_a_move_takes_the_state_along() -> None:
+    cluster = start()
+    until_wave(cluster, 2)
+    task = TaskId("tally", 0)
+    target = (cluster.where("exact")[task] + 1) % 3
+    cluster.move("exact", task, target)
+    cluster.run_until(lambda: cluster.where("exact")[task] == target)
+    until_wave(cluster, 1)
+    finish(cluster)
+    assert_exact()
+
+
+def test_pause_and_resume() -> None:
+    cluster = start()
+    until_wave(cluster, 1)
+    cluster.tell(Paused("exact"))
+    until_wave(cluster, 2)
+    cluster.kill(0)
+    cluster.run_until(lambda: cluster.master.topologies["exact"].status == "paused")
+    cluster.tell(Resumed("exact"))
+    finish(cluster)
+    assert_exact()
+
+
+def test_batches_are_due_at_a_wave() -> None:
+    cluster = start(Batched)
+    until_wave(cluster, 2, "batched")
+    assert parts.VISIBLE
+    cluster.kill(1)
+    finish(cluster, "batched")
+    assert visible() == expected_rows(LIMIT, 1)
+
+
+def test_spouts_that_cannot_be_read_again_are_refused() -> None:
+    with pytest.raises(TopologyError, match="plain cannot be read again from a position: derive it from ReplayableSpout"):
+        LocalCluster(1).submit(NotReplayable)
+
+
+def test_old_checkpoints_are_collected() -> None:
+    cluster = start()
+    until_wave(cluster, 8)
+    manifests = [name for name in cluster.store.blobs if name.endswith(".manifest")]
+    assert len(manifests) <= 3
+    assert len(cluster.store.blobs) < 120  # two checkpoints of five components with chains, not eight
+
+
+def test_a_worker_dies_while_it_is_being_stopped() -> None:
+    """It ends as of its last wave; what came after that is there for those who resume it."""
+    store = MemoryStore()
+    cluster = start(store=store)
+    until_wave(cluster, 2)
+    cluster.run(0.05)
+    cluster.stop("exact", wait=100)
+    cluster.kill(1)
+    cluster.run_until(lambda: "exact" not in cluster.master.topologies)
+    assert any("it ends as of wave" in text for text in cluster.said)
+    assert 0 < sum(visible().values()) < 2 * LIMIT
+    finish(start(store=store, resume=True))
+    assert_exact()
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+def test_at_least_once_never_counts_less(slot: int) -> None:
+    cluster = start(AtLeast)
+    until_wave(cluster, 2, "atleast")
+    cluster.run(0.05)
+    cluster.kill(slot)
+    finish_at_least(cluster)
+
+
+def finish_at_least(cluster: LocalCluster) -> None:
+    cluster.run_until(lambda: cluster.master.topologies["atleast"].status == "running" and all(
+        task.component.exhausted and not task.component.unacked_tuples for task in tasks(cluster, "numbers")))
+    found, truth = counts(cluster), expected_counts(LIMIT, 1)
+    assert found.keys() == truth.keys()
+    assert all(found[key] >= truth[key] for key in truth)
+    assert {(key, number) for key, number, _ in parts.WRITTEN} == set(expected_rows(LIMIT, 1))
+
+
+def test_at_least_once_without_faults_is_exact_and_goes_on_after_the_driver_died() -> None:
+    store = MemoryStore()
+    cluster = start(AtLeast, store=store)
+    until_wave(cluster, 3, "atleast")
+    again = start(AtLeast, store=store, resume=True)
+    finish_at_least(again)
+
+
+FAULTS = st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["kill", "start", "store", "cut", "move"]), st.integers(0, 3)),
+                  max_size=8)
+
+
+@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate],
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(faults=FAULTS)
+def test_whatever_happens_every_number_is_there_once(faults: list[tuple[int, str, int]]) -> None:
+    parts.forget()
+    cluster = start(workers=4, limit=1500)
+    for steps, fault, slot in faults:
+        cluster.step(steps)
+        if fault == "kill" and slot in cluster.workers and len(cluster.workers) > 1:
+            cluster.kill(slot)
+        elif fault == "start" and slot not in cluster.workers:
+            cluster.start(slot)
+        elif fault == "store":
+            cluster.store.broken = None if cluster.store.broken else StoreUnreachable("it is away: bring it back")
+        elif fault == "cut" and slot in cluster.workers and len(cluster.cut) < 2:
+            cluster.cut.add(slot)
+        elif fault == "move" and slot in cluster.master.workers and "exact" in cluster.master.topologies \
+                and cluster.master.topologies["exact"].status in ("running", "paused"):
+            cluster.move("exact", TaskId("tally", slot % 3), slot)
+    cluster.store.broken = None
+    for slot in range(4):
+        if slot not in cluster.workers:
+            cluster.start(slot)
+    finish(cluster)
+    assert_exact(1500)

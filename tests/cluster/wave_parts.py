@@ -1,0 +1,170 @@
+"""Components for the tests of waves. What the world outside would see is kept here, as all workers are one process."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any, ClassVar
+
+from millrace.api.component import BatchingBolt, Bolt, Spout, Tuple
+from millrace.api.grouping import Grouping
+from millrace.api.sink import TwoPhaseSink
+from millrace.api.state import CounterState, ListState
+from millrace.api.topology import Topology
+from millrace.connectors.generator import GeneratorSpout
+
+KEYS = 17
+STAGED: dict[tuple[int, int, int, int], list[Any]] = {}  # (task, epoch, wave or -1, order) -> rows not visible yet
+VISIBLE: list[Any] = []
+WRITTEN: list[Any] = []  # by a sink that takes no part in the commit
+FAIL_COMMIT: set[int] = set()  # waves whose first commit raises
+
+
+def forget() -> None:
+    STAGED.clear()
+    VISIBLE.clear()
+    WRITTEN.clear()
+    FAIL_COMMIT.clear()
+
+
+class Numbers(GeneratorSpout):
+    outputs: ClassVar[list[str]] = ["key", "number"]
+
+    def generate(self, position: int) -> tuple[Any, ...]:
+        number = self.ordinal(position)
+        return f"k{number % KEYS}", number
+
+
+class Pass(Bolt):
+    outputs: ClassVar[list[str]] = ["key", "number"]
+
+    def process(self, tup: Tuple) -> None:
+        self.emit(tup.values)
+
+
+class PassRows(Bolt):
+    outputs: ClassVar[list[str]] = ["key", "number"]
+
+    def process_rows(self, rows: list[Any]) -> None:
+        self.emit_rows(rows)
+
+
+class Tally(Bolt):
+    """Counts by key, remembers the last numbers by key, and how much it has seen in all."""
+
+    outputs: ClassVar[list[str]] = ["key", "number", "count"]
+    counts = CounterState()
+    recent = ListState()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def process(self, tup: Tuple) -> None:
+        key, number = tup.values
+        self.counts[key] += 1
+        recent = self.recent[key]
+        recent.append(number)
+        del recent[:-3]
+        self.state[key] = {"sum": self.state.get(key, {"sum": 0})["sum"] + number}
+        self.seen += 1
+        self.emit((key, number, self.counts[key]))
+
+    def snapshot(self) -> Any:
+        return {"seen": self.seen}
+
+    def restore(self, snapshot: Any) -> None:
+        self.seen = snapshot["seen"]
+
+
+class Ledger(TwoPhaseSink):
+    """Stages outside, as a file would be; committed rows appear in VISIBLE."""
+
+    named_rows: ClassVar[bool] = False
+
+    def process_rows(self, rows: list[Any]) -> None:
+        if not self.exactly_once:
+            WRITTEN.extend(rows)
+            return
+        STAGED.setdefault((self.task_index, self.epoch, -1, len(STAGED)), []).extend(rows)
+
+    def prepare(self, wave: int) -> None:
+        for key in [key for key in STAGED if key[:3] == (self.task_index, self.epoch, -1)]:
+            STAGED[self.task_index, self.epoch, wave, key[3]] = STAGED.pop(key)
+
+    def commit(self, wave: int) -> None:
+        if wave in FAIL_COMMIT:
+            FAIL_COMMIT.discard(wave)
+            raise OSError("the disk is tired")
+        self._publish(wave, self.epoch)
+
+    def recover(self, wave: int, epoch: int) -> None:
+        self._publish(wave, epoch)
+        for key in [key for key in STAGED if key[0] == self.task_index and key[1] < self.epoch]:
+            del STAGED[key]
+
+    def _publish(self, wave: int, epoch: int) -> None:
+        ready = [key for key in STAGED if key[:2] == (self.task_index, epoch) and 0 <= key[2] <= wave]
+        for key in sorted(ready, key=lambda key: (key[2], key[3])):
+            VISIBLE.extend(STAGED.pop(key))
+
+
+class Batches(BatchingBolt):
+    """Passes on what it has collected; ticks come too rarely to matter, waves do not."""
+
+    outputs: ClassVar[list[str]] = ["key", "number"]
+
+    def process_batch(self, key: Any, tups: list[Tuple]) -> None:
+        for tup in tups:
+            self.emit(tup.values)
+
+
+class Plain(Spout):
+    outputs: ClassVar[list[str]] = ["key", "number"]
+
+    def next_tuple(self) -> None: ...
+
+
+class Exact(Topology):
+    """Two ways from the spouts to the tally, so that waves have to be aligned."""
+
+    config: ClassVar[dict[str, Any]] = {"topology.guarantee": "exactly-once", "topology.checkpoint.interval.secs": 0.2,
+                                        "topology.chunk.tuples": 10, "topology.checkpoint.timeout.secs": 3.0}
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    two = PassRows.spec(inputs={one: Grouping.SHUFFLE}, par=2)
+    tally = Tally.spec(inputs={one: Grouping.fields("key"), two: Grouping.fields("key")}, par=3)
+    ledger = Ledger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
+
+
+class AtLeast(Topology):
+    config: ClassVar[dict[str, Any]] = {"topology.checkpoint.interval.secs": 0.2, "topology.chunk.tuples": 10,
+                                        "topology.message.timeout.secs": 2.0, "topology.checkpoint.timeout.secs": 3.0}
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    tally = Tally.spec(inputs={one: Grouping.fields("key")}, par=3)
+    ledger = Ledger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
+
+
+class Batched(Topology):
+    config: ClassVar[dict[str, Any]] = {**Exact.config, "topology.tick.tuple.freq.secs": 1000.0}
+    numbers = Numbers.spec(par=2)
+    batches = Batches.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    ledger = Ledger.spec(inputs={batches: Grouping.SHUFFLE}, par=2)
+
+
+class NotReplayable(Topology):
+    config: ClassVar[dict[str, Any]] = {"topology.guarantee": "exactly-once"}
+    plain = Plain.spec()
+    ledger = Ledger.spec(inputs={plain: Grouping.SHUFFLE})
+
+
+def expected_rows(limit: int, ways: int) -> Counter[tuple[str, int]]:
+    """(key, number) as often as it must come out."""
+    return Counter({(f"k{number % KEYS}", number): ways for number in range(limit)})
+
+
+def expected_counts(limit: int, ways: int) -> dict[str, int]:
+    found: defaultdict[str, int] = defaultdict(int)
+    for number in range(limit):
+        found[f"k{number % KEYS}"] += ways
+    return dict(found)

@@ -1,0 +1,330 @@
+"""What every two-phase sink keeps: what is seen is what was committed, once, whatever crashes and whoever lives on."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from debian import install_debian_package
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from postgres import PostgresServer, find_binaries
+from redis_server import RedisServer, running_redis
+from two_phase import Engine, Files, Redis, Sql, Target, Wire
+
+from millrace.errors import MillraceError
+
+EVERYWHERE = ["files", "sqlite", "postgres", "redis list", "redis stream", "redis counter", "redis hash"]
+SERVERS = EVERYWHERE[2:]
+
+Make = Callable[[], contextlib.AbstractContextManager[Target]]
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    pytest.importorskip("psycopg", reason="the Python package psycopg is not installed: pip install millrace[postgres]")
+    if find_binaries() is None and (reason := install_debian_package("postgresql")):
+        pytest.skip(reason)
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("postgresql was installed, and initdb and postgres are neither on the PATH nor in /usr/lib/postgresql")
+    server = PostgresServer(binaries)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def make(request: pytest.FixtureRequest) -> Make:
+    """Each call is an empty target. There is one at a time."""
+    kind, _, mode = request.param.partition(" ")
+    server: Any = request.getfixturevalue(f"{kind}_server") if kind in ("redis", "postgres") else None
+
+    def empty(directory: Path) -> Target:
+        if kind == "redis":
+            import redis
+
+            return Redis(redis.Redis.from_url(server.url, decode_responses=True), server.url, mode)
+        if kind == "postgres":
+            return Sql(server.url)
+        return Files(directory / "out") if kind == "files" else Sql(f"sqlite:///{directory / 'out.db'}")
+
+    @contextlib.contextmanager
+    def target() -> Iterator[Target]:
+        with tempfile.TemporaryDirectory(prefix="millrace-sinks-") as directory:
+            made = empty(Path(directory))
+            yield made
+            made.close()
+
+    return target
+
+
+@pytest.fixture
+def target(make: Make) -> Iterator[Target]:
+    with make() as made:
+        yield made
+
+
+@pytest.fixture
+def engine(target: Target) -> Engine:
+    return Engine(target)
+
+
+every_target = pytest.mark.parametrize("make", EVERYWHERE, indirect=True)
+
+
+@every_target
+class TestEverySink:
+    def test_nothing_is_seen_before_the_commit(self, engine: Engine, target: Target) -> None:
+        engine.stage(0, 3)
+        engine.stage(1, 2)
+        assert target.seen() == {}
+        engine.run_wave(give_up=True)
+        assert target.seen() == {}
+        engine.finish()
+
+    def test_waves_without_rows(self, engine: Engine, target: Target) -> None:
+        engine.run_wave()
+        engine.stage(1, 1)
+        engine.run_wave()
+        engine.run_wave(twice=True)
+        assert list(target.seen()) == [1]
+        engine.finish()
+
+    def test_a_wave_that_was_given_up_comes_with_the_next(self, engine: Engine, target: Target) -> None:
+        for _ in range(3):
+            engine.stage(0, 2)
+            engine.run_wave(give_up=True)
+        engine.stage(0, 1)
+        engine.run_wave(twice=True)
+        assert target.seen() == {0: target.wanted([1, 2, 3, 4, 5, 6, 7])}
+        engine.finish()
+
+    def test_rows_staged_after_prepare_belong_to_the_next_wave(self, engine: Engine, target: Target) -> None:
+        sink = engine.sinks[0]
+        sink.process_rows(target.rows(0, [1, 2]))
+        sink.prepare(1)
+        sink.process_rows(target.rows(0, [3]))
+        sink.commit(1)
+        assert target.seen() == {0: target.wanted([1, 2])}
+        sink.prepare(2)
+        sink.commit(2)
+        assert target.seen() == {0: target.wanted([1, 2, 3])}
+
+    def test_a_crash_after_the_decision(self, engine: Engine, target: Target) -> None:
+        engine.stage(0, 2)
+        engine.stage(1, 2)
+        for sink in engine.sinks:
+            sink.prepare(1)
+        for sink in [target.sink(task, 2, engine.epoch + 1) for task in (0, 1)]:
+            sink.recover(1, engine.epoch)
+        assert target.seen() == {task: target.wanted(numbers) for task, numbers in {0: [1, 2], 1: [3, 4]}.items()}
+
+    def test_recover_twice(self, engine: Engine, target: Target) -> None:
+        engine.stage(0, 2)
+        engine.sinks[0].prepare(1)
+        engine.stage(0, 1)
+        for epoch in (2, 2, 3):
+            target.sink(0, 2, epoch).recover(1, 1)
+            assert target.seen() == {0: target.wanted([1, 2])}
+
+    def test_tasks_that_are_no_more(self, target: Target) -> None:
+        engine = Engine(target, parallelism=3)
+        engine.stage(2, 2)
+        for sink in engine.sinks:
+            sink.prepare(1)
+        engine.stage(2, 1)
+        engine.stage(1, 1)
+        target.sink(1, 2, 2).recover(1, 1)
+        assert target.seen() == {}, "task 1 does not answer for task 2"
+        successor = target.sink(0, 2, 2)
+        successor.recover(1, 1)
+        assert target.seen() == {2: target.wanted([1, 2])}
+        assert list(successor.staging.staged()) == []
+
+    def test_a_zombie_goes_on(self, engine: Engine, target: Target) -> None:
+        engine.stage(0, 2)
+        engine.run_wave()
+        engine.stage(0, 2)
+        engine.crash()
+        for _ in range(2):
+            for deed in ("stage", "prepare", "commit"):
+                engine.haunt(0, deed)
+            engine.stage(0, 1)
+            engine.run_wave()
+        engine.finish()
+
+    def test_a_zombie_that_recovers_late_leaves_its_successor_alone(self, engine: Engine) -> None:
+        engine.stage(0, 2)
+        engine.run_wave()
+        engine.crash(slow=True)
+        engine.stage(0, 2)
+        for number in range(len(engine.zombies)):
+            engine.haunt(number, "recover")
+        engine.run_wave()
+        engine.finish()
+
+    def test_what_was_thrown_away_cannot_be_prepared(self, engine: Engine) -> None:
+        engine.stage(0, 2)
+        zombie = engine.sinks[0]
+        engine.crash()
+        with pytest.raises(MillraceError, match=r"not all that was staged in .* is there any more .*a later epoch"):
+            zombie.prepare(1)
+
+    def test_another_instance_in_the_same_epoch_goes_on(self, engine: Engine, target: Target) -> None:
+        engine.stage(0, 1)
+        engine.run_wave(give_up=True)
+        engine.stage(0, 2)
+        engine.sinks[0].close()
+        engine.sinks[0] = target.sink(0, 2, engine.epoch)
+        engine.stage(0, 1)
+        engine.run_wave()
+        assert target.seen() == {0: target.wanted([1, 2, 3, 4])}
+        engine.sinks[0] = target.sink(0, 2, engine.epoch)
+        engine.finish()
+
+    def test_an_earlier_run_with_the_same_numbers(self, engine: Engine, target: Target) -> None:
+        """The checkpoints were deleted: waves and epochs begin anew, what was seen stays."""
+        engine.stage(0, 2)
+        engine.run_wave()
+        engine.stage(0, 2)
+        engine.run_wave(give_up=True)
+        anew = target.sink(0, 2, 1)
+        anew.recover(0, 0)
+        anew.process_rows(target.rows(0, [10]))
+        anew.prepare(1)
+        anew.commit(1)
+        anew.prepare(2)
+        anew.commit(2)
+        assert sorted(target.seen()[0]) == target.wanted([1, 2, 10])  # files of two runs have no order
+
+    def test_two_sinks_in_one_place(self, target: Target) -> None:
+        one, other = (target.sink(0, 1, 1, component) for component in ("one", "other"))
+        for sink, number in ((one, 1), (other, 2)):
+            sink.process_rows(target.rows(0, [number]))
+            sink.prepare(1)
+        target.sink(0, 1, 2, "other").recover(0, 0)
+        one.commit(1)
+        assert target.seen() == {0: target.wanted([1])}
+
+    def test_large_chunks(self, engine: Engine, target: Target) -> None:
+        engine.stage(0, 9000)
+        engine.stage(0, 9000)
+        engine.run_wave()
+        assert target.seen() == {0: target.wanted(list(range(1, 18001)))}
+
+    def test_two_incarnations_commit_at_the_same_time(self, engine: Engine, target: Target) -> None:
+        for _ in range(20):
+            engine.stage(0, 30)
+        engine.sinks[0].prepare(1)
+        successors = [target.sink(0, 2, epoch) for epoch in (2, 3)]
+        threads = [threading.Thread(target=engine.sinks[0].commit, args=(1,)),
+                   *(threading.Thread(target=sink.recover, args=(1, 1)) for sink in successors)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert target.seen() == {0: target.wanted(list(range(1, 601)))}
+
+    def test_an_error_is_not_a_crash(self, make: Make) -> None:
+        """A chunk that failed is given again, a wave whose prepare failed is followed by another, a commit comes again."""
+        for at in range(14):
+            with make() as target:
+                engine = Engine(target, parallelism=1)
+                sink, rows = engine.sinks[0], target.rows(0, [2, 3])
+                sink.process_rows(target.rows(0, [1]))
+                wire = Wire(at, ConnectionError)
+                with target.cut(sink, wire):
+                    try:
+                        sink.process_rows(rows)
+                    except ConnectionError:
+                        for row in rows:
+                            sink.process_rows([row])
+                    try:
+                        sink.prepare(1)
+                    except ConnectionError:
+                        sink.prepare(2)
+                    try:
+                        sink.commit(2)
+                    except ConnectionError:
+                        sink.commit(2)
+                assert target.seen() == {0: target.wanted([1, 2, 3])}, f"cut at {at}"
+
+    def test_a_chunk_that_failed_and_is_not_given_again(self, make: Make) -> None:
+        for at in range(5):
+            with make() as target:
+                engine = Engine(target, parallelism=1)
+                sink, wanted = engine.sinks[0], [1, 2, 3]
+                sink.process_rows(target.rows(0, [1]))
+                with target.cut(sink, Wire(at, ConnectionError)):
+                    try:
+                        sink.process_rows(target.rows(0, [2, 3]))
+                    except ConnectionError:
+                        wanted = [1]
+                sink.prepare(1)
+                sink.commit(1)
+                assert target.seen() == {0: target.wanted(wanted)}, f"cut at {at}"
+
+
+steps = st.none() | st.integers(0, 14)
+deeds = st.one_of(
+    st.tuples(st.just("stage"), st.integers(0, 2), st.integers(1, 3), st.none() | st.integers(0, 5)),
+    st.tuples(st.just("run_wave"), steps, st.booleans(), steps, st.booleans()),
+    st.tuples(st.just("crash"), st.none() | st.integers(1, 3), steps, st.booleans()),
+    st.tuples(st.just("haunt"), st.integers(0, 20), st.sampled_from(["stage", "prepare", "commit"])))
+
+
+def play(make: Make, story: list[tuple[Any, ...]]) -> None:
+    with make() as target:
+        engine = Engine(target)
+        for deed, *arguments in story:
+            getattr(engine, deed)(*arguments)
+        engine.finish()
+
+
+any_story = st.lists(deeds, min_size=3, max_size=25)
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+@pytest.mark.parametrize("make", ["files"], indirect=True)
+@settings(calm, max_examples=60)
+@given(story=any_story)
+def test_any_story_with_files(make: Make, story: list[tuple[Any, ...]]) -> None:
+    play(make, story)
+
+
+@pytest.mark.parametrize("make", ["sqlite"], indirect=True)
+@settings(calm, max_examples=12)
+@given(story=any_story)
+def test_any_story_with_sqlite(make: Make, story: list[tuple[Any, ...]]) -> None:
+    play(make, story)
+
+
+@pytest.mark.parametrize("make", SERVERS, indirect=True)
+@settings(calm, max_examples=3)
+@given(story=any_story)
+def test_any_story_with_a_server(make: Make, story: list[tuple[Any, ...]]) -> None:
+    play(make, story)
+
+
+@every_target
+def test_a_crash_at_every_step(make: Make, request: pytest.FixtureRequest) -> None:
+    """One story, crashed at each of its steps in turn; at a few of them only in databases, where each start is slow."""
+    stride = {"sqlite": 3, "postgres": 7}.get(request.node.callspec.params["make"], 1)
+    for at in range(1, 15, stride):
+        play(make, [("stage", 0, 2), ("stage", 1, 1), ("run_wave",), ("stage", 0, 2), ("stage", 0, 2, at), ("run_wave", at),
+                    ("stage", 0, 1), ("run_wave", None, True), ("stage", 1, 2), ("run_wave", None, False, at),
+                    ("haunt", 0, "stage"), ("crash", None, at, True), ("haunt", 1, "commit"), ("haunt", 3, "recover")])

@@ -1,0 +1,89 @@
+"""Real processes, kill -9, and a truth computed apart: both the sink's files and the counts in the last checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from audited import SECONDS, StatefulStream, assert_all_exact, assert_never_less
+
+from millrace.testing.processes import ProcessCluster
+
+pytestmark = pytest.mark.process
+SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ProcessCluster]:
+    with ProcessCluster(SLOTS, nodes=SLOTS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: ProcessCluster) -> ProcessCluster:
+    for slot in set(range(SLOTS)) - set(shared.processes):
+        shared.start(slot)
+    shared.master.wait_for_workers(SLOTS, SECONDS)
+    for name in list(shared.master.state.topologies):  # of a test that failed
+        shared.master.kill(name, wait=0)
+    assert shared.master.wait_until(lambda: not shared.master.state.topologies, SECONDS)
+    return shared
+
+
+def test_without_faults(cluster: ProcessCluster, tmp_path: Path) -> None:
+    stream = StatefulStream(cluster.master, tmp_path)
+    stream.wave(2)
+    assert_all_exact(stream.finish_both())
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("killed", [1, 2, 3])
+def test_workers_are_killed(cluster: ProcessCluster, tmp_path: Path, guarantee: str, killed: int) -> None:
+    stream = StatefulStream(cluster.master, tmp_path, guarantee=guarantee)
+    stream.wave(2)
+    for slot in sorted(stream.slots())[:killed]:
+        cluster.kill(slot)
+    stream.wave(2)
+    result = stream.finish_both()
+    (assert_all_exact if guarantee == "exactly-once" else assert_never_less)(result)
+
+
+@pytest.mark.parametrize("phase", ["prepare", "commit", "init"])
+def test_a_worker_is_killed_during(cluster: ProcessCluster, tmp_path: Path, phase: str) -> None:
+    stream = StatefulStream(cluster.master, tmp_path)
+    stream.wave(1)
+    if phase == "init":  # and so a second fault while the first is being recovered from
+        cluster.kill(0)
+    stream.until(lambda: stream.waves.phase == phase)
+    cluster.kill(1)
+    stream.wave(2)
+    assert_all_exact(stream.finish_both())
+
+
+def test_one_after_the_other_comes_back(cluster: ProcessCluster, tmp_path: Path) -> None:
+    stream = StatefulStream(cluster.master, tmp_path)
+    for slot in (0, 1):
+        stream.wave(1)
+        cluster.kill(slot)
+        cluster.start(slot)
+        cluster.master.wait_for_workers(SLOTS, SECONDS)
+    stream.wave(2)
+    assert_all_exact(stream.finish_both())
+
+
+def test_one_that_stood_still_has_no_say(cluster: ProcessCluster, tmp_path: Path) -> None:
+    stream = StatefulStream(cluster.master, tmp_path)
+    stream.wave(2)
+    process = cluster.processes[1]
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        stream.until(lambda: 1 not in cluster.master.state.workers)
+        stream.wave(1)
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    cluster.master.wait_for_workers(SLOTS, SECONDS)
+    stream.wave(2)
+    assert_all_exact(stream.finish_both())

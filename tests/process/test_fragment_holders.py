@@ -1,0 +1,78 @@
+"""Holders as processes of their own: killed while they hold, and while they are asked."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import Queue
+from random import Random
+from typing import Any
+
+import pytest
+import zmq
+
+from millrace.errors import NotEnoughFragments
+from millrace.runtime.fragment_exchange import FragmentExchange
+from millrace.runtime.fragment_links import Address
+from millrace.runtime.transport import Keys, boot_id
+
+BLOB = "words/count/0/1-1"
+DATA = Random(3).randbytes(20_000_003)
+PATIENT = 60.0
+
+
+def hold(name: str, directory: str, keys: tuple[bytes, bytes], pipe: Connection) -> None:
+    """A process that holds fragments until the pipe closes."""
+    with zmq.Context() as context:
+        exchange = FragmentExchange(context, name, Path(directory), "", Keys(*keys), boot_id(), lambda call: call())
+        pipe.send(tuple(exchange.endpoints))
+        pipe.poll(None)
+        exchange.close()
+
+
+class Holder:
+    def __init__(self, number: int, directory: Path, keys: Keys) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=hold, args=(f"h{number}", str(directory), (keys.public, keys.secret), theirs))
+        self.process.start()
+        theirs.close()
+
+    def address(self) -> Address:
+        assert self.pipe.poll(PATIENT)
+        return Address(*self.pipe.recv())
+
+
+@pytest.fixture
+def holders(tmp_path: Path) -> Iterator[list[Holder]]:
+    keys = Keys.make()
+    started = [Holder(number, tmp_path, keys) for number in range(5)]
+    yield started
+    for holder in started:
+        holder.pipe.close()
+        holder.process.join(PATIENT)
+        holder.process.close()
+
+
+def test_a_blob_outlives_holders_that_are_killed(holders: list[Holder], tmp_path: Path) -> None:
+    told: Queue[Any] = Queue()
+    with zmq.Context() as context:
+        exchange = FragmentExchange(context, "here", tmp_path, "", Keys.make(), boot_id(), lambda call: call(), silence=1.0)
+        try:
+            where = [(index, holder.address()) for index, holder in enumerate(holders)]
+            exchange.save(BLOB, [DATA], 3, 2, where, told.put)
+            assert told.get(timeout=PATIENT) == 5
+            exchange.fetch(BLOB, 3, 2, where, told.put)
+            holders[0].process.kill()  # perhaps half-way
+            assert told.get(timeout=PATIENT) == DATA
+            holders[2].process.kill()
+            exchange.fetch(BLOB, 3, 2, where, told.put)
+            assert told.get(timeout=PATIENT) == DATA
+            holders[4].process.kill()
+            exchange.fetch(BLOB, 3, 2, where, told.put)
+            error = told.get(timeout=PATIENT)
+            assert isinstance(error, NotEnoughFragments) and "0: its holder does not answer" in str(error)
+        finally:
+            exchange.close()

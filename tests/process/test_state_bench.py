@@ -1,0 +1,39 @@
+"""The measurement of state: that it runs, restores what was saved, and says what it left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millrace.bench import state
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(state, "keep", lambda name, result: tmp_path / name)
+    for name, value in {"R": 2, "C": 1, "RUNS": 1, "SIZES": (1, 2), "INSTANCES": (1, 2), "INSTANCE_MB": 1}.items():
+        monkeypatch.setattr(state, name, value)
+
+
+def test_all_places_are_measured() -> None:
+    result = state.run_state_bench(live=False, quick=True)
+    assert result["encode_mb_s"] > 0 and result["decode_mb_s"] > 0
+    assert list(result["restore_s"]) == [1, 2] and list(result["restore_instances_s"]) == [1, 2]
+    for times in [*result["restore_s"].values(), *result["restore_instances_s"].values()]:
+        assert times["fragments"] > 0 and times["directory"] > 0
+        assert (times["redis"] is None) == ("redis" in result["skipped"])
+
+
+def test_without_redis_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(state.shutil, "which", lambda name: None)
+    with state.redis_server(tmp_path) as (place, why_not):
+        assert place is None and "redis-server" in why_not
+
+
+def test_a_state_that_comes_back_changed_is_an_error(tmp_path: Path) -> None:
+    files = state.Files(tmp_path)
+    files.save([b"state"])
+    (tmp_path / "state-0").write_bytes(b"stale")
+    with pytest.raises(state.MillraceError, match="another sum"):
+        files.restore()

@@ -1,0 +1,242 @@
+"""Keyed state against a plain dict, through snapshots, losses, recoveries and moves of key groups between tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from millrace.api import state as api
+from millrace.api.grouping import stable_hash
+from millrace.api.state import PagedState, State
+from millrace.state.task_state import TaskState, open_states
+
+GROUPS = 5
+ODD_KEYS = [0, 1, 1.0, True, False, -0.0, "", "a", "é", "\ud800", None, b"", b"a", (), (1,), (1.0,), ("a", (None, b"x")), 2**64,
+            -(2**70), float(2**64), 2.5, "1", (2**80, "\ud800")]
+keys = st.sampled_from(ODD_KEYS) | st.integers(-3, 30) | st.text(max_size=2)
+few_keys = st.sampled_from([1, True, "", None, ("a", (None, b"x")), 2**64, "\ud800"])  # so that the same ones meet often
+atoms = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3) | st.binary(max_size=3)
+dict_keys = st.recursive(atoms, lambda inner: st.tuples(inner, inner), max_leaves=3)
+values = st.recursive(atoms, lambda inner: st.one_of(
+    st.lists(inner, max_size=3), st.tuples(inner), st.dictionaries(dict_keys, inner, max_size=2),
+    st.sets(dict_keys, max_size=2), st.frozensets(dict_keys, max_size=2)), max_leaves=5)
+shares = st.sets(st.integers(0, GROUPS - 1), min_size=1, max_size=GROUPS - 1)
+
+
+class Count:
+    state = State()
+    lists = State(default=list)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, and of the same types all the way down."""
+    if type(one) is not type(other) or one != other:
+        return False
+    if isinstance(one, list | tuple):
+        return all(map(same, one, other))
+    return all(same(item, other[key]) for key, item in one.items()) if isinstance(one, dict) else True
+
+
+class Task:
+    def __init__(self, owned: set[int]) -> None:
+        self.bolt: Any = Count()
+        opened = open_states(self.bolt, stable_hash, owned, GROUPS, "count", lambda: 0.0)
+        assert opened is not None
+        self.state: TaskState = opened
+
+
+class Machine(RuleBasedStateMachine):
+    """One or two tasks share the groups; `stored` is what the checkpoint store has: the chain of each group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: dict[Any, Any] = {}
+        self.lists: dict[Any, list[Any]] = {}
+        self.stored: dict[int, list[bytes]] = {}
+        self.committed: tuple[dict[Any, Any], dict[Any, list[Any]]] = ({}, {})
+
+    @initialize(owned=shares, paged_above=st.sampled_from([0, 4, 1000]), only_atoms=st.booleans())
+    def start(self, owned: set[int], paged_above: int, only_atoms: bool) -> None:
+        self.only_atoms = only_atoms  # the state stays one dict
+        self.patch = mock.patch.object(api, "PAGED_ABOVE", paged_above)
+        self.patch.start()
+        self.tasks = [Task(owned), Task(set(range(GROUPS)) - owned)]
+
+    def teardown(self) -> None:
+        self.patch.stop()
+
+    def task(self, key: Any) -> Task:
+        return next(task for task in self.tasks if stable_hash(key) % GROUPS in task.state.owned)
+
+    @rule(key=few_keys, value=values)
+    def put(self, key: Any, value: Any) -> None:
+        self.task(key).bolt.state[key] = self.model[key] = repr(value) if self.only_atoms else value
+
+    @rule(key=few_keys, value=atoms)
+    def put_atom(self, key: Any, value: Any) -> None:
+        self.task(key).bolt.state[key] = self.model[key] = value
+
+    @rule(key=few_keys)
+    def read(self, key: Any) -> None:
+        state = self.task(key).bolt.state
+        if key in self.model:
+            assert same(state[key], self.model[key])
+        else:
+            with pytest.raises(KeyError):
+                state[key]
+
+    @rule(key=few_keys, value=atoms)
+    def get_and_in(self, key: Any, value: Any) -> None:
+        state = self.task(key).bolt.state
+        assert same(state.get(key, value), self.model.get(key, value))
+        assert (key in state) == (key in self.model)
+
+    @rule(key=few_keys)
+    def delete(self, key: Any) -> None:
+        state = self.task(key).bolt.state
+        if key in self.model:
+            del state[key], self.model[key]
+        else:
+            with pytest.raises(KeyError):
+                del state[key]
+
+    @rule(key=few_keys, value=atoms)
+    def pop(self, key: Any, value: Any) -> None:
+        assert same(self.task(key).bolt.state.pop(key, value), self.model.pop(key, value))
+
+    @rule(key=few_keys, value=values)
+    def setdefault(self, key: Any, value: Any) -> None:
+        value = repr(value) if self.only_atoms else value
+        assert same(self.task(key).bolt.state.setdefault(key, value), self.model.setdefault(key, value))
+
+    @rule(key=few_keys, item=atoms)
+    def append(self, key: Any, item: Any) -> None:
+        self.task(key).bolt.lists[key].append(item)
+        self.lists.setdefault(key, []).append(item)
+
+    @rule(item=atoms)
+    def append_to_all(self, item: Any) -> None:
+        for task in self.tasks:
+            for value in task.bolt.lists.values():
+                value.append(item)
+        for value in self.lists.values():
+            value.append(item)
+
+    @rule(which=st.integers(0, 1))
+    def popitem(self, which: int) -> None:
+        state = self.tasks[which].bolt.state
+        if state:
+            expected = list(state)[-1]
+            key, value = state.popitem()
+            assert key == expected
+            assert same(value, self.model.pop(key))
+
+    @rule(which=st.integers(0, 1))
+    def clear(self, which: int) -> None:
+        state = self.tasks[which].bolt.state
+        for key in list(state):
+            del self.model[key]
+        state.clear()
+
+    @rule(whole=st.just(()) | st.booleans() | st.sets(st.integers(0, GROUPS - 1)))
+    def snapshot(self, whole: Any) -> None:
+        for task in self.tasks:
+            expected = task.state.dirty()
+            pieces = task.state.snapshot(whole)
+            assert set(expected) <= set(pieces) <= task.state.owned
+            assert task.state.dirty() == {}
+            for group, (all_of_it, piece) in pieces.items():
+                self.stored[group] = [piece] if all_of_it else [*self.stored[group], piece]
+            assert task.state.sizes() == {group: sum(map(len, self.stored[group])) for group in sorted(task.state.owned)
+                                          if group in self.stored}
+        self.committed = dict(self.model), {key: list(value) for key, value in self.lists.items()}
+        copy = Task(set(range(GROUPS)))
+        for group, chain in self.stored.items():
+            copy.state.restore(group, chain)
+        assert (copy.bolt.state, copy.bolt.lists) == (self.model, self.lists), "what is stored is what there is"
+
+    @precondition(lambda self: self.stored)
+    @rule(data=st.data())
+    def lose_a_chain(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(sorted(self.stored)))
+        for task in self.tasks:
+            if group in task.state.owned:
+                task.state.spoil([group])
+                assert task.state.snapshot()[group][0], "what was lost is written again, whole"
+        self.stored.clear()
+        for task in self.tasks:
+            task.state.spoil(range(GROUPS))
+        self.snapshot(())
+
+    @rule(owned=shares)
+    def fail_and_recover(self, owned: set[int]) -> None:
+        """All that is in no snapshot is gone; the groups are shared out anew."""
+        self.tasks = [Task(owned), Task(set(range(GROUPS)) - owned)]
+        for task in self.tasks:
+            for group in task.state.owned:
+                task.state.restore(group, self.stored.get(group, []))
+        self.model, self.lists = dict(self.committed[0]), {key: list(value) for key, value in self.committed[1].items()}
+
+    @rule(group=st.integers(0, GROUPS - 1))
+    def move(self, group: int) -> None:
+        self.snapshot(())
+        old, new = sorted(self.tasks, key=lambda task: group not in task.state.owned)
+        if len(old.state.owned) > 1:
+            old.state.drop(group)
+            new.state.restore(group, self.stored.get(group, []))
+
+    @invariant()
+    def equal(self) -> None:
+        if not hasattr(self, "tasks"):
+            return
+        whole: dict[Any, Any] = {}
+        for task in self.tasks:
+            state = task.bolt.state
+            assert len(state) == len(list(state)) == len(list(reversed(state))) == len(state.keys() | set())
+            assert all(stable_hash(key) % GROUPS in task.state.owned for key in state)
+            assert state == state.copy()
+            assert (state != dict(state)) is False
+            assert eval(repr(state), {"inf": float("inf")}) == state
+            whole |= state
+            assert sum(task.state.keys().values()) == len(state) + len(task.bolt.lists)
+        assert same(whole, {key: self.model[key] for key in whole}), "values and types"
+        assert len(whole) == len(self.model)
+        lists = self.tasks[0].bolt.lists | self.tasks[1].bolt.lists
+        assert lists == self.lists
+
+
+TestKeyedState = Machine.TestCase
+TestKeyedState.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["set", "del", "read", "snapshot"]), st.integers(0, 6))), st.booleans())
+def test_the_order_is_that_of_a_dict(steps: list[tuple[str, int]], paged: bool) -> None:
+    task, model = Task(set(range(GROUPS))), {}
+    for step, key in steps:
+        if step == "set":
+            task.bolt.state[key] = model[key] = [key] if paged else key
+        elif step == "del" and key in model:
+            del task.bolt.state[key], model[key]
+        elif step == "read":
+            task.bolt.state.get(key)
+        elif step == "snapshot":
+            task.state.snapshot()
+        assert list(task.bolt.state) == list(model)
+        assert list(task.bolt.state.items()) == list(model.items())
+        assert list(reversed(task.bolt.state.values())) == list(reversed(model.values()))
+
+
+@given(st.dictionaries(keys, values))
+def test_a_snapshot_gives_back_values_of_the_same_types(entries: dict[Any, Any]) -> None:
+    one, other = Task(set(range(GROUPS))), Task(set(range(GROUPS)))
+    one.bolt.state.update(entries)
+    for group, (whole, piece) in one.state.snapshot().items():
+        assert whole
+        other.state.restore(group, [piece])
+    assert same(other.bolt.state.copy(), entries)
+    assert isinstance(other.bolt.state, PagedState) == isinstance(one.bolt.state, PagedState)

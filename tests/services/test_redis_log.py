@@ -1,0 +1,213 @@
+"""A Redis stream read as a log."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from recording import attach, drain
+
+from millrace.connectors.redis_log import LARGEST_MS, LARGEST_SEQUENCE, RedisLogSpout
+from millrace.errors import MillraceError, TopologyError
+
+redis = pytest.importorskip("redis", reason="pip install millrace[redis]")
+pytestmark = pytest.mark.redis
+
+
+class Clock:
+    """Passes the pause after an empty read at every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def log_spout(server, task_index=0, parallelism=1, tracked=False, **config):
+    config = {"url": server.url, "key": "log", **config}
+    return attach(RedisLogSpout, config, task_index, parallelism, tracked, clock=Clock())
+
+
+def successor(server, position, snapshot=None, **config):
+    """As the engine starts a task that goes on from a position; in an exactly-once topology with its snapshot."""
+    spout, recorder = log_spout(server, **config)
+    if snapshot is not None:
+        spout.restore(snapshot)
+    spout._next_position = position
+    spout.seek(position)
+    return spout, recorder
+
+
+def fill(client, *ids):
+    for id in ids:
+        client.xadd("log", {"text": f"at {id}"}, id=id)
+
+
+def ids(emits):
+    return [emitted.values[0] for emitted in emits]
+
+
+def test_all_entries_in_order_with_their_position(redis_server, redis_client):
+    fill(redis_client, "1-1", "1-2", "7-0", "1700000000000-3")
+    emits = drain(*log_spout(redis_server, count=3))
+    assert [emitted.values for emitted in emits] == [
+        (id, {"text": f"at {id}"}) for id in ("1-1", "1-2", "7-0", "1700000000000-3")]
+    assert [emitted.tup_id for emitted in emits] == [1 << 22 | 1, 1 << 22 | 2, 7 << 22, 1700000000000 << 22 | 3]
+
+
+def test_from_any_position(redis_server, redis_client):
+    written = [f"{n}-{m}" for n in (1, 2, 5) for m in (0, 1, LARGEST_SEQUENCE)]
+    fill(redis_client, *written)
+    spout, recorder = log_spout(redis_server, count=2)
+    emits = drain(spout, recorder)
+    assert ids(emits) == written
+    for number, emitted in enumerate(emits):
+        spout.seek(emitted.tup_id)
+        assert drain(spout, recorder) == emits[number:]
+        assert ids(drain(*successor(redis_server, emitted.tup_id + 1))) == written[number + 1:]
+
+
+def test_a_stream_that_is_not_there_yet(redis_server, redis_client):
+    for start in ("0", "$"):
+        spout, recorder = log_spout(redis_server, start=start)
+        assert drain(spout, recorder) == []
+        fill(redis_client, "5-0", "5-1")
+        assert ids(drain(spout, recorder)) == ["5-0", "5-1"]
+        redis_client.delete("log")
+
+
+def test_what_comes_from_now_on(redis_server, redis_client):
+    fill(redis_client, "1-0", "2-0")
+    spout, recorder = log_spout(redis_server, start="$")
+    fill(redis_client, "3-0")
+    assert ids(drain(spout, recorder)) == ["3-0"]
+    fill(redis_client, "4-0")
+    assert ids(drain(*successor(redis_server, spout.position(), start="$"))) == ["4-0"]
+
+
+def test_tasks_share_the_stream(redis_server, redis_client):
+    written = [f"{n}-0" for n in range(1, 200)]
+    fill(redis_client, *written)
+    spouts = [log_spout(redis_server, task, 4, count=10) for task in range(4)]
+    shares = [ids(drain(*spout)) for spout in spouts]
+    assert sorted(itertools.chain(*shares), key=written.index) == written
+    assert all(len(share) > 25 for share in shares)
+    assert len({spout.position() for spout, _ in spouts}) == 1, "other tasks' entries are passed over"
+
+
+def test_position_and_failure_when_tracked(redis_server, redis_client):
+    fill(redis_client, "1-0", "2-0", "3-0")
+    spout, recorder = log_spout(redis_server, tracked=True)
+    emits = drain(spout, recorder)
+    assert spout.position() == 1 << 22
+    spout.ack(emits[0].tup_id)
+    assert spout.position() == 2 << 22
+    spout.fail(emits[1].tup_id)
+    assert recorder.take() == [emits[1]]
+    for emitted in emits[1:]:
+        spout.ack(emitted.tup_id)
+    assert spout.position() == (3 << 22) + 1
+
+
+def test_trimmed_before_the_start_is_not_missed(redis_server, redis_client):
+    fill(redis_client, "1-0", "2-0", "3-0")
+    redis_client.xtrim("log", minid="3-0", approximate=False)
+    assert ids(drain(*log_spout(redis_server))) == ["3-0"]
+
+
+def test_trimmed_after_it_was_read_is_no_error(redis_server, redis_client):
+    spout, recorder = log_spout(redis_server, count=3)
+    seen = []
+    for n in range(1, 40, 4):
+        fill(redis_client, *[f"{m}-0" for m in range(n, n + 4)])
+        seen += ids(drain(spout, recorder))
+        redis_client.xtrim("log", maxlen=0, approximate=False)
+    assert seen == [f"{n}-0" for n in range(1, 41)]
+    fill(redis_client, "99-0")
+    assert ids(drain(*successor(redis_server, spout.position(), spout.snapshot()))) == ["99-0"]
+
+
+def test_trimmed_before_it_was_read(redis_server, redis_client):
+    spout, recorder = log_spout(redis_server, count=2)
+    fill(redis_client, *[f"{n}-0" for n in range(1, 8)])
+    spout.next_tuple()
+    position, snapshot = spout.position(), spout.snapshot()
+    assert ids(recorder.take()) == ["1-0", "2-0"]
+    redis_client.xtrim("log", minid="5-0", approximate=False)
+    for late, _ in ((spout, recorder), successor(redis_server, position, snapshot)):
+        for _ in range(2):
+            with pytest.raises(MillraceError, match=r"was to read the stream 'log' on from 2-1, and 2 entries from there on"):
+                late.next_tuple()
+    assert recorder.take() == []
+
+
+def test_all_trimmed_before_it_was_read(redis_server, redis_client):
+    spout, _ = log_spout(redis_server, start="$")
+    fill(redis_client, "1-0")
+    redis_client.xtrim("log", maxlen=0, approximate=False)
+    with pytest.raises(MillraceError, match="1 entries from there on were trimmed away"):
+        spout.next_tuple()
+
+
+def test_a_position_alone_cannot_tell_when_nothing_before_it_is_left(redis_server, redis_client):
+    fill(redis_client, "1-0", "2-0", "3-0", "4-0")
+    redis_client.xtrim("log", minid="2-0", approximate=False)
+    assert ids(drain(*successor(redis_server, (2 << 22) + 1))) == ["3-0", "4-0"]
+    redis_client.xtrim("log", minid="3-0", approximate=False)
+    spout, _ = successor(redis_server, (2 << 22) + 1)
+    with pytest.raises(MillraceError, match="on from 2-1, and no entry up to there is left"):
+        spout.next_tuple()
+    assert drain(*successor(redis_server, (4 << 22) + 1)) == [], "nothing has come since"
+
+
+def test_a_stream_that_was_made_anew(redis_server, redis_client):
+    spout, recorder = log_spout(redis_server)
+    fill(redis_client, "1-0", "2-0", "3-0")
+    drain(spout, recorder)
+    redis_client.delete("log")
+    assert drain(spout, recorder) == []
+    fill(redis_client, "9-0", "9-1", "9-2", "9-3")
+    with pytest.raises(MillraceError, match="deleted and made anew"):
+        spout.next_tuple()
+
+
+def test_deleted_entries_in_the_middle_are_simply_not_there(redis_server, redis_client):
+    fill(redis_client, "1-0", "2-0", "3-0", "4-0")
+    spout, recorder = log_spout(redis_server, count=1)
+    spout.next_tuple()
+    redis_client.xdel("log", "3-0")
+    recorder.take()
+    assert ids(drain(spout, recorder)) == ["2-0", "4-0"]
+
+
+@pytest.mark.parametrize("id", [f"5-{LARGEST_SEQUENCE + 1}", f"{LARGEST_MS + 1}-0"])
+def test_an_id_that_does_not_fit(redis_server, redis_client, id):
+    fill(redis_client, f"5-{LARGEST_SEQUENCE}", id)
+    spout, recorder = log_spout(redis_server, count=1)
+    spout.seek(5 << 22 | LARGEST_SEQUENCE)
+    with pytest.raises(MillraceError, match=f"has an entry with the id {id}, and a position can hold ids up to"):
+        drain(spout, recorder)
+
+
+def test_goes_on_after_the_server_cut_it_off(redis_server, redis_client):
+    spout, recorder = log_spout(redis_server)
+    seen = []
+    for n in range(1, 5):
+        fill(redis_client, f"{n}-0")
+        redis_client.client_kill_filter(_type="normal", skipme=True)
+        try:
+            seen += ids(drain(spout, recorder))
+        except redis.exceptions.ConnectionError:
+            seen += ids(drain(spout, recorder))
+    assert seen == ["1-0", "2-0", "3-0", "4-0"]
+
+
+def test_clear_errors(redis_server, redis_client):
+    with pytest.raises(TopologyError, match=r"setting 'start' is '5-0'; it must be one of \$, 0"):
+        log_spout(redis_server, start="5-0")
+    redis_client.set("log", "no stream")
+    spout, _ = log_spout(redis_server)
+    with pytest.raises(redis.exceptions.ResponseError, match="WRONGTYPE"):
+        spout.next_tuple()

@@ -1,0 +1,168 @@
+"""Fragments that are bad in every way there is, and the tree that holds the good ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from millrace.errors import BadParameter, NotEnoughFragments
+from millrace.state.fragments import Assembly, Fragment, FragmentTree, Identity, cut, join
+
+BLOB = "words/count/3/1-17"
+DATA = Random(1).randbytes(10_007)
+
+
+def spoilt(fragment: Fragment) -> Fragment:
+    payload = bytearray(fragment.payload)
+    payload[len(payload) // 2] ^= 0x40
+    return replace(fragment, payload=bytes(payload))
+
+
+def test_what_was_cut_is_joined():
+    fragments = cut(BLOB, DATA, 4, 2)
+    assert [fragment.index for fragment in fragments] == [0, 1, 2, 3, 4, 5]
+    assert join(fragments) == DATA
+    assert join(fragments[2:]) == DATA
+    assert join(reversed(fragments[1:5])) == DATA
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+def test_small_blobs_are_joined(length):
+    assert join(cut(BLOB, DATA[:length], 7, 3)[3:]) == DATA[:length]
+
+
+def test_corrupt_fragments_are_set_aside():
+    fragments = cut(BLOB, DATA, 4, 2)
+    assert join([spoilt(fragments[0]), *fragments[1:5], spoilt(fragments[5])]) == DATA
+
+
+def test_too_few_good_ones_are_named_with_what_is_wrong():
+    fragments = cut(BLOB, DATA, 4, 2)
+    bad = [spoilt(fragments[0]), replace(fragments[1], payload=fragments[1].payload[:-1]), *fragments[2:5]]
+    with pytest.raises(NotEnoughFragments) as caught:
+        join(bad)
+    assert BLOB in str(caught.value) and "0: corrupt" in str(caught.value) and "1: truncated" in str(caught.value)
+    with pytest.raises(NotEnoughFragments, match="came none"):
+        join([], BLOB)
+
+
+def test_a_fragment_that_came_twice_counts_once():
+    fragments = cut(BLOB, DATA, 3, 2)
+    with pytest.raises(NotEnoughFragments, match="2: came twice"):
+        join([fragments[2], fragments[2], fragments[4]])
+    assert join([spoilt(fragments[2]), fragments[2], fragments[3], fragments[4]]) == DATA
+    assert join([fragments[2], spoilt(fragments[2]), fragments[3], fragments[4]]) == DATA
+
+
+def test_fragments_of_an_older_blob_are_not_mixed_in():
+    old, new = cut(BLOB, DATA[::-1], 3, 2), cut(BLOB, DATA, 3, 2)
+    assert join([*old[:2], *new[2:]]) == DATA
+    with pytest.raises(NotEnoughFragments):
+        join([*old[:2], *new[3:]])
+
+
+def test_two_blobs_that_are_both_whole_are_told_apart_by_name_only():
+    other = cut("words/count/3/1-16", DATA[::-1], 3, 2)
+    mixed = [*other, *cut(BLOB, DATA, 3, 2)]
+    assert join(mixed, BLOB) == DATA
+    with pytest.raises(NotEnoughFragments, match="which one is wanted"):
+        join(mixed)
+
+
+@pytest.mark.parametrize("change", [{"r": 0}, {"c": -1}, {"r": 40}, {"length": -1}, {"index": 9}, {"index": -1},
+                                    {"length": 3}, {"whole_crc": 1}, {"blob": "words/count/3/1-18"}])
+def test_a_header_that_does_not_fit_sets_the_fragment_aside(change):
+    fragments = cut(BLOB, DATA, 3, 2)
+    assert join([replace(fragments[0], **change), *fragments[1:4]]) == DATA
+    with pytest.raises(NotEnoughFragments):
+        join([replace(fragments[0], **change), *fragments[1:3]])
+
+
+def test_a_fragment_with_a_crc_of_its_own_but_wrong_contents_is_found_by_trying():
+    fragments = cut(BLOB, DATA, 3, 2)
+    stray = cut(BLOB, DATA[::-1], 3, 2)[1]
+    forged = replace(fragments[1], payload=stray.payload, crc=stray.crc)
+    assert join([fragments[0], forged, *fragments[2:]]) == DATA
+    with pytest.raises(NotEnoughFragments, match="together not the blob"):
+        join([fragments[0], forged, fragments[2]])
+
+
+def test_an_assembly_goes_on_when_its_blocks_do_not_fit():
+    """A block is as it was made, but of another blob; one more shows which."""
+    fragments = cut(BLOB, DATA, 3, 2)
+    stray = cut(BLOB, DATA[::-1], 3, 2)[2]
+    assembly = Assembly(fragments[0].identity)
+    crcs = {}
+    for fragment in (fragments[0], stray, fragments[3]):
+        assembly.block(fragment.index)[:] = fragment.payload
+        crcs[fragment.index] = fragment.crc
+    assert assembly.build(crcs) is None
+    assembly.block(1)[:] = fragments[1].payload
+    assert assembly.build({**crcs, 1: fragments[1].crc}) == DATA
+    assert assembly.build({0: crcs[0]}) is None
+
+
+def test_an_impossible_assembly_is_refused():
+    with pytest.raises(BadParameter, match="cannot be put together"):
+        Assembly(Identity(BLOB, 0, 0, 10, 0))
+
+
+def filled() -> FragmentTree:
+    tree = FragmentTree(1000)
+    for blob in ("t/a/0/1-1", "t/a/0/1-2", "t/a/1/1-2", "t/b/0/1-2", "u/a/0/1-1"):
+        for fragment in cut(blob, bytes(20), 2, 1)[:2]:
+            assert tree.put(fragment)
+    return tree
+
+
+def blobs(tree: FragmentTree, prefix: str = "") -> list[str]:
+    return [held.blob for held in tree.listing(prefix)]
+
+
+def test_the_tree_gives_what_was_put():
+    tree = filled()
+    found = tree.get("t/a/0/1-2", 1)
+    assert found is not None and found.index == 1
+    assert tree.get("t/a/0/1-2", 2) is None and tree.get("t/a/7/1-2", 1) is None and tree.get("t", 0) is None
+    assert tree.bytes == 100
+    assert tree.listing("t/a/0") == [("t/a/0/1-1", [0, 1], 20), ("t/a/0/1-2", [0, 1], 20)]
+
+
+def test_the_tree_forgets_by_name_and_by_prefix():
+    tree = filled()
+    assert tree.forget("t/a/0/1-1", "t/b", "nothing/of/this") == 2
+    assert blobs(tree) == ["t/a/0/1-2", "t/a/1/1-2", "u/a/0/1-1"] and tree.bytes == 60
+    assert tree.forget("t") == 2 and tree.forget("t") == 0
+    assert tree.forget("") == 1 and tree.bytes == 0 and blobs(tree) == []
+
+
+def test_a_part_of_a_name_is_no_prefix():
+    tree = filled()
+    assert tree.forget("t/a/0/1") == 0
+    assert blobs(tree, "t/a/0/1-") == []
+
+
+def test_the_tree_keeps_only_what_a_task_needs():
+    tree = filled()
+    assert tree.keep_only("t/a/0", ["t/a/0/1-2"]) == 1
+    assert blobs(tree, "t/a") == ["t/a/0/1-2", "t/a/1/1-2"]
+    assert tree.keep_only("t/a/1", []) == 1
+    assert blobs(tree, "t") == ["t/a/0/1-2", "t/b/0/1-2"]
+
+
+def test_the_tree_takes_no_more_than_its_limit():
+    tree = FragmentTree(25)
+    small, large = cut(BLOB, bytes(40), 2, 0), cut(BLOB, bytes(52), 2, 0)
+    assert tree.put(small[0]) and not tree.put(small[1])
+    assert not tree.put(large[0])
+    assert tree.put(replace(small[0], crc=0)) and tree.bytes == 20
+    tree.forget(BLOB)
+    assert tree.put(small[1])
+
+
+@pytest.mark.parametrize("name", ["", "t", "t/a/0", "t/a/0/1-2/3"])
+def test_the_tree_refuses_what_is_no_name_of_a_blob(name):
+    with pytest.raises(BadParameter, match="not the name of a blob"):
+        FragmentTree(100).put(cut(name, b"abc", 1, 0)[0])
