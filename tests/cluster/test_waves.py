@@ -288,6 +288,26 @@ def test_a_sink_that_cannot_commit_is_asked_again() -> None:
     assert_exact()
 
 
+def test_a_sink_that_could_not_write_brings_everything_back_to_the_last_wave() -> None:
+    cluster = start()
+    until_wave(cluster, 2)
+    parts.FAIL_WRITE.append(OSError("the disk is full"))
+    finish(cluster)
+    assert_exact()
+    assert any("could not write (OSError: the disk is full): back to the last" in text for text in cluster.said)
+
+
+def test_what_a_sink_can_never_write_becomes_a_dead_letter() -> None:
+    cluster = start()
+    until_wave(cluster, 2)
+    parts.FAIL_WRITE.extend([OSError("it does not like this row")] * 12)
+    finish(cluster)
+    missing = expected_rows(LIMIT, 2) - visible()
+    assert not visible() - expected_rows(LIMIT, 2)
+    assert 0 < missing.total() < LIMIT / 10
+    assert cluster.master.topologies == {}
+
+
 def test_a_lost_chunk_brings_everything_back_to_the_last_wave() -> None:
     cluster = start()
     until_wave(cluster, 2)

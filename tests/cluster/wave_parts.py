@@ -17,6 +17,7 @@ STAGED: dict[tuple[int, int, int, int], list[Any]] = {}  # (task, epoch, wave or
 VISIBLE: list[Any] = []
 WRITTEN: list[Any] = []  # by a sink that takes no part in the commit
 FAIL_COMMIT: set[int] = set()  # waves whose first commit raises
+FAIL_WRITE: list[Exception] = []  # what the sink's next writes raise
 
 
 def forget() -> None:
@@ -24,6 +25,7 @@ def forget() -> None:
     VISIBLE.clear()
     WRITTEN.clear()
     FAIL_COMMIT.clear()
+    FAIL_WRITE.clear()
 
 
 class Numbers(GeneratorSpout):
@@ -82,6 +84,8 @@ class Ledger(TwoPhaseSink):
     named_rows: ClassVar[bool] = False
 
     def process_rows(self, rows: list[Any]) -> None:
+        if FAIL_WRITE:
+            raise FAIL_WRITE.pop()
         if not self.exactly_once:
             WRITTEN.extend(rows)
             return

@@ -13,16 +13,14 @@ from pathlib import Path
 
 import pytest
 from audited import SECONDS
+from forked import ForkedCluster, forked
 
 from millrace.errors import AddressInUse, MasterUnreachable, MillraceError, UnknownTopology
 from millrace.master.desk import ask, desk_directory, running_clusters
 from millrace.master.service import Master
 from millrace.runtime.process import WorkerSetup, run_worker
 from millrace.runtime.transport import Keys
-from millrace.testing.processes import ProcessCluster
 from millrace.workloads.wordcount import WordCount
-
-SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture(autouse=True)
@@ -131,9 +129,8 @@ def die_with_a_master(pipe: Connection) -> None:
 
 
 def test_a_name_is_free_again_when_its_master_was_killed() -> None:
-    mine, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=die_with_a_master, args=(theirs,))
-    process.start()
+    mine, theirs = multiprocessing.Pipe()
+    process = forked(die_with_a_master, theirs)
     assert mine.recv() == "up"
     assert running_clusters() == ["dead"]
     process.kill()
@@ -157,9 +154,8 @@ def try_worker(setup: WorkerSetup, pipe: Connection) -> None:
 
 
 def run_to_its_end(setup: WorkerSetup) -> str:
-    mine, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=try_worker, args=(setup, theirs))
-    process.start()
+    mine, theirs = multiprocessing.Pipe()
+    process = forked(try_worker, setup, theirs)
     theirs.close()
     said: str = mine.recv()
     process.join(SECONDS)
@@ -191,7 +187,7 @@ def test_keys_are_not_shown() -> None:
 
 
 def test_a_topology_of_the_same_name_is_refused() -> None:
-    with ProcessCluster(1) as cluster:
+    with ForkedCluster(1) as cluster:
         cluster.submit(WordCount, name="twin", config={"rate": 10})
         with pytest.raises(MillraceError, match=r"'twin' is running already.*another name"):
             cluster.submit(WordCount, name="twin")

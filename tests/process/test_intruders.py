@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import zmq
 from audited import SECONDS, AuditedStream, assert_exact
+from forked import ForkedCluster
 
 from millrace.runtime.transport import Keys, visit
-from millrace.testing.processes import ProcessCluster
 
 noise = random.Random(1).randbytes
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # of ZeroMQ's protocol 3.0; the mechanism follows
@@ -53,27 +53,27 @@ def no_key(keys: Keys, client: zmq.Socket) -> None: ...
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ProcessCluster]:
+def cluster() -> Iterator[ForkedCluster]:
     """Two workers that reach each other over tcp."""
-    with ProcessCluster(2, bind="127.0.0.1", apart=True) as cluster:
+    with ForkedCluster(2, bind="127.0.0.1", apart=True) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def stream(cluster: ProcessCluster, tmp_path: Path) -> AuditedStream:
+def stream(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
     stream = AuditedStream(cluster.master, tmp_path)
     stream.advance(300)
     return stream
 
 
-def refused(cluster: ProcessCluster, port: str) -> int:
+def refused(cluster: ForkedCluster, port: str) -> int:
     """How many the port, that of the master or of worker 0, has turned away."""
     if port == "master":
         return cluster.master.refused
     return cluster.master.connections[0].counters["refused_connections"]
 
 
-def endpoint(cluster: ProcessCluster, port: str) -> str:
+def endpoint(cluster: ForkedCluster, port: str) -> str:
     return cluster.master.endpoint if port == "master" else cluster.master.state.workers[0].address.tcp
 
 
@@ -84,7 +84,7 @@ def assert_undisturbed(stream: AuditedStream) -> None:
 
 
 @pytest.mark.parametrize("port", ["worker", "master"])
-def test_what_is_not_zeromq(port: str, cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_what_is_not_zeromq(port: str, cluster: ForkedCluster, stream: AuditedStream) -> None:
     host, _, number = endpoint(cluster, port).removeprefix("tcp://").rpartition(":")
     for name, data in RAW.items():
         before = refused(cluster, port)
@@ -97,7 +97,7 @@ def test_what_is_not_zeromq(port: str, cluster: ProcessCluster, stream: AuditedS
     assert_undisturbed(stream)
 
 
-def test_many_that_say_nothing_and_stay(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_many_that_say_nothing_and_stay(cluster: ForkedCluster, stream: AuditedStream) -> None:
     host, _, number = endpoint(cluster, "worker").removeprefix("tcp://").rpartition(":")
     before = refused(cluster, "worker")
     strangers = [socket.create_connection((host, int(number)), timeout=SECONDS) for _ in range(100)]
@@ -110,7 +110,7 @@ def test_many_that_say_nothing_and_stay(cluster: ProcessCluster, stream: Audited
 
 @pytest.mark.parametrize("port", ["worker", "master"])
 @pytest.mark.parametrize("stranger", [wrong_key, other_cluster, no_key])
-def test_without_the_cluster_s_key(stranger: Callable[[Keys, zmq.Socket], None], port: str, cluster: ProcessCluster,
+def test_without_the_cluster_s_key(stranger: Callable[[Keys, zmq.Socket], None], port: str, cluster: ForkedCluster,
                                    stream: AuditedStream) -> None:
     before = refused(cluster, port)
     with zmq.Context() as context, context.socket(zmq.PUSH if port == "worker" else zmq.DEALER) as client:
@@ -126,7 +126,7 @@ def test_without_the_cluster_s_key(stranger: Callable[[Keys, zmq.Socket], None],
 
 
 def test_nothing_listens_on_tcp_unless_asked() -> None:
-    with ProcessCluster(2) as cluster:
+    with ForkedCluster(2) as cluster:
         assert [worker.address.tcp for worker in cluster.master.state.workers.values()] == ["", ""]
         assert cluster.master.endpoint.startswith("tcp://127.0.0.1:")
         mine = listening([process.pid for process in cluster.processes.values()])

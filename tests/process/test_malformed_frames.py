@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 import zmq
 from audited import AuditedStream, assert_exact, assert_nothing_lost
+from forked import ForkedCluster
 
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId
 from millrace.runtime import wire
 from millrace.runtime.transport import boot_id, visit
-from millrace.testing.processes import ProcessCluster
 
 noise = random.Random(2).randbytes
 pack = msgspec.msgpack.encode
@@ -109,20 +109,20 @@ def harmless(victim: Victim) -> Iterator[tuple[str, list[bytes]]]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ProcessCluster]:
-    with ProcessCluster(2, bind="127.0.0.1", settings={"wire.frame.limit.bytes": FRAME_LIMIT}) as cluster:
+def cluster() -> Iterator[ForkedCluster]:
+    with ForkedCluster(2, bind="127.0.0.1", settings={"wire.frame.limit.bytes": FRAME_LIMIT}) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def stream(cluster: ProcessCluster, tmp_path: Path) -> AuditedStream:
+def stream(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
     stream = AuditedStream(cluster.master, tmp_path)
     stream.advance(300)
     return stream
 
 
 @pytest.fixture
-def sender(request: pytest.FixtureRequest, cluster: ProcessCluster, stream: AuditedStream) -> Iterator[zmq.Socket]:
+def sender(request: pytest.FixtureRequest, cluster: ForkedCluster, stream: AuditedStream) -> Iterator[zmq.Socket]:
     """A socket to the data port of the victim's worker, over ipc or tcp as the test's parameter says."""
     address = cluster.master.state.workers[Victim(stream).place.slot].address
     with zmq.Context() as context, context.socket(zmq.PUSH) as client:
@@ -140,7 +140,7 @@ def assert_undisturbed(stream: AuditedStream) -> None:
 
 
 @pytest.mark.parametrize("sender", ["ipc", "tcp"], indirect=True)
-def test_on_a_data_port(sender: zmq.Socket, cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_on_a_data_port(sender: zmq.Socket, cluster: ForkedCluster, stream: AuditedStream) -> None:
     victim = Victim(stream)
 
     def counted(name: str) -> int:
@@ -167,14 +167,14 @@ def test_a_frame_beyond_the_limit_closes_the_connection(sender: zmq.Socket, stre
     assert_undisturbed(stream)
 
 
-def report(cluster: ProcessCluster, **changes: Any) -> list[bytes]:
+def report(cluster: ForkedCluster, **changes: Any) -> list[bytes]:
     """A report of worker 0 that says nothing but the changes."""
     empty = {field.name: get_origin(field.type) or field.type for field in msgspec.structs.fields(wire.Report)}
     fields = {name: kind() for name, kind in empty.items()} | {"generation": cluster.master.connections[0].generation}
     return [wire.encode(wire.Report(**{**fields, **changes}))]
 
 
-def nested_report(cluster: ProcessCluster) -> list[bytes]:
+def nested_report(cluster: ForkedCluster) -> list[bytes]:
     mark = b"something to be found again"
     [frame] = report(cluster, tasks=[{"deep": mark}])
     assert pack(mark) in frame
@@ -187,7 +187,7 @@ def hello(**changes: Any) -> list[bytes]:
     return [wire.encode(wire.Hello(**fields))]
 
 
-def bad_control(cluster: ProcessCluster) -> Iterator[tuple[str, list[bytes]]]:
+def bad_control(cluster: ForkedCluster) -> Iterator[tuple[str, list[bytes]]]:
     yield "noise", [noise(60)]
     yield "nothing", [b""]
     yield "three frames", [b"a", b"b", b"c"]
@@ -200,7 +200,7 @@ def bad_control(cluster: ProcessCluster) -> Iterator[tuple[str, list[bytes]]]:
     yield "another strange address", hello(data_tcp="nonsense")
 
 
-def strange_control(cluster: ProcessCluster) -> Iterator[tuple[str, list[bytes]]]:
+def strange_control(cluster: ForkedCluster) -> Iterator[tuple[str, list[bytes]]]:
     """Readable, but not what a worker would say."""
     yield "a report without tasks' names", report(cluster, tasks=[{}])
     yield "a report of an unknown task", report(cluster, tasks=[{"topology": 1, "task": 999, "incarnation": 1}])
@@ -212,7 +212,7 @@ def strange_control(cluster: ProcessCluster) -> Iterator[tuple[str, list[bytes]]
 
 
 @pytest.fixture
-def control(cluster: ProcessCluster) -> Iterator[zmq.Socket]:
+def control(cluster: ForkedCluster) -> Iterator[zmq.Socket]:
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
         client.linger = 0
         visit(client, cluster.master.keys)
@@ -220,7 +220,7 @@ def control(cluster: ProcessCluster) -> Iterator[zmq.Socket]:
         yield client
 
 
-def test_on_the_master_s_port(control: zmq.Socket, cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_on_the_master_s_port(control: zmq.Socket, cluster: ForkedCluster, stream: AuditedStream) -> None:
     master = cluster.master
     before, cases = master.malformed, list(bad_control(cluster))
     for _, frames in cases:
@@ -244,7 +244,7 @@ def test_a_frame_beyond_the_limit_at_the_master(control: zmq.Socket, stream: Aud
     assert_undisturbed(stream)
 
 
-def test_a_worker_that_the_others_cannot_reach(control: zmq.Socket, cluster: ProcessCluster, stream: AuditedStream,
+def test_a_worker_that_the_others_cannot_reach(control: zmq.Socket, cluster: ForkedCluster, stream: AuditedStream,
                                                tmp_path: Path) -> None:
     """On another host, without a port there: it gets tasks, and the other workers must live through it."""
     control.send_multipart(hello(boot="another host", pid=2**40))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
+from forked import ForkedCluster, forked
 from stuck import Stuck
 
 from millrace.config import HEARTBEAT_TIMEOUT
@@ -21,10 +22,8 @@ from millrace.master.desk import desk_directory
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
 from millrace.runtime.process import WorkerSetup, run_worker
-from millrace.testing.processes import ProcessCluster
 
 WORKERS = 3
-SPAWN = multiprocessing.get_context("spawn")
 ENDED_ITSELF = 3  # exit code
 
 
@@ -37,7 +36,7 @@ def serve(pipe: Connection, directory: str, settings: dict[str, Any]) -> None:
     stream = AuditedStream(master, Path(directory))
     while (question := pipe.recv()) != "end":
         if question == "advance":
-            stream.advance()
+            stream.advance(500)
             pipe.send(stream.state.losses)
         else:
             pipe.send(stream.finish())
@@ -45,16 +44,13 @@ def serve(pipe: Connection, directory: str, settings: dict[str, Any]) -> None:
 
 
 class MasterProcess:
-    """The master's process; the workers are children of the test, so that only the lease can end them."""
+    """The master's process; the workers are no children of it, so that only the lease can end them."""
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
-        self.pipe, theirs = SPAWN.Pipe()
-        self.process = SPAWN.Process(target=serve, args=(theirs, str(directory), settings))
-        self.process.start()
+        self.pipe, theirs = multiprocessing.Pipe()
+        self.process = forked(serve, theirs, str(directory), settings)
         self.setup: WorkerSetup = self.pipe.recv()
-        self.workers = [SPAWN.Process(target=run_worker, args=(self.setup, slot), daemon=True) for slot in range(WORKERS)]
-        for worker in self.workers:
-            worker.start()
+        self.workers = [forked(run_worker, self.setup, slot) for slot in range(WORKERS)]
 
     def ask(self, question: str) -> Any:
         self.pipe.send(question)
@@ -96,10 +92,10 @@ def test_a_master_that_stood_still_gives_nobody_up(tmp_path: Path) -> None:
     master = MasterProcess(tmp_path, {"worker.lease.secs": 60.0})
     try:
         assert master.ask("advance") == 0
-        for _ in range(3):
-            os.kill(master.process.pid or 0, signal.SIGSTOP)
+        for _ in range(2):
+            os.kill(master.process.pid, signal.SIGSTOP)
             master.workers[0].join(HEARTBEAT_TIMEOUT.default + 0.3)  # the length of the pause: nobody ends in it
-            os.kill(master.process.pid or 0, signal.SIGCONT)
+            os.kill(master.process.pid, signal.SIGCONT)
             assert master.ask("advance") == 0, "no worker may be lost"
         assert_exact(master.ask("finish"))
         master.pipe.send("end")
@@ -108,15 +104,18 @@ def test_a_master_that_stood_still_gives_nobody_up(tmp_path: Path) -> None:
         master.close()
 
 
+LEFTOVERS = f"leftovers-{os.getpid()}"
+
+
 def leftovers(setup: WorkerSetup) -> list[Path]:
-    return [path for path in [Path(setup.directory()), *desk_directory().glob("leftovers*")] if path.exists()]
+    return [path for path in [Path(setup.directory()), *desk_directory().glob(f"{LEFTOVERS}*")] if path.exists()]
 
 
 def test_a_stop_in_good_order_leaves_nothing_behind(tmp_path: Path) -> None:
-    with ProcessCluster(WORKERS, name="leftovers") as cluster:
+    with ForkedCluster(WORKERS, name=LEFTOVERS) as cluster:
         stream = AuditedStream(cluster.master, tmp_path)
         cluster.kill(1)  # its socket's file stays for the master to remove
-        stream.advance()
+        stream.advance(500)
         setup, processes = cluster.setup(), list(cluster.processes.values())
         assert len(leftovers(setup)) == 3
     assert leftovers(setup) == []
@@ -125,12 +124,12 @@ def test_a_stop_in_good_order_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_the_last_worker_on_another_host_cleans_up_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another directory for temporary files stands for another host: the master cannot remove what is in it."""
-    with tempfile.TemporaryDirectory(prefix="host") as other, ProcessCluster(0) as cluster:
+    with tempfile.TemporaryDirectory(prefix="host") as other, ForkedCluster(0) as cluster:
         monkeypatch.setenv("TMPDIR", other)
         for slot in range(2):
             cluster.start(slot)
         cluster.master.wait_for_workers(2, SECONDS)
-        assert len(list(Path(other).glob("millrace-*/*.ipc"))) == 2
+        assert len(list(Path(other).glob("millrace-*/w*.ipc"))) == 2
         cluster.master.stop()
         for process in cluster.processes.values():
             process.join(SECONDS)
@@ -141,19 +140,19 @@ def test_a_long_path_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """A socket's path holds 107 characters; the directories of containers may be longer."""
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    with ProcessCluster(0) as cluster:
+    with ForkedCluster(0) as cluster:
         monkeypatch.setenv("TMPDIR", str(long))
         for slot in range(2):
             cluster.start(slot)
         cluster.master.wait_for_workers(2, SECONDS)
         stream = AuditedStream(cluster.master, tmp_path / "audit")
-        stream.advance()
+        stream.advance(500)
         assert_exact(stream.finish())
 
 
 def test_a_worker_stuck_in_user_code_is_alive_and_ends_with_its_master(tmp_path: Path) -> None:
     settings = {"worker.lease.secs": 1.0, "worker.heartbeat.timeout.secs": 1.0}
-    with ProcessCluster(1, settings=settings) as cluster:
+    with ForkedCluster(1, settings=settings) as cluster:
         stuck = cluster.processes[0]
         cluster.master.submit(graph_of(Stuck, "stuck", {"path": str(tmp_path)}))
         assert cluster.master.wait_until(lambda: (tmp_path / "reached").exists(), SECONDS)
@@ -167,12 +166,12 @@ def test_a_worker_stuck_in_user_code_is_alive_and_ends_with_its_master(tmp_path:
 
 def test_a_worker_is_stopped_between_two_lives(tmp_path: Path) -> None:
     """The master stops while a worker that was given up starts over."""
-    with ProcessCluster(2, settings={"worker.heartbeat.timeout.secs": 0.6, "worker.lease.secs": 3.0}) as cluster:
+    with ForkedCluster(2, settings={"worker.heartbeat.timeout.secs": 0.6, "worker.lease.secs": 3.0}) as cluster:
         stream = AuditedStream(cluster.master, tmp_path)
-        stream.advance()
+        stream.advance(500)
         os.kill(cluster.processes[1].pid, signal.SIGSTOP)
         stream.until(lambda: 1 not in cluster.master.state.workers)
-        stream.advance()
+        stream.advance(500)
         assert_nothing_lost(stream.finish())
         processes = list(cluster.processes.values())
         cluster.master.stop()

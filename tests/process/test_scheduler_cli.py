@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from audited import SECONDS, AuditedStream
+from forked import ForkedCluster
 
 from millrace.cli.main import main
 from millrace.model.graph import TaskId
 from millrace.model.situation import Situation
-from millrace.testing.processes import ProcessCluster
 
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ["--period", "0.5", "--cool-down", "0.5"]
@@ -35,7 +35,7 @@ def stream() -> Iterator[AuditedStream]:
         patch.setenv("COLUMNS", "200")
         directory = Path(desk) / "audited"
         directory.mkdir()
-        with ProcessCluster(2, nodes=2, settings={"load.period.secs": 0.5}) as cluster:
+        with ForkedCluster(2, nodes=2, settings={"load.period.secs": 0.5}) as cluster:
             made = AuditedStream(cluster.master, directory, rate=100)
             made.until(lambda: "audited" in cluster.master.scheduling.load and made.positions() != {})
             yield made

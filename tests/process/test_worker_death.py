@@ -10,20 +10,19 @@ from pathlib import Path
 
 import pytest
 from audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
-
-from millrace.testing.processes import ProcessCluster
+from forked import ForkedCluster
 
 SLOTS = 4
 
 
 @pytest.fixture(scope="module")
-def shared_cluster() -> Iterator[ProcessCluster]:
-    with ProcessCluster(SLOTS) as cluster:
+def shared_cluster() -> Iterator[ForkedCluster]:
+    with ForkedCluster(SLOTS) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def cluster(shared_cluster: ProcessCluster) -> ProcessCluster:
+def cluster(shared_cluster: ForkedCluster) -> ForkedCluster:
     """All slots alive, whatever the test before has left."""
     for slot in set(range(SLOTS)) - set(shared_cluster.processes):
         shared_cluster.start(slot)
@@ -32,13 +31,13 @@ def cluster(shared_cluster: ProcessCluster) -> ProcessCluster:
 
 
 @pytest.fixture
-def stream(cluster: ProcessCluster, tmp_path: Path) -> AuditedStream:
+def stream(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
     stream = AuditedStream(cluster.master, tmp_path)
-    stream.advance()
+    stream.advance(500)
     return stream
 
 
-def start_again(cluster: ProcessCluster, stream: AuditedStream, *slots: int) -> None:
+def start_again(cluster: ForkedCluster, stream: AuditedStream, *slots: int) -> None:
     """Start the slots and wait until tasks run on them again."""
     for slot in slots:
         cluster.start(slot)
@@ -46,34 +45,34 @@ def start_again(cluster: ProcessCluster, stream: AuditedStream, *slots: int) -> 
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
-def test_exact_as_long_as_nobody_dies(guarantee: str, cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_exact_as_long_as_nobody_dies(guarantee: str, cluster: ForkedCluster, tmp_path: Path) -> None:
     stream = AuditedStream(cluster.master, tmp_path, **{"topology.guarantee": guarantee})
-    stream.advance()
+    stream.advance(500)
     assert_exact(stream.finish())
 
 
-def test_one_worker(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_one_worker(cluster: ForkedCluster, stream: AuditedStream) -> None:
     victim = random.Random(1).randrange(SLOTS)
     cluster.kill(victim)
     stream.until(lambda: stream.state.losses == 1 and victim not in stream.slots())
-    stream.advance()
+    stream.advance(500)
     start_again(cluster, stream, victim)
-    stream.advance()
+    stream.advance(500)
     assert_nothing_lost(stream.finish())
 
 
-def test_two_workers_at_once(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_two_workers_at_once(cluster: ForkedCluster, stream: AuditedStream) -> None:
     victims = random.Random(3).sample(range(SLOTS), 2)
     for victim in victims:
         os.kill(cluster.processes[victim].pid, signal.SIGKILL)
     for victim in victims:
         cluster.kill(victim)  # dead already: collects what is left of it
     stream.until(lambda: stream.state.losses == 2)
-    stream.advance()
+    stream.advance(500)
     assert_nothing_lost(stream.finish())
 
 
-def test_each_worker_in_turn(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_each_worker_in_turn(cluster: ForkedCluster, stream: AuditedStream) -> None:
     order = random.Random(4).sample(range(SLOTS), SLOTS)
     for victim in order:
         cluster.kill(victim)
@@ -84,27 +83,27 @@ def test_each_worker_in_turn(cluster: ProcessCluster, stream: AuditedStream) -> 
     assert_nothing_lost(stream.finish())
 
 
-def test_each_worker_in_turn_without_a_pause(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_each_worker_in_turn_without_a_pause(cluster: ForkedCluster, stream: AuditedStream) -> None:
     """The next one dies as soon as the one before is back, while its tasks are still on their way home."""
     for victim in random.Random(5).sample(range(SLOTS), SLOTS):
         cluster.kill(victim)
         start_again(cluster, stream, victim)
-    stream.advance()
+    stream.advance(500)
     assert_nothing_lost(stream.finish())
 
 
-def test_all_workers_but_one(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_all_workers_but_one(cluster: ForkedCluster, stream: AuditedStream) -> None:
     victims = random.Random(6).sample(range(SLOTS), SLOTS - 1)
     for victim in victims:
         cluster.kill(victim)
     stream.until(lambda: len(stream.slots()) == 1)
-    stream.advance()
+    stream.advance(500)
     start_again(cluster, stream, *victims)
-    stream.advance()
+    stream.advance(500)
     assert_nothing_lost(stream.finish())
 
 
-def test_all_workers(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_all_workers(cluster: ForkedCluster, stream: AuditedStream) -> None:
     before = stream.positions()
     for victim in range(SLOTS):
         cluster.kill(victim)
@@ -114,22 +113,22 @@ def test_all_workers(cluster: ProcessCluster, stream: AuditedStream) -> None:
     for slot in range(SLOTS):
         cluster.start(slot)
     stream.until(lambda: stream.state.status == "running")
-    stream.advance()
+    stream.advance(500)
     assert all(stream.positions()[task] > position for task, position in before.items())
     assert_nothing_lost(stream.finish())
 
 
-def test_while_it_drains(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_while_it_drains(cluster: ForkedCluster, stream: AuditedStream) -> None:
     """A pause that is overtaken by a crash comes to its end, and the stream can go on afterwards."""
     cluster.master.pause(stream.name)
     cluster.kill(random.Random(7).randrange(SLOTS))
     stream.until(lambda: cluster.master.state.drained(stream.state))
     cluster.master.resume(stream.name)
-    stream.advance()
+    stream.advance(500)
     assert_nothing_lost(stream.finish())
 
 
-def test_a_random_storm_of_kills(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_a_random_storm_of_kills(cluster: ForkedCluster, stream: AuditedStream) -> None:
     schedule = random.Random(8)
     for _ in range(6):
         alive = sorted(cluster.processes)
@@ -139,5 +138,5 @@ def test_a_random_storm_of_kills(cluster: ProcessCluster, stream: AuditedStream)
         for slot in sorted(set(range(SLOTS)) - set(cluster.processes)):
             if schedule.random() < 0.7:
                 cluster.start(slot)
-    stream.advance()
+    stream.advance(500)
     assert_nothing_lost(stream.finish())

@@ -9,41 +9,40 @@ from pathlib import Path
 
 import pytest
 from audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
-
-from millrace.testing.processes import ProcessCluster
+from forked import ForkedCluster
 
 SLOTS = 3
 
 
 @pytest.fixture
-def cluster() -> Iterator[ProcessCluster]:
-    with ProcessCluster(SLOTS, settings={"worker.heartbeat.timeout.secs": 1.0}) as cluster:
+def cluster() -> Iterator[ForkedCluster]:
+    with ForkedCluster(SLOTS, settings={"worker.heartbeat.timeout.secs": 1.0}) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def stream(cluster: ProcessCluster, tmp_path: Path) -> AuditedStream:
+def stream(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
     stream = AuditedStream(cluster.master, tmp_path)
-    stream.advance()
+    stream.advance(500)
     return stream
 
 
-def generation(cluster: ProcessCluster, slot: int) -> int | None:
+def generation(cluster: ForkedCluster, slot: int) -> int | None:
     worker = cluster.master.state.workers.get(slot)
     return worker.address.generation if worker is not None else None
 
 
-def give_up(cluster: ProcessCluster, stream: AuditedStream, slot: int) -> None:
+def give_up(cluster: ForkedCluster, stream: AuditedStream, slot: int) -> None:
     """Stop the process until the master has given it up."""
     os.kill(cluster.processes[slot].pid, signal.SIGSTOP)
     stream.until(lambda: generation(cluster, slot) is None and slot not in stream.slots())
 
 
-def wake(cluster: ProcessCluster, slot: int) -> None:
+def wake(cluster: ForkedCluster, slot: int) -> None:
     os.kill(cluster.processes[slot].pid, signal.SIGCONT)
 
 
-def test_it_starts_over_and_is_used_again(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_it_starts_over_and_is_used_again(cluster: ForkedCluster, stream: AuditedStream) -> None:
     for slot in range(SLOTS):
         before = generation(cluster, slot)
         assert before is not None
@@ -59,18 +58,18 @@ def test_it_starts_over_and_is_used_again(cluster: ProcessCluster, stream: Audit
     assert_nothing_lost(stream.finish(), ahead=True)
 
 
-def test_all_at_once(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_all_at_once(cluster: ForkedCluster, stream: AuditedStream) -> None:
     for slot in range(SLOTS):
         os.kill(cluster.processes[slot].pid, signal.SIGSTOP)
     stream.until(lambda: not cluster.master.state.workers and stream.state.status == "waiting")
     for slot in range(SLOTS):
         wake(cluster, slot)
     stream.until(lambda: len(cluster.master.state.workers) == SLOTS and stream.state.status == "running")
-    stream.advance()
+    stream.advance(500)
     assert_nothing_lost(stream.finish(), ahead=True)
 
 
-def test_its_slot_was_given_to_another_process(cluster: ProcessCluster, stream: AuditedStream) -> None:
+def test_its_slot_was_given_to_another_process(cluster: ForkedCluster, stream: AuditedStream) -> None:
     """As when Spark has started the task again elsewhere: the old process must end, and not take the slot back."""
     old = cluster.processes[1]
     give_up(cluster, stream, 1)
@@ -80,7 +79,7 @@ def test_its_slot_was_given_to_another_process(cluster: ProcessCluster, stream: 
     os.kill(old.pid, signal.SIGCONT)
     old.join(SECONDS)
     assert old.exitcode == 0
-    stream.advance()
+    stream.advance(500)
     assert generation(cluster, 1) == winner
     assert cluster.master.connections[1].hello.pid == cluster.processes[1].pid
     assert_nothing_lost(stream.finish(), ahead=True)
@@ -88,13 +87,13 @@ def test_its_slot_was_given_to_another_process(cluster: ProcessCluster, stream: 
 
 def test_a_shorter_stop_changes_nothing(tmp_path: Path) -> None:
     """Stopped for less than the timeout: no one is lost, and nothing is sent twice."""
-    with ProcessCluster(2, settings={"worker.heartbeat.timeout.secs": 20.0}) as cluster:
+    with ForkedCluster(2, settings={"worker.heartbeat.timeout.secs": 20.0}) as cluster:
         stream = AuditedStream(cluster.master, tmp_path)
-        stream.advance()
+        stream.advance(500)
         os.kill(cluster.processes[1].pid, signal.SIGSTOP)
         heard = cluster.master.connections[1].heard
         stream.until(lambda: cluster.master.connections[0].heard > heard + 1.0)
         wake(cluster, 1)
-        stream.advance()
+        stream.advance(500)
         assert stream.state.losses == 0
         assert_exact(stream.finish())

@@ -60,7 +60,7 @@ def pid_of(engine: ResidentEngine, slot: int) -> int:
 
 def test_every_word_exactly_once(engine: ResidentEngine, tmp_path: Path) -> None:
     stream = AuditedStream(engine.master, tmp_path)
-    stream.advance()
+    stream.advance(500)
     assert stream.slots() == set(range(SLOTS))
     assert_exact(stream.finish())
 
@@ -68,7 +68,7 @@ def test_every_word_exactly_once(engine: ResidentEngine, tmp_path: Path) -> None
 def test_two_topologies_at_once(engine: ResidentEngine, tmp_path: Path) -> None:
     streams = [AuditedStream(engine.master, tmp_path / name, name, seed=seed) for name, seed in (("one", 1), ("two", 1))]
     for stream in streams:
-        stream.advance()
+        stream.advance(500)
     for stream in streams:
         assert_exact(stream.finish())
 
@@ -95,13 +95,13 @@ def test_pause_resume_and_kill(engine: ResidentEngine) -> None:
 
 def test_a_worker_is_killed_and_spark_brings_it_back(engine: ResidentEngine, tmp_path: Path) -> None:
     stream = AuditedStream(engine.master, tmp_path)
-    stream.advance()
+    stream.advance(500)
     for slot in (1, 2):
         pid = pid_of(engine, slot)
         os.kill(pid, signal.SIGKILL)
         stream.until(lambda slot=slot: slot not in stream.slots())
         stream.until(lambda slot=slot, pid=pid: slot in stream.slots() and pid_of(engine, slot) != pid)
-        stream.advance()
+        stream.advance(500)
     assert stream.state.losses == 2
     assert_nothing_lost(stream.finish())
 
@@ -109,12 +109,12 @@ def test_a_worker_is_killed_and_spark_brings_it_back(engine: ResidentEngine, tmp
 def test_all_workers_are_killed_with_their_daemon(engine: ResidentEngine, tmp_path: Path) -> None:
     """Spark does not notice the death of the daemon that forks its Python workers; they must not live on without it."""
     stream = AuditedStream(engine.master, tmp_path)
-    stream.advance()
+    stream.advance(500)
     before = {slot: pid_of(engine, slot) for slot in range(SLOTS)}
     os.kill(daemon_of(before[0]), signal.SIGKILL)
     stream.until(lambda: stream.slots() == set(range(SLOTS)) and len(engine.master.connections) == SLOTS
                  and all(pid_of(engine, slot) != pid for slot, pid in before.items()))
-    stream.advance()
+    stream.advance(500)
     assert_nothing_lost(stream.finish())
     assert not [pid for pid in before.values() if Path(f"/proc/{pid}").exists()]
 

@@ -39,20 +39,20 @@ def test_every_word_exactly_once(engine: ResidentEngine, tmp_path: Path) -> None
     assert len(set(found.values())) == 2 and None not in found.values()
     assert {worker["executor"] for worker in engine.status()["workers"]} == {"0", "1"}
     stream = AuditedStream(engine.master, tmp_path)
-    stream.advance()
+    stream.advance(500)
     assert_exact(stream.finish())
 
 
 def test_an_executor_is_killed_with_its_workers(engine: ResidentEngine, tmp_path: Path) -> None:
     stream = AuditedStream(engine.master, tmp_path)
-    stream.advance()
+    stream.advance(500)
     found = executors(engine)
     victim = next(pid for pid in found.values() if list(found.values()).count(pid) == 2)
     assert victim is not None
     os.kill(victim, signal.SIGKILL)
     lost = {slot for slot, pid in found.items() if pid == victim}
     stream.until(lambda: stream.state.losses >= len(lost))
-    stream.advance()
+    stream.advance(500)
     stream.until(lambda: stream.slots() == set(range(SLOTS)) and victim not in executors(engine).values())
-    stream.advance()
+    stream.advance(500)
     assert_nothing_lost(stream.finish())

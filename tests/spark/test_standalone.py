@@ -71,7 +71,7 @@ def test_every_word_exactly_once(spark_url: str, tmp_path: Path) -> None:
                         spark_settings={"spark.executor.memory": "600m"}) as engine:
         assert {worker["executor"] for worker in engine.status()["workers"]} == {"0"}
         stream = AuditedStream(engine.master, tmp_path)
-        stream.advance()
+        stream.advance(500)
         assert stream.slots() == {0, 1}
         assert_exact(stream.finish())
 

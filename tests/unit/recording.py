@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import namedtuple
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from millrace.api.component import Component, Spout, Tuple
+from millrace.api.component import Bolt, Component, Spout, Tuple
+from millrace.api.grouping import stable_hash
+from millrace.state.task_state import open_states
 
 C = TypeVar("C", bound=Component)
 
@@ -73,6 +76,8 @@ def attach(component_cls: type[C], config: dict[str, Any] | None = None, task_in
     component.storm_conf, component.context = dict(config or {}), {}
     for name, value in attributes.items():
         setattr(component, name, value)
+    if isinstance(component, Bolt):
+        open_states(component, stable_hash, range(8), 8, "under-test[0]", time.time)  # as if it owned every key
     component.initialize(component.storm_conf, component.context)
     return component, recorder
 

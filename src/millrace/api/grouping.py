@@ -68,7 +68,7 @@ def stable_hash(key: Any) -> int:
     the same task, because the routers remember keys in dicts.
     """
     try:
-        return zlib.crc32(_encode(_canonical(key)))
+        return zlib.crc32(_encode(key if type(key) is str else _canonical(key)))
     except UnicodeEncodeError:  # half of a surrogate pair: Python has such texts, UTF-8 does not
         return zlib.crc32(_encode(_canonical(key, lone_surrogates=True)))
 

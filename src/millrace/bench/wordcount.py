@@ -51,7 +51,7 @@ def run_bench(seconds: float, rivals: bool, live: bool) -> dict[str, Any]:
     return result
 
 
-def _run(engine: ResidentEngine, topology: type[Topology], config: dict[str, Any], warm_up: float) -> RunningTopology:
+def start_run(engine: ResidentEngine, topology: type[Topology], config: dict[str, Any], warm_up: float) -> RunningTopology:
     running = engine.submit(topology, config=config)
     if not running.wait_running():
         raise MillraceError(f"{running.name} did not start: {engine.status()['events'][-3:]}")
@@ -59,7 +59,7 @@ def _run(engine: ResidentEngine, topology: type[Topology], config: dict[str, Any
     return running
 
 
-def _end(running: RunningTopology) -> None:
+def end_run(running: RunningTopology) -> None:
     errors = running.observed().errors
     running.kill(wait=5)
     if not running.wait(30):
@@ -68,7 +68,7 @@ def _end(running: RunningTopology) -> None:
         raise MillraceError(f"{running.name} had errors, so its figures mean nothing: {errors[-1]}")
 
 
-def _counted(observed: TopologyObserved) -> dict[TaskId, tuple[float, float]]:
+def counted(observed: TopologyObserved) -> dict[TaskId, tuple[float, float]]:
     return observed.marks("count", "executed")
 
 
@@ -77,33 +77,33 @@ def _saturated(engine: ResidentEngine, seconds: float, console: Console) -> dict
     for turn in range(ROUNDS):
         for name, (topology, guarantee) in SATURATED.items():
             console.print(f"{name}, round {turn + 1} of {ROUNDS} ...")
-            running = _run(engine, topology, {GUARANTEE.key: guarantee, "batch": 2000}, WARM_UP_SECONDS)
-            before = running.measured(_counted)
+            running = start_run(engine, topology, {GUARANTEE.key: guarantee, "batch": 2000}, WARM_UP_SECONDS)
+            before = running.measured(counted)
             time.sleep(seconds)
-            rate = rate_between(before, running.measured(_counted))
+            rate = rate_between(before, running.measured(counted))
             best[name] = max(best.get(name, 0.0), round(rate))
-            _end(running)
+            end_run(running)
     return best
 
 
 def _latency(engine: ResidentEngine, seconds: float, console: Console) -> dict[str, float | None]:
     """Complete latency: from the emit of a line to the ack of all its words."""
     console.print(f"latency at {LINES_PER_SECOND:,} lines/s ...")
-    running = _run(engine, WordCountBench, {GUARANTEE.key: AT_LEAST_ONCE, "rate": LINES_PER_SECOND}, WARM_UP_SECONDS)
+    running = start_run(engine, WordCountBench, {GUARANTEE.key: AT_LEAST_ONCE, "rate": LINES_PER_SECOND}, WARM_UP_SECONDS)
     running.measured(lambda observed: observed.forget_latencies())
     time.sleep(seconds)
     found = running.measured(lambda observed: observed.latency("lines", "complete_latency"))
-    _end(running)
+    end_run(running)
     return {"p50": found.percentile_ms(50), "p99": found.percentile_ms(99)}
 
 
 def _hop(engine: ResidentEngine, topology: type[Topology], seconds: float, console: Console) -> dict[str, float]:
     """From emit in one task to `process` in the next, single tuples, microseconds."""
     console.print(f"one hop, {topology.__name__} ...")
-    running = _run(engine, topology, {GUARANTEE.key: AT_MOST_ONCE, "rate": LINES_PER_SECOND}, seconds)
+    running = start_run(engine, topology, {GUARANTEE.key: AT_MOST_ONCE, "rate": LINES_PER_SECOND}, seconds)
     custom = running.measured(lambda observed: [task.custom for task in observed.tasks.values()
                                                 if task.custom.get("hop_p50_us")])
-    _end(running)
+    end_run(running)
     if len(custom) != 1:
         raise MillraceError(f"{topology.__name__}: one bolt task should have had all tuples, not {len(custom)}")
     return {"p50": custom[0]["hop_p50_us"], "p99": custom[0]["hop_p99_us"]}

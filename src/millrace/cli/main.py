@@ -223,11 +223,13 @@ def bench_faults(minutes: Annotated[float, typer.Option(help="How long.", min=0.
                  guarantee: Annotated[str, typer.Option(help="exactly-once or at-least-once.")] = "exactly-once",
                  as_json: Json = False) -> None:
     """Keep breaking what a word count runs on, and compare what comes out with the truth."""
-    from millrace.bench.faults import run_faults
+    from millrace.bench.faults import broken_promise, run_faults
 
     result = run_faults(minutes, seed, guarantee, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
+    if broken := broken_promise(result):
+        raise MillraceError(f"{guarantee} was not kept: {broken}")
 
 
 @bench_app.command("replanning")

@@ -83,7 +83,7 @@ class ManifestStored:
 
 @dataclass(frozen=True, slots=True)
 class ChannelBroke:
-    """A worker has missed chunks of a channel: nothing will bring them again but a roll-back."""
+    """A worker has missed chunks of a channel, or could not write them: nothing will bring them again but a roll-back."""
 
     topology: int
     epoch: int

@@ -16,6 +16,7 @@ from millrace.config import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
     GUARANTEE,
+    MESSAGE_TIMEOUT,
     SETTINGS,
     WAVE_INTERVAL,
     WAVE_TIMEOUT,
@@ -94,6 +95,8 @@ class TopologyState:
     moves: dict[TaskId, int] = field(default_factory=dict)  # asked for, and waiting for the wave under way
     storing: Manifest | None = None  # the one being written
     closing: int = 0  # it is being killed: the wave that must be committed before it ends
+    attempt: int = 0  # how often it has gone back in short succession because something was missing,
+    broke_at: float = float("-inf")  # and when it last did
     troubled: str = ""  # why the last wave was given up, as people were told
 
     @property
@@ -262,6 +265,10 @@ class MasterState:
         unknown = [Say(f"setting {key!r} is not one of Millrace's and has no effect", graph.name, "warning")
                    for key in unknown_settings(graph.config)]
         warned = [Say(text, graph.name, "warning") for text in weak_points(graph)]
+        if event.checkpoint is None and event.after != (0, 0):
+            text = (f"begins anew, though the store has checkpoints of it up to wave {event.after[1]}: with --resume it would "
+                    "go on from them. They go when it has committed waves of its own")
+            warned.append(Say(text, graph.name, "warning"))
         return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *unknown, *warned, *placed, self._distribute()]
 
     def _prepare_waves(self, topology: TopologyState, event: Submitted) -> None:
@@ -346,6 +353,8 @@ class MasterState:
         topology = self._numbered(event.topology, event.epoch)
         if topology is None or not topology.graph.exactly_once or topology.status == WAITING:
             return []
+        recent = self._now - topology.broke_at < MESSAGE_TIMEOUT.of(topology.graph.config)
+        topology.attempt, topology.broke_at = topology.attempt + 1 if recent else 1, self._now
         topology.version += 1
         return [Say(f"{event.reason}: back to the last committed wave", topology.graph.name, "warning"),
                 *self._go_back(topology), self._distribute()]
@@ -607,7 +616,7 @@ class MasterState:
             return plain
         slots = {task: place.slot for task, place in topology.places.items()}
         blocks, holders = backups(topology.graph, slots, {slot: worker.node.name for slot, worker in self.workers.items()})
-        return replace(plain, positions=[], epoch=topology.epoch, blocks=blocks, holders=holders,
+        return replace(plain, positions=[], epoch=topology.epoch, blocks=blocks, holders=holders, attempt=topology.attempt,
                        restore=(topology.waves.committed, topology.waves.committed_epoch))
 
 

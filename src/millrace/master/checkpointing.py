@@ -12,6 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import msgspec
+
 from millrace.api.grouping import stable_hash
 from millrace.config import CHECKPOINTS
 from millrace.control.events import ManifestStored, Submitted
@@ -74,7 +76,7 @@ class Checkpointing:
     def _commit(self, manifest: Manifest) -> None:
         error = ""
         try:
-            self._checkpoints(manifest.topology).commit(manifest)
+            self._checkpoints(manifest.topology).commit(msgspec.structs.replace(manifest, at=time.time()))
         except Exception as wrong:  # whatever a store raises: the wave is not committed, and the stream goes on
             error = str(wrong) if isinstance(wrong, MillraceError) else f"{type(wrong).__name__}: {wrong}"
         event = ManifestStored(manifest.topology, manifest.epoch, manifest.wave, error)

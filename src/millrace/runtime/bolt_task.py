@@ -50,6 +50,7 @@ class BoltTask(Task):
         self.holding = 0  # tuples in them
         self.verdicts: list[tuple[Tuple | str, bool]] = []  # acked or failed by hand, not settled yet
         self.by_hand = False  # the bolt acks, not the engine
+        self._broken = ""  # why the chunk at hand could not be written
         self.alignment = Alignment(map(topology.graph.number, topology.graph.upstream(name.component)))
         self._decoders: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._run = {"process": self._run_each, "process_rows": self._run_rows,
@@ -237,7 +238,20 @@ class BoltTask(Task):
 
     # -- errors in user code ---------------------------------------------------------------------------------------
 
+    def _goes_back(self, error: BaseException) -> bool:
+        """A sink of an exactly-once topology could not write: what it did not get may not be left out, so everything goes
+        back to the last wave. Not for ever: what fails again and again in short succession becomes a dead letter, and what
+        can never be encoded does at once."""
+        if not self.commits or isinstance(error, EncodingError) or self.topology.attempt >= self.max_fails:
+            return False
+        self.meters.failed += 1
+        self.report_error(error, None)
+        self._broken = f"{self.name} could not write ({describe(error)})"
+        return True
+
     def _user_error(self, error: BaseException, delivery: Delivery, tup: Tuple | None) -> None:
+        if self._goes_back(error):
+            return
         self.meters.failed += 1
         self.report_error(error, tup)
         if tup is not None and self.component.auto_fail:
@@ -287,7 +301,9 @@ class BoltTask(Task):
         if delivery.roots and delivery.attempt < self.max_fails:
             self._user_error(error, delivery, Tuple(rows[0], delivery))
             return
-        if not delivery.roots:  # at most once: nothing may be tried twice, so all of the chunk is given up
+        if self._goes_back(error):
+            return
+        if not delivery.roots:  # nothing may be tried twice, so all of the chunk is given up
             self.meters.failed += len(rows)
             self.report_error(error, None)
             for index, row in enumerate(rows):
@@ -307,6 +323,9 @@ class BoltTask(Task):
         self.busy = False
         if self.ended:
             return
+        if self._broken:
+            self.worker.broken(self, self._broken)
+            self._broken = ""
         self.open.append(delivery)
         if not self.inbox or len(self.open) >= OPEN_DELIVERIES or self.waiting() >= self.chunk_tuples:
             self.settle()

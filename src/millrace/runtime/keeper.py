@@ -25,12 +25,22 @@ if TYPE_CHECKING:
 Pieces = dict[int, tuple[bool, bytes]]
 
 
+class StoreThread:
+    """Names a thread that writes and reads for the keepers of a worker."""
+
+    def __init__(self, number: int) -> None:
+        self.name = f"store {number}"
+
+
+STORE_THREADS = tuple(map(StoreThread, range(4)))  # shared by all tasks: a thread for each of hundreds would be idle
+
+
 class Keeper:
     """One for each task. `answer` sends its word to the master; a wave that is asked again is answered again."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.name = f"state of {task.name}"  # of the thread that writes and reads
+        self._thread = STORE_THREADS[task.number % len(STORE_THREADS)]
         self.state: TaskState | None = None
         self.position: int | None = None
         self._forget()
@@ -41,6 +51,7 @@ class Keeper:
         self._own: PieceRef | None = None
         self._changed: set[int] = set()  # groups whose chains the last committed manifest does not have as they are
         self._blocks: dict[str, Blocks] = {}  # blob -> who was sent its blocks
+        self._told: set[int] = set()  # slots that may have blocks which are not needed any more
         self._saving: set[int] = set()  # groups of a snapshot that is being written
         self._restored: tuple[Any, int | None] | None = None
 
@@ -56,9 +67,11 @@ class Keeper:
         run, definition = self.task.topology, self.task.definition
         owners = run.key_groups.get(definition.name, ()) if definition.keyed else ()
         owned = frozenset(group for group, owner in enumerate(owners) if owner == self.task.name.index)
-        self.state = open_states(component, lambda key: stable_hash(key) % len(owners), owned, len(owners),
-                                 str(self.task.name), self.task.worker.clock.wall) \
-            if owners and isinstance(component, Bolt) else None
+        if owners and isinstance(component, Bolt):
+            self.state = open_states(component, stable_hash, owned, len(owners), str(self.task.name),
+                                     self.task.worker.clock.wall, owners.__getitem__)
+        else:
+            self.state = None
 
     # -- waves: PREPARE ----------------------------------------------------------------------------------------------
 
@@ -111,7 +124,7 @@ class Keeper:
             self._extend(refs)
             self._prepared(mark)
 
-        worker.threads.run(self, write, written)
+        worker.threads.run(self._thread, write, written)
         slots = run.holders.get(name, [])
         if slots:
             blocks = self._blocks[blob] = Blocks(*run.blocks, slots)
@@ -146,8 +159,9 @@ class Keeper:
         if not self._saving:
             self._changed.clear()
         slots = {slot for blocks in self._blocks.values() for slot in blocks.slots}
-        if slots:
-            self.task.worker.vault.keep(self.task.topology.graph.name, self.task.name, self._blocks, slots)
+        if slots or self._told:
+            self.task.worker.vault.keep(self.task.topology.graph.name, self.task.name, self._blocks, slots | self._told)
+        self._told = slots
         self.answer(mark)
 
     # -- INIT ----------------------------------------------------------------------------------------------------------
@@ -164,7 +178,7 @@ class Keeper:
             except Exception as error:
                 failed.append(error)
 
-        self.task.worker.threads.run(self, read, lambda: done(failed[0] if failed else None))
+        self.task.worker.threads.run(self._thread, read, lambda: done(failed[0] if failed else None))
 
     def _read(self, manifest: Manifest) -> None:
         """On the keeper's thread; the task has not started, so nobody else uses its state."""

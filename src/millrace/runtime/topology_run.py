@@ -38,6 +38,7 @@ class TopologyRun:
         self.places = dict(given.places)
         self.positions = dict(given.positions)
         self.restore, self.blocks, self.holders = given.restore, given.blocks, dict(given.holders)
+        self.attempt = given.attempt
         ackers = [self.places.get(TaskId(ACKER, index)) for index in range(self.graph.ackers)]
         self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]
         self.tracker.version = given.version

@@ -116,11 +116,12 @@ class Vault:
             self._exchange.keep(task_prefix(topology, *task), sorted(blobs), addresses, lambda heard: None)
 
     def forget(self, topology: str) -> None:
-        """The topology has ended: nothing of it is needed here any more."""
+        """The topology has ended: nothing of it is needed any more. A worker that only holds fragments does not know."""
         with self._lock:
             self._manifests.pop(topology, None)
         if self._exchange is not None:
-            self._exchange.drop(topology_prefix(topology), [self._exchange.endpoints], lambda heard: None)
+            everyone = [address for _, address in self._holders(list(self._addresses))]
+            self._exchange.drop(topology_prefix(topology), everyone, lambda heard: None)
 
     def _holders(self, slots: Sequence[int]) -> list[tuple[int, Address]]:
         """(block, where it is) of those whose worker is alive."""

@@ -298,15 +298,14 @@ class Worker:
             except KeyError as error:
                 answer.error = str(error)
             except (TypeError, ValueError, OverflowError) as error:
-                answer = wire.Answer(self.slot, self.generation, query.number, False, error=f"its value cannot be sent: {error}")
+                answer = wire.Answer(self.slot, self.generation, query.number, False,
+                                     error=f"its value cannot be sent: {error}")
         self.tell_master(answer)
 
-    def _broken(self, task: BoltTask, lost: int) -> None:
-        """Chunks are missing, and nothing but a roll-back brings them again."""
+    def broken(self, task: Task, reason: str) -> None:
+        """Tuples are missing, and nothing but a roll-back brings them again."""
         run = task.topology
-        if run.graph.exactly_once:
-            self.tell_master(wire.Broken(self.slot, self.generation, run.number, run.epoch,
-                                         f"{lost} chunks on their way to {task.name} were lost"))
+        self.tell_master(wire.Broken(self.slot, self.generation, run.number, run.epoch, reason))
 
     # -- wiring ------------------------------------------------------------------------------------------------------
 
@@ -488,8 +487,8 @@ class Worker:
         task.meters.gaps += lost
         inlet.consumed += lost
         inlet.next_seq += lost
-        if lost:
-            self._broken(task, lost)
+        if lost and task.topology.graph.exactly_once:
+            self.broken(task, f"{lost} chunks on their way to {task.name} were lost")
 
     def _target(self, chunk: wire.Chunk | wire.Probe) -> BoltTask | None:
         run = self.topologies.get(chunk.topology)
@@ -636,7 +635,7 @@ class Worker:
         errors = list(self.errors)
         self.errors.clear()
         return wire.Report(self.slot, self.generation, self.revision, self.clock.now(), tasks, positions,
-                           list(in_flight.items()), list(starting.items()), errors, dict(self.counters))
+                           list(in_flight.items()), list(starting.items()), errors, {**self.counters, **self.vault.counters})
 
     def close(self) -> None:
         """End every task in good order."""

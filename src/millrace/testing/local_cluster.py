@@ -38,8 +38,8 @@ from millrace.control.events import (
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
-from millrace.model.cluster import Node
 from millrace.errors import CheckpointMissing, MillraceError
+from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
 from millrace.runtime import wire
 from millrace.runtime.checkpoints import Checkpoints

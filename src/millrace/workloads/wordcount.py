@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from millrace.api.component import Bolt, Tuple
 from millrace.api.grouping import Grouping
+from millrace.api.state import CounterState
 from millrace.api.topology import Topology
 from millrace.connectors.generator import ArrowGeneratorSpout, GeneratorSpout
 from millrace.connectors.settings import setting
@@ -98,17 +99,14 @@ class Split(Bolt):
 
 
 class Count(Bolt):
-    """How often each word came; emits every update."""
+    """How often each word came, as keyed state; emits every update."""
 
     outputs: ClassVar[list[str]] = ["word", "count"]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[str, int] = {}
+    counts = CounterState()
 
     def process(self, tup: Tuple) -> None:
         word = tup.values[0]
-        self.counts[word] = count = self.counts.get(word, 0) + 1
+        self.counts[word] = count = self.counts[word] + 1
         self.emit((word, count))
 
 

@@ -1,0 +1,79 @@
+"""What a wave every second costs: Word Count with 100,000 keys, all of them changed between two waves."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import Any, ClassVar
+
+from rich.console import Console
+
+from millrace.api.component import Bolt
+from millrace.api.grouping import Grouping
+from millrace.api.state import CounterState
+from millrace.api.topology import Topology
+from millrace.bench.topologies import BenchSplit
+from millrace.bench.wordcount import counted, end_run, start_run
+from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
+from millrace.connectors.generator import GeneratorSpout
+from millrace.connectors.sinks import Drop
+from millrace.master.observed import rate_between
+from millrace.spark.engine import ResidentEngine
+from millrace.workloads.wordcount import WORDS_PER_LINE, vocabulary
+
+KEYS = 100_000
+NEVER = 1e6
+WARM_UP_SECONDS = 4.0
+ROUNDS = 3
+
+
+class ManyLines(GeneratorSpout):
+    """Lines that have each of 100,000 words once, over and over."""
+
+    outputs: ClassVar[list[str]] = ["line"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        super().initialize(storm_conf, context)
+        words = vocabulary(KEYS)
+        self._table = [(" ".join(words[first:first + WORDS_PER_LINE]),) for first in range(0, KEYS, WORDS_PER_LINE)]
+
+    def generate(self, position: int) -> tuple[Any, ...]:
+        return self._table[(position * self.parallelism + self.task_index) % len(self._table)]
+
+
+class CountMany(Bolt):
+    outputs: ClassVar[list[str]] = ["word", "count"]
+    named_rows: ClassVar[bool] = False
+    counts = CounterState()
+
+    def process(self, tup: Any) -> None:
+        word = tup.values[0]
+        self.counts[word] = count = self.counts[word] + 1
+        self.emit((word, count))
+
+
+class ManyKeys(Topology):
+    lines = ManyLines.spec(par=2)
+    split = BenchSplit.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = CountMany.spec(inputs={split: Grouping.fields("word")}, par=2)
+    drop = Drop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+
+
+def measure_wave_cost(seconds: float, console: Console) -> dict[str, Any]:
+    """Words a second without waves and with one every second, exactly-once, in turn; the best round of each, and the share
+    of the throughput that the waves take."""
+    best: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory, \
+            ResidentEngine("local[2]", 2, name=f"bench-{os.getpid()}", settings={CHECKPOINTS.key: directory}) as engine:
+        for turn in range(ROUNDS):
+            for name, interval in (("without_waves", NEVER), ("wave_each_second", 1.0)):
+                console.print(f"{name}, round {turn + 1} of {ROUNDS} ...")
+                running = start_run(engine, ManyKeys, {GUARANTEE.key: EXACTLY_ONCE, WAVE_INTERVAL.key: interval},
+                                    WARM_UP_SECONDS)
+                before = running.measured(counted)
+                time.sleep(seconds)
+                rate = rate_between(before, running.measured(counted))
+                best[name] = max(best.get(name, 0.0), round(rate))
+                end_run(running)
+    return {"wave_cost": round(1 - best["wave_each_second"] / best["without_waves"], 4), "words_per_s": best}

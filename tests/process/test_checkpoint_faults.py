@@ -1,0 +1,323 @@
+"""The checkpoint store goes away, is emptied or is full, state comes back from fragments, and masters go on from stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audited import SECONDS, StatefulStream, assert_all_exact, assert_never_less
+from forked import ForkedCluster
+from redis_server import RedisServer, running_redis
+from typer.testing import CliRunner
+
+from millrace.cli.main import app
+from millrace.config import BACKUP_BLOCKS, CHECKPOINTS
+from millrace.errors import UnknownName
+from millrace.master.desk import ask
+from millrace.testing.processes import ProcessCluster
+from millrace.workloads.audit import true_counts
+
+pytestmark = pytest.mark.process
+SLOTS = 4
+NEVER = 3600.0  # seconds between waves that come only when they are asked for
+
+
+def cluster_on(store: str | None, slots: int = SLOTS) -> ProcessCluster:
+    return ForkedCluster(slots, nodes=slots, settings={CHECKPOINTS.key: store} if store else {})
+
+
+def made_whole(cluster: ProcessCluster) -> ProcessCluster:
+    """With all its workers, and without what a test that failed has left."""
+    for slot in set(range(SLOTS)) - set(cluster.processes):
+        cluster.start(slot)
+    cluster.master.wait_for_workers(SLOTS, SECONDS)
+    for name in list(cluster.master.state.topologies):
+        cluster.master.kill(name, wait=0)
+    assert cluster.master.wait_until(lambda: not cluster.master.state.topologies, SECONDS)
+    cluster.master.call(cluster.master.events.clear)
+    return cluster
+
+
+def said(stream: StatefulStream, text: str) -> list[str]:
+    return [event["text"] for event in list(stream.master.events) if text in event["text"]]
+
+
+def processed(stream: StatefulStream) -> float:
+    return stream.master.observed[stream.name].total("count", "executed")
+
+
+def goes_on_without_waves(stream: StatefulStream) -> None:
+    """Waves are given up, people are told once, and the words come through all the same."""
+    before, given_up = processed(stream), stream.waves.given_up
+    stream.until(lambda: stream.waves.given_up >= given_up + 2 and processed(stream) > before)
+    assert len(said(stream, "is given up, and the stream goes on")) == 1
+
+
+# -- Redis ---------------------------------------------------------------------------------------------------------------
+
+
+class KeptRedis:
+    """A Redis that is shut down with all it has, or loses it."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+
+    def shut_down(self) -> None:
+        import redis
+
+        with redis.Redis.from_url(self.server.url) as client:
+            client.shutdown(save=True)
+        assert self.server.process is not None
+        self.server.process.wait(SECONDS)
+
+    def come_back(self) -> None:
+        self.server.start()
+
+    def come_back_empty(self) -> None:
+        self.server.stop()
+        (self.server.directory / "dump.rdb").unlink(missing_ok=True)
+        self.server.start()
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptRedis]:
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield KeptRedis(server)
+
+
+@pytest.fixture(scope="module")
+def shared_on_redis(redis: KeptRedis) -> Iterator[ProcessCluster]:
+    with cluster_on(redis.server.url) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def on_redis(shared_on_redis: ProcessCluster) -> ProcessCluster:
+    return made_whole(shared_on_redis)
+
+
+def test_redis_is_away_for_a_while(on_redis: ProcessCluster, redis: KeptRedis, tmp_path: Path) -> None:
+    stream = StatefulStream(on_redis.master, tmp_path)
+    stream.wave(2)
+    redis.shut_down()
+    goes_on_without_waves(stream)
+    redis.come_back()
+    stream.wave(1)
+    assert stream.state.troubled == ""
+    on_redis.kill(1)
+    stream.wave(1)
+    assert_all_exact(stream.finish_both())
+
+
+def test_a_worker_is_killed_while_redis_is_away(on_redis: ProcessCluster, redis: KeptRedis, tmp_path: Path) -> None:
+    """Its state cannot be taken up before Redis is back."""
+    stream = StatefulStream(on_redis.master, tmp_path)
+    stream.wave(2)
+    redis.shut_down()
+    on_redis.kill(2)
+    stream.until(lambda: bool(said(stream, "cannot take up the state of wave")))
+    assert stream.state.status == "starting"
+    redis.come_back()
+    stream.wave(2)
+    assert_all_exact(stream.finish_both())
+
+
+def test_redis_comes_back_empty(on_redis: ProcessCluster, redis: KeptRedis, tmp_path: Path) -> None:
+    """Every worker still has its state: the next wave is whole, and then a worker may be lost again."""
+    stream = StatefulStream(on_redis.master, tmp_path)
+    stream.wave(2)
+    redis.come_back_empty()
+    stream.wave(2)
+    on_redis.kill(0)
+    stream.wave(1)
+    assert_all_exact(stream.finish_both())
+
+
+# -- a disk that is full -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(directory)], capture_output=True, text=True,
+                             check=False)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    yield directory
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def fill(directory: Path) -> Path:
+    """A file that takes all the room there is."""
+    ballast = directory / "ballast"
+    size = 1 << 20
+    with ballast.open("wb", buffering=0) as file:
+        while size:
+            try:
+                size = file.write(bytes(size))
+            except OSError:
+                size //= 2
+    return ballast
+
+
+def test_the_disk_is_full_for_a_while(small_disk: Path, tmp_path: Path) -> None:
+    with cluster_on(str(small_disk / "checkpoints"), 2) as cluster:
+        stream = StatefulStream(cluster.master, tmp_path / "output")
+        stream.wave(2)
+        ballast = fill(small_disk)
+        goes_on_without_waves(stream)
+        assert "Make room there" in stream.state.troubled
+        ballast.unlink()
+        stream.wave(1)
+        cluster.kill(1)
+        stream.wave(1)
+        assert_all_exact(stream.finish_both())
+
+
+# -- fragments -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ProcessCluster]:
+    with cluster_on(None) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: ProcessCluster) -> ProcessCluster:
+    return made_whole(shared)
+
+
+class AtRequest(StatefulStream):
+    """A stream whose waves come when they are asked for."""
+
+    def __init__(self, master: Any, directory: Path, **options: Any) -> None:
+        super().__init__(master, directory, interval=NEVER, **options)
+
+    def wave(self, count: int = 1) -> None:
+        target = self.waves.committed + count
+
+        def asked_for() -> bool:
+            self.waves.due = 0.0
+            return self.waves.committed >= target and self.waves.phase == "idle" and self.state.status != "starting"
+
+        self.until(asked_for)
+        self.waves.due = float("inf")
+
+
+def blobs_of(stream: StatefulStream) -> list[Path]:
+    """The files that its last checkpoint needs, without the manifest."""
+    root, manifest = Path(stream.master.checkpointing.place), stream.state.checkpoint
+    assert manifest is not None
+    return [root / name for name in sorted(manifest.blobs())]
+
+
+@pytest.mark.parametrize(("blocks", "killed"), [(None, 1), ("1+2", 2)])
+def test_state_is_restored_from_fragments(cluster: ProcessCluster, tmp_path: Path, blocks: str | None, killed: int) -> None:
+    """The store has the manifest and nothing else. With two killed, holders of fragments are among them."""
+    stream = AtRequest(cluster.master, tmp_path, **{BACKUP_BLOCKS.key: blocks} if blocks else {})
+    stream.advance()
+    stream.wave(2)
+    wave, epoch = stream.waves.committed, stream.state.epoch
+    for path in blobs_of(stream):
+        path.unlink()
+    for slot in sorted(stream.slots())[:killed]:
+        cluster.kill(slot)
+    stream.until(lambda: stream.state.epoch >= epoch + killed and stream.state.status == "running")
+    assert said(stream, f"every task has taken up the state of wave {wave}")
+    stream.wave(1)  # whole again: what the deltas would build upon is not in the store
+    assert_all_exact(stream.finish_both())
+
+
+def test_without_backups_state_is_restored_from_the_store(cluster: ProcessCluster, tmp_path: Path) -> None:
+    stream = AtRequest(cluster.master, tmp_path / "output", **{BACKUP_BLOCKS.key: "none"})
+    stream.advance()
+    stream.wave(2)
+    shown = ask(cluster.master.name, "state", topology=stream.name)["topologies"][0]
+    assert [component["fragments"] for component in shown["components"] if component["name"] == "count"] == [[]]
+    hidden = {path: tmp_path / str(number) for number, path in enumerate(blobs_of(stream))}
+    for path, other in hidden.items():
+        shutil.move(path, other)
+    cluster.kill(1)
+    stream.until(lambda: bool(said(stream, "cannot take up the state of wave")))
+    for path, other in hidden.items():
+        shutil.move(other, path)
+    stream.wave(1)
+    assert_all_exact(stream.finish_both())
+
+
+# -- for people ----------------------------------------------------------------------------------------------------------
+
+
+def command(cluster: ProcessCluster, *arguments: str) -> Any:
+    """(exit code, the JSON that it prints)."""
+    done = CliRunner().invoke(app, [*arguments, "--cluster", cluster.master.name, "--json"])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_state_and_queries(cluster: ProcessCluster, tmp_path: Path) -> None:
+    stream = StatefulStream(cluster.master, tmp_path)
+    stream.wave(1)
+    cluster.kill(3)
+    stream.wave(1)
+    stream.drain()
+    truth = true_counts(stream.positions())
+    for word in sorted(truth)[:3]:
+        code, found = command(cluster, "state", "--query", "count", word, "--name", "counts")
+        assert (code, found["found"], found["value"]) == (0, True, truth[word])
+    code, found = command(cluster, "state", "--query", "count", "no such word", "--name", "counts")
+    assert (code, found["found"]) == (1, False)
+    with pytest.raises(UnknownName, match=r"'split' of 'stateful' has no keyed state"):
+        ask(cluster.master.name, "query", topology=stream.name, component="split", key="x", state="counts")
+    code, found = command(cluster, "state", stream.name)
+    shown = found["topologies"][0]
+    assert (code, shown["wave"], shown["trouble"]) == (0, stream.waves.committed, "")
+    count = next(component for component in shown["components"] if component["name"] == "count")
+    assert count["bytes"] == sum(group["bytes"] for group in count["key_groups"]) > 0
+    assert {group["task"] for group in count["key_groups"]} == {0, 1, 2}
+    assert count["fragments"] and all(len(set(held["workers"])) == held["raw"] + held["check"] for held in count["fragments"])
+    stream.end()
+
+
+# -- another master goes on ------------------------------------------------------------------------------------------------
+
+
+def stop_cleanly(cluster: ProcessCluster, stream: StatefulStream) -> None:
+    cluster.master.kill(stream.name, wait=SECONDS)
+    assert cluster.master.wait_until(lambda: stream.name not in cluster.master.state.topologies, SECONDS)
+
+
+def kill_all(cluster: ProcessCluster, stream: StatefulStream) -> None:
+    """All workers at once; nothing is drained after that, and the master ends with nobody left to tell."""
+    for process in cluster.processes.values():
+        os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("end", [stop_cleanly, kill_all])
+def test_another_master_goes_on(tmp_path: Path, guarantee: str, end: Callable[[ProcessCluster, StatefulStream], None]) -> None:
+    store, output = str(tmp_path / "checkpoints"), tmp_path / "output"
+    with cluster_on(store, 2) as first:
+        stream = StatefulStream(first.master, output, guarantee=guarantee)
+        stream.wave(2)
+        stream.advance()
+        end(first, stream)
+        sent = dict(stream.state.checkpoint.positions()) if end is kill_all and stream.state.checkpoint else {}
+    with cluster_on(store, 3) as second:
+        stream = StatefulStream(second.master, output, guarantee=guarantee, resume=True)
+        assert said(stream, "every task has taken up the state of wave")
+        assert all(stream.state.positions[task] >= position for task, position in sent.items())
+        stream.wave(2)
+        result = stream.finish_both()
+    (assert_all_exact if guarantee == "exactly-once" else assert_never_less)(result)
