@@ -13,13 +13,10 @@ class Split(Bolt):
 class Count(Bolt):
     outputs = ["word", "count"]
 
-    def initialize(self, storm_conf, context):
-        self.counts = {}
-
     def process(self, tup):
         word = tup.values.word
-        self.counts[word] = self.counts.get(word, 0) + 1
-        self.emit([word, self.counts[word]])
+        self.state[word] = self.state.get(word, 0) + 1  # survives the loss of its worker
+        self.emit([word, self.state[word]])
 
 
 class WordCount(Topology):

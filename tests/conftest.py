@@ -1,11 +1,20 @@
-"""For all tests: nothing is written to the home directory of whoever runs them, and no other cluster of theirs is seen."""
+"""For all tests: nothing is written to the home directory of whoever runs them, no other cluster of theirs is seen, and
+servers are started once, when the first test asks for them."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+from postgres import PostgresServer, running_postgres
+from redis_server import RedisServer, running_redis
+from zookeeper import ZooKeeperServer, running_zookeeper
 
 pytest.register_assert_rewrite("history_suite")  # its assertions are used by tests of two folders
 
@@ -17,3 +26,21 @@ def _own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("XDG_RUNTIME_DIR", desk)
         yield
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    with running_zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server

@@ -14,6 +14,8 @@ from millrace.api.component import (
     Tuple,
 )
 from millrace.api.grouping import Grouping
+from millrace.api.sink import TwoPhaseSink
+from millrace.api.state import CounterState, ListState, State, Typed
 from millrace.api.topology import Stream, Topology
 from millrace.errors import MillraceError
 
@@ -23,13 +25,18 @@ __all__ = [
     "BatchingBolt",
     "Bolt",
     "Component",
+    "CounterState",
     "Grouping",
+    "ListState",
     "MillraceError",
     "ReliableSpout",
     "ReplayableSpout",
     "Spout",
+    "State",
     "Stream",
     "TicklessBatchingBolt",
     "Topology",
     "Tuple",
+    "TwoPhaseSink",
+    "Typed",
 ]

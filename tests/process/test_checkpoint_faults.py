@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from millrace.workloads.audit import true_counts
 pytestmark = pytest.mark.process
 SLOTS = 4
 NEVER = 3600.0  # seconds between waves that come only when they are asked for
+GENTLE = {"rate": 1500, "interval": 0.1}
+FURTHER = 200  # lines
 
 
 def cluster_on(store: str | None, slots: int = SLOTS) -> ProcessCluster:
@@ -104,7 +106,7 @@ def on_redis(shared_on_redis: ProcessCluster) -> ProcessCluster:
 
 
 def test_redis_is_away_for_a_while(on_redis: ProcessCluster, redis: KeptRedis, tmp_path: Path) -> None:
-    stream = StatefulStream(on_redis.master, tmp_path)
+    stream = StatefulStream(on_redis.master, tmp_path, **GENTLE)
     stream.wave(2)
     redis.shut_down()
     goes_on_without_waves(stream)
@@ -118,7 +120,7 @@ def test_redis_is_away_for_a_while(on_redis: ProcessCluster, redis: KeptRedis, t
 
 def test_a_worker_is_killed_while_redis_is_away(on_redis: ProcessCluster, redis: KeptRedis, tmp_path: Path) -> None:
     """Its state cannot be taken up before Redis is back."""
-    stream = StatefulStream(on_redis.master, tmp_path)
+    stream = StatefulStream(on_redis.master, tmp_path, **GENTLE)
     stream.wave(2)
     redis.shut_down()
     on_redis.kill(2)
@@ -131,7 +133,7 @@ def test_a_worker_is_killed_while_redis_is_away(on_redis: ProcessCluster, redis:
 
 def test_redis_comes_back_empty(on_redis: ProcessCluster, redis: KeptRedis, tmp_path: Path) -> None:
     """Every worker still has its state: the next wave is whole, and then a worker may be lost again."""
-    stream = StatefulStream(on_redis.master, tmp_path)
+    stream = StatefulStream(on_redis.master, tmp_path, **GENTLE)
     stream.wave(2)
     redis.come_back_empty()
     stream.wave(2)
@@ -172,7 +174,7 @@ def fill(directory: Path) -> Path:
 
 def test_the_disk_is_full_for_a_while(small_disk: Path, tmp_path: Path) -> None:
     with cluster_on(str(small_disk / "checkpoints"), 2) as cluster:
-        stream = StatefulStream(cluster.master, tmp_path / "output")
+        stream = StatefulStream(cluster.master, tmp_path / "output", **GENTLE)
         stream.wave(2)
         ballast = fill(small_disk)
         goes_on_without_waves(stream)
@@ -202,7 +204,7 @@ class AtRequest(StatefulStream):
     """A stream whose waves come when they are asked for."""
 
     def __init__(self, master: Any, directory: Path, **options: Any) -> None:
-        super().__init__(master, directory, interval=NEVER, **options)
+        super().__init__(master, directory, **{**GENTLE, "interval": NEVER, **options})
 
     def wave(self, count: int = 1) -> None:
         target = self.waves.committed + count
@@ -226,7 +228,7 @@ def blobs_of(stream: StatefulStream) -> list[Path]:
 def test_state_is_restored_from_fragments(cluster: ProcessCluster, tmp_path: Path, blocks: str | None, killed: int) -> None:
     """The store has the manifest and nothing else. With two killed, holders of fragments are among them."""
     stream = AtRequest(cluster.master, tmp_path, **{BACKUP_BLOCKS.key: blocks} if blocks else {})
-    stream.advance()
+    stream.advance(FURTHER)
     stream.wave(2)
     wave, epoch = stream.waves.committed, stream.state.epoch
     for path in blobs_of(stream):
@@ -241,7 +243,7 @@ def test_state_is_restored_from_fragments(cluster: ProcessCluster, tmp_path: Pat
 
 def test_without_backups_state_is_restored_from_the_store(cluster: ProcessCluster, tmp_path: Path) -> None:
     stream = AtRequest(cluster.master, tmp_path / "output", **{BACKUP_BLOCKS.key: "none"})
-    stream.advance()
+    stream.advance(FURTHER)
     stream.wave(2)
     shown = ask(cluster.master.name, "state", topology=stream.name)["topologies"][0]
     assert [component["fragments"] for component in shown["components"] if component["name"] == "count"] == [[]]
@@ -267,7 +269,7 @@ def command(cluster: ProcessCluster, *arguments: str) -> Any:
 
 
 def test_state_and_queries(cluster: ProcessCluster, tmp_path: Path) -> None:
-    stream = StatefulStream(cluster.master, tmp_path)
+    stream = StatefulStream(cluster.master, tmp_path, **GENTLE)
     stream.wave(1)
     cluster.kill(3)
     stream.wave(1)
@@ -293,31 +295,34 @@ def test_state_and_queries(cluster: ProcessCluster, tmp_path: Path) -> None:
 # -- another master goes on ------------------------------------------------------------------------------------------------
 
 
-def stop_cleanly(cluster: ProcessCluster, stream: StatefulStream) -> None:
-    cluster.master.kill(stream.name, wait=SECONDS)
-    assert cluster.master.wait_until(lambda: stream.name not in cluster.master.state.topologies, SECONDS)
+def stop_cleanly(cluster: ProcessCluster, streams: Sequence[StatefulStream]) -> None:
+    for stream in streams:
+        cluster.master.kill(stream.name, wait=SECONDS)
+    assert cluster.master.wait_until(lambda: not cluster.master.state.topologies, SECONDS)
 
 
-def kill_all(cluster: ProcessCluster, stream: StatefulStream) -> None:
-    """All workers at once; nothing is drained after that, and the master ends with nobody left to tell."""
+def kill_all(cluster: ProcessCluster, streams: Sequence[StatefulStream]) -> None:
+    """All workers at once. Nothing is drained after that: the master ends with nobody left to tell."""
     for process in cluster.processes.values():
         os.kill(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("end", [stop_cleanly, kill_all])
-def test_another_master_goes_on(tmp_path: Path, guarantee: str, end: Callable[[ProcessCluster, StatefulStream], None]) -> None:
-    store, output = str(tmp_path / "checkpoints"), tmp_path / "output"
-    with cluster_on(store, 2) as first:
-        stream = StatefulStream(first.master, output, guarantee=guarantee)
-        stream.wave(2)
-        stream.advance()
-        end(first, stream)
-        sent = dict(stream.state.checkpoint.positions()) if end is kill_all and stream.state.checkpoint else {}
-    with cluster_on(store, 3) as second:
-        stream = StatefulStream(second.master, output, guarantee=guarantee, resume=True)
-        assert said(stream, "every task has taken up the state of wave")
-        assert all(stream.state.positions[task] >= position for task, position in sent.items())
-        stream.wave(2)
-        result = stream.finish_both()
-    (assert_all_exact if guarantee == "exactly-once" else assert_never_less)(result)
+def test_another_master_goes_on(cluster: ProcessCluster, tmp_path: Path,
+                                end: Callable[[ProcessCluster, Sequence[StatefulStream]], None]) -> None:
+    checks = {"exactly-once": assert_all_exact, "at-least-once": assert_never_less}
+    options = {guarantee: {"name": f"{end.__name__}-{guarantee}", "guarantee": guarantee, **GENTLE} for guarantee in checks}
+    with cluster_on(cluster.master.checkpointing.place, 2) as first:
+        streams = [StatefulStream(first.master, tmp_path / guarantee, **options[guarantee]) for guarantee in checks]
+        for stream in streams:
+            stream.advance(FURTHER)
+            stream.wave(2)
+        reached = [stream.waves.committed for stream in streams]
+        end(first, streams)
+    again = [StatefulStream(cluster.master, tmp_path / guarantee, resume=True, **options[guarantee]) for guarantee in checks]
+    for stream, wave in zip(again, reached, strict=True):
+        stream.wave(1)
+        assert stream.waves.committed > wave and min(stream.positions().values()) > FURTHER
+    assert len(said(again[0], "every task has taken up the state of wave")) == len(again)
+    for stream, check in zip(again, checks.values(), strict=True):
+        check(stream.finish_both())

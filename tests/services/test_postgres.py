@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
 
 import pytest
-from debian import install_debian_package
 from history_suite import DECISION, SECONDS, HistoryConformance, window, written
-from postgres import PostgresServer, find_binaries
+from postgres import PostgresServer
 from sqlalchemy import event
 
 from millrace.errors import StoreUnreachable
 from millrace.master.history import History
 
-pytest.importorskip("psycopg", reason="the Python package psycopg is not installed: pip install millrace[postgres]")
 databases = itertools.count(1)
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    if find_binaries() is None and (reason := install_debian_package("postgresql")):
-        pytest.skip(reason)
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("postgresql was installed, and initdb and postgres are neither on the PATH nor in /usr/lib/postgresql")
-    server = PostgresServer(binaries)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_nobody_outlives_a_driver_that_was_killed(run: Callable[..., Run]) -> No
 
 
 def test_demo(desk: Path) -> None:
-    done = subprocess.run([*MILLRACE, "demo", "--seconds", "6", "--json"], capture_output=True, text=True, check=False,
+    done = subprocess.run([*MILLRACE, "demo", "--seconds", "4", "--json"], capture_output=True, text=True, check=False,
                           start_new_session=True)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import secrets
@@ -10,10 +11,12 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from debian import free_port
+import pytest
+from debian import free_port, install_debian_package
 
 START_SECONDS = 60
 STOP_SECONDS = 20
@@ -117,3 +120,20 @@ class PostgresServer:
     def remove(self) -> None:
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    """Skips the test if there is none here and none can be installed."""
+    pytest.importorskip("psycopg", reason="the Python package psycopg is not installed: pip install millrace[postgres]")
+    if find_binaries() is None and (reason := install_debian_package("postgresql")):
+        pytest.skip(reason)
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("postgresql was installed, and initdb and postgres are neither on the PATH nor in /usr/lib/postgresql")
+    server = PostgresServer(binaries)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()

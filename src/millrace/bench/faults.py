@@ -1,7 +1,8 @@
 """`millrace bench faults`: keep breaking what a word count runs on, then look for every word, at the sink and in the state.
 
-Two Spark executors; a plan of faults that the seed alone decides; after each fault a wave must be committed again. In the
-end the sink's files and the counts in the last checkpoint are held against what the seed says must be there.
+Two Spark executors; a plan of faults that the seed alone decides; after each fault, or after some in a row, waves must be
+committed again. In the end the sink's files and the counts in the last checkpoint are held against what the seed says must
+be there.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ NAME = "words"
 LINES_PER_SECOND = 300
 INTERVAL_SECONDS = 1.0
 QUIET_SECONDS = 2.0  # at most, between a wave that is committed again and the next fault
+OVERLAPPING = 0.25  # share of the faults after which the next one does not wait for that wave
 STILL_SECONDS = 3.0  # that a stopped process stands still: longer than its heartbeat may be missing
 AWAY_SECONDS = 2.0  # that the store cannot be used
 PAUSE_SECONDS = 1.0
@@ -51,11 +53,13 @@ KINDS = (KILL_ONE, KILL_TWO, KILL_ALL_BUT_ONE, KILL_EXECUTOR, STAND_STILL, STORE
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`quiet`: seconds before it. `draw`: a number out of which whom it befalls is picked, among those there are then."""
+    """`quiet`: seconds before it. `draw`: a number out of which whom it befalls is picked, among those there are then.
+    `alone`: it is recovered from before the next one comes."""
 
     kind: str
     quiet: float
     draw: int
+    alone: bool
 
 
 def plan_of_faults(seed: int) -> Iterator[Fault]:
@@ -63,7 +67,7 @@ def plan_of_faults(seed: int) -> Iterator[Fault]:
     chance = Random(seed)
     while True:
         for kind in chance.sample(KINDS, len(KINDS)):
-            yield Fault(kind, chance.uniform(0, QUIET_SECONDS), chance.getrandbits(32))
+            yield Fault(kind, chance.uniform(0, QUIET_SECONDS), chance.getrandbits(32), chance.random() >= OVERLAPPING)
 
 
 class Stuck(MillraceError):
@@ -151,11 +155,14 @@ class Soak:
             began = time.monotonic()
             self._breaks[fault.kind](fault)
             self.done[fault.kind] += 1
+            left = f"{max(0.0, end - began):5.0f} s left: {fault.kind}"
+            if not fault.alone:
+                self._console.print(f"{left}, and another fault before it is recovered from")
+                continue
             self._committed(2, f"after fault {self.done.total()} ({fault.kind})")  # one may have been under way
             took = time.monotonic() - began
             self.recovery[fault.kind] = max(took, self.recovery.get(fault.kind, 0.0))
-            self._console.print(f"{max(0.0, end - time.monotonic()):5.0f} s left: {fault.kind}, two waves committed after "
-                                f"{took:.1f} s")
+            self._console.print(f"{left}, two waves committed after {took:.1f} s")
 
     def drain(self) -> dict[int, int]:
         """Until all is worked off and committed. Returns how many lines each spout task has sent."""
@@ -281,7 +288,8 @@ def run_faults(minutes: float, seed: int, guarantee: str, live: bool) -> dict[st
 
     `longest_gap_ms`: the longest time without a word at the sink, as the workers' reports showed it, apart from pauses that
     were asked for. Exactly once, words become visible with the waves: `longest_uncommitted_ms` is the longest time from one
-    commit to the next. `recovery_ms`: for each kind of fault the longest time until two more waves were committed.
+    commit to the next. `recovery_ms`: for each kind of fault the longest time until two more waves were committed; that of
+    faults before which the last one was not recovered from yet is that of both.
     `stuck`: why the run ended early; then nothing is compared.
     """
     if guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):

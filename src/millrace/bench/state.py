@@ -27,6 +27,7 @@ import zmq
 from rich.console import Console
 
 from millrace.bench.results import keep
+from millrace.bench.wave_cost import KEYS, measure_wave_cost
 from millrace.errors import MillraceError, NotEnoughFragments
 from millrace.runtime.fragment_exchange import FragmentExchange
 from millrace.runtime.fragment_links import Address
@@ -65,7 +66,10 @@ def run_state_bench(live: bool, quick: bool = False) -> dict[str, Any]:
             states = [os.urandom(INSTANCE_MB * MB) for _ in range(count)]
             result["restore_instances_s"][count] = measured(found, states)
             console.print(f"{count:2} x {INSTANCE_MB} MB: {shown(result['restore_instances_s'][count])}")
-    console.print(f"Kept in {keep('state', result)}")
+    waves = measure_wave_cost(2.0 if quick else 6.0, 1 if quick else 3, console)
+    console.print(f"a wave every second, {KEYS:,} keys: {waves['wave_cost']:.1%} of the throughput")
+    result.update(waves)
+    console.print(f"kept in {keep('state', result)}")
     return result
 
 

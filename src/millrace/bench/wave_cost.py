@@ -25,7 +25,6 @@ from millrace.workloads.wordcount import WORDS_PER_LINE, vocabulary
 KEYS = 100_000
 NEVER = 1e6
 WARM_UP_SECONDS = 4.0
-ROUNDS = 3
 
 
 class ManyLines(GeneratorSpout):
@@ -60,15 +59,15 @@ class ManyKeys(Topology):
     drop = Drop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
 
-def measure_wave_cost(seconds: float, console: Console) -> dict[str, Any]:
+def measure_wave_cost(seconds: float, rounds: int, console: Console) -> dict[str, Any]:
     """Words a second without waves and with one every second, exactly-once, in turn; the best round of each, and the share
     of the throughput that the waves take."""
     best: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory, \
             ResidentEngine("local[2]", 2, name=f"bench-{os.getpid()}", settings={CHECKPOINTS.key: directory}) as engine:
-        for turn in range(ROUNDS):
+        for turn in range(rounds):
             for name, interval in (("without_waves", NEVER), ("wave_each_second", 1.0)):
-                console.print(f"{name}, round {turn + 1} of {ROUNDS} ...")
+                console.print(f"{name}, round {turn + 1} of {rounds} ...")
                 running = start_run(engine, ManyKeys, {GUARANTEE.key: EXACTLY_ONCE, WAVE_INTERVAL.key: interval},
                                     WARM_UP_SECONDS)
                 before = running.measured(counted)

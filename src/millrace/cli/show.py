@@ -126,7 +126,7 @@ def print_state(found: dict[str, Any], groups: bool) -> None:
         if not topology["waves"]:
             console.print(f"{topology['name']} keeps no state and is not exactly-once: no waves")
             continue
-        last = f"wave {topology['wave']}, committed in {topology['seconds']:g} s" if topology["wave"] else "none yet"
+        last = f"wave {topology['wave']} is committed" if topology["wave"] else "no wave is committed yet"
         console.print(f"{topology['name']}: {last}; epoch {topology['epoch']}; {topology['given_up']} waves given up")
         if topology["trouble"]:
             console.print(f"the last wave was given up: {topology['trouble']}")
@@ -135,22 +135,22 @@ def print_state(found: dict[str, Any], groups: bool) -> None:
 
 
 def _tasks_table(component: dict[str, Any]) -> Table:
-    table = Table("task", "key groups", "bytes", "newest blob", "fragments at workers", title_justify="left",
+    table = Table("task", "key groups", "bytes", "newest wave", "its fragments at workers", title_justify="left",
                   title=f"{component['name']}: {component['bytes']:,} bytes")
     held = {fragment["blob"]: fragment for fragment in component["fragments"]}
     for task in sorted({group["task"] for group in component["key_groups"]}):
         mine = [group for group in component["key_groups"] if group["task"] == task]
-        newest = max(group["blob"] for group in mine)
-        table.add_row(f"{component['name']}[{task}]", str(len(mine)), f"{sum(group['bytes'] for group in mine):,}", newest,
-                      _fragments(held.get(newest)))
+        newest = max(mine, key=lambda group: group["wave"])
+        table.add_row(f"{component['name']}[{task}]", str(len(mine)), f"{sum(group['bytes'] for group in mine):,}",
+                      str(newest["wave"]), _fragments(held.get(newest["blob"])))
     return table
 
 
 def _groups_table(component: dict[str, Any]) -> Table:
-    table = Table("group", "task", "bytes", "pieces", "newest blob", title_justify="left",
+    table = Table("group", "task", "bytes", "pieces", "newest wave", title_justify="left",
                   title=f"{component['name']}: {component['bytes']:,} bytes")
     for group in component["key_groups"]:
-        table.add_row(str(group["group"]), str(group["task"]), f"{group['bytes']:,}", str(group["pieces"]), group["blob"])
+        table.add_row(str(group["group"]), str(group["task"]), f"{group['bytes']:,}", str(group["pieces"]), str(group["wave"]))
     return table
 
 

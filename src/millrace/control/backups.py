@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 
 from millrace.config import BACKUP_BLOCKS
-from millrace.errors import TopologyError
+from millrace.errors import BadParameter, TopologyError
 from millrace.model.graph import TaskId, TopologyGraph
+from millrace.state.erasure import Code
 from millrace.state.holders import holders, shape
 
 NO_BACKUP = "none"
-LARGEST_SHAPE = 32  # raw blocks, and check blocks: more would only make small ones
 
 
 def backup_shape(graph: TopologyGraph) -> tuple[int, int] | None:
@@ -22,11 +22,13 @@ def backup_shape(graph: TopologyGraph) -> tuple[int, int] | None:
     if asked == NO_BACKUP:
         return 0, 0
     match = re.fullmatch(r"(\d+)\+(\d+)", asked)
-    r, c = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not (1 <= r <= LARGEST_SHAPE and 0 <= c <= LARGEST_SHAPE):
-        raise TopologyError(f"{BACKUP_BLOCKS.key} = {asked!r} must be r+c, for example 7+3, with r from 1 and c from 0 to "
-                            f"{LARGEST_SHAPE}, or {NO_BACKUP}")
-    return r, c
+    if match is None:
+        raise TopologyError(f"{BACKUP_BLOCKS.key} = {asked!r} must be r+c, for example 7+3, or {NO_BACKUP}")
+    try:
+        code = Code(int(match[1]), int(match[2]))
+    except BadParameter as error:
+        raise TopologyError(f"{BACKUP_BLOCKS.key} = {asked!r}: {error}") from None
+    return code.r, code.c
 
 
 def backups(graph: TopologyGraph, slots: Mapping[TaskId, int], node_of: Mapping[int, str]) \

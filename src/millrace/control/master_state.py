@@ -644,8 +644,8 @@ def weak_points(graph: TopologyGraph) -> list[str]:
     if graph.exactly_once:
         plain = [bolt.name for bolt in graph.bolts if not graph.downstream(bolt.name) and not bolt.commits]
         if plain:
-            found.append(f"{', '.join(plain)} take no part in the two-phase commit: what they write outside may be written "
-                         "again after a failure")
+            found.append(f"not part of the two-phase commit: {', '.join(plain)}; what they write outside, if anything, may be "
+                         "written again after a failure")
     elif graph.waves and GUARANTEE.of(graph.config) == AT_LEAST_ONCE:
         stuck = [spout.name for spout in graph.spouts if not spout.movable]
         if stuck:

@@ -24,7 +24,7 @@ from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime import wire
 from millrace.runtime.checkpoint_store import CheckpointStore, open_store
 from millrace.runtime.checkpoints import Checkpoints
-from millrace.state.checkpoint import Manifest
+from millrace.state.checkpoint import Manifest, wave_of
 
 if TYPE_CHECKING:
     from millrace.master.service import Master
@@ -132,7 +132,7 @@ class Checkpointing:
             if record.component == name:
                 for group, chain in sorted(record.chains.items()):
                     groups.append({"group": group, "task": record.index, "bytes": sum(ref.length for ref in chain),
-                                   "pieces": len(chain), "blob": chain[-1].blob})
+                                   "pieces": len(chain), "blob": chain[-1].blob, "wave": wave_of(chain[-1].blob)})
         return {"name": name, "bytes": manifest.size(name), "key_groups": groups,
                 "fragments": [{"blob": blob, "raw": blocks.r, "check": blocks.c, "workers": blocks.slots}
                               for blob, blocks in sorted(manifest.blocks(name).items())]}

@@ -86,7 +86,7 @@ class Vault:
                 raise answer
             return {ref: read_piece(ref, answer) for ref in refs}
         except (NotEnoughFragments, CorruptCheckpoint) as error:
-            log.warning("%s is read from the store: %s", blob, error)
+            log.info("%s is read from the store: %s", blob, error)
             return {}
 
     def _checkpoints(self, topology: str) -> Checkpoints:
@@ -98,8 +98,12 @@ class Vault:
     # -- the worker's loop -------------------------------------------------------------------------------------------
 
     def reach(self, workers: Iterable[WorkerAddress]) -> None:
-        """These are the workers there are."""
+        """These are the workers there are: nobody waits for fragments from those that are gone."""
+        before = self._everyone()
         self._addresses = {address.slot: address for address in workers}
+        if self._exchange is not None:
+            for address in before - self._everyone():
+                self._exchange.forget(address)
 
     def back_up(self, blob: str, parts: Sequence[bytes], blocks: Blocks) -> None:
         holders = self._holders(blocks.slots)
@@ -120,8 +124,10 @@ class Vault:
         with self._lock:
             self._manifests.pop(topology, None)
         if self._exchange is not None:
-            everyone = [address for _, address in self._holders(list(self._addresses))]
-            self._exchange.drop(topology_prefix(topology), everyone, lambda heard: None)
+            self._exchange.drop(topology_prefix(topology), self._everyone(), lambda heard: None)
+
+    def _everyone(self) -> set[Address]:
+        return {address for _, address in self._holders(list(self._addresses))}
 
     def _holders(self, slots: Sequence[int]) -> list[tuple[int, Address]]:
         """(block, where it is) of those whose worker is alive."""

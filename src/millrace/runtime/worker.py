@@ -285,22 +285,32 @@ class Worker:
                 task.asked(wave.mark, wave.sweep)
 
     def on_query(self, query: wire.Query) -> None:
-        """What a task has under a key, as of now."""
+        """What a task has under a key, as of now; looked up where the task's own code runs."""
         run = self.topologies.get(query.topology)
         task = run.tasks.get(query.task) if run is not None else None
+        if task is None or not task.definition.blocking:
+            self.tell_master(self._looked_up(task, query))
+            return
+        found: list[wire.Answer] = []
+        self.threads.run(task, lambda: found.append(self._looked_up(task, query)), lambda: self.tell_master(found[0]))
+
+    def _looked_up(self, task: Task | None, query: wire.Query) -> wire.Answer:
         answer = wire.Answer(self.slot, self.generation, query.number, False)
         if task is None or task.keeper.state is None:
             answer.error = "the task is not here any more, or has no keyed state: ask again"
+            return answer
+        try:
+            value = task.keeper.state.lookup(query.state, query.key)
+            wire.encode(value)
+        except MillraceError as error:
+            answer.error = str(error)
+        except KeyError:
+            answer.error = f"nothing is kept under {query.key!r}"
+        except (TypeError, ValueError, OverflowError) as error:
+            answer.error = f"its value, a {type(value).__name__}, cannot be sent: {error}"
         else:
-            try:
-                answer.value, answer.found = task.keeper.state.lookup(query.state, query.key), True
-                wire.encode(answer)
-            except KeyError as error:
-                answer.error = str(error)
-            except (TypeError, ValueError, OverflowError) as error:
-                answer = wire.Answer(self.slot, self.generation, query.number, False,
-                                     error=f"its value cannot be sent: {error}")
-        self.tell_master(answer)
+            answer.value, answer.found = value, True
+        return answer
 
     def broken(self, task: Task, reason: str) -> None:
         """Tuples are missing, and nothing but a roll-back brings them again."""

@@ -228,6 +228,11 @@ def blob_name(topology: str, component: str, index: int, epoch: int, wave: int) 
     return f"{task_prefix(topology, component, index)}/{epoch:020d}-{wave:020d}"
 
 
+def wave_of(blob: str) -> int:
+    """The wave at which a blob of this name was made."""
+    return int(blob.rpartition("-")[2])
+
+
 def manifest_name(topology: str, epoch: int, wave: int) -> str:
     """With the epoch: what a master that was replaced still commits must neither overwrite nor outrank its successor's."""
     return f"{topology_prefix(topology)}/{epoch:020d}-{wave:020d}.manifest"

@@ -232,10 +232,11 @@ class TaskState:
         return counts
 
     def lookup(self, state_name: str, key: Any) -> Any:
-        """For people. A KeyError if the key has no entry, KeyNotOwned if it is another task's."""
+        """For people, whose key may have come over a wire, as a list. A KeyError if the key has no entry, KeyNotOwned if it
+        is another task's."""
         if state_name not in self.states:
             raise UnknownName(f"{self._label} has no state {state_name!r}; it has {', '.join(map(repr, self.states))}")
-        return self.states[state_name].peek(key)
+        return self.states[state_name].peek(_as_key(key))
 
 
 def open_states(component: Any, group_of: Callable[[Any], int], owned: Collection[int], key_groups: int, label: str,

@@ -1,0 +1,118 @@
+"""The coordinator of waves, driven by anything that may happen to it."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from millrace.control.waves import (
+    COMMIT,
+    IDLE,
+    INIT,
+    PREPARE,
+    RESEND_SECONDS,
+    ROLLBACK,
+    STORING,
+    Committed,
+    GivenUp,
+    Restored,
+    Send,
+    Step,
+    Store,
+    Waves,
+)
+from millrace.model.graph import TaskId
+from millrace.state.checkpoint import TaskRecord
+
+TASKS = [TaskId("lines", 0), TaskId("lines", 1), TaskId("count", 0)]
+KINDS = [INIT, PREPARE, COMMIT, ROLLBACK]
+
+
+class WaveStory(RuleBasedStateMachine):
+    """`prepared` and `done` are what tasks have said, kept apart from the coordinator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waves = Waves(interval=5.0, timeout=20.0)
+        self.now = 0.0
+        self.epoch = 1
+        self.prepared: dict[int, set[TaskId]] = {}
+        self.stored: list[int] = []
+        self.begun: list[int] = []
+        self.storing: int | None = None
+        self.take(self.waves.restore(TASKS, self.epoch, self.now))
+
+    def take(self, steps: list[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Send):
+                assert step.kind in KINDS and step.tasks == tuple(sorted(self.waves.waiting))
+                assert step.sweep == (step.kind == PREPARE)
+                if step.kind == PREPARE and step.wave not in self.begun:
+                    assert not self.begun or step.wave > self.begun[-1]  # no number is used twice
+                    self.begun.append(step.wave)
+            elif isinstance(step, Store):
+                assert self.prepared[step.wave] == set(TASKS)  # nothing is stored that a task has not prepared
+                assert [record.task for record in step.records] == sorted(TASKS)
+                self.storing = step.wave
+            elif isinstance(step, Committed):
+                assert self.stored[-1] == step.wave == self.waves.committed
+            elif isinstance(step, GivenUp):
+                assert step.wave != self.waves.committed
+            else:
+                assert isinstance(step, Restored) and step.wave == (self.stored[-1] if self.stored else 0)
+
+    @rule(seconds=st.floats(0.1, 30.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.take(self.waves.tick(self.now))
+
+    @rule(kind=st.sampled_from(KINDS), back=st.integers(-1, 2), task=st.sampled_from(TASKS),
+          error=st.sampled_from(["", "", "no"]))
+    def someone_answers(self, kind: str, back: int, task: TaskId, error: str) -> None:
+        """Of what is asked, of something long past, or of what nobody asked."""
+        wave = (self.waves.committed if kind == INIT else self.waves.wave) - back
+        if kind == PREPARE and not error and self.waves.phase == PREPARE and wave == self.waves.wave:
+            self.prepared.setdefault(wave, set()).add(task)
+        record = TaskRecord(task.component, task.index) if kind == PREPARE else None
+        self.take(self.waves.acked(kind, wave, task, record, error, self.now))
+
+    @rule()
+    def all_answer(self) -> None:
+        for task in TASKS:
+            self.someone_answers(self.waves.phase if self.waves.phase in KINDS else COMMIT, 0, task, "")
+
+    @precondition(lambda self: self.storing is not None)
+    @rule(error=st.sampled_from(["", "the store is away"]))
+    def the_store_answers(self, error: str) -> None:
+        wave, self.storing = self.storing, None
+        assert wave is not None
+        if not error and self.waves.phase == STORING and wave == self.waves.wave:
+            self.stored.append(wave)
+        self.take(self.waves.stored(wave, error, self.now))
+
+    @rule()
+    def it_goes_back(self) -> None:
+        self.epoch += 1
+        self.take(self.waves.restore(TASKS, self.epoch, self.now))
+
+    @invariant()
+    def it_is_always_clear_what_is_waited_for(self) -> None:
+        assert self.waves.phase in (IDLE, STORING) or self.waves.waiting
+        assert self.waves.committed == (self.stored[-1] if self.stored else 0)
+        assert self.waves.committed <= self.waves.wave
+
+    def teardown(self) -> None:
+        """Whatever has happened: if from now on everyone answers, a wave is committed."""
+        before = self.waves.committed
+        for _ in range(12):
+            self.all_answer()
+            if self.waves.phase == STORING:
+                self.storing = self.waves.wave
+                self.the_store_answers("")
+            self.time_passes(max(RESEND_SECONDS, self.waves.interval))
+        assert self.waves.committed > before
+
+
+WaveStory.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWaveStory = WaveStory.TestCase

@@ -1,0 +1,73 @@
+"""The plan of faults and what is measured, without Spark."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.bench.faults import KINDS, QUIET_SECONDS, Silence, TakenAway, broken_promise, plan_of_faults
+from millrace.errors import StoreUnreachable
+from millrace.runtime.directory_store import DirectoryStore
+
+GOOD = {"stuck": None, "guarantee": "exactly-once", "lost": 0, "wrong": 0, "beyond": 0, "repeated": 0, "counts_wrong": 0,
+        "counts_less": 0}
+
+
+@given(seed=st.integers())
+def test_the_seed_alone_decides_and_every_kind_comes_in_each_round(seed: int) -> None:
+    plan = list(islice(plan_of_faults(seed), 4 * len(KINDS)))
+    assert plan == list(islice(plan_of_faults(seed), 4 * len(KINDS)))
+    for start in range(0, len(plan), len(KINDS)):
+        assert {fault.kind for fault in plan[start : start + len(KINDS)]} == set(KINDS)
+    assert all(0 <= fault.quiet <= QUIET_SECONDS for fault in plan)
+
+
+def test_other_seeds_other_plans() -> None:
+    plans = [tuple(islice(plan_of_faults(seed), 5)) for seed in range(20)]
+    assert len(set(plans)) == 20
+    faults = list(islice(plan_of_faults(0), 80))
+    assert {fault.alone for fault in faults} == {True, False}
+
+
+def test_a_store_that_was_taken_away_is_not_made_anew(tmp_path: Path) -> None:
+    disk = TakenAway(tmp_path)
+    store = DirectoryStore(disk.path)
+    store.write("words/a", [b"kept"])
+    disk.take_away()
+    with pytest.raises(StoreUnreachable):
+        store.write("words/b", [b"refused"])
+    with pytest.raises(StoreUnreachable):
+        DirectoryStore(disk.path)
+    disk.bring_back()
+    assert store.read("words/a") == b"kept"
+    assert store.names("words/") == ["words/a"]
+
+
+def test_the_longest_silence() -> None:
+    silence = Silence()
+    silence.look(1, 0.0)  # before it begins to count
+    silence.go_on(10.0)
+    silence.look(5, 10.5)
+    silence.look(5, 12.0)
+    silence.look(6, 13.5)
+    assert silence.longest == 3.0
+    silence.pause(14.0)
+    silence.look(6, 100.0)
+    silence.go_on(100.0)
+    silence.look(7, 101.0)
+    assert silence.longest == 3.0
+    silence.pause(106.0)  # what has not ended yet counts
+    assert silence.longest == 5.0
+
+
+def test_what_each_guarantee_forbids() -> None:
+    assert broken_promise(GOOD) == ""
+    again = {**GOOD, "repeated": 3, "counts_wrong": 2, "beyond": 1}
+    assert broken_promise(again) == "repeated 3, beyond 1, counts_wrong 2"
+    assert broken_promise({**again, "guarantee": "at-least-once"}) == ""
+    assert broken_promise({**GOOD, "guarantee": "at-least-once", "lost": 1, "counts_less": 2}) == "lost 1, counts_less 2"
+    assert broken_promise({"stuck": "no wave", "guarantee": "exactly-once"}) == "no wave"
