@@ -10,7 +10,7 @@ import pytest
 import wave_parts as parts
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from wave_parts import AtLeast, Batched, Exact, NotReplayable, expected_counts, expected_rows
+from wave_parts import AtLeast, AtMost, Batched, Exact, NotReplayable, expected_counts, expected_rows
 
 from millrace.control.events import Paused, Resumed
 from millrace.control.waves import IDLE
@@ -415,6 +415,20 @@ def finish_at_least(cluster: LocalCluster) -> None:
     assert found.keys() == truth.keys()
     assert all(found[key] >= truth[key] for key in truth)
     assert {(key, number) for key, number, _ in parts.WRITTEN} == set(expected_rows(LIMIT, 1))
+
+
+def test_at_most_once_never_repeats_more_than_a_report_ago() -> None:
+    """State of the lost tasks goes back to the wave; the spouts do not."""
+    cluster = start(AtMost)
+    until_wave(cluster, 3, "atmost")
+    cluster.run(0.15)
+    sent = {task.name: task.component._next_position for task in tasks(cluster, "numbers")}
+    cluster.kill(0)
+    cluster.run_until(lambda: cluster.master.topologies["atmost"].status == "running")
+    for task in tasks(cluster, "numbers"):
+        assert task.component._next_position >= sent[task.name] - 150 - 32  # a tenth of a second, and a burst
+    counted = counts(cluster)
+    assert counted and all(counted[key] <= expected_counts(LIMIT, 1)[key] + 30 for key in counted)
 
 
 def test_at_least_once_without_faults_is_exact_and_goes_on_after_the_driver_died() -> None:

@@ -172,3 +172,11 @@ def expected_counts(limit: int, ways: int) -> dict[str, int]:
     for number in range(limit):
         found[f"k{number % KEYS}"] += ways
     return dict(found)
+
+
+class AtMost(Topology):
+    config: ClassVar[dict[str, Any]] = {**AtLeast.config, "topology.guarantee": "at-most-once"}
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    tally = Tally.spec(inputs={one: Grouping.fields("key")}, par=3)
+    ledger = Ledger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)

@@ -114,6 +114,7 @@ def leftovers(setup: WorkerSetup) -> list[Path]:
 def test_a_stop_in_good_order_leaves_nothing_behind(tmp_path: Path) -> None:
     with ForkedCluster(WORKERS, name=LEFTOVERS) as cluster:
         stream = AuditedStream(cluster.master, tmp_path)
+        stream.advance(100)
         cluster.kill(1)  # its socket's file stays for the master to remove
         stream.advance(500)
         setup, processes = cluster.setup(), list(cluster.processes.values())

@@ -185,7 +185,8 @@ def test_history_is_the_newest_last(cli: Cli, stream: AuditedStream) -> None:
 def test_move(cli: Cli, stream: AuditedStream) -> None:
     task, slot = split(stream)
     found = value(cli("move", str(task), str(1 - slot), "--json"))
-    assert found == {"topology": "audited", "task": "split[0]", "from": slot, "to": 1 - slot, "keyed": False}
+    assert found == {"topology": "audited", "task": "split[0]", "from": slot, "to": 1 - slot, "keyed": False,
+                     "waves": False}
     stream.until(lambda: split(stream)[1] == 1 - slot)
     assert value(cli("plan", "--json"))["topologies"]["audited"]["placement"]["split[0]"] == 1 - slot
     code, out, _ = cli("move", "split[0]", str(1 - slot), "--topology", "audited")

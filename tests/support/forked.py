@@ -20,6 +20,12 @@ class ForkedCluster(ProcessCluster):
         node = f"node{slot % self._nodes}" if self._nodes > 1 else ""
         self.processes[slot] = forked(run_worker_on, self.setup(), slot, node, self._apart)
 
+    def kill(self, slot: int) -> None:
+        """As the other's, but one that is dead already has been collected by the process that forked it."""
+        process = self.processes.pop(slot)
+        process.kill()
+        process.join()
+
 
 def forked(target: Callable[..., object], *arguments: Any) -> Any:
     """A process that runs `target`, started."""

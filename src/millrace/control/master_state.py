@@ -14,6 +14,7 @@ import msgspec
 from millrace.config import (
     ACKERS,
     AT_LEAST_ONCE,
+    AT_MOST_ONCE,
     EXACTLY_ONCE,
     GUARANTEE,
     MESSAGE_TIMEOUT,
@@ -449,10 +450,8 @@ class MasterState:
         anew = [task for task in topology.places if graph.exactly_once or self._rewinds(topology, task)]
         for task in anew:
             topology.places[task] = Place(topology.places[task].slot, topology.version)
-        if topology.checkpoint is not None:
-            topology.positions = dict(topology.checkpoint.positions())
-        elif graph.exactly_once:
-            topology.positions = {}
+        if not self._never_repeats(topology):
+            topology.positions = dict(topology.checkpoint.positions()) if topology.checkpoint is not None else {}
         topology.quiet, topology.starting, topology.closing = {}, {}, 0
         if topology.status in (RUNNING, PAUSED, STARTING):
             topology.status = STARTING
@@ -462,6 +461,10 @@ class MasterState:
         if topology.status == STOPPING and graph.exactly_once:
             said.append(Say(f"it ends as of wave {waves.committed}: --resume goes on from there", graph.name, "warning"))
         return said + self._waved(topology, waves.restore(tasks, topology.epoch, self._now))
+
+    def _never_repeats(self, topology: TopologyState) -> bool:
+        """At most once: a spout goes on from where it was last heard of, whatever state goes back."""
+        return bool(GUARANTEE.of(topology.graph.config) == AT_MOST_ONCE)
 
     def _rewinds(self, topology: TopologyState, task: TaskId) -> bool:
         """A spout that, at least once, sends again what came after the wave."""
@@ -616,7 +619,8 @@ class MasterState:
             return plain
         slots = {task: place.slot for task, place in topology.places.items()}
         blocks, holders = backups(topology.graph, slots, {slot: worker.node.name for slot, worker in self.workers.items()})
-        return replace(plain, positions=[], epoch=topology.epoch, blocks=blocks, holders=holders, attempt=topology.attempt,
+        positions = plain.positions if self._never_repeats(topology) else []  # others have theirs from the checkpoint
+        return replace(plain, positions=positions, epoch=topology.epoch, blocks=blocks, holders=holders, attempt=topology.attempt,
                        restore=(topology.waves.committed, topology.waves.committed_epoch))
 
 

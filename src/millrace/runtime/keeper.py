@@ -213,6 +213,8 @@ class Keeper:
         own, position = self._restored or (None, None)
         if own is not None:
             component.restore(own)
+        if self.task.name in self.task.topology.positions:  # at most once: it is there already
+            position = None
         if position is not None and isinstance(component, ReplayableSpout):
             component._next_position = position
             component.seek(position)

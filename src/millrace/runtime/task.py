@@ -318,6 +318,8 @@ class Task:
         elif not sweep or self.begins_waves:
             self._waves.append(mark)
             self.worker.ready(self)
+        else:  # it comes along the edges; what is held back for an earlier one, which a failure ended, would hold it up
+            self.give_up_wave(mark.wave - 1)
 
     begins_waves = False  # True for spouts: they have no input to wait for
 

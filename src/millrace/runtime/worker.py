@@ -6,6 +6,7 @@ Whoever drives it calls `assign`, `receive` and `step`; it sends through the `Pe
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -249,6 +250,7 @@ class Worker:
             self._end(task)
         elif task is not None:
             task.retiring = self.clock.now() + self.drain_limit
+            task.give_up_wave(sys.maxsize)  # those to come are its successor's: nothing may be held back for one any more
             self._retired.append(task)
             self.ready(task)
 

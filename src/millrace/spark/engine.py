@@ -89,9 +89,8 @@ class ResidentEngine:
         raise NotEnoughSlots(
             f"{here} of {self.slots} workers came up; {failed} of their Spark tasks failed"
             + (f" ({said[-1]})" if said else "") + f". Do the executors' Python environments have Millrace's dependencies "
-            f"(pyzmq, msgspec, pyarrow, numpy, hdrhistogram, lmdb, psutil, pyeclib), are there {self.slots} free cores, and can "
-            f"the executors reach "
-            f"{self.master.endpoint}? The executors' stderr has the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
+            f"(pyzmq, msgspec, pyarrow, numpy, hdrhistogram, lmdb, psutil, pyeclib), are there {self.slots} free cores, and "
+            f"can the executors reach {self.master.endpoint}? The executors' stderr has the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None,
