@@ -18,7 +18,7 @@ from redis_server import RedisServer, running_redis
 from typer.testing import CliRunner
 
 from millrace.cli.main import app
-from millrace.config import BACKUP_BLOCKS, CHECKPOINTS
+from millrace.config import BACKUP_BLOCKS, CHECKPOINTS, HEARTBEAT_TIMEOUT
 from millrace.errors import UnknownName
 from millrace.master.desk import ask
 from millrace.testing.processes import ProcessCluster
@@ -32,7 +32,9 @@ FURTHER = 200  # lines
 
 
 def cluster_on(store: str | None, slots: int = SLOTS) -> ProcessCluster:
-    return ForkedCluster(slots, nodes=slots, settings={CHECKPOINTS.key: store} if store else {})
+    """The death of a process is noticed at once: a heartbeat that is late on a busy machine is not to be a second fault."""
+    settings = {HEARTBEAT_TIMEOUT.key: SECONDS, **({CHECKPOINTS.key: store} if store else {})}
+    return ForkedCluster(slots, nodes=slots, settings=settings)
 
 
 def made_whole(cluster: ProcessCluster) -> ProcessCluster:
@@ -214,7 +216,6 @@ class AtRequest(StatefulStream):
             return self.waves.committed >= target and self.waves.phase == "idle" and self.state.status != "starting"
 
         self.until(asked_for)
-        self.waves.due = float("inf")
 
 
 def blobs_of(stream: StatefulStream) -> list[Path]:

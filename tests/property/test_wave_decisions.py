@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from millrace.control.waves import (
+    CLAIM,
     COMMIT,
     IDLE,
     INIT,
@@ -14,6 +15,7 @@ from millrace.control.waves import (
     RESEND_SECONDS,
     ROLLBACK,
     STORING,
+    Claim,
     Committed,
     GivenUp,
     Restored,
@@ -41,16 +43,20 @@ class WaveStory(RuleBasedStateMachine):
         self.stored: list[int] = []
         self.begun: list[int] = []
         self.storing: int | None = None
-        self.take(self.waves.restore(TASKS, self.epoch, self.now))
+        self.unclaimed = False
+        self.take(self.waves.restore(TASKS, self.epoch, True, self.now))
 
     def take(self, steps: list[Step]) -> None:
         for step in steps:
             if isinstance(step, Send):
                 assert step.kind in KINDS and step.tasks == tuple(sorted(self.waves.waiting))
                 assert step.sweep == (step.kind == PREPARE)
+                assert not self.unclaimed or step.kind != INIT  # nobody takes anything up before the store knows
                 if step.kind == PREPARE and step.wave not in self.begun:
                     assert not self.begun or step.wave > self.begun[-1]  # no number is used twice
                     self.begun.append(step.wave)
+            elif isinstance(step, Claim):
+                self.unclaimed = True
             elif isinstance(step, Store):
                 assert self.prepared[step.wave] == set(TASKS)  # nothing is stored that a task has not prepared
                 assert [record.task for record in step.records] == sorted(TASKS)
@@ -91,14 +97,20 @@ class WaveStory(RuleBasedStateMachine):
             self.stored.append(wave)
         self.take(self.waves.stored(wave, error, self.now))
 
-    @rule()
-    def it_goes_back(self) -> None:
-        self.epoch += 1
-        self.take(self.waves.restore(TASKS, self.epoch, self.now))
+    @precondition(lambda self: self.unclaimed)
+    @rule(error=st.sampled_from(["", "the store is away"]))
+    def the_store_knows(self, error: str) -> None:
+        self.unclaimed = bool(error)
+        self.take(self.waves.claimed(self.waves.committed, error, self.now))
+
+    @rule(claim=st.booleans())
+    def it_goes_back(self, claim: bool) -> None:
+        self.epoch, self.unclaimed = self.epoch + 1, False
+        self.take(self.waves.restore(TASKS, self.epoch, claim, self.now))
 
     @invariant()
     def it_is_always_clear_what_is_waited_for(self) -> None:
-        assert self.waves.phase in (IDLE, STORING) or self.waves.waiting
+        assert self.waves.phase in (IDLE, STORING, CLAIM) or self.waves.waiting
         assert self.waves.committed == (self.stored[-1] if self.stored else 0)
         assert self.waves.committed <= self.waves.wave
 
@@ -106,6 +118,8 @@ class WaveStory(RuleBasedStateMachine):
         """Whatever has happened: if from now on everyone answers, a wave is committed."""
         before = self.waves.committed
         for _ in range(12):
+            if self.unclaimed:
+                self.the_store_knows("")
             self.all_answer()
             if self.waves.phase == STORING:
                 self.storing = self.waves.wave

@@ -10,7 +10,7 @@ from typing import Any
 
 from millrace.api.grouping import stable_hash
 from millrace.api.topology import Topology
-from millrace.control.master_state import TopologyState
+from millrace.control.topology_state import TopologyState
 from millrace.control.waves import IDLE, Waves
 from millrace.master.service import Master
 from millrace.model.graph import graph_of

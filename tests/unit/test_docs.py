@@ -6,11 +6,13 @@ import ast
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from recording import attach, tuples
 
 import millrace
 from millrace.api.topology import Topology
@@ -42,9 +44,20 @@ def test_the_first_topology_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = LocalCluster(workers=2)
     cluster.submit(WordCount)
     cluster.run_until(lambda: sum(task.meters.executed for task in cluster.tasks("count")) >= 1000, seconds=1e6)
-    counted = sum(sum(task.component.counts.values()) for task in cluster.tasks("count"))  # type: ignore[attr-defined]
+    counted = sum(sum(task.component.state.values()) for task in cluster.tasks("count"))
     assert counted == sum(task.meters.executed for task in cluster.tasks("count"))
     assert graph_of(WordCount).name == "wordcount"
+
+
+def test_the_bolt_of_the_state_page_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("trips")
+    monkeypatch.setitem(sys.modules, "trips", module)
+    exec(blocks(ROOT / "docs" / "STATE.md")[0], vars(module))
+    bolt, recorder = attach(module.Trips)
+    for tup in tuples("car at", [["a", 1.0], ["b", 2.0], ["a", 3.0]]):
+        bolt.process(tup)
+    assert recorder.values() == [["a", 1], ["b", 1], ["a", 2]]
+    assert (bolt.trips["a"].stops, bolt.recent["a"]) == (2, [1.0, 3.0])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

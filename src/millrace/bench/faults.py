@@ -24,8 +24,8 @@ from rich.console import Console
 from millrace.api.grouping import stable_hash
 from millrace.bench.results import keep
 from millrace.config import AT_LEAST_ONCE, CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, HISTORY, NODE_BY, WAVE_INTERVAL
-from millrace.control.events import Moved
-from millrace.control.master_state import TopologyState
+from millrace.control.events import Moved, Say
+from millrace.control.topology_state import TopologyState
 from millrace.control.waves import IDLE, Waves
 from millrace.errors import MillraceError
 from millrace.runtime.checkpoint_store import CheckpointStore, open_store
@@ -126,6 +126,8 @@ class Soak:
         self.done: Counter[str] = Counter()
         self.recovery: dict[str, float] = {}  # the longest of each kind, in seconds
         self.sink, self.commits = Silence(), Silence()
+        self.troubles: list[str] = []  # why waves were given up
+        self._master.listeners.append(self._hear)
         self._breaks: dict[str, Callable[[Fault], None]] = {
             KILL_ONE: lambda fault: self._kill(fault, 1),
             KILL_TWO: lambda fault: self._kill(fault, 2),
@@ -170,7 +172,8 @@ class Soak:
         self.commits.pause(time.monotonic())
         self._running.pause()
         self._committed(2, "after the spouts were stopped")  # whoever is gone by now has been missed
-        self._wait(lambda: self._state.status == "paused" and self._master.state.drained(self._state), "while it was drained")
+        self._wait(lambda: self._state.status == "paused" and self._master.state.drained(self._state),
+                   "it did not come to rest")
         self._committed(1, "when all was worked off")
         return {task.index: position for task, position in self._running.positions().items()}
 
@@ -181,11 +184,12 @@ class Soak:
         self._wait(lambda: self.waves.committed >= target and self.waves.phase == IDLE and self._state.status != "starting",
                    f"no wave was committed {when}")
 
-    def _wait(self, condition: Callable[[], bool], when: str) -> None:
+    def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
         if not self._master.wait_until(lambda: self._look() or condition(), RECOVERY_SECONDS):
             said = "\n".join(event["text"] for event in list(self._master.events)[-20:])
-            raise Stuck(f"{when} within {RECOVERY_SECONDS:g} s; {NAME} is {self._state.status}, its wave is in phase "
-                        f"{self.waves.phase}; the master said:\n{said}")
+            waited = ", ".join(map(str, sorted(self.waves.waiting))) or "nobody"
+            raise Stuck(f"{otherwise} within {RECOVERY_SECONDS:g} s; {NAME} is {self._state.status}, its wave is in phase "
+                        f"{self.waves.phase} and waits for {waited}; the master said:\n{said}")
 
     def _pass(self, seconds: float) -> None:
         """Let time go by."""
@@ -197,6 +201,11 @@ class Soak:
         self.sink.look(self._running.observed().total("sink", "executed"), now)
         self.commits.look(self.waves.committed, now)
         return False
+
+    def _hear(self, said: Say) -> None:
+        """On the master's thread."""
+        if "is given up" in said.text:
+            self.troubles.append(said.text)
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
@@ -324,7 +333,8 @@ def run_faults(minutes: float, seed: int, guarantee: str, live: bool) -> dict[st
 
 def _measured(soak: Soak) -> dict[str, Any]:
     return {"faults": {kind: soak.done[kind] for kind in KINDS}, "waves": soak.waves.committed, "given_up": soak.waves.given_up,
-            "longest_gap_ms": round(soak.sink.longest * 1000), "longest_uncommitted_ms": round(soak.commits.longest * 1000),
+            "troubles": soak.troubles, "longest_gap_ms": round(soak.sink.longest * 1000),
+            "longest_uncommitted_ms": round(soak.commits.longest * 1000),
             "recovery_ms": {kind: round(seconds * 1000) for kind, seconds in soak.recovery.items()}}
 
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from millrace.api.topology import Topology
 from millrace.cli.show import dashboard
 from millrace.config import SETTINGS
-from millrace.control.master_state import check_settings
+from millrace.control.checks import check_settings
 from millrace.errors import MillraceError, NotTheAuthor, TopologyError
 from millrace.master.scheduling import OFF
 from millrace.model.graph import graph_of, resolve

@@ -7,27 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import msgspec
-
-from millrace.config import (
-    ACKERS,
-    AT_LEAST_ONCE,
-    AT_MOST_ONCE,
-    EXACTLY_ONCE,
-    GUARANTEE,
-    MESSAGE_TIMEOUT,
-    SETTINGS,
-    WAVE_INTERVAL,
-    WAVE_TIMEOUT,
-    unknown_settings,
-)
+from millrace.config import unknown_settings
 from millrace.control.assignment import Assignment, Place, TopologyAssignment, WorkerAddress, parts_of
-from millrace.control.backups import backup_shape, backups
+from millrace.control.backups import backups
+from millrace.control.checks import ackers_for, check_guarantee, check_settings, weak_points
 from millrace.control.events import (
     ChannelBroke,
-    CollectCheckpoints,
     Command,
     Distribute,
     Ended,
@@ -39,8 +26,6 @@ from millrace.control.events import (
     Replanned,
     Resumed,
     Say,
-    SendWave,
-    StoreManifest,
     Submitted,
     Ticked,
     WaveAcked,
@@ -48,71 +33,24 @@ from millrace.control.events import (
     WorkerLost,
     WorkerReported,
 )
-from millrace.control.waves import IDLE, INIT, Committed, GivenUp, Restored, Send, Step, Store, Waves
+from millrace.control.recovery import Recovery, never_repeats
+from millrace.control.topology_state import (
+    PAUSED,
+    RUNNING,
+    STARTING,
+    STOPPING,
+    WAITING,
+    TopologyState,
+    WorkerView,
+)
+from millrace.control.waves import CLAIM, INIT
 from millrace.errors import StalePlan, TopologyError, UnknownName, UnknownTopology
 from millrace.model.cluster import Cluster, Node, Slot
-from millrace.model.graph import ACKER, TaskId, TopologyGraph
-from millrace.model.plan import Plan
+from millrace.model.graph import ACKER, TaskId
 from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, key_groups_for
 from millrace.schedulers.even import Even
-from millrace.state.checkpoint import Manifest, fits
 
-WAITING, STARTING, RUNNING, PAUSED, STOPPING = "waiting", "starting", "running", "paused", "stopping"
 QUIET_REPORTS = 2  # reports in a row without anything in flight before a topology counts as drained
-
-
-@dataclass(slots=True)
-class WorkerView:
-    """A worker as the master sees it."""
-
-    address: WorkerAddress
-    executor: str
-    node: Node
-    revision: int = 0
-
-
-@dataclass(slots=True)
-class TopologyState:
-    """One topology. `places` holds only tasks that are on a live worker."""
-
-    number: int
-    graph: TopologyGraph
-    status: str = WAITING
-    version: int = 0
-    places: dict[TaskId, Place] = field(default_factory=dict)
-    homes: dict[TaskId, int] = field(default_factory=dict)  # where a task was first put: it goes back there
-    key_groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    positions: dict[TaskId, int] = field(default_factory=dict)
-    losses: int = 0
-    ready_at: int = 0  # revision that all workers must have carried out before the spouts start
-    paused: bool = False
-    deadline: float = 0.0
-    quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight
-    starting: dict[int, int] = field(default_factory=dict)  # slot -> tasks there that are not initialized yet
-    hosted: dict[str, frozenset[str]] = field(default_factory=dict)  # node -> components that have had a task there
-    epoch: int = 0
-    waves: Waves | None = None  # None: it has nothing to snapshot
-    checkpoint: Manifest | None = None  # the last one committed
-    moves: dict[TaskId, int] = field(default_factory=dict)  # asked for, and waiting for the wave under way
-    storing: Manifest | None = None  # the one being written
-    closing: int = 0  # it is being killed: the wave that must be committed before it ends
-    attempt: int = 0  # how often it has gone back in short succession because something was missing,
-    broke_at: float = float("-inf")  # and when it last did
-    troubled: str = ""  # why the last wave was given up, as people were told
-
-    @property
-    def plan(self) -> Plan:
-        return Plan(self.version, {task: place.slot for task, place in self.places.items()}, self.key_groups)
-
-    @property
-    def active(self) -> bool:
-        return self.status == RUNNING
-
-    def note_hosts(self, node_of: Mapping[int, str]) -> None:
-        for task, place in self.places.items():
-            node = node_of[place.slot]
-            if task.component not in self.hosted.get(node, frozenset()):
-                self.hosted[node] = self.hosted.get(node, frozenset()) | {task.component}
 
 
 class MasterState:
@@ -126,7 +64,7 @@ class MasterState:
         self.topologies: dict[str, TopologyState] = {}
         self.agents: dict[str, int] = {}  # node -> slot of the worker whose agent keeps the node's plan store
         self.revision = 0
-        self._now = 0.0  # as of the last tick
+        self._recovery = Recovery(self)
         self._numbers = 0
 
     def handle(self, event: Event) -> list[Command]:
@@ -152,11 +90,11 @@ class MasterState:
             case Ticked():
                 return self._ticked(event.now)
             case WaveAcked():
-                return self._wave_acked(event)
+                return self._recovery.acked(event)
             case ManifestStored():
-                return self._manifest_stored(event)
+                return self._recovery.stored(event)
             case ChannelBroke():
-                return self._channel_broke(event)
+                return self._recovery.broke(event)
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -174,7 +112,7 @@ class MasterState:
                 commands += self._place(topology)
             else:
                 commands += self._move_home(topology, event.slot)
-        return [*commands, self._distribute()]
+        return [*commands, self.distribute()]
 
     def _lost(self, event: WorkerLost) -> list[Command]:
         known = self.workers.get(event.slot)
@@ -191,7 +129,7 @@ class MasterState:
                 for task in gone:
                     del topology.places[task]
                 commands += self._place(topology)
-        return [*commands, self._distribute()]
+        return [*commands, self.distribute()]
 
     def _move_home(self, topology: TopologyState, slot: int) -> list[Command]:
         """Tasks that had to leave this slot go back, so that it is used again. Spouts and ackers stay where they are:
@@ -226,13 +164,13 @@ class MasterState:
 
     def _progress(self, topology: TopologyState, event: WorkerReported, in_flight: int) -> list[Command]:
         if (topology.status == STARTING and self._all_at(topology.ready_at) and not any(topology.starting.values())
-                and not (topology.waves is not None and topology.waves.phase == INIT)):
+                and not (topology.waves is not None and topology.waves.phase in (CLAIM, INIT))):
             topology.status = PAUSED if topology.paused else RUNNING
-            return [Say(f"all {len(topology.places)} tasks are up", topology.graph.name), self._distribute()]
+            return [Say(f"all {len(topology.places)} tasks are up", topology.graph.name), self.distribute()]
         if topology.status in (PAUSED, STOPPING) and event.revision >= topology.ready_at:
             topology.quiet[event.slot] = topology.quiet.get(event.slot, 0) + 1 if in_flight == 0 else 0
             if topology.status == STOPPING and self.drained(topology):
-                return self._close(topology)
+                return self._recovery.close(topology)
         return []
 
     def drained(self, topology: TopologyState) -> bool:
@@ -256,7 +194,7 @@ class MasterState:
         graph = replace(graph, ackers=ackers_for(graph, max(1, len(self.workers))))
         topology = TopologyState(self._numbers, graph)
         if graph.waves:
-            self._prepare_waves(topology, event)
+            self._recovery.prepare(topology, event)
         self.topologies[graph.name] = topology
         try:
             placed = self._place(topology)
@@ -270,18 +208,7 @@ class MasterState:
             text = (f"begins anew, though the store has checkpoints of it up to wave {event.after[1]}: with --resume it would "
                     "go on from them. They go when it has committed waves of its own")
             warned.append(Say(text, graph.name, "warning"))
-        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *unknown, *warned, *placed, self._distribute()]
-
-    def _prepare_waves(self, topology: TopologyState, event: Submitted) -> None:
-        """Epochs and waves are numbered on from what the store has, so that no name is ever used twice. A master's author
-        number is a time: epochs rise from run to run even where the store was emptied."""
-        graph, checkpoint = event.graph, event.checkpoint
-        if checkpoint is not None:
-            fits(checkpoint, graph)
-        topology.epoch, topology.checkpoint = max(self.author, event.after[0]), checkpoint
-        topology.waves = Waves(WAVE_INTERVAL.of(graph.config), WAVE_TIMEOUT.of(graph.config), event.after[1])
-        if checkpoint is not None:
-            topology.waves.committed, topology.waves.committed_epoch = checkpoint.wave, checkpoint.epoch
+        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *unknown, *warned, *placed, self.distribute()]
 
     def _set_paused(self, name: str, paused: bool) -> list[Command]:
         topology = self.topology(name)
@@ -291,187 +218,33 @@ class MasterState:
         if topology.status not in (RUNNING, PAUSED):
             return [Say("will be paused" if paused else "will run", name)]
         topology.status = PAUSED if paused else RUNNING
-        distribute = self._distribute()
+        distribute = self.distribute()
         topology.ready_at, topology.quiet = self.revision, {}
         return [Say("paused" if paused else "resumed", name), distribute]
 
     def _killed(self, event: Killed) -> list[Command]:
         topology = self.topology(event.name)
         if topology.status == WAITING:
-            return self._end(topology, "killed before it had a slot")
+            return self.end(topology, "killed before it had a slot")
         topology.status, topology.deadline, topology.quiet = STOPPING, event.now + event.wait, {}
-        distribute = self._distribute()
+        distribute = self.distribute()
         topology.ready_at = self.revision
         return [Say(f"spouts stop; up to {event.wait:g} s for what is in flight", event.name), distribute]
 
     def _ticked(self, now: float) -> list[Command]:
-        self._now = now
         late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]
-        commands = [command for topology in late for command in self._end(topology, "killed")]
-        for topology in list(self.topologies.values()):
-            waves = topology.waves
-            if waves is not None and topology.status != WAITING and not (topology.status == STARTING and waves.phase == IDLE):
-                commands += self._waved(topology, waves.tick(now))
-        return commands
+        commands = [command for topology in late for command in self.end(topology, "killed")]
+        return commands + self._recovery.tick(now)
 
-    def _end(self, topology: TopologyState, how: str) -> list[Command]:
+    def end(self, topology: TopologyState, how: str) -> list[Command]:
         del self.topologies[topology.graph.name]
-        return [Say(how, topology.graph.name), self._distribute(), Ended(topology.graph.name)]
+        return [Say(how, topology.graph.name), self.distribute(), Ended(topology.graph.name)]
 
     def topology(self, name: str) -> TopologyState:
         if name not in self.topologies:
             running = ", ".join(sorted(self.topologies)) or "none"
             raise UnknownTopology(f"no topology named {name!r} is running; running: {running}")
         return self.topologies[name]
-
-    # -- waves -------------------------------------------------------------------------------------------------------
-
-    def _wave_acked(self, event: WaveAcked) -> list[Command]:
-        topology = self._numbered(event.topology, event.epoch)
-        if topology is None or topology.waves is None:
-            return []
-        task = topology.graph.task(event.task)
-        place = topology.places.get(task)
-        if place is None or place.incarnation != event.incarnation:
-            return []
-        said: list[Command] = []
-        if event.error and event.kind == INIT:
-            said.append(Say(f"{task} cannot take up the state of wave {event.wave}: {event.error}", topology.graph.name,
-                            "error"))
-        return said + self._waved(topology, topology.waves.acked(event.kind, event.wave, task, event.record, event.error,
-                                                                 self._now))
-
-    def _manifest_stored(self, event: ManifestStored) -> list[Command]:
-        topology = self.topologies.get(event.name)
-        if topology is None or topology.waves is None or event.epoch != topology.epoch:
-            return []
-        steps = topology.waves.stored(event.wave, event.error, self._now)
-        if steps and not event.error:
-            topology.checkpoint, topology.storing = topology.storing, None
-        return self._waved(topology, steps)
-
-    def _channel_broke(self, event: ChannelBroke) -> list[Command]:
-        topology = self._numbered(event.topology, event.epoch)
-        if topology is None or not topology.graph.exactly_once or topology.status == WAITING:
-            return []
-        recent = self._now - topology.broke_at < MESSAGE_TIMEOUT.of(topology.graph.config)
-        topology.attempt, topology.broke_at = topology.attempt + 1 if recent else 1, self._now
-        topology.version += 1
-        return [Say(f"{event.reason}: back to the last committed wave", topology.graph.name, "warning"),
-                *self._go_back(topology), self._distribute()]
-
-    def _numbered(self, number: int, epoch: int) -> TopologyState | None:
-        """The topology of that number, if it is in that epoch."""
-        return next((topology for topology in self.topologies.values()
-                     if topology.number == number and topology.epoch == epoch), None)
-
-    def _waved(self, topology: TopologyState, steps: Sequence[Step]) -> list[Command]:
-        commands: list[Command] = []
-        for step in steps:
-            match step:
-                case Send():
-                    commands.append(self._send_wave(topology, step))
-                case Store():
-                    topology.storing = self._manifest(topology, step)
-                    commands.append(StoreManifest(topology.storing))
-                case Restored():
-                    if step.wave:
-                        commands.append(Say(f"every task has taken up the state of wave {step.wave}", topology.graph.name))
-                case Committed():
-                    commands += [CollectCheckpoints(topology.graph.name), *self._after_wave(topology)]
-                case GivenUp():
-                    commands += self._gave_up(topology, step)
-        return commands
-
-    def _send_wave(self, topology: TopologyState, send: Send) -> SendWave:
-        tasks: dict[int, list[int]] = {}
-        for task in send.tasks:
-            if task in topology.places:
-                tasks.setdefault(topology.places[task].slot, []).append(topology.graph.number(task))
-        return SendWave(topology.number, topology.epoch, send, {slot: tuple(found) for slot, found in sorted(tasks.items())})
-
-    def _manifest(self, topology: TopologyState, store: Store) -> Manifest:
-        """What the tasks have told, put together with what has not changed since the last checkpoint."""
-        graph, before = topology.graph, topology.checkpoint
-        told = {(record.component, record.index): record for record in store.records}
-        records = []
-        for component in graph.components:
-            chains = before.chains(component.name) if before is not None else {}
-            kept = before.blocks(component.name) if before is not None else {}
-            for index in range(component.par):
-                chains.update(told[component.name, index].chains)
-                kept.update(told[component.name, index].blocks)
-            owners = topology.key_groups.get(component.name, ())
-            for index in range(component.par):
-                own = {group: chain for group, chain in chains.items() if group < len(owners) and owners[group] == index}
-                record = told[component.name, index]
-                blobs = {ref.blob for chain in own.values() for ref in chain} | ({record.own.blob} if record.own else set())
-                records.append(msgspec.structs.replace(record, chains=own,
-                                                       blocks={blob: kept[blob] for blob in blobs if blob in kept}))
-        return Manifest(graph.name, store.wave, topology.epoch, graph.key_groups,
-                        {component.name: component.par for component in graph.components}, records, self._now)
-
-    def _after_wave(self, topology: TopologyState) -> list[Command]:
-        waves = topology.waves
-        assert waves is not None
-        topology.troubled = ""
-        if topology.closing and waves.committed >= topology.closing:
-            return self._end(topology, "drained, and its last wave is committed")
-        return self._move_now(topology)
-
-    def _gave_up(self, topology: TopologyState, step: GivenUp) -> list[Command]:
-        """Said once until a wave is committed again: a store that is away for an hour is one piece of news."""
-        news: list[Command] = []
-        first, topology.troubled = not topology.troubled, step.reason
-        if first:
-            news.append(Say(f"wave {step.wave} is given up, and the stream goes on: {step.reason}", topology.graph.name,
-                            "warning"))
-        return news + self._move_now(topology)
-
-    def _close(self, topology: TopologyState) -> list[Command]:
-        """Everything has been worked off. What its sinks have got since the last wave is not visible yet: one more."""
-        waves = topology.waves
-        if waves is None:
-            return self._end(topology, "drained")
-        if not topology.closing:
-            topology.closing = waves.wave + 1
-            waves.due = self._now
-            return self._waved(topology, waves.tick(self._now))
-        return []
-
-    def _go_back(self, topology: TopologyState) -> list[Command]:
-        """To the last committed wave, under the version just begun. Exactly once: every task starts anew in a new epoch.
-        At least once: only what was lost or moved takes up its state of then, and spouts send again what came after it."""
-        waves = topology.waves
-        assert waves is not None
-        graph = topology.graph
-        if graph.exactly_once:
-            topology.epoch += 1
-        anew = [task for task in topology.places if graph.exactly_once or self._rewinds(topology, task)]
-        for task in anew:
-            topology.places[task] = Place(topology.places[task].slot, topology.version)
-        if not self._never_repeats(topology):
-            topology.positions = dict(topology.checkpoint.positions()) if topology.checkpoint is not None else {}
-        topology.quiet, topology.starting, topology.closing = {}, {}, 0
-        if topology.status in (RUNNING, PAUSED, STARTING):
-            topology.status = STARTING
-        topology.ready_at = self.revision + 1
-        tasks = [task for task in graph.tasks() if task.component != ACKER]
-        said: list[Command] = []
-        if topology.status == STOPPING and graph.exactly_once:
-            said.append(Say(f"it ends as of wave {waves.committed}: --resume goes on from there", graph.name, "warning"))
-        return said + self._waved(topology, waves.restore(tasks, topology.epoch, self._now))
-
-    def _never_repeats(self, topology: TopologyState) -> bool:
-        """At most once: a spout goes on from where it was last heard of, whatever state goes back."""
-        return bool(GUARANTEE.of(topology.graph.config) == AT_MOST_ONCE)
-
-    def _rewinds(self, topology: TopologyState, task: TaskId) -> bool:
-        """A spout that, at least once, sends again what came after the wave."""
-        if task.component == ACKER or GUARANTEE.of(topology.graph.config) != AT_LEAST_ONCE:
-            return False
-        component = topology.graph.component(task.component)
-        return component.kind == "spout" and component.movable
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -491,7 +264,7 @@ class MasterState:
             return [Say(f"{event.task} is on worker {event.slot} already", event.name)]
         self._check_movable(topology)
         return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name),
-                *self._enact(topology, {event.task: event.slot}), self._distribute()]
+                *self._enact(topology, {event.task: event.slot}), self.distribute()]
 
     def _replanned(self, event: Replanned) -> list[Command]:
         """All plans or none: they were made together. A plan that was made for another one than that in force, or for
@@ -517,7 +290,7 @@ class MasterState:
             if moves:
                 commands.append(Say(f"{_tasks(sorted(moves))} moved to {_slots(moves.values())}: {event.reason}", name))
                 commands += self._enact(topology, moves)
-        return [*commands, self._distribute()] if commands else []
+        return [*commands, self.distribute()] if commands else []
 
     def _check_movable(self, topology: TopologyState) -> None:
         if topology.status not in (STARTING, RUNNING, PAUSED):
@@ -529,24 +302,12 @@ class MasterState:
         for task, slot in moves.items():
             topology.homes[task] = slot
         if topology.waves is not None:
-            topology.moves.update(moves)
-            return self._waved(topology, topology.waves.begin(self._now)) if topology.status != STARTING else []
+            return self._recovery.move(topology, moves)
         topology.version += 1
         for task, slot in moves.items():
             topology.places[task] = Place(slot, topology.version)
         topology.quiet = {}
         return []
-
-    def _move_now(self, topology: TopologyState) -> list[Command]:
-        """The wave that moves waited for is over."""
-        moves = {task: slot for task, slot in topology.moves.items() if slot in self.workers and task in topology.places}
-        topology.moves = {}
-        if not moves or topology.status == STOPPING:
-            return []
-        topology.version += 1
-        for task, slot in moves.items():
-            topology.places[task] = Place(slot, topology.version)
-        return [*self._go_back(topology), self._distribute()]
 
     def _appoint(self) -> None:
         """Every node has one agent: the same as long as it lives, then the worker with the lowest slot."""
@@ -588,9 +349,9 @@ class MasterState:
         if topology.status == WAITING:
             topology.status, topology.ready_at = STARTING, self.revision + 1
         placed = Say(f"{_tasks(homeless)} placed on {_slots(placement[task] for task in homeless)}", name)
-        return [placed, *self._go_back(topology)] if topology.waves is not None else [placed]
+        return [placed, *self._recovery.go_back(topology)] if topology.waves is not None else [placed]
 
-    def _distribute(self) -> Distribute:
+    def distribute(self) -> Distribute:
         self.revision += 1
         return self.distribution()
 
@@ -619,51 +380,15 @@ class MasterState:
             return plain
         slots = {task: place.slot for task, place in topology.places.items()}
         blocks, holders = backups(topology.graph, slots, {slot: worker.node.name for slot, worker in self.workers.items()})
-        positions = plain.positions if self._never_repeats(topology) else []  # others have theirs from the checkpoint
-        return replace(plain, positions=positions, epoch=topology.epoch, blocks=blocks, holders=holders, attempt=topology.attempt,
-                       restore=(topology.waves.committed, topology.waves.committed_epoch))
+        positions = plain.positions if never_repeats(topology.graph) else []  # others have theirs from the checkpoint
+        return replace(plain, positions=positions, epoch=topology.epoch, attempt=topology.attempt, blocks=blocks,
+                       holders=holders, restore=_restore_point(topology))
 
 
-def check_settings(graph: TopologyGraph) -> None:
-    """`TopologyError` for a value that a worker would choke on: better here than in every worker at once."""
-    for conf in (graph.config, *(component.config for component in graph.components)):
-        for setting in SETTINGS:
-            setting.of(conf)
 
-
-def check_guarantee(graph: TopologyGraph) -> None:
-    """`TopologyError` for a guarantee that the topology's spouts cannot keep."""
-    backup_shape(graph)
-    if graph.exactly_once:
-        stuck = [spout.name for spout in graph.spouts if not spout.movable]
-        if stuck:
-            raise TopologyError(f"{graph.name!r} asks for {EXACTLY_ONCE}, and {', '.join(stuck)} cannot be read again from a "
-                                "position: derive it from ReplayableSpout (GeneratorSpout, FileSpout and RedisLogSpout are), "
-                                f"or set {GUARANTEE.key} to {AT_LEAST_ONCE}")
-
-
-def weak_points(graph: TopologyGraph) -> list[str]:
-    """What the guarantee does not cover, for people to know."""
-    found = []
-    if graph.exactly_once:
-        plain = [bolt.name for bolt in graph.bolts if not graph.downstream(bolt.name) and not bolt.commits]
-        if plain:
-            found.append(f"not part of the two-phase commit: {', '.join(plain)}; what they write outside, if anything, may be "
-                         "written again after a failure")
-    elif graph.waves and GUARANTEE.of(graph.config) == AT_LEAST_ONCE:
-        stuck = [spout.name for spout in graph.spouts if not spout.movable]
-        if stuck:
-            found.append(f"{', '.join(stuck)} cannot be read again: state that is lost with a worker goes back to the last "
-                         "wave, and what came since is missing from it")
-    return found
-
-
-def ackers_for(graph: TopologyGraph, workers: int) -> int:
-    """How many acker tasks a topology gets: as many as it says, or one for each worker; none without tracking."""
-    if GUARANTEE.of(graph.config) != AT_LEAST_ONCE:
-        return 0
-    asked = ACKERS.of(graph.config)
-    return workers if asked is None else int(asked)
+def _restore_point(topology: TopologyState) -> tuple[int, int, int]:
+    found = topology.checkpoint
+    return (found.wave, found.wave_epoch, found.epoch) if found is not None else (0, 0, 0)
 
 
 def _share(node: Node, workers: int, all_workers: int) -> Node:

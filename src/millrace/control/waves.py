@@ -1,5 +1,6 @@
 """The waves of one topology, decided: when one begins, whose word it waits for, when it is committed or given up.
 
+    CLAIM     a new epoch is entered in the store                            (written: INIT)
     INIT      every task takes up the state of the last committed wave       (all acked: the spouts may run)
     PREPARE   every task snapshots, at the same point of the stream          (all acked: the manifest is written)
     COMMIT    the manifest is written: sinks make visible what they prepared (all acked: the next wave may come)
@@ -18,7 +19,7 @@ from millrace.model.graph import TaskId
 from millrace.state.checkpoint import TaskRecord
 
 PREPARE, COMMIT, ROLLBACK, INIT = "prepare", "commit", "rollback", "init"
-IDLE, STORING = "idle", "store"  # phases beside those that bear the name of what is being sent
+IDLE, STORING, CLAIM = "idle", "store", "claim"  # phases beside those that bear the name of what is being sent
 RESEND_SECONDS = 1.0
 
 
@@ -44,6 +45,11 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Enter the new epoch in the store."""
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
     """Every task has taken up its state."""
 
@@ -61,7 +67,7 @@ class GivenUp:
     reason: str
 
 
-Step = Send | Store | Restored | Committed | GivenUp
+Step = Send | Store | Claim | Restored | Committed | GivenUp
 
 
 @dataclass(slots=True)
@@ -85,10 +91,20 @@ class Waves:
     took: float = 0.0  # seconds from the beginning of the last committed wave to its commit
     given_up: int = 0
 
-    def restore(self, tasks: Iterable[TaskId], epoch: int, now: float) -> list[Step]:
-        """The tasks start, anew or for the first time: they wait for INIT. Whatever was going on is over."""
+    def restore(self, tasks: Iterable[TaskId], epoch: int, claim: bool, now: float) -> list[Step]:
+        """The tasks start, anew or for the first time: they wait for INIT. Whatever was going on is over. `claim`: nothing is
+        thrown away before the store knows of the new epoch."""
         self.tasks, self.epoch = tuple(tasks), epoch
-        self.records = {}
+        self.records, self.waiting = {}, set()
+        if not claim:
+            return [self._send(INIT, now)]
+        self.phase, self.sent = CLAIM, now
+        return [Claim()]
+
+    def claimed(self, wave: int, error: str, now: float) -> list[Step]:
+        """The epoch is entered in the store, or could not be: it is tried again."""
+        if self.phase != CLAIM or wave != self.committed or error:
+            return []
         return [self._send(INIT, now)]
 
     def begin(self, now: float) -> list[Step]:
@@ -105,9 +121,12 @@ class Waves:
         if self.phase == PREPARE and now - self.began >= self.timeout:
             late = ", ".join(map(str, sorted(self.waiting)[:5]))
             return self.give_up(f"not prepared within {self.timeout:g} s: {late}", now)
-        if self.phase != STORING and now - self.sent >= RESEND_SECONDS:
-            return [self._again(now)]
-        return []
+        if self.phase == STORING or now - self.sent < RESEND_SECONDS:
+            return []
+        if self.phase == CLAIM:
+            self.sent = now
+            return [Claim()]
+        return [self._again(now)]
 
     def acked(self, kind: str, wave: int, task: TaskId, record: TaskRecord | None, error: str, now: float) -> list[Step]:
         """A task's word. Only of what is being asked, and in order: anything else is late or a repetition."""

@@ -17,7 +17,7 @@ import msgspec
 from millrace.api.grouping import stable_hash
 from millrace.config import CHECKPOINTS
 from millrace.control.events import ManifestStored, Submitted
-from millrace.control.master_state import TopologyState
+from millrace.control.topology_state import TopologyState
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.master.state_home import state_home
 from millrace.model.graph import TaskId, TopologyGraph

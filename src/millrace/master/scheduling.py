@@ -13,7 +13,7 @@ from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD
 from millrace.control.estimators import Estimator, EstimatorParameters, make_estimator
 from millrace.control.events import Replanned, Say
 from millrace.control.generator import ENACTED, Choice, Decision, Generator, Policy
-from millrace.control.master_state import PAUSED, RUNNING, TopologyState
+from millrace.control.topology_state import PAUSED, RUNNING, TopologyState
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed
 from millrace.master.history import History, default_history_url
 from millrace.master.monitor import LoadMonitor, WorkerMeters

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millrace.control.master_state import MasterState, TopologyState
+from millrace.control.master_state import MasterState
+from millrace.control.topology_state import TopologyState
 from millrace.master.observed import TopologyObserved, percentiles
 from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load

@@ -168,13 +168,13 @@ class Keeper:
 
     def load(self, done: Callable[[BaseException | None], None]) -> None:
         """On the loop: bring back what the task had at the wave that the plan names."""
-        wave, epoch = self.task.topology.restore
+        wave, _, manifest_epoch = self.task.topology.restore
         failed: list[BaseException] = []
 
         def read() -> None:
             try:
                 if wave:
-                    self._read(self.task.worker.vault.manifest(self.task.topology.graph.name, epoch, wave))
+                    self._read(self.task.worker.vault.manifest(self.task.topology.graph.name, manifest_epoch, wave))
             except Exception as error:
                 failed.append(error)
 
@@ -209,7 +209,7 @@ class Keeper:
 
     def take_up(self) -> None:
         """Where the task runs, after `initialize`: tell the component what was brought back."""
-        component, (wave, epoch) = self.task.component, self.task.topology.restore
+        component, (wave, epoch, _) = self.task.component, self.task.topology.restore
         own, position = self._restored or (None, None)
         if own is not None:
             component.restore(own)
@@ -221,9 +221,9 @@ class Keeper:
         if self.task.commits:
             component.recover(wave, epoch)
 
-    def initialized(self) -> None:
-        wave, epoch = self.task.topology.restore
-        self.answer(WaveMark(INIT, wave, epoch))
+    def initialized(self, error: str = "") -> None:
+        wave, epoch, _ = self.task.topology.restore
+        self.answer(WaveMark(INIT, wave, epoch), error=error)
 
     # -- answers -------------------------------------------------------------------------------------------------------
 

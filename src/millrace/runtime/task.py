@@ -90,6 +90,7 @@ class Task:
         self._waves: deque[wire.WaveMark] = deque()  # asked for, and waiting until the task is free
         self._pieces: dict[int, tuple[bool, bytes]] = {}  # of the snapshot being taken
         self._wave_error: BaseException | None = None
+        self._may_take_up = self._loaded_early = False  # a sink throws nothing away before the master says INIT
         self._start_error: BaseException | None = None
         self._retry_seconds = FIRST_RETRY_SECONDS
 
@@ -141,6 +142,8 @@ class Task:
         self._start_error = error
         if error is not None:
             self._start_again()
+        elif self.commits and not self._may_take_up:
+            self._loaded_early = True
         else:
             self.on_own_thread(self._take_up, self._taken_up)
 
@@ -166,8 +169,7 @@ class Task:
         assert self._start_error is not None
         self.worker.start_failed(self, self._start_error)
         if self.topology.graph.waves:
-            wave, epoch = self.topology.restore
-            self.keeper.answer(wire.WaveMark(INIT, wave, epoch), error=describe(self._start_error))
+            self.keeper.initialized(describe(self._start_error))
         self.worker.timers.at(self.worker.clock.now() + self._retry_seconds, self.begin)
         self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
 
@@ -310,8 +312,12 @@ class Task:
         if self.keeper.answers_again(mark) or mark in self._waves:
             return
         if mark.kind == INIT:
+            self._may_take_up = True
             if self.started:  # others take up what they had at that wave; this one has gone on from there
                 self.keeper.answer(mark)
+            elif self._loaded_early:
+                self._loaded_early = False
+                self.on_own_thread(self._take_up, self._taken_up)
         elif mark.kind == ROLLBACK:
             self.give_up_wave(mark.wave)
             self.keeper.answer(mark)

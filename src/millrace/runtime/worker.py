@@ -22,6 +22,7 @@ from millrace.config import (
 from millrace.control.acking import Ledger
 from millrace.control.assignment import Assignment, WorkerAddress, change
 from millrace.control.stamp import Stamp
+from millrace.control.waves import INIT
 from millrace.errors import MillraceError, UnknownName
 from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime import wire
@@ -98,6 +99,7 @@ class Worker:
         self._highest = 0  # number of the topology that was submitted last, as far as is known here
         self._alive: set[int] = set()  # of all topologies, also those that have no task here
         self._early: deque[tuple[float, Any]] = deque()  # acks and roots for a topology that is not known here yet
+        self._early_waves: dict[int, wire.Wave] = {}  # by topology: INITs that came before the plan
         self._newest = 0  # generation of the worker that joined last, as far as is known here
         self._ready: deque[Task] = deque()
         self._retired: list[Task] = []
@@ -200,6 +202,10 @@ class Worker:
                     self.ready(task)
         for task in self._retired:
             self.ready(task)
+        early_waves, self._early_waves = self._early_waves, {}
+        for number, wave in early_waves.items():
+            if number in self.topologies:
+                self.on_wave(wave)
         early, self._early = self._early, deque()
         for since, message in early:
             self._on_tracking(message, since)
@@ -277,9 +283,14 @@ class Worker:
     # -- waves -------------------------------------------------------------------------------------------------------
 
     def on_wave(self, wave: wire.Wave) -> None:
-        """The master's word to some tasks here. Of another epoch: it has been overtaken, or comes again."""
+        """The master's word to some tasks here. Of an epoch before: it has been overtaken. Of one to come: an INIT waits for
+        the plan, anything else comes again."""
         run = self.topologies.get(wave.topology)
-        if run is None or run.epoch != wave.epoch:
+        if run is None or run.epoch < wave.epoch:
+            if wave.mark.kind == INIT:
+                self._early_waves[wave.topology] = wave
+            return
+        if run.epoch > wave.epoch:
             return
         for number in wave.tasks:
             task = run.tasks.get(number)

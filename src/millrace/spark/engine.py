@@ -88,9 +88,10 @@ class ResidentEngine:
         said = [event["text"] for event in self.master.events if event["level"] == "warning"]
         raise NotEnoughSlots(
             f"{here} of {self.slots} workers came up; {failed} of their Spark tasks failed"
-            + (f" ({said[-1]})" if said else "") + f". Do the executors' Python environments have Millrace's dependencies "
+            + (f" ({said[-1]})" if said else "") + ". Do the executors' Python environments have Millrace's dependencies "
             f"(pyzmq, msgspec, pyarrow, numpy, hdrhistogram, lmdb, psutil, pyeclib), are there {self.slots} free cores, and "
-            f"can the executors reach {self.master.endpoint}? The executors' stderr has the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
+            f"can the executors reach {self.master.endpoint}? The executors' stderr has the reason; MILLRACE_SPARK_LOG=info "
+            "shows Spark's own log.")
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None,

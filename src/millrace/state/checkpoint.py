@@ -74,7 +74,8 @@ class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
-    """A topology at a wave: all that is needed to go back to it."""
+    """A topology at a wave: all that is needed to go back to it. `epoch` is the one that has entered it in the store;
+    `wave_epoch` the one in which its tasks prepared it, an earlier one if `epoch` began with it."""
 
     topology: str
     wave: int
@@ -83,6 +84,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     parallelism: dict[str, int]
     records: list[TaskRecord]
     at: float
+    wave_epoch: int = 0
 
     def encode(self) -> bytes:
         """Refuses what could not be restored: better that a wave is not committed than that it only looks so."""

@@ -8,6 +8,7 @@ import pytest
 
 from millrace.api.grouping import Grouping
 from millrace.control.assignment import Assignment, Place, TopologyAssignment, WorkerAddress
+from millrace.control.checks import ackers_for
 from millrace.control.events import (
     Command,
     Distribute,
@@ -23,7 +24,7 @@ from millrace.control.events import (
     WorkerLost,
     WorkerReported,
 )
-from millrace.control.master_state import MasterState, ackers_for
+from millrace.control.master_state import MasterState
 from millrace.errors import TopologyError, UnknownTopology
 from millrace.model.cluster import Node
 from millrace.model.graph import ACKER, ComponentDef, Input, StreamDef, TaskId, TopologyGraph

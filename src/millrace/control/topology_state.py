@@ -1,0 +1,69 @@
+"""What the master knows of one worker and of one topology."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from millrace.control.assignment import Place, WorkerAddress
+from millrace.control.waves import Waves
+from millrace.model.cluster import Node
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.plan import Plan
+from millrace.state.checkpoint import Manifest
+
+WAITING, STARTING, RUNNING, PAUSED, STOPPING = "waiting", "starting", "running", "paused", "stopping"
+
+
+@dataclass(slots=True)
+class WorkerView:
+    """A worker as the master sees it."""
+
+    address: WorkerAddress
+    executor: str
+    node: Node
+    revision: int = 0
+
+
+@dataclass(slots=True)
+class TopologyState:
+    """One topology. `places` holds only tasks that are on a live worker."""
+
+    number: int
+    graph: TopologyGraph
+    status: str = WAITING
+    version: int = 0
+    places: dict[TaskId, Place] = field(default_factory=dict)
+    homes: dict[TaskId, int] = field(default_factory=dict)  # where a task was first put: it goes back there
+    key_groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    positions: dict[TaskId, int] = field(default_factory=dict)
+    losses: int = 0
+    ready_at: int = 0  # revision that all workers must have carried out before the spouts start
+    paused: bool = False
+    deadline: float = 0.0
+    quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight
+    starting: dict[int, int] = field(default_factory=dict)  # slot -> tasks there that are not initialized yet
+    hosted: dict[str, frozenset[str]] = field(default_factory=dict)  # node -> components that have had a task there
+    epoch: int = 0
+    waves: Waves | None = None  # None: it has nothing to snapshot
+    checkpoint: Manifest | None = None  # the last one committed
+    moves: dict[TaskId, int] = field(default_factory=dict)  # asked for, and waiting for the wave under way
+    storing: Manifest | None = None  # the one being written
+    closing: int = 0  # it is being killed: the wave that must be committed before it ends
+    attempt: int = 0  # how often it has gone back in short succession because something was missing,
+    broke_at: float = float("-inf")  # and when it last did
+    troubled: str = ""  # why the last wave was given up, as people were told
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(self.version, {task: place.slot for task, place in self.places.items()}, self.key_groups)
+
+    @property
+    def active(self) -> bool:
+        return self.status == RUNNING
+
+    def note_hosts(self, node_of: Mapping[int, str]) -> None:
+        for task, place in self.places.items():
+            node = node_of[place.slot]
+            if task.component not in self.hosted.get(node, frozenset()):
+                self.hosted[node] = self.hosted.get(node, frozenset()) | {task.component}
