@@ -248,7 +248,7 @@ class Chaos:
         self.cluster.cut.clear()
 
 
-@settings(settings.get_profile("cluster"), max_examples=30)
+@settings(settings.get_profile("cluster"), max_examples=20)
 @given(st.sampled_from([Rows, Arrow, Threads, Narrow]), st.lists(ACTIONS, min_size=1, max_size=8))
 def test_whatever_happens_to_workers_and_frames_nothing_is_lost(
         topology: type[Topology], schedule: list[tuple[str, int, int]]) -> None:

@@ -45,7 +45,7 @@ def check(name: str, situations: st.SearchStrategy[Situation], rule: Callable[[S
     """Try the rule on many situations."""
     scheduler = made(name)
 
-    @settings(max_examples=25 if name in SLOW else 60)
+    @settings(max_examples=15 if name in SLOW else 35)
     @given(situations)
     def tried(situation: Situation) -> None:
         rule(scheduler, situation)

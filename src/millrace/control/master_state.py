@@ -43,7 +43,6 @@ from millrace.control.topology_state import (
     TopologyState,
     WorkerView,
 )
-from millrace.control.waves import CLAIM, INIT
 from millrace.errors import StalePlan, TopologyError, UnknownName, UnknownTopology
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import ACKER, TaskId
@@ -163,15 +162,18 @@ class MasterState:
         return commands
 
     def _progress(self, topology: TopologyState, event: WorkerReported, in_flight: int) -> list[Command]:
-        if (topology.status == STARTING and self._all_at(topology.ready_at) and not any(topology.starting.values())
-                and not (topology.waves is not None and topology.waves.phase in (CLAIM, INIT))):
-            topology.status = PAUSED if topology.paused else RUNNING
-            return [Say(f"all {len(topology.places)} tasks are up", topology.graph.name), self.distribute()]
+        if (topology.status == STARTING and topology.waves is None and self._all_at(topology.ready_at)
+                and not any(topology.starting.values())):
+            return self.all_up(topology)
         if topology.status in (PAUSED, STOPPING) and event.revision >= topology.ready_at:
             topology.quiet[event.slot] = topology.quiet.get(event.slot, 0) + 1 if in_flight == 0 else 0
             if topology.status == STOPPING and self.drained(topology):
                 return self._recovery.close(topology)
         return []
+
+    def all_up(self, topology: TopologyState) -> list[Command]:
+        topology.status = PAUSED if topology.paused else RUNNING
+        return [Say(f"all {len(topology.places)} tasks are up", topology.graph.name), self.distribute()]
 
     def drained(self, topology: TopologyState) -> bool:
         """Its spouts have stopped and nothing that they sent is left anywhere."""

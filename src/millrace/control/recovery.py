@@ -127,8 +127,7 @@ class Recovery:
                     topology.storing = _manifest(topology, step)
                     commands.append(StoreManifest(topology.storing))
                 case Restored():
-                    if step.wave:
-                        commands.append(Say(f"every task has taken up the state of wave {step.wave}", topology.graph.name))
+                    commands += self._restored(topology, step.wave)
                 case Committed():
                     commands += [CollectCheckpoints(topology.graph.name), *self._committed(topology)]
                 case GivenUp():
@@ -136,6 +135,13 @@ class Recovery:
                                                                        f"{step.reason}")
                     commands += self._move_now(topology)
         return commands
+
+    def _restored(self, topology: TopologyState, wave: int) -> list[Command]:
+        """Every task has said so itself, so nothing else has to be waited for."""
+        said: list[Command] = []
+        if wave:
+            said.append(Say(f"every task has taken up the state of wave {wave}", topology.graph.name))
+        return said + self._master.all_up(topology) if topology.status == STARTING else said
 
     def _committed(self, topology: TopologyState) -> list[Command]:
         assert topology.waves is not None

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import lmdb
 import pytest
+from forked import forked
 
 from millrace.control.stamp import Stamp
 from millrace.errors import MillraceError
 from millrace.runtime.plan_store import KEPT, MAP_SIZE, PART_LIMIT, PlanStore
-
-SPAWN = multiprocessing.get_context("spawn")
 
 
 def part_of(stamp: Stamp) -> bytes:
@@ -210,9 +209,8 @@ def write_for_ever(directory: Path, author: int, told: Connection) -> None:
 def test_a_writer_that_is_killed_leaves_a_whole_newest_record(tmp_path: Path, writes: int) -> None:
     reader = PlanStore(tmp_path, writer=False)
     for author in (1, 2, 3):  # each takes over what the one before left
-        here, there = SPAWN.Pipe(duplex=False)
-        process = SPAWN.Process(target=write_for_ever, args=(tmp_path, author, there), daemon=True)
-        process.start()
+        here, there = multiprocessing.Pipe(duplex=False)
+        process = forked(write_for_ever, tmp_path, author, there)
         there.close()
         told = [here.recv() for _ in range(writes)][-1]
         process.kill()
@@ -238,10 +236,8 @@ def read_until(directory: Path, last: Stamp, told: Connection) -> None:
 
 def test_readers_in_other_processes_see_whole_parts_with_rising_stamps(tmp_path: Path) -> None:
     last = Stamp(2, 150)
-    pipes = [SPAWN.Pipe(duplex=False) for _ in range(2)]
-    processes = [SPAWN.Process(target=read_until, args=(tmp_path / "node", last, there), daemon=True) for _, there in pipes]
-    for process in processes:
-        process.start()
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
+    processes = [forked(read_until, tmp_path / "node", last, there) for _, there in pipes]
     assert [here.recv() for here, _ in pipes] == [None, None]  # they were there before the writer
     writer = PlanStore(tmp_path / "node", writer=True)
     for stamp in (Stamp(author, revision) for author in (1, 2) for revision in range(1, 151)):
@@ -263,9 +259,8 @@ def read_on_demand(directory: Path, asked: Connection) -> None:
 
 
 def test_a_reader_in_another_process_follows_to_the_new_file(tmp_path: Path) -> None:
-    here, there = SPAWN.Pipe()
-    process = SPAWN.Process(target=read_on_demand, args=(tmp_path, there), daemon=True)
-    process.start()
+    here, there = multiprocessing.Pipe()
+    process = forked(read_on_demand, tmp_path, there)
     writer = PlanStore(tmp_path, writer=True)
     writer.write(Stamp(1, 1), b"x" * 50_000)
     here.send(True)
@@ -292,9 +287,8 @@ def stay_in_a_transaction(directory: Path, told: Connection) -> None:
 def test_the_slot_of_a_reader_that_was_killed_is_cleared(tmp_path: Path) -> None:
     writer = PlanStore(tmp_path, writer=True)
     writer.write(Stamp(1, 1), b"part")
-    here, there = SPAWN.Pipe(duplex=False)
-    process = SPAWN.Process(target=stay_in_a_transaction, args=(tmp_path, there), daemon=True)
-    process.start()
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = forked(stay_in_a_transaction, tmp_path, there)
     assert here.recv()
     with writer._here().open() as environment:
         assert str(process.pid) in environment.readers()
