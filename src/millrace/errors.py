@@ -18,6 +18,7 @@
     ├── StalePlan                a plan made for another one than that in force
     ├── NotTheAuthor             another master has taken over the plans
     ├── StoreUnreachable         a store (of plans, history or checkpoints) does not answer, is full or refuses
+    ├── StoreInUse               another master uses the checkpoints of that topology
     ├── CheckpointMissing        the checkpoint store has nothing of that name
     ├── CorruptCheckpoint        a checkpoint whose bytes are not those that were written
     ├── NotEnoughFragments       a snapshot that cannot be rebuilt from the fragments of it that came
@@ -43,6 +44,10 @@ class EncodingError(MillraceError, TypeError):
 
 class EmitError(MillraceError, ValueError):
     """An emit does not fit its stream: wrong length, unknown stream, a task that is not a direct target."""
+
+
+class StateNotKept(MillraceError):
+    """What a component keeps would be lost with its worker, though it looks like keyed state."""
 
 
 class KeyNotOwned(MillraceError, KeyError):
@@ -112,6 +117,10 @@ class NotTheAuthor(MillraceError):
 
 class StoreUnreachable(MillraceError):
     """A store that is needed does not answer."""
+
+
+class StoreInUse(MillraceError):
+    """Another process has the checkpoints of this topology, and two would destroy each other's."""
 
 
 class CheckpointMissing(MillraceError):

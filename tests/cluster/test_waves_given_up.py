@@ -8,10 +8,7 @@ import pytest
 import wave_parts as parts
 from wave_parts import AtLeast
 
-from millrace.control.events import Paused
 from millrace.control.waves import IDLE
-from millrace.model.graph import TaskId
-from millrace.runtime import wire
 from millrace.testing.local_cluster import LocalCluster
 
 NAME = "atleast"
@@ -46,26 +43,3 @@ def test_a_wave_that_a_failure_ended_does_not_hold_up_the_next(cluster: LocalClu
     cluster.kill(1)
     until_wave(cluster, 2)
     assert waves(cluster).given_up == 0, cluster.said
-
-
-def test_a_task_that_moved_away_holds_nothing_back(cluster: LocalCluster) -> None:
-    """It waited for a wave that was given up: nobody tells it so where it is no longer at home."""
-    state, task = cluster.master.topologies[NAME], TaskId("tally", 0)
-    places = cluster.where(NAME)
-    number, home = state.graph.number(task), places[task]
-    silent = next(state.graph.number(one) for one in places if one.component == "one" and places[one] != home)
-
-    def drop(sender: int, receiver: int, frames: list[bytes]) -> bool:
-        message = wire.decode_data(frames[0])
-        return (isinstance(message, wire.Chunk) and message.form == wire.WAVE and message.source == silent
-                and message.target == number)
-
-    cluster.drop = drop
-    cluster.run_until(lambda: waves(cluster).phase == "prepare")
-    cluster.move(NAME, task, (home + 1) % 3)
-    cluster.run_until(lambda: cluster.where(NAME)[task] != home)
-    assert waves(cluster).given_up == 1
-    cluster.drop = lambda sender, receiver, frames: False
-    until_wave(cluster, 1)
-    cluster.tell(Paused(NAME))
-    cluster.run_until(lambda: cluster.master.drained(state))

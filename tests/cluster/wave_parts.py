@@ -18,14 +18,21 @@ VISIBLE: list[Any] = []
 WRITTEN: list[Any] = []  # by a sink that takes no part in the commit
 FAIL_COMMIT: set[int] = set()  # waves whose first commit raises
 FAIL_WRITE: list[Exception] = []  # what the sink's next writes raise
+FAIL_SNAPSHOT: list[Exception] = []  # what the tally's next snapshots raise
+SPOUTS_SNAPSHOT = False
+POISON: set[tuple[str, int]] = set()  # rows that it never takes
 
 
 def forget() -> None:
+    global SPOUTS_SNAPSHOT
+    SPOUTS_SNAPSHOT = False
+    FAIL_SNAPSHOT.clear()
     STAGED.clear()
     VISIBLE.clear()
     WRITTEN.clear()
     FAIL_COMMIT.clear()
     FAIL_WRITE.clear()
+    POISON.clear()
 
 
 class Numbers(GeneratorSpout):
@@ -34,6 +41,11 @@ class Numbers(GeneratorSpout):
     def generate(self, position: int) -> tuple[Any, ...]:
         number = self.ordinal(position)
         return f"k{number % KEYS}", number
+
+    def snapshot(self) -> Any:
+        return {"at": self._next_position} if SPOUTS_SNAPSHOT else None
+
+    def restore(self, snapshot: Any) -> None: ...
 
 
 class Pass(Bolt):
@@ -72,6 +84,8 @@ class Tally(Bolt):
         self.emit((key, number, self.counts[key]))
 
     def snapshot(self) -> Any:
+        if FAIL_SNAPSHOT:
+            raise FAIL_SNAPSHOT.pop()
         return {"seen": self.seen}
 
     def restore(self, snapshot: Any) -> None:
@@ -86,6 +100,9 @@ class Ledger(TwoPhaseSink):
     def process_rows(self, rows: list[Any]) -> None:
         if FAIL_WRITE:
             raise FAIL_WRITE.pop()
+        for row in rows:
+            if (row[0], row[1]) in POISON:
+                raise ValueError(f"{row} is not to my taste")
         if not self.exactly_once:
             WRITTEN.extend(rows)
             return
@@ -137,6 +154,26 @@ class Exact(Topology):
     one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
     two = PassRows.spec(inputs={one: Grouping.SHUFFLE}, par=2)
     tally = Tally.spec(inputs={one: Grouping.fields("key"), two: Grouping.fields("key")}, par=3)
+    ledger = Ledger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
+
+
+class KeyedTally(Bolt):
+    """Has nothing that does not go by key."""
+
+    outputs: ClassVar[list[str]] = ["key", "number", "count"]
+
+    def process(self, tup: Tuple) -> None:
+        key, number = tup.values
+        self.state[key] = count = self.state.get(key, 0) + 1
+        self.emit((key, number, count))
+
+
+class ExactKeyed(Topology):
+    config: ClassVar[dict[str, Any]] = Exact.config
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    two = PassRows.spec(inputs={one: Grouping.SHUFFLE}, par=2)
+    tally = KeyedTally.spec(inputs={one: Grouping.fields("key"), two: Grouping.fields("key")}, par=3)
     ledger = Ledger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
 
 

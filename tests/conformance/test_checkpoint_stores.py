@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -19,26 +20,20 @@ import msgspec
 import pytest
 from debian import free_port
 from pyarrow import fs
-from redis_server import RedisServer, running_redis
+from redis_server import RedisServer
 
-from millrace.errors import CheckpointMissing, CorruptCheckpoint, MillraceError, StoreUnreachable
+from millrace.errors import CheckpointMissing, CorruptCheckpoint, MillraceError, StoreInUse, StoreUnreachable
 from millrace.runtime import checkpoints as checkpoints_module
-from millrace.runtime import directory_store, redis_store
+from millrace.runtime import directory_store, redis_store, store_lock
 from millrace.runtime.checkpoint_store import CheckpointStore, open_store
 from millrace.runtime.checkpoints import Checkpoints
 from millrace.runtime.directory_store import UNFINISHED, UNFINISHED_SECONDS, DirectoryStore
-from millrace.runtime.redis_store import FIELD, PREFIX, STEP, UNFINISHED_PREFIX, RedisStore
+from millrace.runtime.redis_store import FIELD, NAMES_PREFIX, PREFIX, STEP, UNFINISHED_PREFIX, RedisStore
 from millrace.runtime.remote_store import RemoteStore
 from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord, blob_name, manifest_name, pack
 
 Open = Callable[[], CheckpointStore]
 OLD, NEW = b"old" * 30, b"the new content" * 8
-
-
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with running_redis(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @pytest.fixture
@@ -131,7 +126,7 @@ class TestEveryStore:
         store.delete(["t/a", "t/nothing", "nowhere/at/all", "u/v/w"])
         assert store.names("") == ["t%2A/a", "t/ab", "t/b", "tt/a"]
 
-    @pytest.mark.parametrize("name", ["", "/a", "a/", "../a", "a/../b", "a/./b", "a//b", "a\0", f"t/{UNFINISHED}1"])
+    @pytest.mark.parametrize("name", ["", "/a", "a/", "../a", "a/../b", "a/./b", "a//b", "a\0", f"t/{UNFINISHED}1", "t.lock"])
     def test_no_name_leads_elsewhere(self, store: CheckpointStore, name: str) -> None:
         for call in (lambda: store.write(name, [b"x"]), lambda: store.read(name)):
             with pytest.raises(MillraceError, match="cannot be a name"):
@@ -604,6 +599,108 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
         open_store(str(tmp_path / "file"))
 
 
+# ---- a directory: locks ----
+
+
+def test_a_lock_keeps_others_of_the_same_name_out(directory: DirectoryStore) -> None:
+    lock = directory.lock("words")
+    assert lock is not None
+    other = DirectoryStore(directory.root)
+    with pytest.raises(StoreInUse, match=rf"'words' was to use .*process {os.getpid()} on .*another --cluster, or with another "
+                                         "checkpoint.store"):
+        other.lock("words")
+    with other.lock("lines") as lines:  # type: ignore[union-attr]
+        assert lines is not None
+    lock.close()
+    lock.close()
+    with other.lock("words"), pytest.raises(StoreInUse):  # type: ignore[union-attr]
+        directory.lock("words")
+
+
+def test_a_lock_ends_with_its_process(directory: DirectoryStore) -> None:
+    def take() -> None:
+        assert directory.lock("words") is not None
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for _ in range(2):
+        assert in_child(take) == -signal.SIGKILL
+    with directory.lock("words") as lock:  # type: ignore[union-attr]
+        assert lock is not None
+
+
+@contextlib.contextmanager
+def child_that(action: Callable[[], None]) -> Iterator[int]:
+    """A forked process that has done this and waits until it is no more needed."""
+    ready, told = os.pipe()
+    wait, end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(end)
+        action()
+        os.write(told, b".")
+        os.read(wait, 1)
+        os._exit(0)
+    os.close(told)
+    os.close(wait)
+    try:
+        assert os.read(ready, 1) == b"."
+        yield child
+    finally:
+        os.close(end)
+        os.close(ready)
+        os.waitpid(child, 0)
+
+
+def test_the_process_that_has_the_lock_is_named(directory: DirectoryStore) -> None:
+    kept: list[Any] = []
+    with (child_that(lambda: kept.append(directory.lock("words"))) as child,
+          pytest.raises(StoreInUse, match=f"process {child} on ")):
+        directory.lock("words")
+    with directory.lock("words") as lock:  # type: ignore[union-attr]
+        assert lock is not None
+
+
+def test_a_closed_lock_is_free_though_a_child_has_its_file_open(directory: DirectoryStore) -> None:
+    lock = directory.lock("words")
+    assert lock is not None
+    with child_that(lambda: None):
+        lock.close()
+        with directory.lock("words") as again:  # type: ignore[union-attr]
+            assert again is not None
+
+
+@pytest.mark.parametrize("topology", ["with/slash", ".", "..", "größe-雪" * 30, "a b\n"])
+def test_locks_are_no_names(directory: DirectoryStore, topology: str) -> None:
+    directory.write(blob_name(topology, "count", 0, 1, 1), [b"x"])
+    with directory.lock(topology) as lock:  # type: ignore[union-attr]
+        assert lock is not None
+        assert directory.names("") == [blob_name(topology, "count", 0, 1, 1)]
+        assert Checkpoints(directory, topology).newest() == (1, 1)
+
+
+def test_a_lock_that_cannot_be_had(directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch,
+                                   caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(number: int) -> Callable[..., None]:
+        def flock(descriptor: int, operation: int) -> None:
+            raise OSError(number, os.strerror(number))
+        return flock
+
+    monkeypatch.setattr(store_lock.fcntl, "flock", refuse(errno.ENOLCK))
+    with caplog.at_level(logging.WARNING):
+        assert directory.lock("words") is None
+    assert "has no locks" in caplog.text
+    monkeypatch.setattr(store_lock.fcntl, "flock", refuse(errno.EIO))
+    with pytest.raises(StoreUnreachable, match="asked to lock words and cannot"):
+        directory.lock("words")
+
+
+def test_other_stores_have_no_lock(redis_server: RedisServer, redis_client: Any, tmp_path: Path) -> None:
+    remote: CheckpointStore = RemoteStore(fs.LocalFileSystem(), str(tmp_path), "test://")
+    for store in (remote, open_store(redis_server.url)):
+        assert store.lock("words") is None
+        store.close()
+
+
 # ---- urls ----
 
 
@@ -740,6 +837,53 @@ def test_a_redis_without_room(redis: RedisStore, redis_client: Any) -> None:
     finally:
         redis_client.config_set("maxmemory", 0)
     assert redis.read("t/a") == OLD
+
+
+def test_listing_a_topology_does_not_look_at_other_keys(redis: RedisStore, redis_client: Any) -> None:
+    redis_client.mset({f"somebody else's {number}": 1 for number in range(3000)})
+    for name in ("t/a/0/1", "t/b", "u/a"):
+        redis.write(name, [b"x"])
+    redis_client.config_resetstat()
+    assert redis.names("t/") == ["t/a/0/1", "t/b"] and redis.names("t/a/") == ["t/a/0/1"] and redis.names("v/") == []
+    redis.delete(["t/b"])
+    assert redis.names("t/") == ["t/a/0/1"]
+    used = redis_client.info("commandstats")
+    assert "cmdstat_scan" not in used and "cmdstat_keys" not in used
+    assert redis.names("") == ["t/a/0/1", "u/a"]
+
+
+def test_a_name_is_listed_when_and_only_when_it_can_be_read(redis: RedisStore, redis_client: Any) -> None:
+    """Entered and renamed in one step, deleted and taken out in one step: nothing comes between, whatever fails."""
+    redis.write("t/a", [OLD])
+    redis.write("t/a", [NEW])
+    assert redis_client.smembers(f"{NAMES_PREFIX}t") == {b"t/a"}
+    with pytest.raises(StoreUnreachable, match="lost what was written"):
+        redis._rename(f"{UNFINISHED_PREFIX}gone", "t/b", "gone")
+    assert redis.names("t/") == redis.names("t") == ["t/a"]
+    redis.write("t/c", [NEW])
+    redis.delete(["t/a", "t/nothing", "u/nothing"])
+    assert redis.names("t/") == redis.names("t") == ["t/c"]
+    redis.delete(["t/c"])
+    assert redis_client.dbsize() == 0
+
+
+def test_no_room_for_a_name_leaves_what_was(redis: RedisStore, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    redis.write("t/a", [OLD])
+    rename = redis._rename
+
+    def full(unfinished: str, name: str, id: str) -> None:
+        redis_client.config_set("maxmemory", 1)
+        rename(unfinished, name, id)
+
+    monkeypatch.setattr(redis, "_rename", full)
+    try:
+        for name in ("t/a", "t/b"):
+            with pytest.raises(StoreUnreachable, match="Give it more memory"):
+                redis.write(name, [NEW])
+            redis_client.config_set("maxmemory", 0)
+    finally:
+        redis_client.config_set("maxmemory", 0)
+    assert redis.read("t/a") == OLD and redis.names("t/") == ["t/a"]
 
 
 def test_other_keys_are_left_alone(redis: RedisStore, redis_client: Any) -> None:

@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from debian import install_debian_package
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from postgres import PostgresServer, find_binaries
-from redis_server import RedisServer, running_redis
 from two_phase import Engine, Files, Redis, Sql, Target, Wire
 
 from millrace.errors import MillraceError
@@ -23,28 +20,6 @@ EVERYWHERE = ["files", "sqlite", "postgres", "redis list", "redis stream", "redi
 SERVERS = EVERYWHERE[2:]
 
 Make = Callable[[], contextlib.AbstractContextManager[Target]]
-
-
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with running_redis(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    pytest.importorskip("psycopg", reason="the Python package psycopg is not installed: pip install millrace[postgres]")
-    if find_binaries() is None and (reason := install_debian_package("postgresql")):
-        pytest.skip(reason)
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("postgresql was installed, and initdb and postgres are neither on the PATH nor in /usr/lib/postgresql")
-    server = PostgresServer(binaries)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
 
 
 @pytest.fixture

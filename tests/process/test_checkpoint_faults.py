@@ -227,18 +227,20 @@ def blobs_of(stream: StatefulStream) -> list[Path]:
 
 @pytest.mark.parametrize(("blocks", "killed"), [(None, 1), ("1+2", 2)])
 def test_state_is_restored_from_fragments(cluster: ProcessCluster, tmp_path: Path, blocks: str | None, killed: int) -> None:
-    """The store has the manifest and nothing else. With two killed, holders of fragments are among them."""
+    """What the store has is damaged. With two killed, holders of fragments are among them."""
     stream = AtRequest(cluster.master, tmp_path, **{BACKUP_BLOCKS.key: blocks} if blocks else {})
     stream.advance(FURTHER)
     stream.wave(2)
     wave, epoch = stream.waves.committed, stream.state.epoch
-    for path in blobs_of(stream):
-        path.unlink()
+    good = {path: path.read_bytes() for path in blobs_of(stream)}
+    for path, content in good.items():
+        path.write_bytes(bytes(len(content)))
     for slot in sorted(stream.slots())[:killed]:
         cluster.kill(slot)
     stream.until(lambda: stream.state.epoch >= epoch + killed and stream.state.status == "running")
     assert said(stream, f"every task has taken up the state of wave {wave}")
-    stream.wave(1)  # whole again: what the deltas would build upon is not in the store
+    for path, content in good.items():
+        path.write_bytes(content)
     assert_all_exact(stream.finish_both())
 
 
@@ -283,12 +285,15 @@ def test_state_and_queries(cluster: ProcessCluster, tmp_path: Path) -> None:
     assert (code, found["found"]) == (1, False)
     with pytest.raises(UnknownName, match=r"'split' of 'stateful' has no keyed state"):
         ask(cluster.master.name, "query", topology=stream.name, component="split", key="x", state="counts")
+    before = stream.waves.committed
     code, found = command(cluster, "state", stream.name)
     shown = found["topologies"][0]
-    assert (code, shown["wave"], shown["trouble"]) == (0, stream.waves.committed, "")
+    assert (code, shown["trouble"]) == (0, "") and before <= shown["wave"] <= stream.waves.committed
     count = next(component for component in shown["components"] if component["name"] == "count")
     assert count["bytes"] == sum(group["bytes"] for group in count["key_groups"]) > 0
     assert {group["task"] for group in count["key_groups"]} == {0, 1, 2}
+    assert sum(group["keys"] for group in count["key_groups"]) == len(truth) == sum(t["keys"] for t in count["tasks"].values())
+    assert all(group["dirty"] == 0 for group in count["key_groups"])  # it is drained, and a wave has come by
     assert count["fragments"] and all(len(set(held["workers"])) == held["raw"] + held["check"] for held in count["fragments"])
     stream.end()
 
@@ -324,6 +329,6 @@ def test_another_master_goes_on(cluster: ProcessCluster, tmp_path: Path,
     for stream, wave in zip(again, reached, strict=True):
         stream.wave(1)
         assert stream.waves.committed > wave and min(stream.positions().values()) > FURTHER
-    assert len(said(again[0], "every task has taken up the state of wave")) == len(again)
+    assert len(said(again[0], "every task has taken up the state of wave")) >= len(again)
     for stream, check in zip(again, checks.values(), strict=True):
         check(stream.finish_both())

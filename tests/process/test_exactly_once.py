@@ -9,21 +9,20 @@ from pathlib import Path
 
 import pytest
 from audited import SECONDS, StatefulStream, assert_all_exact, assert_never_less
-
-from millrace.testing.processes import ProcessCluster
+from forked import ForkedCluster
 
 pytestmark = pytest.mark.process
 SLOTS = 4
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[ProcessCluster]:
-    with ProcessCluster(SLOTS, nodes=SLOTS) as cluster:
+def shared() -> Iterator[ForkedCluster]:
+    with ForkedCluster(SLOTS, nodes=SLOTS) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def cluster(shared: ProcessCluster) -> ProcessCluster:
+def cluster(shared: ForkedCluster) -> ForkedCluster:
     for slot in set(range(SLOTS)) - set(shared.processes):
         shared.start(slot)
     shared.master.wait_for_workers(SLOTS, SECONDS)
@@ -33,7 +32,7 @@ def cluster(shared: ProcessCluster) -> ProcessCluster:
     return shared
 
 
-def test_without_faults(cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_without_faults(cluster: ForkedCluster, tmp_path: Path) -> None:
     stream = StatefulStream(cluster.master, tmp_path)
     stream.wave(2)
     assert_all_exact(stream.finish_both())
@@ -41,7 +40,7 @@ def test_without_faults(cluster: ProcessCluster, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("killed", [1, 2, 3])
-def test_workers_are_killed(cluster: ProcessCluster, tmp_path: Path, guarantee: str, killed: int) -> None:
+def test_workers_are_killed(cluster: ForkedCluster, tmp_path: Path, guarantee: str, killed: int) -> None:
     stream = StatefulStream(cluster.master, tmp_path, guarantee=guarantee)
     stream.wave(2)
     for slot in sorted(stream.slots())[:killed]:
@@ -52,7 +51,7 @@ def test_workers_are_killed(cluster: ProcessCluster, tmp_path: Path, guarantee: 
 
 
 @pytest.mark.parametrize("phase", ["prepare", "commit", "init"])
-def test_a_worker_is_killed_during(cluster: ProcessCluster, tmp_path: Path, phase: str) -> None:
+def test_a_worker_is_killed_during(cluster: ForkedCluster, tmp_path: Path, phase: str) -> None:
     stream = StatefulStream(cluster.master, tmp_path)
     stream.wave(1)
     if phase == "init":  # and so a second fault while the first is being recovered from
@@ -63,7 +62,7 @@ def test_a_worker_is_killed_during(cluster: ProcessCluster, tmp_path: Path, phas
     assert_all_exact(stream.finish_both())
 
 
-def test_one_after_the_other_comes_back(cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_one_after_the_other_comes_back(cluster: ForkedCluster, tmp_path: Path) -> None:
     stream = StatefulStream(cluster.master, tmp_path)
     for slot in (0, 1):
         stream.wave(1)
@@ -74,7 +73,7 @@ def test_one_after_the_other_comes_back(cluster: ProcessCluster, tmp_path: Path)
     assert_all_exact(stream.finish_both())
 
 
-def test_one_that_stood_still_has_no_say(cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_one_that_stood_still_has_no_say(cluster: ForkedCluster, tmp_path: Path) -> None:
     stream = StatefulStream(cluster.master, tmp_path)
     stream.wave(2)
     process = cluster.processes[1]

@@ -28,7 +28,7 @@ from millrace.workloads.audit import AuditedWordCount
 
 SLOTS, NODES = 3, 2
 SILENCE = 2.0  # seconds after which a master takes ZooKeeper to be away
-CONFIG: dict[str, object] = {"topology.message.timeout.secs": 5.0}
+CONFIG: dict[str, object] = {"topology.message.timeout.secs": 5.0}  # for streams that lose workers; others must be exact
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -68,8 +68,8 @@ def cluster(shared_cluster: ForkedCluster) -> ForkedCluster:
     return shared_cluster
 
 
-def run(cluster: ForkedCluster, directory: Path) -> AuditedStream:
-    stream = AuditedStream(cluster.master, directory, **CONFIG)
+def run(cluster: ForkedCluster, directory: Path, **config: object) -> AuditedStream:
+    stream = AuditedStream(cluster.master, directory, **config)
     stream.advance(300)
     return stream
 
@@ -95,7 +95,7 @@ def said(cluster: ForkedCluster, what: str) -> bool:
 
 
 def test_tasks_move_and_a_dead_agent_is_replaced(cluster: ForkedCluster, tmp_path: Path) -> None:
-    stream = run(cluster, tmp_path)
+    stream = run(cluster, tmp_path, **CONFIG)
     for component in ("split", "count", "sink", ACKER):
         move(cluster, stream, component)
         stream.until(lambda: reached(cluster))
@@ -129,7 +129,7 @@ def test_while_it_is_away_the_stream_goes_on_and_plans_wait(server: ZooKeeperSer
 
 def test_a_worker_that_dies_while_it_is_away_is_replaced_afterwards(server: ZooKeeperServer, cluster: ForkedCluster,
                                                                    tmp_path: Path) -> None:
-    stream = run(cluster, tmp_path)
+    stream = run(cluster, tmp_path, **CONFIG)
     victim = cluster.master.state.agents["node0"]
     server.stop()
     cluster.kill(victim)

@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from millrace.api import state as api
+from millrace.api import keyed_state
 from millrace.api.grouping import stable_hash
-from millrace.api.state import PagedState, State
+from millrace.api.paged_state import PagedState
+from millrace.api.state import State
+from millrace.errors import CorruptCheckpoint
+from millrace.state.packing import pack_value, unpack_value
 from millrace.state.task_state import TaskState, open_states
 
 GROUPS = 5
@@ -39,6 +42,8 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, list | tuple):
         return all(map(same, one, other))
+    if isinstance(one, set | frozenset):
+        return all(map(same, sorted(one, key=repr), sorted(other, key=repr)))
     return all(same(item, other[key]) for key, item in one.items()) if isinstance(one, dict) else True
 
 
@@ -63,7 +68,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(owned=shares, paged_above=st.sampled_from([0, 4, 1000]), only_atoms=st.booleans())
     def start(self, owned: set[int], paged_above: int, only_atoms: bool) -> None:
         self.only_atoms = only_atoms  # the state stays one dict
-        self.patch = mock.patch.object(api, "PAGED_ABOVE", paged_above)
+        self.patch = mock.patch.object(keyed_state, "PAGED_ABOVE", paged_above)
         self.patch.start()
         self.tasks = [Task(owned), Task(set(range(GROUPS)) - owned)]
 
@@ -156,8 +161,7 @@ class Machine(RuleBasedStateMachine):
                                           if group in self.stored}
         self.committed = dict(self.model), {key: list(value) for key, value in self.lists.items()}
         copy = Task(set(range(GROUPS)))
-        for group, chain in self.stored.items():
-            copy.state.restore(group, chain)
+        copy.state.restore_all(self.stored)
         assert (copy.bolt.state, copy.bolt.lists) == (self.model, self.lists), "what is stored is what there is"
 
     @precondition(lambda self: self.stored)
@@ -240,3 +244,18 @@ def test_a_snapshot_gives_back_values_of_the_same_types(entries: dict[Any, Any])
         other.state.restore(group, [piece])
     assert same(other.bolt.state.copy(), entries)
     assert isinstance(other.bolt.state, PagedState) == isinstance(one.bolt.state, PagedState)
+
+
+@given(values)
+def test_a_packed_value_comes_back_with_the_same_types(value: Any) -> None:
+    assert same(unpack_value(pack_value(value)), value)
+
+
+@given(values, st.data())
+def test_bytes_that_nobody_packed_are_told(value: Any, data: st.DataObject) -> None:
+    packed = pack_value(value)
+    cut = data.draw(st.integers(0, len(packed)))
+    try:
+        unpack_value(packed[:cut] + data.draw(st.binary(max_size=8)) + packed[cut + data.draw(st.integers(0, 2)):])
+    except CorruptCheckpoint as error:
+        assert "bytes are no packed value" in str(error)

@@ -182,6 +182,46 @@ def test_deleted_entries_in_the_middle_are_simply_not_there(redis_server, redis_
     assert ids(drain(spout, recorder)) == ["2-0", "4-0"]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("trimmed", [1, 2, 4, 6])
+@pytest.mark.parametrize("deleted", ["2-0", "3-0", "4-0", "5-0", "9-0"])
+def test_entries_deleted_before_they_were_read_are_not_missed(redis_server, redis_client, deleted, trimmed, restarted):
+    """Batches are full, so the end of the stream is not reached; what was read is trimmed away, however far it goes."""
+    written = [f"{n}-0" for n in range(1, 10)]
+    fill(redis_client, *written)
+    spout, recorder = log_spout(redis_server, count=1)
+    spout.next_tuple()
+    redis_client.xdel("log", deleted)
+    for _ in range(trimmed - 1):
+        spout.next_tuple()
+    seen = ids(recorder.take())
+    redis_client.xtrim("log", minid=f"{seen[-1].removesuffix('-0')}-1", approximate=False)
+    if restarted:
+        spout, recorder = successor(redis_server, spout.position(), spout.snapshot(), count=1)
+    assert seen + ids(drain(spout, recorder)) == [id for id in written if id != deleted]
+
+
+def test_deleted_before_the_second_look_is_not_missed(redis_server, redis_client):
+    fill(redis_client, "1-0")
+    redis_client.xdel("log", "1-0")
+    spout, recorder = log_spout(redis_server)
+    assert drain(spout, recorder) == []
+    fill(redis_client, "2-0", "3-0", "4-0")
+    redis_client.xdel("log", "3-0")
+    assert ids(drain(spout, recorder)) == ["2-0", "4-0"]
+
+
+def test_trimming_too_much_is_noticed_again_after_the_end_was_reached(redis_server, redis_client):
+    spout, recorder = log_spout(redis_server, count=2)
+    fill(redis_client, *[f"{n}-0" for n in range(1, 6)])
+    redis_client.xdel("log", "4-0")
+    assert ids(drain(spout, recorder)) == ["1-0", "2-0", "3-0", "5-0"]
+    fill(redis_client, "6-0", "7-0")
+    redis_client.xtrim("log", minid="7-0", approximate=False)
+    with pytest.raises(MillraceError, match="on from 5-1, and 1 entries from there on"):
+        spout.next_tuple()
+
+
 @pytest.mark.parametrize("id", [f"5-{LARGEST_SEQUENCE + 1}", f"{LARGEST_MS + 1}-0"])
 def test_an_id_that_does_not_fit(redis_server, redis_client, id):
     fill(redis_client, f"5-{LARGEST_SEQUENCE}", id)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import namedtuple
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from millrace.api.component import Bolt, Component, Spout, Tuple
-from millrace.api.grouping import stable_hash
-from millrace.state.task_state import open_states
+from millrace.testing.states import with_state
 
 C = TypeVar("C", bound=Component)
 
@@ -77,7 +75,7 @@ def attach(component_cls: type[C], config: dict[str, Any] | None = None, task_in
     for name, value in attributes.items():
         setattr(component, name, value)
     if isinstance(component, Bolt):
-        open_states(component, stable_hash, range(8), 8, "under-test[0]", time.time)  # as if it owned every key
+        with_state(component)
     component.initialize(component.storm_conf, component.context)
     return component, recorder
 

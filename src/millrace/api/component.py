@@ -136,6 +136,7 @@ class Component:
     tracked: bool = False  # True: the topology runs at least once, ack and fail will come
     exactly_once: bool = False  # True: the topology does
     epoch: int = 0  # of this incarnation: it rises each time the topology goes back to a committed wave
+    _commits: bool = False  # it is a sink that takes part in the two-phase commit
     _handle: TaskHandle = _Detached()
 
     def __init__(self) -> None:
@@ -429,6 +430,8 @@ class BatchingBolt(Bolt):
             try:
                 self.process_batch(key, tups)
             except Exception as error:
+                if self._commits:  # a sink that could not write: the engine decides what becomes of the batch
+                    raise
                 self.raise_exception(error, tups[0])
                 if self.auto_fail:
                     for tup in tups:
@@ -462,11 +465,14 @@ def uses_state(component_cls: type[Component]) -> bool:
     a topology knows before it starts whether it has something to snapshot."""
     own = [base for base in component_cls.__mro__ if base.__module__ != __name__]
     members = [member for base in own for member in vars(base).values()]
-    return any(isinstance(member, State) or "state" in _names(getattr(member, "__code__", None)) for member in members)
+    return any(isinstance(member, State) or "state" in _names(member) for member in members)
 
 
-def _names(code: Any) -> set[str]:
-    if code is None:
-        return set()
-    nested = (constant for constant in code.co_consts if hasattr(constant, "co_names"))
-    return set(code.co_names).union(*(_names(one) for one in nested))
+def _names(member: Any) -> set[str]:
+    """The names that a function uses; also one inside a property, a decorator that tells what it wraps, or the like."""
+    inside = [getattr(member, name, None) for name in ("__func__", "__wrapped__", "func", "fget", "fset")]
+    code = member if hasattr(member, "co_names") else getattr(member, "__code__", None)
+    if code is not None:
+        inside += [constant for constant in code.co_consts if hasattr(constant, "co_names")]
+    found = set(code.co_names) if code is not None else set()
+    return found.union(*(_names(one) for one in inside if one is not None))

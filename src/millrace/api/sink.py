@@ -13,9 +13,13 @@ class TwoPhaseSink(Bolt):
     tasks have prepared. `exactly_once` is False in other topologies: none of the three is called there, and the sink
     writes straight away. `epoch` is that of this incarnation.
 
+    `process` and `process_rows` stage the rows of a call wholly, or none of them if they raise: the engine then gives the
+    rows again, each by itself. So encode all of them first, and stage them in one step.
+
     A forerunner that was cut off may still run, and stage and prepare in its own epoch, or be late with its `recover`:
-    nothing of that may become visible, and nothing of a later epoch may be touched. Another instance in the same epoch (a
-    task that moved, or was built anew after an exception) gets no `recover`: it goes on with what is staged.
+    nothing of that may become visible, and nothing of a later epoch may be touched. A task that moved gets `recover`, since
+    a move starts every task anew in a new epoch. Only an instance that was built anew after an exception, in the same epoch,
+    gets none: it goes on with what is staged.
 
     A wave that was given up is never committed by its own number: the next one that is committed covers it.
     """

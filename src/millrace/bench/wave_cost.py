@@ -9,11 +9,9 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from millrace.api.component import Bolt
 from millrace.api.grouping import Grouping
-from millrace.api.state import CounterState
 from millrace.api.topology import Topology
-from millrace.bench.topologies import BenchSplit
+from millrace.bench.topologies import BenchCount, BenchSplit
 from millrace.bench.wordcount import counted, end_run, start_run
 from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
 from millrace.connectors.generator import GeneratorSpout
@@ -41,21 +39,10 @@ class ManyLines(GeneratorSpout):
         return self._table[(position * self.parallelism + self.task_index) % len(self._table)]
 
 
-class CountMany(Bolt):
-    outputs: ClassVar[list[str]] = ["word", "count"]
-    named_rows: ClassVar[bool] = False
-    counts = CounterState()
-
-    def process(self, tup: Any) -> None:
-        word = tup.values[0]
-        self.counts[word] = count = self.counts[word] + 1
-        self.emit((word, count))
-
-
 class ManyKeys(Topology):
     lines = ManyLines.spec(par=2)
     split = BenchSplit.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
-    count = CountMany.spec(inputs={split: Grouping.fields("word")}, par=2)
+    count = BenchCount.spec(inputs={split: Grouping.fields("word")}, par=2)
     drop = Drop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
 

@@ -135,22 +135,25 @@ def print_state(found: dict[str, Any], groups: bool) -> None:
 
 
 def _tasks_table(component: dict[str, Any]) -> Table:
-    table = Table("task", "key groups", "bytes", "newest wave", "its fragments at workers", title_justify="left",
+    table = Table("task", "key groups", "keys", "not in a wave yet", "bytes", "newest wave", "fragments at workers",
+                  title_justify="left",
                   title=f"{component['name']}: {component['bytes']:,} bytes")
     held = {fragment["blob"]: fragment for fragment in component["fragments"]}
     for task in sorted({group["task"] for group in component["key_groups"]}):
         mine = [group for group in component["key_groups"] if group["task"] == task]
         newest = max(mine, key=lambda group: group["wave"])
-        table.add_row(f"{component['name']}[{task}]", str(len(mine)), f"{sum(group['bytes'] for group in mine):,}",
-                      str(newest["wave"]), _fragments(held.get(newest["blob"])))
+        now = component["tasks"].get(task, component["tasks"].get(str(task), {}))
+        table.add_row(f"{component['name']}[{task}]", str(len(mine)), *(str(now.get(what, "?")) for what in ("keys", "dirty")),
+                      f"{sum(group['bytes'] for group in mine):,}", str(newest["wave"]), _fragments(held.get(newest["blob"])))
     return table
 
 
 def _groups_table(component: dict[str, Any]) -> Table:
-    table = Table("group", "task", "bytes", "pieces", "newest wave", title_justify="left",
+    table = Table("group", "task", "keys", "not in a wave yet", "bytes", "pieces", "newest wave", title_justify="left",
                   title=f"{component['name']}: {component['bytes']:,} bytes")
     for group in component["key_groups"]:
-        table.add_row(str(group["group"]), str(group["task"]), f"{group['bytes']:,}", str(group["pieces"]), str(group["wave"]))
+        table.add_row(str(group["group"]), str(group["task"]), *(str(group.get(what, "?")) for what in ("keys", "dirty")),
+                      f"{group['bytes']:,}", str(group["pieces"]), str(group["wave"]))
     return table
 
 

@@ -281,7 +281,8 @@ class RedisSink(StagedSink):
     wave has the server carry each of them out together with its removal, some thousand values at a time so that other
     clients are not kept waiting. A command that it refuses (a key of another type) fails the commit as often as it is
     tried. How durable all that is, is the server's matter: `appendonly yes`. Not for Redis Cluster, where the lists and
-    `key` are on different servers.
+    `key` are on different servers. Two topologies of one name must not write to the same database of a server: each would
+    take the other's staged commands for its own.
     """
 
     blocking: ClassVar[bool] = True

@@ -36,9 +36,11 @@ class RedisLogSpout(ReplayableSpout):
     entry as often as there are tasks; a change of their number half-way deals the entries out anew, and some come twice or
     not at all.
 
-    Entries that are trimmed away before they were read are an error. A task that goes on from a position alone
+    Entries that are trimmed away (XTRIM) before they were read are an error. A task that goes on from a position alone
     (at-least-once) can only tell if an entry up to that position is left, and takes it for an error if none is: so leave
-    the last entry that was done when you trim. Single entries that are deleted are simply not there.
+    the last entry that was done when you trim. Single entries that are deleted (XDEL) are simply not there. The server only
+    tells how many entries are gone, and the last one that was deleted: so, from when an entry that was not read is deleted
+    until the end of the stream is reached, trimming too much is not noticed.
     """
 
     outputs: ClassVar[list[str]] = ["id", "data"]
@@ -49,7 +51,8 @@ class RedisLogSpout(ReplayableSpout):
     def __init__(self) -> None:
         super().__init__()
         self._seen: int | None = None  # of all entries ever added, those below _next_position; None: not known
-        self._restored: int | None = None
+        self._at_least = False  # _seen may be too low: entries were deleted before they were read, nobody knows how many
+        self._restored: list[Any] | None = None
         self._idle_until = float("-inf")
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
@@ -64,7 +67,7 @@ class RedisLogSpout(ReplayableSpout):
             self._next_position = self._position_of(info["last-generated-id"]) + 1 if info else 0
 
     def snapshot(self) -> Any:
-        return self._seen
+        return None if self._seen is None else [self._seen, self._at_least]
 
     def restore(self, snapshot: Any) -> None:
         self._restored = snapshot
@@ -73,7 +76,8 @@ class RedisLogSpout(ReplayableSpout):
         self.unacked_tuples.clear()
         self.failed_tuples.clear()
         self._next_position = position
-        self._seen, self._restored = self._restored, None
+        self._seen, self._at_least = self._restored or (None, False)
+        self._restored = None
 
     def next_tuple(self) -> None:
         """Until something is emitted or nothing is left to read: other tasks' entries are passed over."""
@@ -88,7 +92,7 @@ class RedisLogSpout(ReplayableSpout):
             if len(entries) < self._count:
                 self._idle_until = now + IDLE_SECONDS
                 if info:
-                    self._seen = info["entries-added"]
+                    self._seen, self._at_least = info["entries-added"], False
                 return
             if emitted:
                 return
@@ -98,7 +102,7 @@ class RedisLogSpout(ReplayableSpout):
 
     def _look(self) -> tuple[dict[str, Any] | None, list[Entry]]:
         """At one moment: what the server says of the stream, None if it is not there, and the entries that come next."""
-        ms, sequence = self._next_position >> SEQUENCE_BITS, self._next_position & LARGEST_SEQUENCE
+        ms, sequence = self._place()
         if ms and not sequence:
             ms, sequence = ms - 1, LARGEST_SEQUENCE + 1  # ids that do not fit are an error, and not to be jumped over
         with self._redis.pipeline(transaction=True) as pipe:
@@ -120,6 +124,9 @@ class RedisLogSpout(ReplayableSpout):
         first, removed = info["first-entry"], info["entries-added"] - info["length"]
         if self._seen is None and self._next_position == 0:
             self._seen = removed  # what was gone before the first look is not missed
+        deleted = _numbers(info["max-deleted-entry-id"])
+        if deleted > (0, 0) and deleted >= self._place():  # no entry has the id 0-0
+            self._at_least = True
         if first and self._position_of(first[0]) <= self._next_position:
             return  # streams are trimmed from the front, and that has not come so far
         if self._position_of(info["last-generated-id"]) < self._next_position:
@@ -130,11 +137,11 @@ class RedisLogSpout(ReplayableSpout):
             return
         if removed < self._seen:  # all that was read is gone, and the server does not know of it
             self._lost("the stream was deleted and made anew")
-        if missing := removed - self._seen:
+        if (missing := removed - self._seen) and not self._at_least:
             self._lost(f"{missing} entries from there on were trimmed away or deleted before they were read")
 
     def _lost(self, why: str) -> NoReturn:
-        ms, sequence = self._next_position >> SEQUENCE_BITS, self._next_position & LARGEST_SEQUENCE
+        ms, sequence = self._place()
         raise MillraceError(f"{self.component_name}: task {self.task_index} was to read the stream {self._key!r} on from "
                             f"{ms}-{sequence}, and {why}. Restore them, or start the topology under a new name; and trim the "
                             "stream so that more of it stays.")
@@ -152,10 +159,19 @@ class RedisLogSpout(ReplayableSpout):
                 emitted = True
         return emitted
 
+    def _place(self) -> tuple[int, int]:
+        """The next position as the numbers of an id."""
+        return self._next_position >> SEQUENCE_BITS, self._next_position & LARGEST_SEQUENCE
+
     def _position_of(self, id: bytes) -> int:
-        ms, sequence = map(int, id.split(b"-"))
+        ms, sequence = _numbers(id)
         if ms > LARGEST_MS or sequence > LARGEST_SEQUENCE:
             raise MillraceError(f"{self.component_name}: the stream {self._key!r} has an entry with the id {id.decode()}, and "
                                 f"a position can hold ids up to {LARGEST_MS}-{LARGEST_SEQUENCE}. Let Redis choose the ids, or "
                                 "read the stream with RedisStreamSpout.")
         return ms << SEQUENCE_BITS | sequence
+
+
+def _numbers(id: bytes) -> tuple[int, int]:
+    ms, sequence = map(int, id.split(b"-"))
+    return ms, sequence

@@ -55,7 +55,8 @@ class PartFileSink(StagedSink):
 
     In an exactly-once topology each wave makes a file of its own, `part-<task_index>-w<wave>-<epoch>-<token><suffix>`,
     which appears whole, synced to the disk, when the wave is committed; none if there was nothing to write. Until then
-    it is in a hidden directory beside it, so all workers must see the same `path`.
+    it is in a hidden directory beside it, so all workers must see the same `path`. Two topologies of one name must not write
+    to the same `path`: each would take the other's staged files for its own.
     """
 
     suffix: ClassVar[str] = ""
@@ -68,10 +69,10 @@ class PartFileSink(StagedSink):
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self.directory = Path(setting(self, storm_conf, "path", str))
-        self.directory.mkdir(parents=True, exist_ok=True)
         if self.exactly_once:
             self.staging = StagedFiles(self.directory, self.suffix, self)
         else:
+            self.directory.mkdir(parents=True, exist_ok=True)
             self._file = self._new_part()
 
     def encode(self, rows: list[Any]) -> bytes:

@@ -29,7 +29,8 @@ class SqlSink(StagedSink):
     In an exactly-once topology rows wait in the table `millrace_staged` of the same database, and the commit of a wave
     moves all that a task has there in one transaction. The table is then looked at, and made, when the first rows come;
     but a row that it refuses (a wrong type, a key that is there) is only noticed at the commit, which then fails as often
-    as it is tried. PostgreSQL, SQLite, and others that know DELETE ... RETURNING.
+    as it is tried. PostgreSQL, SQLite, and others that know DELETE ... RETURNING. Two topologies of one name must not write
+    to the same database: each would take the other's staged rows for its own.
     """
 
     blocking: ClassVar[bool] = True

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from millrace.api.component import Component
 from millrace.connectors.staging import Staging, gone, staged_name
+from millrace.errors import MillraceError
 
 _NAME = re.compile(r"(\d+)-(\d+)-(?:open|(\d+)-([0-9a-f]+))")
 
@@ -36,7 +37,8 @@ class StagedFiles(Staging):
     def __init__(self, directory: Path, suffix: str, owner: Component) -> None:
         self._visible, self._suffix, self._owner = directory, suffix, owner
         self._hidden = directory / f".staged-{staged_name(owner)}"
-        self._hidden.mkdir(parents=True, exist_ok=True)
+        _make(self._hidden)
+        self._prepared: set[_Staged] = set()  # by this instance, and not yet made visible by it
         self._file: tuple[int, Path] | None = None  # descriptor and name of the open one
         self._size = 0  # of the whole chunks in it
 
@@ -62,25 +64,30 @@ class StagedFiles(Staging):
             return  # nothing was staged
         os.ftruncate(fd, self._size)
         os.fsync(fd)
-        prepared = self._path(f"{wave}-{secrets.token_hex(4)}")
+        token = secrets.token_hex(4)
+        prepared = self._path(f"{wave}-{token}")
         try:
             path.rename(prepared)
         except FileNotFoundError:
             raise gone(self._owner, str(self._hidden)) from None
         self._file = fd, prepared  # until it is durable, so that the next wave takes it if this one fails here
         _sync(self._hidden)
+        self._prepared.add(_Staged(prepared, self._owner.task_index, self._owner.epoch, wave, token))
         self.close()
 
     def publish(self, task: int, epoch: int, wave: int) -> None:
+        """Raises if a file that this instance prepared is neither there nor visible; of others' it cannot be known."""
         prepared = [staged for staged in self._files() if (staged.task, staged.epoch) == (task, epoch)
                     and staged.wave is not None and staged.wave <= wave]
         for staged in sorted(prepared, key=lambda staged: staged.wave or 0):
-            final = f"part-{task}-w{staged.wave:012}-{epoch}-{staged.token}{self._suffix}"
             with contextlib.suppress(FileNotFoundError):  # another incarnation that does the same was faster
-                staged.path.rename(self._visible / final)
+                staged.path.rename(self._final(staged))
+                self._prepared.discard(staged)
         if prepared:
             _sync(self._visible)
             _sync(self._hidden)
+        if (task, epoch) == (self._owner.task_index, self._owner.epoch):
+            self._account(wave)
 
     def discard(self, task: int, epoch: int) -> None:
         for staged in self._files():
@@ -95,6 +102,18 @@ class StagedFiles(Staging):
             os.close(self._file[0])
             self._file = None
 
+    def _account(self, wave: int) -> None:
+        """For what this instance prepared up to the wave and did not make visible: then another incarnation has."""
+        due = {staged for staged in self._prepared if staged.wave is not None and staged.wave <= wave}
+        lost = sorted(staged for staged in due if not self._final(staged).exists())
+        if lost:
+            raise MillraceError(
+                f"{self._owner.component_name}: wave {wave} is committed, and what task {self._owner.task_index} prepared for "
+                f"it is neither in {self._hidden} nor in {self._visible}: {', '.join(each.path.name for each in lost)}. "
+                "Someone has deleted it, and its rows are missing in the output. Bring it back and start the topology again; "
+                "if you cannot, start it under another name, to have everything computed anew.")
+        self._prepared -= due
+
     def _open(self, flag: int) -> tuple[int, Path]:
         path = self._path("open")
         self._file = os.open(path, os.O_WRONLY | flag, 0o666), path
@@ -104,11 +123,22 @@ class StagedFiles(Staging):
     def _path(self, name: str) -> Path:
         return self._hidden / f"{self._owner.task_index}-{self._owner.epoch}-{name}{self._suffix}"
 
+    def _final(self, staged: _Staged) -> Path:
+        return self._visible / f"part-{staged.task}-w{staged.wave:012}-{staged.epoch}-{staged.token}{self._suffix}"
+
     def _files(self) -> Iterator[_Staged]:
         for path in list(self._hidden.iterdir()):
             if match := _NAME.fullmatch(path.name.removesuffix(self._suffix)):
                 task, epoch, wave, token = match.groups()
                 yield _Staged(path, int(task), int(epoch), int(wave) if wave else None, token)
+
+
+def _make(directory: Path) -> None:
+    """With all above it that is not there, and sure to be there after a crash: each is an entry in the one above it."""
+    if not directory.parent.is_dir():
+        _make(directory.parent)
+    directory.mkdir(exist_ok=True)
+    _sync(directory.parent)  # also if another task made it: that one may not have come so far
 
 
 def _sync(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,13 @@ import msgspec
 
 from millrace.api.component import Component
 from millrace.connectors.staging import Staging, gone, staged_name
-from millrace.errors import TopologyError
+from millrace.errors import EncodingError, TopologyError
 from millrace.runtime.wire import BIG_INT, encode_rows
 
 TABLE = "millrace_staged"
 # msgpack extension codes for what a database knows and msgpack does not; 1 is the wire's
-_DATETIME, _DATE, _DECIMAL = 2, 3, 4
-_PLAIN = {bool, int, float, str, bytes, list, tuple, dict, type(None)}
+_DATETIME, _DATE, _DECIMAL, _TIME, _TIMEDELTA, _UUID, _TUPLE = range(2, 9)
+_PLAIN = {bool, int, float, str, bytes, type(None)}
 
 Insert = Callable[[Any, tuple[str, ...], list[Any]], None]  # connection, field names, rows
 MakeReady = Callable[[tuple[str, ...], list[Any]], None]
@@ -42,12 +43,13 @@ class StagedRows(Staging):
 
     def add(self, names: tuple[str, ...], rows: list[Any]) -> None:
         """One chunk, wholly or not at all. One that failed may be there all the same: the next one takes its place."""
+        data = encode_part(self._owner.component_name, names, rows)
         first, following = self._open_parts()
         with self._engine.begin() as connection:
             self._drop_doubtful(connection, following)
             connection.execute(self._table.insert(), [{
                 "sink": self._sink, "task": self._owner.task_index, "epoch": self._owner.epoch, "part": following,
-                "wave": None, "data": encode_part(names, rows)}])
+                "wave": None, "data": data}])
         self._span = first, following + 1
 
     def prepare(self, wave: int) -> None:
@@ -129,9 +131,17 @@ class StagedRows(Staging):
                 raise
 
 
-def encode_part(names: tuple[str, ...], rows: list[Any]) -> bytes:
-    """Field names and rows; the values come back with the types that they had."""
-    return encode_rows([list(names), [[value if type(value) in _PLAIN else _wrapped(value) for value in row] for row in rows]])
+def encode_part(component: str, names: tuple[str, ...], rows: list[Any]) -> bytes:
+    """Field names and rows; the values come back so that a database takes them as it would have taken them at once.
+    EncodingError for what cannot."""
+    try:
+        return encode_rows([list(names), [
+            [value if type(value) in _PLAIN else _named(component, names[i], value) for i, value in enumerate(row)]
+            for row in rows]])
+    except UnicodeEncodeError as error:
+        raise EncodingError(f"{component}: a text cannot be staged because it has half of a surrogate pair, which databases "
+                            f"do not take: {error.object[error.start : error.end]!r} in {error.object[:50]!r}. Emit texts "
+                            "that are Unicode; bytes that are none can be emitted as bytes") from None
 
 
 def decode_part(data: bytes) -> tuple[tuple[str, ...], list[Any]]:
@@ -139,27 +149,76 @@ def decode_part(data: bytes) -> tuple[tuple[str, ...], list[Any]]:
     return tuple(names), rows
 
 
+def _named(component: str, field: str, value: Any) -> Any:
+    try:
+        return _wrapped(value)
+    except EncodingError as error:
+        raise EncodingError(f"{component}: field {field!r} cannot be staged for an exactly-once commit: {error}. Emit numbers, "
+                            "texts, bytes, dates, times, UUIDs, and lists, tuples or dicts of these") from None
+
+
 def _wrapped(value: Any) -> Any:
-    if isinstance(value, datetime.datetime):  # before date, which it is too
-        return msgspec.msgpack.Ext(_DATETIME, value.isoformat().encode())
-    if isinstance(value, datetime.date):
-        return msgspec.msgpack.Ext(_DATE, value.isoformat().encode())
-    if isinstance(value, decimal.Decimal):
-        return msgspec.msgpack.Ext(_DECIMAL, str(value).encode())
-    return value
+    """As msgpack, with an extension for each type that msgpack has not. Subclasses, which databases take for what they are
+    derived from, come back as that."""
+    if type(value) in _PLAIN:
+        return value
+    for kind, wrap in _WRAPPERS:
+        if isinstance(value, kind):
+            return wrap(value)
+    raise EncodingError(f"it has a value of type {type(value).__name__}")
+
+
+def _wrapped_dict(value: dict[Any, Any]) -> dict[Any, Any]:
+    for key in value:
+        if not isinstance(key, str | int | float | None) or (isinstance(key, int) and not -(2**63) <= key < 2**64):
+            raise EncodingError(f"it has a dict with the key {key!r}; take texts for keys, as JSON does")
+    return {_wrapped(key): _wrapped(item) for key, item in value.items()}
+
+
+def _wrapped_time(value: datetime.time) -> msgspec.msgpack.Ext:
+    if value.tzinfo is not None and value.utcoffset() is None:
+        raise EncodingError(f"it has a time of day in {value.tzinfo}, which has no fixed offset")
+    return _text(_TIME, value.isoformat())
+
+
+def _text(code: int, text: str) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(code, text.encode())
+
+
+_WRAPPERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (  # datetime is a date: the order matters
+    (datetime.datetime, lambda value: _text(_DATETIME, value.isoformat())),
+    (datetime.date, lambda value: _text(_DATE, value.isoformat())),
+    (datetime.time, _wrapped_time),
+    (datetime.timedelta, lambda value: _text(_TIMEDELTA, f"{value.days} {value.seconds} {value.microseconds}")),
+    (decimal.Decimal, lambda value: _text(_DECIMAL, str(value))),
+    (uuid.UUID, lambda value: msgspec.msgpack.Ext(_UUID, value.bytes)),
+    (list, lambda value: [_wrapped(item) for item in value]),
+    (tuple, lambda value: msgspec.msgpack.Ext(_TUPLE, encode_rows([_wrapped(item) for item in value]))),
+    (dict, _wrapped_dict),
+    (int, int.__index__),
+    (float, float.__float__),
+    (str, str.__str__),
+    ((bytes, bytearray, memoryview), bytes),
+)
 
 
 def _unwrapped(code: int, data: memoryview) -> Any:
     if code == BIG_INT:
         return int.from_bytes(data, "big", signed=True)
+    if code == _TUPLE:
+        return tuple(_decode(data))
+    if code == _UUID:
+        return uuid.UUID(bytes=bytes(data))
     text = str(data, "utf-8")
-    if code == _DATETIME:
-        return datetime.datetime.fromisoformat(text)
-    if code == _DATE:
-        return datetime.date.fromisoformat(text)
-    if code == _DECIMAL:
-        return decimal.Decimal(text)
-    raise ValueError(f"unknown extension {code}")
+    if code == _TIMEDELTA:
+        return datetime.timedelta(*map(int, text.split()))
+    read = _READERS.get(code)
+    if read is None:
+        raise ValueError(f"unknown extension {code}")
+    return read(text)
 
 
+_READERS: dict[int, Callable[[str], Any]] = {
+    _DATETIME: datetime.datetime.fromisoformat, _DATE: datetime.date.fromisoformat, _TIME: datetime.time.fromisoformat,
+    _DECIMAL: decimal.Decimal}
 _decode = msgspec.msgpack.Decoder(ext_hook=_unwrapped).decode

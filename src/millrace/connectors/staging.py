@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from urllib.parse import quote
 
 from millrace.api.component import Component
 from millrace.api.sink import TwoPhaseSink
 from millrace.errors import MillraceError
+from millrace.state.path_step import path_step
 
 
 class Staging(ABC):
@@ -16,7 +16,7 @@ class Staging(ABC):
 
     Everything lies under (sink, task, epoch), so that two incarnations of a task never write to the same place. What
     was added is first *open*, then *prepared* under a wave. A new instance in the same epoch goes on with what is open
-    there: a task may be moved between two waves.
+    there: a task is built anew after an exception.
     """
 
     @abstractmethod
@@ -77,8 +77,8 @@ class StagedSink(TwoPhaseSink):
 
 
 def staged_name(component: Component) -> str:
-    """Names a sink in its store: different for different sinks, and without any sign that is special there."""
-    return f"{quote(component.topology_name, safe='')}+{quote(component.component_name, safe='')}"
+    """Names a sink in its store: different for different sinks, not long, and without any sign that is special there."""
+    return f"{path_step(component.topology_name)}+{path_step(component.component_name)}"
 
 
 def gone(component: Component, where: str) -> MillraceError:

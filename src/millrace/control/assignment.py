@@ -48,7 +48,6 @@ class TopologyAssignment:
     losses: int  # grows with each worker lost: what was in flight before may be gone
     epoch: int = 0
     restore: tuple[int, int, int] = (0, 0, 0)  # wave to start from, the epoch it was prepared in, that of its manifest
-    attempt: int = 0  # how often it has gone back in short succession because a sink failed
     blocks: tuple[int, int] = (0, 0)  # raw and check blocks that a snapshot is cut into; 0, 0 for none
     holders: list[tuple[TaskId, list[int]]] = field(default_factory=list)  # slots that keep a task's blocks, by block
 

@@ -174,9 +174,10 @@ class SendWave:
 
 @dataclass(frozen=True, slots=True)
 class StoreManifest:
-    """Write it, then tell `ManifestStored`."""
+    """Write it, then tell `ManifestStored`. `claim`: it enters an epoch and commits nothing new."""
 
     manifest: Manifest
+    claim: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,7 @@ class CollectCheckpoints:
     """What the newest checkpoints of the topology do not need may go."""
 
     name: str
+    epoch: int
 
 
 Command = Distribute | Say | Ended | SendWave | StoreManifest | CollectCheckpoints

@@ -162,7 +162,7 @@ class MasterState:
         return commands
 
     def _progress(self, topology: TopologyState, event: WorkerReported, in_flight: int) -> list[Command]:
-        if (topology.status == STARTING and topology.waves is None and self._all_at(topology.ready_at)
+        if (topology.status == STARTING and topology.waves is None and self.all_at(topology.ready_at)
                 and not any(topology.starting.values())):
             return self.all_up(topology)
         if topology.status in (PAUSED, STOPPING) and event.revision >= topology.ready_at:
@@ -180,7 +180,7 @@ class MasterState:
         return (topology.status in (PAUSED, STOPPING) and bool(self.workers)
                 and all(topology.quiet.get(slot, 0) >= QUIET_REPORTS for slot in list(self.workers)))
 
-    def _all_at(self, revision: int) -> bool:
+    def all_at(self, revision: int) -> bool:
         return all(worker.revision >= revision for worker in self.workers.values())
 
     # -- topologies --------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class MasterState:
 
     def _ticked(self, now: float) -> list[Command]:
         late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]
-        commands = [command for topology in late for command in self.end(topology, "killed")]
+        commands = [command for topology in late for command in self.end(topology, _killed_how(topology))]
         return commands + self._recovery.tick(now)
 
     def end(self, topology: TopologyState, how: str) -> list[Command]:
@@ -263,6 +263,7 @@ class MasterState:
             raise TopologyError(f"{event.task} is a spout whose source cannot be read again: what it has in flight is its own "
                                 "alone, so it stays where it is. A ReplayableSpout can be moved")
         if source == event.slot:
+            topology.moves.pop(event.task, None)  # it was to leave with the next wave
             return [Say(f"{event.task} is on worker {event.slot} already", event.name)]
         self._check_movable(topology)
         return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name),
@@ -383,9 +384,15 @@ class MasterState:
         slots = {task: place.slot for task, place in topology.places.items()}
         blocks, holders = backups(topology.graph, slots, {slot: worker.node.name for slot, worker in self.workers.items()})
         positions = plain.positions if never_repeats(topology.graph) else []  # others have theirs from the checkpoint
-        return replace(plain, positions=positions, epoch=topology.epoch, attempt=topology.attempt, blocks=blocks,
-                       holders=holders, restore=_restore_point(topology))
+        return replace(plain, positions=positions, epoch=topology.epoch, blocks=blocks, holders=holders,
+                       restore=_restore_point(topology))
 
+
+
+def _killed_how(topology: TopologyState) -> str:
+    if topology.waves is None:
+        return "killed"
+    return f"killed as of wave {topology.waves.committed}: what came after it is not committed, --resume goes on from there"
 
 
 def _restore_point(topology: TopologyState) -> tuple[int, int, int]:

@@ -27,12 +27,15 @@ from millrace.control.events import (
     WaveAcked,
 )
 from millrace.control.topology_state import PAUSED, RUNNING, STARTING, STOPPING, WAITING, TopologyState
-from millrace.control.waves import CLAIM, IDLE, INIT, Claim, Committed, GivenUp, Restored, Send, Step, Store, Waves
+from millrace.control.waves import CLAIM, COMMIT, IDLE, INIT, Claim, Committed, GivenUp, Restored, Send, Step, Store, Waves
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.state.checkpoint import Manifest, TaskRecord, fits
 
 if TYPE_CHECKING:
     from millrace.control.master_state import MasterState
+
+FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # before spouts go on after a sink failed twice in short succession, and again and again
+TOLD_AT = {10**power for power in range(9)}
 
 
 class Recovery:
@@ -60,7 +63,11 @@ class Recovery:
         commands: list[Command] = []
         for topology in list(self._master.topologies.values()):
             waves = topology.waves
-            if waves is not None and topology.status != WAITING and not (topology.status == STARTING and waves.phase == IDLE):
+            if waves is None or topology.status == WAITING:
+                continue
+            if topology.status == STARTING and waves.phase == IDLE:
+                commands += self._up_if_it_may(topology)
+            else:
                 commands += self._carry_out(topology, waves.tick(now))
         return commands
 
@@ -74,8 +81,11 @@ class Recovery:
             return []
         said: list[Command] = []
         if event.error and event.kind == INIT:
-            said.append(Say(f"{task} cannot take up the state of wave {event.wave}: {event.error}", topology.graph.name,
-                            "error"))
+            said += self._said_seldom(topology, event.error, f"{task} cannot take up the state of wave {event.wave}, and tries "
+                                                             f"again: {event.error}")
+        elif event.error and event.kind == COMMIT:
+            said += self._said_seldom(topology, event.error, f"{task} cannot commit wave {event.wave}, and is asked again: "
+                                                             f"{event.error}")
         return said + self._carry_out(topology, topology.waves.acked(event.kind, event.wave, task, event.record, event.error,
                                                                      self.now))
 
@@ -95,17 +105,20 @@ class Recovery:
         assert topology.waves is not None
         said: list[Command] = []
         if event.error:
-            said = self._said_once(topology, event.error, f"waits for the checkpoint store: {event.error}")
+            said = self._said_seldom(topology, event.error, f"waits for the checkpoint store: {event.error}")
         return said + self._carry_out(topology, topology.waves.claimed(event.wave, event.error, self.now))
 
     def broke(self, event: ChannelBroke) -> list[Command]:
         topology = self._numbered(event.topology, event.epoch)
         if topology is None or not topology.graph.exactly_once or topology.status == WAITING:
             return []
-        recent = self.now - topology.broke_at < MESSAGE_TIMEOUT.of(topology.graph.config)
+        recent = self.now - max(topology.broke_at, topology.held_until) < MESSAGE_TIMEOUT.of(topology.graph.config)
         topology.attempt, topology.broke_at = topology.attempt + 1 if recent else 1, self.now
+        pause = min(FIRST_PAUSE * 2 ** (topology.attempt - 2), LAST_PAUSE) if topology.attempt > 1 else 0.0
+        topology.held_until = self.now + pause
         topology.version += 1
-        return [Say(f"{event.reason}: back to the last committed wave", topology.graph.name, "warning"),
+        later = f", and on in {pause:g} s" if pause else ""
+        return [Say(f"{event.reason}: back to the last committed wave{later}", topology.graph.name, "warning"),
                 *self.go_back(topology), self._master.distribute()]
 
     def _numbered(self, number: int, epoch: int) -> TopologyState | None:
@@ -122,38 +135,45 @@ class Recovery:
                 case Send():
                     commands.append(_send(topology, step))
                 case Claim():
-                    commands.append(StoreManifest(_claim(topology)))
+                    commands.append(StoreManifest(_claim(topology), claim=True))
                 case Store():
                     topology.storing = _manifest(topology, step)
                     commands.append(StoreManifest(topology.storing))
                 case Restored():
                     commands += self._restored(topology, step.wave)
                 case Committed():
-                    commands += [CollectCheckpoints(topology.graph.name), *self._committed(topology)]
+                    commands += [CollectCheckpoints(topology.graph.name, topology.epoch), *self._committed(topology)]
                 case GivenUp():
-                    commands += self._said_once(topology, step.reason, f"wave {step.wave} is given up, and the stream goes on: "
-                                                                       f"{step.reason}")
-                    commands += self._move_now(topology)
+                    text = f"wave {step.wave} is given up, and the stream goes on: {step.reason}"
+                    commands += self._said_seldom(topology, step.reason, text)
         return commands
 
     def _restored(self, topology: TopologyState, wave: int) -> list[Command]:
-        """Every task has said so itself, so nothing else has to be waited for."""
         said: list[Command] = []
+        topology.troubled, topology.troubles = "", 0
         if wave:
             said.append(Say(f"every task has taken up the state of wave {wave}", topology.graph.name))
-        return said + self._master.all_up(topology) if topology.status == STARTING else said
+        return said + self._up_if_it_may(topology) if topology.status == STARTING else said
+
+    def _up_if_it_may(self, topology: TopologyState) -> list[Command]:
+        """Every task has taken up its state. Those that did not have to, as at least once, may not know the new plan yet."""
+        ready = topology.graph.exactly_once or self._master.all_at(topology.ready_at)
+        return self._master.all_up(topology) if ready and self.now >= topology.held_until else []
 
     def _committed(self, topology: TopologyState) -> list[Command]:
         assert topology.waves is not None
-        topology.troubled = ""
+        topology.troubled, topology.troubles = "", 0
         if topology.closing and topology.waves.committed >= topology.closing:
             return self._master.end(topology, "drained, and its last wave is committed")
         return self._move_now(topology)
 
-    def _said_once(self, topology: TopologyState, reason: str, text: str) -> list[Command]:
-        """Until a wave is committed again: a store that is away for an hour is one piece of news."""
-        first, topology.troubled = not topology.troubled, reason
-        return [Say(text, topology.graph.name, "warning")] if first else []
+    def _said_seldom(self, topology: TopologyState, reason: str, text: str) -> list[Command]:
+        """The first time, the tenth, the hundredth: a store that is away for an hour is not seven hundred pieces of news."""
+        topology.troubled, topology.troubles = reason, topology.troubles + 1
+        if topology.troubles not in TOLD_AT:
+            return []
+        often = f" ({topology.troubles} times in a row)" if topology.troubles > 1 else ""
+        return [Say(f"{text}{often}", topology.graph.name, "warning")]
 
     def close(self, topology: TopologyState) -> list[Command]:
         """Everything has been worked off. What its sinks have got since the last wave is not visible yet: one more."""
@@ -162,7 +182,8 @@ class Recovery:
             return self._master.end(topology, "drained")
         if topology.closing:
             return []
-        topology.closing, waves.due = waves.wave + 1, self.now
+        topology.closing, waves.due, waves.closing = waves.wave + 1, self.now, True
+        topology.deadline = max(topology.deadline, self.now + waves.timeout)  # what is in flight was what had to be waited for
         return self._carry_out(topology, waves.tick(self.now))
 
     # -- moves ---------------------------------------------------------------------------------------------------------
@@ -206,7 +227,10 @@ class Recovery:
             said.append(Say(f"it ends as of wave {waves.committed}: --resume goes on from there", graph.name, "warning"))
         topology.ready_at = self._master.revision + 1
         tasks = [task for task in graph.tasks() if task.component != ACKER]
-        return said + self._carry_out(topology, waves.restore(tasks, topology.epoch, graph.exactly_once, self.now))
+        # A topology that begins anew leaves older checkpoints alone: whoever forgot --resume can still say it.
+        claim = graph.exactly_once and (topology.checkpoint is not None or topology.begun)
+        topology.begun = True
+        return said + self._carry_out(topology, waves.restore(tasks, topology.epoch, claim, self.now))
 
 
 def never_repeats(graph: TopologyGraph) -> bool:

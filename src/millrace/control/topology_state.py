@@ -49,10 +49,13 @@ class TopologyState:
     checkpoint: Manifest | None = None  # the last one committed
     moves: dict[TaskId, int] = field(default_factory=dict)  # asked for, and waiting for the wave under way
     storing: Manifest | None = None  # the one being written
+    begun: bool = False  # its tasks have been started before
     closing: int = 0  # it is being killed: the wave that must be committed before it ends
     attempt: int = 0  # how often it has gone back in short succession because something was missing,
-    broke_at: float = float("-inf")  # and when it last did
-    troubled: str = ""  # why the last wave was given up, as people were told
+    broke_at: float = float("-inf")  # when it last did,
+    held_until: float = 0.0  # and when its spouts may go on: a sink that is away is given time
+    troubled: str = ""  # why the last wave was given up,
+    troubles: int = 0  # and how many have been since one was committed
 
     @property
     def plan(self) -> Plan:

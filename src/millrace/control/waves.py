@@ -90,6 +90,8 @@ class Waves:
     sent: float = 0.0
     took: float = 0.0  # seconds from the beginning of the last committed wave to its commit
     given_up: int = 0
+    refused: bool = False  # the claim was: it is to be tried again
+    closing: bool = False  # the next wave is the last one and does not wait for its time
 
     def restore(self, tasks: Iterable[TaskId], epoch: int, claim: bool, now: float) -> list[Step]:
         """The tasks start, anew or for the first time: they wait for INIT. Whatever was going on is over. `claim`: nothing is
@@ -98,12 +100,15 @@ class Waves:
         self.records, self.waiting = {}, set()
         if not claim:
             return [self._send(INIT, now)]
-        self.phase, self.sent = CLAIM, now
+        self.phase, self.refused = CLAIM, False
         return [Claim()]
 
     def claimed(self, wave: int, error: str, now: float) -> list[Step]:
         """The epoch is entered in the store, or could not be: it is tried again."""
-        if self.phase != CLAIM or wave != self.committed or error:
+        if self.phase != CLAIM or wave != self.committed:
+            return []
+        if error:
+            self.refused, self.sent = True, now
             return []
         return [self._send(INIT, now)]
 
@@ -124,8 +129,8 @@ class Waves:
         if self.phase == STORING or now - self.sent < RESEND_SECONDS:
             return []
         if self.phase == CLAIM:
-            self.sent = now
-            return [Claim()]
+            again, self.refused = self.refused, False  # one at a time: a store that hangs must not be flooded
+            return [Claim()] if again else []
         return [self._again(now)]
 
     def acked(self, kind: str, wave: int, task: TaskId, record: TaskRecord | None, error: str, now: float) -> list[Step]:
@@ -147,7 +152,7 @@ class Waves:
         if kind == INIT:
             self.due = now  # a first one soon: until then the beginning is all there is to go back to
             return [Restored(self.committed)]
-        self.due = max(now, self.began + self.interval)
+        self.due = now if self.closing else max(now, self.began + self.interval)
         if kind == COMMIT:
             return [Committed(self.wave)]
         return []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,13 @@ from millrace.api.grouping import stable_hash
 from millrace.config import CHECKPOINTS
 from millrace.control.events import ManifestStored, Submitted
 from millrace.control.topology_state import TopologyState
-from millrace.errors import MillraceError, TopologyError, UnknownName
+from millrace.errors import CorruptCheckpoint, MillraceError, NotTheAuthor, TopologyError, UnknownName
 from millrace.master.state_home import state_home
-from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.runtime import wire
 from millrace.runtime.checkpoint_store import CheckpointStore, open_store
 from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.directory_store import Lock
 from millrace.state.checkpoint import Manifest, wave_of
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Checkpointing:
         self._master = master
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._store: CheckpointStore | None = None
+        self._locks: dict[str, Lock | None] = {}  # by topology, of those that run
         self._numbers = count()
         self._asked: dict[int, tuple[float, Future[dict[str, Any]]]] = {}  # until when, and who waits
 
@@ -55,6 +58,8 @@ class Checkpointing:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+        for topology in list(self._locks):
+            self._unlock(topology)
         if self._store is not None:
             self._store.close()
 
@@ -67,25 +72,48 @@ class Checkpointing:
 
     def _submission(self, graph: TopologyGraph, resume: bool) -> Submitted:
         checkpoints = self._checkpoints(graph.name)
+        if graph.name not in self._locks:  # else it runs here already, and will be refused for that
+            self._locks[graph.name] = checkpoints.store.lock(graph.name)
+        try:
+            return self._found(graph, checkpoints, resume)
+        except BaseException:
+            self._unlock(graph.name)
+            raise
+
+    def _unlock(self, topology: str) -> None:
+        lock = self._locks.pop(topology, None)
+        if lock is not None:
+            lock.close()
+
+    def _found(self, graph: TopologyGraph, checkpoints: Checkpoints, resume: bool) -> Submitted:
         found = checkpoints.latest() if resume else None
         if resume and found is None:
             raise TopologyError(f"there is no checkpoint of {graph.name!r} in {self.place} to go on from: start it without "
                                 "--resume, or name the store and the cluster that it ran in")
+        if found is not None and graph.exactly_once and not checkpoints.is_newest(found):
+            raise CorruptCheckpoint(f"the newest checkpoint of {graph.name!r} in {self.place} cannot be used. To go on from an "
+                                    f"older one (wave {found.wave}) would write again what its sinks have made visible since: "
+                                    "bring the newest back from a backup, or delete its manifest to accept that")
         return Submitted(graph, found, checkpoints.newest())
 
-    def _commit(self, manifest: Manifest) -> None:
+    def _write(self, manifest: Manifest, claim: bool) -> None:
         error = ""
         try:
-            self._checkpoints(manifest.topology).commit(msgspec.structs.replace(manifest, at=time.time()))
+            checkpoints = self._checkpoints(manifest.topology)
+            (checkpoints.claim if claim else checkpoints.commit)(msgspec.structs.replace(manifest, at=time.time()))
+        except NotTheAuthor as gone:
+            taken_over = gone
+            self._master.later(lambda: self._master.give_way(taken_over))
+            return
         except Exception as wrong:  # whatever a store raises: the wave is not committed, and the stream goes on
             error = str(wrong) if isinstance(wrong, MillraceError) else f"{type(wrong).__name__}: {wrong}"
         event = ManifestStored(manifest.topology, manifest.epoch, manifest.wave, error)
         self._master.later(lambda: self._master.tell(event))
 
-    def _collect(self, topology: str) -> None:
+    def _collect(self, topology: str, epoch: int) -> None:
         try:
-            self._checkpoints(topology).collect()
-        except MillraceError as error:  # it is tried again after the next wave
+            self._checkpoints(topology).collect(epoch=epoch)
+        except Exception as error:  # whatever a store raises: it is tried again after the next wave
             log.warning("old checkpoints of %s are left: %s", topology, error)
 
     # -- from other threads ------------------------------------------------------------------------------------------
@@ -101,19 +129,28 @@ class Checkpointing:
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def store(self, manifest: Manifest) -> None:
-        self._thread.submit(self._commit, manifest)
+    def store(self, manifest: Manifest, claim: bool) -> None:
+        self._thread.submit(self._write, manifest, claim)
 
-    def collect(self, topology: str) -> None:
-        self._thread.submit(self._collect, topology)
+    def ended(self, topology: str) -> None:
+        """Others may run it now; after what is still to be written."""
+        self._thread.submit(self._unlock, topology)
+
+    def collect(self, topology: str, epoch: int) -> None:
+        self._thread.submit(self._collect, topology, epoch)
 
     # -- for people --------------------------------------------------------------------------------------------------
 
-    def shown(self, name: str | None) -> dict[str, Any]:
-        """What is kept of the running topologies, or of one."""
+    def shown(self, name: str | None) -> Future[dict[str, Any]]:
+        """What is kept of the running topologies, or of one; and how many keys their tasks have now, as far as they answer."""
         state = self._master.state
         topologies = [state.topology(name)] if name is not None else list(state.topologies.values())
-        return {"store": self.place, "topologies": [self._shown(topology) for topology in topologies]}
+        shown = {"store": self.place, "topologies": [self._shown(topology) for topology in topologies]}
+        asked = {(topology.graph.name, task.component, task.index): self._ask(topology, task, "", None)
+                 for topology in topologies for task, place in topology.places.items()
+                 if task.component != ACKER and topology.graph.component(task.component).stateful
+                 and place.slot in self._master.connections}
+        return _all_of(asked, lambda answers: _with_keys(shown, answers))
 
     def _shown(self, topology: TopologyState) -> dict[str, Any]:
         waves, manifest = topology.waves, topology.checkpoint
@@ -150,13 +187,16 @@ class Checkpointing:
         place = topology.places.get(task)
         if place is None or place.slot not in self._master.connections:
             raise MillraceError(f"{task}, which owns key group {group}, is on no worker now: ask again")
-        number = next(self._numbers)
-        future: Future[dict[str, Any]] = Future()
-        self._asked[number] = time.monotonic() + ANSWER_SECONDS, future
         described = {"topology": topology.graph.name, "component": component, "task": str(task), "worker": place.slot,
                      "group": group, "key": list(key) if isinstance(key, tuple) else key, "state": state}
-        self._master.ask_worker(place.slot, wire.Query(number, topology.number, topology.graph.number(task), state, key))
-        return _merged(future, described)
+        return _merged(self._ask(topology, task, state, key), described)
+
+    def _ask(self, topology: TopologyState, task: TaskId, state: str, key: Any) -> Future[dict[str, Any]]:
+        number, future = next(self._numbers), Future[dict[str, Any]]()
+        self._asked[number] = time.monotonic() + ANSWER_SECONDS, future
+        self._master.ask_worker(topology.places[task].slot, wire.Query(number, topology.number, topology.graph.number(task),
+                                                                       state, key))
+        return future
 
     def answered(self, answer: wire.Answer) -> None:
         _, future = self._asked.pop(answer.number, (0.0, None))
@@ -181,7 +221,7 @@ class Checkpointing:
             there = ", ".join(f"{topology.graph.name}: {', '.join(one.name for one in topology.graph.components)}"
                               for topology in topologies.values()) or "none"
             raise UnknownName(f"{len(found)} running topologies have a component {component!r}; there are: {there}"
-                              + ("" if not found else ". Say which with --topology"))
+                              + ("" if not found else f". Say which: millrace state TOPOLOGY --query {component} KEY"))
         return found[0]
 
 
@@ -197,3 +237,36 @@ def _merged(future: Future[dict[str, Any]], described: dict[str, Any]) -> Future
 
     future.add_done_callback(pass_on)
     return merged
+
+
+def _all_of(asked: dict[Any, Future[dict[str, Any]]], put_together: Callable[[dict[Any, Any]], dict[str, Any]]) \
+        -> Future[dict[str, Any]]:
+    """Done when all are, with what those have said that answered."""
+    whole: Future[dict[str, Any]] = Future()
+    left = set(asked)
+
+    def one_is_done(key: Any) -> None:
+        left.discard(key)
+        if not left:
+            whole.set_result(put_together({key: future.result()["value"] for key, future in asked.items()
+                                           if future.exception() is None and future.result()["found"]}))
+
+    if not asked:
+        whole.set_result(put_together({}))
+    for key, future in asked.items():
+        future.add_done_callback(lambda done, key=key: one_is_done(key))  # type: ignore[misc]
+    return whole
+
+
+def _with_keys(shown: dict[str, Any], answers: dict[tuple[str, str, int], dict[str, Any]]) -> dict[str, Any]:
+    """How many keys each task has now, and how many of them have changed since the last wave."""
+    for topology in shown["topologies"]:
+        for component in topology["components"]:
+            component["tasks"] = {index: {"keys": sum(found["keys"].values()), "dirty": sum(found["dirty"].values())}
+                                  for (name, of, index), found in answers.items()
+                                  if (name, of) == (topology["name"], component["name"])}
+            for group in component["key_groups"]:
+                found = answers.get((topology["name"], component["name"], group["task"]))
+                if found is not None:
+                    group["keys"], group["dirty"] = (found[what].get(group["group"], 0) for what in ("keys", "dirty"))
+    return shown

@@ -329,11 +329,12 @@ class Master:
             elif isinstance(command, SendWave):
                 self._send_wave(command)
             elif isinstance(command, StoreManifest):
-                self.checkpointing.store(command.manifest)
+                self.checkpointing.store(command.manifest, command.claim)
             elif isinstance(command, CollectCheckpoints):
-                self.checkpointing.collect(command.name)
+                self.checkpointing.collect(command.name, command.epoch)
             elif isinstance(command, Ended):
                 self.finished[command.name] = self.observed.pop(command.name)
+                self.checkpointing.ended(command.name)
                 self.scheduling.forget(command.name)
                 for name in list(self.finished)[:-FINISHED_KEPT]:
                     del self.finished[name]
@@ -371,6 +372,10 @@ class Master:
             self._reply(identity, self._agency(node, fetch.slot, *found))
         else:
             self._reply(identity, self._agency(node, fetch.slot, Stamp(0, 0), b""))
+
+    def give_way(self, error: NotTheAuthor) -> None:
+        """Another master has taken over, as the coordination store or the checkpoints say."""
+        self._on_publishing_failed(error)
 
     def _publishing_failed(self, error: Exception | None) -> None:
         """On the publisher's thread."""

@@ -280,6 +280,9 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
 def _is_stateful(spec: ComponentSpec, component_cls: type[Component]) -> bool:
     """It has a `snapshot` of its own, or its tasks own key groups and it uses keyed state."""
     if component_cls.snapshot is not Component.snapshot:
+        if component_cls.restore is Component.restore:
+            raise TopologyError(f"component {spec.label} defines snapshot and not restore: what it returns could not be taken "
+                                "up again")
         return True
     keyed = any(cast(Grouping, given.grouping).kind == "fields" for given in spec.inputs)
     return keyed and uses_state(component_cls)

@@ -27,6 +27,8 @@ class Alignment:
 
     def is_late(self, mark: WaveMark) -> bool:
         """One that was given up, or is there already."""
+        if self.mark is not None and mark.wave < self.mark.wave:
+            return True
         wave, kind = self.over
         return mark.wave < wave or (mark.wave == wave and kind in (mark.kind, GIVEN_UP))
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from millrace.api.component import DEAD_LETTERS, SYSTEM_COMPONENT, TICK_STREAM, Bolt, Tuple
 from millrace.config import MESSAGE_TIMEOUT, TICK_SECONDS
-from millrace.errors import EncodingError
+from millrace.errors import EncodingError, MillraceError
 from millrace.model.graph import TaskId
 from millrace.runtime import wire
 from millrace.runtime.alignment import Alignment
@@ -111,8 +111,12 @@ class BoltTask(Task):
         self.inbox = deque(delivery for delivery in self.inbox
                            if delivery.form != wire.WAVE or delivery.body.wave > wave)
 
+    def before_wave(self) -> None:
+        self._guarded([self.component._before_wave])
+
     def send_waiting(self) -> None:
         self.settle()
+        self._tell_broken()
 
     @property
     def queue_length(self) -> int:
@@ -240,9 +244,8 @@ class BoltTask(Task):
 
     def _goes_back(self, error: BaseException) -> bool:
         """A sink of an exactly-once topology could not write: what it did not get may not be left out, so everything goes
-        back to the last wave. Not for ever: what fails again and again in short succession becomes a dead letter, and what
-        can never be encoded does at once."""
-        if not self.commits or isinstance(error, EncodingError) or self.topology.attempt >= self.max_fails:
+        back to the last wave, for as long as it takes. Only what is wrong with a row itself makes it a dead letter."""
+        if not self.commits or is_about_the_data(error):
             return False
         self.meters.failed += 1
         self.report_error(error, None)
@@ -303,7 +306,7 @@ class BoltTask(Task):
             return
         if self._goes_back(error):
             return
-        if not delivery.roots:  # nothing may be tried twice, so all of the chunk is given up
+        if not delivery.roots and not self.commits:  # nothing may be tried twice, so all of the chunk is given up
             self.meters.failed += len(rows)
             self.report_error(error, None)
             for index, row in enumerate(rows):
@@ -323,9 +326,7 @@ class BoltTask(Task):
         self.busy = False
         if self.ended:
             return
-        if self._broken:
-            self.worker.broken(self, self._broken)
-            self._broken = ""
+        self._tell_broken()
         self.open.append(delivery)
         if not self.inbox or len(self.open) >= OPEN_DELIVERIES or self.waiting() >= self.chunk_tuples:
             self.settle()
@@ -505,9 +506,16 @@ class BoltTask(Task):
         calls, self.due = list(self.due.values()), {}
         self.on_own_thread(partial(self._guarded, calls), self._after_call)
 
+    def _tell_broken(self) -> None:
+        """On the loop: user code may have run on a thread of its own."""
+        if self._broken:
+            self.worker.broken(self, self._broken)
+            self._broken = ""
+
     def _after_call(self) -> None:
         self.busy = False
         if not self.ended:
+            self._tell_broken()
             self.settle()
             self.worker.ready(self)
 
@@ -518,10 +526,19 @@ class BoltTask(Task):
             try:
                 call()
             except USER_ERRORS as error:
-                self.meters.failed += 1
-                self.report_error(error, None)
+                if not self._goes_back(error):
+                    self.meters.failed += 1
+                    self.report_error(error, None)
         self.meters.cpu_seconds += clock.cpu() - cpu
         self.meters.busy_seconds += clock.now() - start
+
+
+def is_about_the_data(error: BaseException) -> bool:
+    """Python's own complaints about values are; an error of a server, a disk or a library is taken for an outage, and one of
+    ours for a wrong setting: both are for people to put right."""
+    if isinstance(error, MillraceError):
+        return isinstance(error, EncodingError)
+    return isinstance(error, TypeError | ValueError | LookupError | ArithmeticError | AttributeError | AssertionError)
 
 
 class _TickOrigin:

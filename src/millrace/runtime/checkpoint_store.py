@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from millrace.errors import MillraceError
 from millrace.runtime.directory_store import DirectoryStore
+from millrace.runtime.store_lock import Lock
 
 REDIS_SCHEMES = ("redis", "rediss")
 SAME_AS_S3 = ("s3a", "s3n")  # what Hadoop's file systems call it
@@ -43,6 +44,11 @@ class CheckpointStore(Protocol):
 
     def missing(self, names: Iterable[str]) -> set[str]:
         """Which of these are not there."""
+        ...
+
+    def lock(self, topology: str) -> Lock | None:
+        """The right to be the only one that runs a topology of this name on this store, until the lock is closed or the
+        process ends. StoreInUse if another has it. None: this store has no locks, and people must see to it."""
         ...
 
     def close(self) -> None: ...

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from millrace.errors import CheckpointMissing, CorruptCheckpoint
+from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
 from millrace.runtime.checkpoint_store import CheckpointStore
 from millrace.state.checkpoint import (
     Manifest,
     PieceRef,
+    epoch_of,
     garbage,
     latest_numbers,
     manifest_name,
@@ -38,14 +39,20 @@ class Checkpoints:
 
     def commit(self, manifest: Manifest) -> None:
         """The wave is committed when, and only when, this returns. It asks for the blobs first: a store that was emptied
-        since a task was told that its blob is safe must not be trusted."""
-        encoded = manifest.encode()
+        since a task was told that its blob is safe must not be trusted. `NotTheAuthor` if a later epoch is there: another
+        master has gone on with the topology."""
         missing = self.store.missing(manifest.blobs())
         if missing:
             raise CheckpointMissing(f"wave {manifest.wave} of {self.topology!r} cannot be committed: {len(missing)} of the "
                                     f"blobs it needs are not in the store ({_shown(missing)}). Was it emptied, or started "
                                     "again without its data? The next wave must write everything whole")
-        self.store.write(manifest_name(self.topology, manifest.epoch, manifest.wave), [encoded])
+        self.claim(manifest)
+
+    def claim(self, manifest: Manifest) -> None:
+        """Enters an epoch that goes on from an older wave. Its blobs are not asked for: fragments may have what the store has
+        lost."""
+        self._check_epoch(self._names(), manifest.epoch)
+        self.store.write(manifest_name(self.topology, manifest.epoch, manifest.wave), [manifest.encode()])
 
     def latest(self) -> Manifest | None:
         """The newest that can be used; None if none was ever committed. CorruptCheckpoint if there are some and all are
@@ -58,6 +65,10 @@ class Checkpoints:
                                     f"the log says what is wrong with each ({_shown(committed)}). Bring back the store's files "
                                     "from a backup, or delete these to start without state")
         return found
+
+    def is_newest(self, manifest: Manifest) -> bool:
+        """Whether none was committed after it, good or not."""
+        return manifest_names(self._names())[0] == manifest_name(self.topology, manifest.epoch, manifest.wave)
 
     def manifest(self, epoch: int, wave: int) -> Manifest:
         """That of one wave. CheckpointMissing, CorruptCheckpoint."""
@@ -79,9 +90,12 @@ class Checkpoints:
                 found[number] = read_piece(refs[number], data, first.offset)
         return [found[number] for number in range(len(refs))]
 
-    def collect(self, keep: int = KEPT) -> int:
-        """Deletes what the newest `keep` usable manifests do not need and no wave under way can. Returns how many names."""
+    def collect(self, keep: int = KEPT, epoch: int | None = None) -> int:
+        """Deletes what the newest `keep` usable manifests do not need and no wave under way can. Returns how many names.
+        `epoch` is the caller's, if he has one: where a later one is, nothing is his to delete."""
         names = self._names()
+        if epoch is not None:
+            self._check_epoch(names, epoch)
         kept = list(islice(self._usable(names), keep))
         # Not the highest wave of all that are kept: one of an earlier epoch may be ahead of what is under way now.
         unused = garbage(names, kept, kept[0].wave if kept else -1)
@@ -90,6 +104,12 @@ class Checkpoints:
         self.store.delete(gone)
         self.store.delete(set(unused).difference(gone))
         return len(unused)
+
+    def _check_epoch(self, names: Iterable[str], epoch: int) -> None:
+        later = max((epoch_of(name) for name in manifest_names(names)), default=0)
+        if later > epoch:
+            raise NotTheAuthor(f"another master has gone on with {self.topology!r}: the store has a checkpoint of epoch "
+                               f"{later}, and this is epoch {epoch}. Nothing of it may be committed any more")
 
     def _names(self) -> list[str]:
         return self.store.names(f"{topology_prefix(self.topology)}/")

@@ -15,9 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from millrace.errors import CheckpointMissing, MillraceError, StoreUnreachable
+from millrace.runtime.store_lock import Lock
+from millrace.state.checkpoint import topology_prefix
 
 UNFINISHED = ".unfinished-"  # begins the name of a file that is being written
 UNFINISHED_SECONDS = 3600.0  # a writer that takes longer than this is none any more
+LOCK = ".lock"  # ends the name of a file in the root that is a topology's lock; no topology's own path has a dot
 
 
 class DirectoryStore:
@@ -68,8 +71,14 @@ class DirectoryStore:
     def missing(self, names: Iterable[str]) -> set[str]:
         return {name for name in names if not self._is_there(name)}
 
+    def lock(self, topology: str) -> Lock | None:
+        """Also between hosts, if the file system has locks that work between them; None if it has none at all."""
+        with self._says(f"lock {topology}"):
+            self._make(self.root)
+            return Lock.take(self.root / f"{topology_prefix(topology)}{LOCK}", topology)
+
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing is held open but the locks, which are closed by whoever took them."""
 
     def _is_there(self, name: str) -> bool:
         with self._says(f"look for {name}"):
@@ -85,8 +94,8 @@ class DirectoryStore:
                 path = Path(folder, file)
                 if file.startswith(UNFINISHED):
                     _remove_if_old(path)
-                else:
-                    yield path.relative_to(self.root).as_posix()
+                elif not _is_lock(name := path.relative_to(self.root).as_posix()):
+                    yield name
 
     def _path(self, name: str) -> Path:
         check_name(name)
@@ -115,9 +124,14 @@ class DirectoryStore:
 
 
 def check_name(name: str) -> None:
-    """Names come with messages, too: none may lead out of the store, or to a file that is being written."""
-    if "\0" in name or any(step in ("", ".", "..") or step.startswith(UNFINISHED) for step in name.split("/")):
+    """Names come with messages, too: none may lead out of the store, to a file that is being written, or to a lock."""
+    if ("\0" in name or _is_lock(name)
+            or any(step in ("", ".", "..") or step.startswith(UNFINISHED) for step in name.split("/"))):
         raise MillraceError(f"{name!r} cannot be a name in a checkpoint store: make names with millrace.state.checkpoint")
+
+
+def _is_lock(name: str) -> bool:
+    return name.endswith(LOCK) and "/" not in name
 
 
 def not_there(name: str, place: str) -> CheckpointMissing:

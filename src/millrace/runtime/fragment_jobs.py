@@ -186,7 +186,7 @@ class Fetching:
         self._assemblies: dict[Identity, Assembly] = {}
         self._faults: dict[int, str] = {}
         self._building = False
-        self._needed = shape[0]
+        self._in_vain: dict[Identity, int] = {}  # how many that belong together were not enough
 
     def start(self) -> None:
         self._go_on()
@@ -213,9 +213,11 @@ class Fetching:
         return self._assemblies[identity]
 
     def came(self, pull: _Pull) -> None:
-        group = self._group(pull)
-        if len(group) >= self._needed:
-            self._build(group)
+        assert pull.head is not None
+        identity = pull.head.identity
+        group = self._group(identity)
+        if len(group) >= self._needed(identity):
+            self._build(identity, group)
         else:
             self._go_on()
 
@@ -224,17 +226,18 @@ class Fetching:
         self._faults[pull.index] = why
         self._go_on()
 
-    def _group(self, pull: _Pull) -> list[_Pull]:
-        """The complete ones that belong to the same blob as this one."""
-        assert pull.head is not None
-        identity = pull.head.identity
-        return [other for other in self._pulls if other.complete and other.head is not None and other.head.identity == identity]
+    def _group(self, identity: Identity) -> list[_Pull]:
+        """The complete ones that belong to the same blob."""
+        return [pull for pull in self._pulls if pull.complete and pull.head is not None and pull.head.identity == identity]
+
+    def _needed(self, identity: Identity) -> int:
+        return self._in_vain[identity] + 1 if identity in self._in_vain else self._shape[0]
 
     def _go_on(self) -> None:
         """Fetch one more as long as those that came and those that are coming are too few; fail if there are no more."""
-        while not self.over and not self._building and self._most() + self._coming(late=False) < self._needed:
+        while not self.over and not self._building and self._coming(late=False) < self._lacking():
             if not self._spare:
-                if self._most() + self._coming(late=True) < self._needed:
+                if self._coming(late=True) < self._lacking():
                     self._fail("")
                 return
             index, address = self._spare.pop()
@@ -242,15 +245,15 @@ class Fetching:
             self._pulls.append(pull)
             pull.start(self.desk)
 
-    def _most(self) -> int:
-        """How many have come that belong together."""
+    def _lacking(self) -> int:
+        """How many more must come at least, to those that have come and belong together."""
         came = Counter(pull.head.identity for pull in self._pulls if pull.complete and pull.head is not None)
-        return max(came.values(), default=0)
+        return min((self._needed(identity) - count for identity, count in came.items()), default=self._shape[0])
 
     def _coming(self, late: bool) -> int:
         return sum(not pull.over and (late or not pull.late) for pull in self._pulls)
 
-    def _build(self, group: Sequence[_Pull]) -> None:
+    def _build(self, identity: Identity, group: Sequence[_Pull]) -> None:
         """What is still under way is called off, so that nothing is written while the blob is computed; it is asked for
         again if it is needed after all."""
         self._building = True
@@ -259,25 +262,26 @@ class Fetching:
                 pull.over = True
                 self._spare.append((pull.index, pull.address))
         crcs = {pull.index: pull.head.crc for pull in group if pull.head is not None}
-        assert group[0].head is not None
-        assembly = self._assemblies[group[0].head.identity]
-        self.desk.build(lambda: assembly.build(crcs), lambda data: self._built(len(group), data))
+        assembly = self._assemblies[identity]
+        self.desk.build(lambda: assembly.build(crcs), lambda data: self._built(identity, len(group), data))
 
-    def _built(self, used: int, data: memoryview | None) -> None:
+    def _built(self, identity: Identity, used: int, data: memoryview | None) -> None:
         self._building = False
         if data is not None:
             self._end(data)
             return
-        self._needed = used + 1  # each as it was made, and yet they do not fit: which one is wrong shows only with one more
+        # Each as it was made, and yet they do not fit: which one is wrong shows only with one more. Those of another identity,
+        # a blob of the same name that was saved before or after, may still fit as they are.
+        self._in_vain[identity] = used
         self._go_on()
 
     def _fail(self, when: str) -> None:
         came = sorted(pull.index for pull in self._pulls if pull.complete)
-        aside = {**{pull.index: "its holder does not answer" for pull in self._pulls if not pull.over}, **self._faults}
+        aside = {**{pull.index: "has not come yet" for pull in self._pulls if not pull.over}, **self._faults}
         self._end(NotEnoughFragments(
             f"{self.blob} cannot be put together from its fragments{when}: any {self._shape[0]} of "
             f"{sum(self._shape)} are needed, came {came or 'none'}"
-            f"{', each as it was made, but together not the blob' if self._needed > self._shape[0] else ''}; not usable: "
+            f"{', each as it was made, but together not the blob' if self._in_vain else ''}; not usable: "
             f"{', '.join(f'{index}: {why}' for index, why in sorted(aside.items())) or 'none'}. Read it from the checkpoint "
             "store"))
 

@@ -6,7 +6,7 @@ Snapshots are taken between two chunks, where the task runs. Writing and reading
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from millrace.runtime.task import Task
 
 Pieces = dict[int, tuple[bool, bytes]]
+
+
+class Snapshot(NamedTuple):
+    """What a task had at a wave. `position`: that of a replayable spout."""
+
+    pieces: Pieces
+    position: int | None
 
 
 class StoreThread:
@@ -42,8 +49,8 @@ class Keeper:
         self.task = task
         self._thread = STORE_THREADS[task.number % len(STORE_THREADS)]
         self.state: TaskState | None = None
-        self.position: int | None = None
         self._forget()
+        self._under_way: set[tuple[str, int]] = set()  # asked for and begun, not answered yet
         self._answers: dict[str, wire.Waved] = {}  # the last one to each kind of wave
 
     def _forget(self) -> None:
@@ -52,7 +59,8 @@ class Keeper:
         self._changed: set[int] = set()  # groups whose chains the last committed manifest does not have as they are
         self._blocks: dict[str, Blocks] = {}  # blob -> who was sent its blocks
         self._told: set[int] = set()  # slots that may have blocks which are not needed any more
-        self._saving: set[int] = set()  # groups of a snapshot that is being written
+        self._lost: set[int] = set()  # groups whose last piece was not written
+        self._saving: dict[int, set[int]] = {}  # by wave: groups of a snapshot that is being written
         self._restored: tuple[Any, int | None] | None = None
 
     # -- keyed state -------------------------------------------------------------------------------------------------
@@ -73,19 +81,35 @@ class Keeper:
         else:
             self.state = None
 
+    def replaced(self) -> list[str]:
+        """States in whose place the component has put something of its own."""
+        if self.state is None:
+            return []
+        own = vars(self.task.component)
+        return [name for name, state in self.state.states.items() if own.get(name) is not state]
+
     # -- waves: PREPARE ----------------------------------------------------------------------------------------------
 
-    def snapshot(self, whole: bool) -> Pieces:
-        """Where the task runs, between two chunks."""
+    def spoiled(self) -> set[int]:
+        """On the loop: groups whose last piece got lost, or of which nobody knows yet whether it is written. They begin
+        anew with the next snapshot."""
+        spoiled = self._lost.union(*self._saving.values())
+        self._lost = set()
+        return spoiled
+
+    def snapshot(self, mark: WaveMark, spoiled: set[int]) -> Snapshot:
+        """Where the task runs, between two chunks. The keyed state comes last: once it has been asked what changed, it takes
+        that for written, so nothing may fail after it."""
         component = self.task.component
-        if self.state is not None and self._saving:
-            self.state.spoil(self._saving)  # nobody knows yet whether that is written: begin these anew
-        pieces = self.state.snapshot(whole) if self.state is not None else {}
         own = component.snapshot()
-        if own is not None:
-            pieces[OWN] = (True, self._encoded(own))
-        self.position = component.position() if isinstance(component, ReplayableSpout) else None
-        return pieces
+        pieces: Pieces = {} if own is None else {OWN: (True, self._encoded(own))}
+        position = component.position() if isinstance(component, ReplayableSpout) else None
+        if self.task.commits:
+            component.prepare(mark.wave)
+        if self.state is not None:
+            self.state.spoil(spoiled)
+            pieces.update(self.state.snapshot(mark.whole))
+        return Snapshot(pieces, position)
 
     def _encoded(self, own: Any) -> bytes:
         try:
@@ -94,16 +118,24 @@ class Keeper:
             raise EncodingError(f"snapshot() of {self.task.name} returned a {type(own).__name__} that cannot be encoded "
                                 f"({error}). Return str, int, float, bool, bytes, None, or lists and dicts of them") from None
 
-    def save(self, mark: WaveMark, pieces: Pieces) -> None:
+    def failed(self, mark: WaveMark, spoiled: set[int], error: str) -> None:
+        """On the loop: there is no snapshot."""
+        self._lost |= spoiled
+        self.answer(mark, error=error)
+
+    def save(self, mark: WaveMark, snapshot: Snapshot) -> None:
         """On the loop: write the snapshot, then say so."""
+        pieces = snapshot.pieces
+        if OWN not in pieces:
+            self._own = None
         if not pieces:
-            self._prepared(mark)
+            self._prepared(mark, snapshot.position)
             return
         run, name = self.task.topology, self.task.name
         blob = blob_name(run.graph.name, name.component, name.index, run.epoch, mark.wave)
         parts, refs = pack(pieces, blob)
-        self._saving = {group for group in refs if group != OWN}
-        self._changed |= self._saving
+        groups = self._saving[mark.wave] = {group for group in refs if group != OWN}
+        self._changed |= groups
         worker, failed = self.task.worker, []
 
         def write() -> None:
@@ -115,14 +147,13 @@ class Keeper:
         def written() -> None:
             if self.task.ended:
                 return
-            self._saving = self._saving - set(refs)
+            self._saving.pop(mark.wave, None)
             if failed:
-                if self.state is not None:
-                    self.state.spoil(set(refs) - {OWN})
+                self._lost |= groups
                 self.answer(mark, error=failed[0])
                 return
             self._extend(refs)
-            self._prepared(mark)
+            self._prepared(mark, snapshot.position)
 
         worker.threads.run(self._thread, write, written)
         slots = run.holders.get(name, [])
@@ -139,13 +170,13 @@ class Keeper:
             else:
                 self._chains[group] = [*self._chains.get(group, ()), ref]
 
-    def _prepared(self, mark: WaveMark) -> None:
+    def _prepared(self, mark: WaveMark, position: int | None) -> None:
         needed = self.blobs()
         self._blocks = {blob: blocks for blob, blocks in self._blocks.items() if blob in needed}
         self.answer(mark, TaskRecord(
             self.task.name.component, self.task.name.index, {group: self._chains[group] for group in self._changed
                                                              if group in self._chains},
-            self._own, self.position, self._blocks))
+            self._own, position, self._blocks))
 
     def blobs(self) -> set[str]:
         """Those that the task's state is in."""
@@ -196,6 +227,7 @@ class Keeper:
             self.state.restore(group, [pieces[ref] for ref in chain])
         needed = {ref.blob for ref in wanted}
         self._chains, self._blocks = mine, {blob: blocks for blob, blocks in held.items() if blob in needed}
+        self._told = self.task.worker.vault.slots()  # a forerunner may have sent blocks to anyone
         if record is not None:
             self._own = record.own
             own = self._decoded(pieces[record.own]) if record.own is not None else None
@@ -231,9 +263,17 @@ class Keeper:
         task = self.task
         answer = wire.Waved(task.worker.slot, task.worker.generation, task.topology.number, task.topology.epoch, mark.kind,
                             mark.wave, task.number, task.incarnation, record, error)
+        self._under_way.discard((mark.kind, mark.wave))
         if not error:
             self._answers[mark.kind] = answer
         task.worker.tell_master(answer)
+
+    def begins(self, mark: WaveMark) -> bool:
+        """Whether it is the first time: the master asks again while an answer takes its time."""
+        if (mark.kind, mark.wave) in self._under_way:
+            return False
+        self._under_way.add((mark.kind, mark.wave))
+        return True
 
     def answers_again(self, mark: WaveMark) -> bool:
         """Whether this has been done before: then the master did not hear of it."""

@@ -2,15 +2,17 @@
 
     millrace:checkpoint:<name>              a hash: `id`, `length`, and the content in fields 0, 1, 2, ...
     millrace:checkpoint-unfinished:<id>     the same while it is being written; Redis drops it after an hour
+    millrace:checkpoint-names:<first step>  a set: the names that begin with this step, a topology, so that they are found
+                                            however many other keys there are
 
-A hash is written under a key of its own and then renamed, which is one step for Redis. It is read in several steps if it
-is large; each also asks for the `id`, so that a reader notices when another content has taken the place of the first.
+A hash is written under a key of its own and then renamed and entered into the set, which is one step for Redis. It is read
+in several steps if it is large; each also asks for the `id`, so that a reader notices when another content has taken the
+place of the first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -21,13 +23,22 @@ from millrace.runtime.directory_store import UNFINISHED_SECONDS, check_name, not
 
 PREFIX = "millrace:checkpoint:"
 UNFINISHED_PREFIX = "millrace:checkpoint-unfinished:"
+NAMES_PREFIX = "millrace:checkpoint-names:"
 TIMEOUT_SECONDS = 10.0  # for each answer
 RETRIES = 2  # of a command whose connection broke
 FIELD = 1 << 20  # bytes: what is fetched too much for a small piece is less than two of these
 STEP = 16  # fields written or read by one command: while Redis works on it, everybody else waits
 SCAN_COUNT = 1000
 
-_GLOB = re.compile(r"([\[\]*?\\^])")
+# KEYS: what was written, what it is to be called, the set of names. ARGV: the name. Returns 0 if nothing was written there.
+# The set first: it is what a Redis without room refuses, and then nothing is done.
+_RENAME = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('SADD', KEYS[3], ARGV[1])
+redis.call('PERSIST', KEYS[1])
+redis.call('RENAME', KEYS[1], KEYS[2])
+return 1
+"""
 
 
 class RedisStore:
@@ -50,6 +61,7 @@ class RedisStore:
                 retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES))
         except ValueError as error:
             raise MillraceError(f"{self.place!r} names no Redis ({error}): write redis://host:port/database") from error
+        self._renaming = self._client.register_script(_RENAME)
         with self._says("answer"):
             self._client.ping()
 
@@ -79,16 +91,23 @@ class RedisStore:
                     return content
 
     def names(self, prefix: str) -> list[str]:
+        """Costs what the topology has that the prefix begins with; if it does not name one, what the database has."""
+        topology, slash, _ = prefix.partition("/")
         with self._says(f"list {prefix}*"):
-            pattern = _GLOB.sub(r"\\\1", PREFIX + prefix) + "*"
-            keys = {key.decode(errors="replace") for key in self._client.scan_iter(pattern, count=SCAN_COUNT)}
-        return sorted(key[len(PREFIX) :] for key in keys)
+            found = self._names_of(topology) if slash else self._all_names()
+            return sorted(name for name in found if name.startswith(prefix))
 
     def delete(self, names: Iterable[str]) -> None:
-        keys = [PREFIX + name for name in names]
-        with self._says(f"delete {len(keys)} names"):
-            for start in range(0, len(keys), SCAN_COUNT):
-                self._client.unlink(*keys[start : start + SCAN_COUNT])
+        by_step: dict[str, list[str]] = {}
+        for name in names:
+            by_step.setdefault(_names_key(name), []).append(name)
+        for key, some in by_step.items():
+            with self._says(f"delete {len(some)} names"):
+                for start in range(0, len(some), SCAN_COUNT):
+                    self._delete(key, some[start : start + SCAN_COUNT])
+
+    def lock(self, topology: str) -> None:
+        """There is none."""
 
     def missing(self, names: Iterable[str]) -> set[str]:
         asked = list(names)
@@ -101,17 +120,24 @@ class RedisStore:
         self._client.close()
 
     def _rename(self, unfinished: str, name: str, id: str) -> None:
-        try:
-            with self._client.pipeline(transaction=True) as pipe:
-                pipe.persist(unfinished)
-                pipe.rename(unfinished, PREFIX + name)
-                pipe.execute()
-        except self._errors.ResponseError as error:
-            # The client sends a command again when the connection broke before the answer came: then it is done already.
-            if "no such key" not in str(error):
-                raise
-            if self._client.hget(PREFIX + name, "id") != id.encode():
-                raise self._emptied(name) from error
+        if self._renaming(keys=[unfinished, PREFIX + name, _names_key(name)], args=[name]):
+            return
+        # The client sends a command again when the connection broke before the answer came: then it is done already.
+        if self._client.hget(PREFIX + name, "id") != id.encode():
+            raise self._emptied(name)
+
+    def _delete(self, key: str, names: list[str]) -> None:
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.unlink(*[PREFIX + name for name in names])
+            pipe.srem(key, *names)
+            pipe.execute()
+
+    def _names_of(self, topology: str) -> set[str]:
+        return {name.decode(errors="replace") for name in self._client.sscan_iter(NAMES_PREFIX + topology, count=SCAN_COUNT)}
+
+    def _all_names(self) -> set[str]:
+        keys = self._client.scan_iter(f"{PREFIX}*", count=SCAN_COUNT)
+        return {key.decode(errors="replace")[len(PREFIX) :] for key in keys}
 
     def _read(self, name: str, offset: int, length: int | None) -> bytes | None:
         """None if another content took the place of this one meanwhile."""
@@ -146,6 +172,10 @@ class RedisStore:
                 advice = "See that it runs and lets this host in, or name another store in checkpoint.store"
             raise StoreUnreachable(f"the Redis at {self.place}, where checkpoints are kept, was asked to {what} and did not: "
                                    f"{' '.join(str(error).split())[:500]}. {advice}") from error
+
+
+def _names_key(name: str) -> str:
+    return NAMES_PREFIX + name.partition("/")[0]
 
 
 def _fields(parts: Sequence[memoryview]) -> Iterator[dict[str, bytes]]:

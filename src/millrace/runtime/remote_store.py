@@ -96,6 +96,9 @@ class RemoteStore:
             found = self._files.get_file_info([self._path(name) for name in asked])
         return {name for name, info in zip(asked, found, strict=True) if info.type in _NO_FILE}
 
+    def lock(self, topology: str) -> None:
+        """There is none."""
+
     def close(self) -> None:
         """The file system closes its connections when nobody refers to it."""
 

@@ -19,11 +19,11 @@ import pyarrow as pa
 from millrace.api.component import DEFAULT_STREAM, Bolt, Component, Spout, Tuple
 from millrace.config import CHUNK_TUPLES, MAX_FAILS
 from millrace.control.waves import INIT, PREPARE, ROLLBACK
-from millrace.errors import EmitError, EncodingError
+from millrace.errors import EmitError, EncodingError, StateNotKept
 from millrace.model.graph import ComponentDef, TaskId, resolve
 from millrace.runtime import wire
 from millrace.runtime.channel import Channel, Delivery
-from millrace.runtime.keeper import Keeper
+from millrace.runtime.keeper import Keeper, Snapshot
 from millrace.runtime.meters import Meters
 from millrace.runtime.output import BOLT, HANDLE, SPOUT, Output, fast_emit
 from millrace.runtime.routing import rows_of
@@ -77,6 +77,7 @@ class Task:
         self.queued = False  # in the worker's ready list
         self.started = False  # its component is initialized
         self.ended = False
+        self.warned = False  # that it keeps state which nothing saves
         self.retiring: float | None = None  # time before which a task that moved away does not end
         self.groups: list[Group] = []
         self.random = Random()
@@ -88,7 +89,7 @@ class Task:
         self.commits = self.definition.commits and topology.graph.exactly_once
         self.keeper = Keeper(self)
         self._waves: deque[wire.WaveMark] = deque()  # asked for, and waiting until the task is free
-        self._pieces: dict[int, tuple[bool, bytes]] = {}  # of the snapshot being taken
+        self._snapshot: Snapshot | None = None  # the one being taken
         self._wave_error: BaseException | None = None
         self._may_take_up = self._loaded_early = False  # a sink throws nothing away before the master says INIT
         self._start_error: BaseException | None = None
@@ -116,6 +117,10 @@ class Task:
     def _build_component(self) -> None:
         self.component = self._make(anew=True)
         self.initialize()
+        for name in self.keeper.replaced():
+            text = (f"initialize of {self.name} puts something else in the place of self.{name}, which is keyed state: what is "
+                    "kept there is lost with the worker. Use it as it is, or give the attribute another name")
+            self.report_error(StateNotKept(text), None)
 
     def _error_of(self, call: Callable[[], None]) -> BaseException | None:
         """What user code raised."""
@@ -187,6 +192,7 @@ class Task:
         component.logger = logging.getLogger(f"millrace.{self.topology.graph.name}.{self.name}")
         component.tracked = self.topology.tracked
         component.exactly_once, component.epoch = self.topology.graph.exactly_once, self.topology.epoch
+        component._commits = self.commits
         component._handle = self
         self.keeper.attach(component, anew)
         self._attach_emit(component)
@@ -309,7 +315,7 @@ class Task:
     def asked(self, mark: wire.WaveMark, sweep: bool) -> None:
         """The master's word. What has been done is answered again; what is under way, or comes along the edges, is not
         begun twice."""
-        if self.keeper.answers_again(mark) or mark in self._waves:
+        if self.keeper.answers_again(mark):
             return
         if mark.kind == INIT:
             self._may_take_up = True
@@ -322,8 +328,9 @@ class Task:
             self.give_up_wave(mark.wave)
             self.keeper.answer(mark)
         elif not sweep or self.begins_waves:
-            self._waves.append(mark)
-            self.worker.ready(self)
+            if self.keeper.begins(mark):
+                self._waves.append(mark)
+                self.worker.ready(self)
         else:  # it comes along the edges; what is held back for an earlier one, which a failure ended, would hold it up
             self.give_up_wave(mark.wave - 1)
 
@@ -349,30 +356,36 @@ class Task:
 
     def prepare_wave(self, mark: wire.WaveMark) -> None:
         """Everything before the wave has been worked off: snapshot, then pass it on behind what was emitted."""
-        self.on_own_thread(partial(self._prepare, mark), partial(self._prepared, mark))
+        if self.topology.broken:
+            self.keeper.answer(mark, error=self.topology.broken)
+            return
+        spoiled = self.keeper.spoiled()
+        self.on_own_thread(partial(self._prepare, mark, spoiled), partial(self._prepared, mark, spoiled))
 
-    def _prepare(self, mark: wire.WaveMark) -> None:
+    def _prepare(self, mark: wire.WaveMark, spoiled: set[int]) -> None:
         def prepare() -> None:
-            self.component._before_wave()
-            self._pieces = self.keeper.snapshot(mark.whole)
-            if self.commits:
-                self.component.prepare(mark.wave)
+            self._snapshot = self.keeper.snapshot(mark, spoiled)
 
+        self.before_wave()
         self._wave_error = self._error_of(prepare)
 
-    def _prepared(self, mark: wire.WaveMark) -> None:
+    def before_wave(self) -> None:
+        """Where the task runs: what the component has kept for later is due now."""
+
+    def _prepared(self, mark: wire.WaveMark, spoiled: set[int]) -> None:
         self.busy = False
         if self.ended:
             return
         self.send_waiting()
-        if self._wave_error is not None:
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is None:
+            assert self._wave_error is not None
             self.report_error(self._wave_error, None)
-            self.keeper.answer(mark, error=describe(self._wave_error))
+            self.keeper.failed(mark, spoiled, describe(self._wave_error))
         else:
             for channel in self.channels.values():
                 channel.send_mark(mark)
-            pieces, self._pieces = self._pieces, {}
-            self.keeper.save(mark, pieces)
+            self.keeper.save(mark, snapshot)
         self.worker.ready(self)
 
     def _commit(self, mark: wire.WaveMark) -> None:
@@ -386,6 +399,7 @@ class Task:
             self.keeper.committed(mark)
         else:  # the master asks again, and the sink tries again
             self.report_error(self._wave_error, None)
+            self.keeper.answer(mark, error=describe(self._wave_error))
         self.worker.ready(self)
 
     def send_waiting(self) -> None:

@@ -27,18 +27,20 @@ class TopologyRun:
         self.worker = worker
         self.tasks: dict[int, Task] = {}
         self.ackers: dict[int, int] = {}  # acker index -> incarnation, of the ackers that run here
-        self.losses = given.losses
+        self.losses, self.epoch = given.losses, given.epoch
+        self.broken = ""  # why nothing more may be committed in this epoch: something is missing
         # One for all tasks: with a copy for each, ten thousand of them would need a hundred million entries.
         self._components = {str(self.graph.number(task)): task.component for task in self.graph.tasks()}
         self.update(given)
 
     def update(self, given: TopologyAssignment) -> None:
+        if given.epoch != self.epoch:
+            self.broken = ""
         self.version, self.epoch, self.active = given.version, given.epoch, given.active
         self.key_groups = given.key_groups
         self.places = dict(given.places)
         self.positions = dict(given.positions)
         self.restore, self.blocks, self.holders = given.restore, given.blocks, dict(given.holders)
-        self.attempt = given.attempt
         ackers = [self.places.get(TaskId(ACKER, index)) for index in range(self.graph.ackers)]
         self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]
         self.tracker.version = given.version

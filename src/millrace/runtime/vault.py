@@ -126,6 +126,9 @@ class Vault:
         if self._exchange is not None:
             self._exchange.drop(topology_prefix(topology), self._everyone(), lambda heard: None)
 
+    def slots(self) -> set[int]:
+        return set(self._addresses)
+
     def _everyone(self) -> set[Address]:
         return {address for _, address in self._holders(list(self._addresses))}
 

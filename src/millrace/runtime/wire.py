@@ -253,7 +253,7 @@ class Broken(msgspec.Struct, array_like=True, tag=22, tag_field="type"):
 
 
 class Query(msgspec.Struct, array_like=True, tag=23, tag_field="type"):
-    """What has this task under this key?"""
+    """What has this task under this key of that state? Without a state: how many keys has it, in each group, in all?"""
 
     number: int
     topology: int

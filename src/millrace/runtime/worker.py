@@ -6,7 +6,6 @@ Whoever drives it calls `assign`, `receive` and `step`; it sends through the `Pe
 from __future__ import annotations
 
 import logging
-import sys
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from millrace.control.acking import Ledger
 from millrace.control.assignment import Assignment, WorkerAddress, change
 from millrace.control.stamp import Stamp
 from millrace.control.waves import INIT
-from millrace.errors import MillraceError, UnknownName
+from millrace.errors import MillraceError, StateNotKept, UnknownName
 from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime import wire
 from millrace.runtime.bolt_task import BoltTask
@@ -256,7 +255,6 @@ class Worker:
             self._end(task)
         elif task is not None:
             task.retiring = self.clock.now() + self.drain_limit
-            task.give_up_wave(sys.maxsize)  # those to come are its successor's: nothing may be held back for one any more
             self._retired.append(task)
             self.ready(task)
 
@@ -313,12 +311,13 @@ class Worker:
             answer.error = "the task is not here any more, or has no keyed state: ask again"
             return answer
         try:
-            value = task.keeper.state.lookup(query.state, query.key)
+            state = task.keeper.state
+            value = state.lookup(query.state, query.key) if query.state else {"keys": state.keys(), "dirty": state.dirty()}
             wire.encode(value)
         except MillraceError as error:
             answer.error = str(error)
         except KeyError:
-            answer.error = f"nothing is kept under {query.key!r}"
+            answer.error = f"nothing is kept under {query.key!r} in {query.state!r}; its states: {', '.join(state.states)}"
         except (TypeError, ValueError, OverflowError) as error:
             answer.error = f"its value, a {type(value).__name__}, cannot be sent: {error}"
         else:
@@ -327,8 +326,11 @@ class Worker:
 
     def broken(self, task: Task, reason: str) -> None:
         """Tuples are missing, and nothing but a roll-back brings them again."""
-        run = task.topology
-        self.tell_master(wire.Broken(self.slot, self.generation, run.number, run.epoch, reason))
+        task.topology.broken = reason
+        self._tell_broken(task.topology)
+
+    def _tell_broken(self, run: TopologyRun) -> None:
+        self.tell_master(wire.Broken(self.slot, self.generation, run.number, run.epoch, run.broken))
 
     # -- wiring ------------------------------------------------------------------------------------------------------
 
@@ -516,6 +518,8 @@ class Worker:
     def _target(self, chunk: wire.Chunk | wire.Probe) -> BoltTask | None:
         run = self.topologies.get(chunk.topology)
         task = run.tasks.get(chunk.target) if run is not None else None
+        if run is not None and isinstance(chunk, wire.Chunk) and chunk.epoch < run.epoch:
+            return None
         if task is None or task.incarnation != chunk.target_incarnation:
             task = next((old for old in self._retired if old.number == chunk.target and old.topology is run
                          and old.incarnation == chunk.target_incarnation), None)
@@ -618,6 +622,9 @@ class Worker:
             self._end(task)
 
     def _probe(self) -> None:
+        for run in self.topologies.values():
+            if run.broken:  # the master has not heard of it
+                self._tell_broken(run)
         for task in [*(task for run in self.topologies.values() for task in run.tasks.values()), *self._retired]:
             for channel in task.channels.values():
                 if channel.full and channel.link is not None:
@@ -650,6 +657,7 @@ class Worker:
                 tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation,
                               "queue_length": task.queue_length, **task.meters.report(),
                               "traffic": {number: channel.tuples for number, channel in task.channels.items()}})
+                self._look_for_state(task)
                 in_flight[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
                 if isinstance(task, SpoutTask) and (position := task.position()) is not None:
                     positions.append((run.number, task.number, position))
@@ -659,6 +667,15 @@ class Worker:
         self.errors.clear()
         return wire.Report(self.slot, self.generation, self.revision, self.clock.now(), tasks, positions,
                            list(in_flight.items()), list(starting.items()), errors, {**self.counters, **self.vault.counters})
+
+    def _look_for_state(self, task: Task) -> None:
+        """Keyed state that nothing snapshots: the topology was thought to have none."""
+        state = task.keeper.state
+        if state is not None and not task.topology.graph.waves and not task.warned and any(map(len, state.states.values())):
+            task.warned = True
+            self.report_error(task, StateNotKept(
+                f"{task.name} keeps keyed state, and nothing in its class mentions it, so no wave saves it: declare it in the "
+                "class, for example `state = State()`"), [], None)
 
     def close(self) -> None:
         """End every task in good order."""

@@ -10,8 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millrace.api.topology import Topology
+from millrace.config import CHECKPOINTS
 from millrace.control.events import Say
 from millrace.errors import MillraceError, NotEnoughSlots, UnknownTopology
+from millrace.master.checkpointing import default_store
 from millrace.master.observed import TopologyObserved
 from millrace.master.service import Master
 from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
@@ -48,6 +50,8 @@ class ResidentEngine:
                  spark_settings: dict[str, str] | None = None) -> None:
         if slots < 1:
             raise MillraceError(f"{slots} slots were asked for: a topology needs at least 1")
+        # A name that was made up is another one each time: what is to be resumed must be found all the same.
+        settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
         self.slots = slots
         self._own_session = spark is None

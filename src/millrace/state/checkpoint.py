@@ -10,24 +10,22 @@ A piece has its length and CRC-32 in the reference to it, so that a blob need no
 
 from __future__ import annotations
 
-import hashlib
 import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
-from urllib.parse import quote
 
 import msgspec
 
 from millrace.config import KEY_GROUP_COUNT
 from millrace.errors import CorruptCheckpoint, TopologyError
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
+from millrace.state.path_step import path_step
 
 OWN = -1  # stands for a key group in `pack`: the task's own snapshot, which belongs to no group
 MAGIC = b"MRCP"
 FORMAT = 1
-SAFE_LENGTH = 100  # of a quoted name in a path: file systems take 255 bytes for each step of one
 
 _HEAD = struct.Struct(">4sHQ")
 _SUM = struct.Struct(">I")
@@ -218,16 +216,22 @@ class _Name(NamedTuple):
 
 def topology_prefix(topology: str) -> str:
     """The path that all names of a topology are below."""
-    return _quoted(topology)
+    return path_step(topology)
 
 
 def task_prefix(topology: str, component: str, index: int) -> str:
     """The path that the names of a task's blobs are below."""
-    return f"{topology_prefix(topology)}/{_quoted(component)}/{index}"
+    return f"{topology_prefix(topology)}/{path_step(component)}/{index}"
 
 
 def blob_name(topology: str, component: str, index: int, epoch: int, wave: int) -> str:
     return f"{task_prefix(topology, component, index)}/{epoch:020d}-{wave:020d}"
+
+
+def epoch_of(name: str) -> int:
+    """The epoch in the name of a blob or manifest."""
+    parsed = _parsed(name)
+    return parsed.epoch if parsed is not None else 0
 
 
 def wave_of(blob: str) -> int:
@@ -259,7 +263,7 @@ def garbage(names: Iterable[str], kept: Iterable[Manifest], before_wave: int) ->
     topologies: set[str] = set()
     for manifest in kept:
         needed |= {*manifest.blobs(), manifest_name(manifest.topology, manifest.epoch, manifest.wave)}
-        topologies.add(_quoted(manifest.topology))
+        topologies.add(path_step(manifest.topology))
     return [name for name in names if name not in needed and (parsed := _parsed(name)) is not None
             and parsed.topology in topologies and parsed.wave <= before_wave]
 
@@ -269,15 +273,6 @@ def _parsed(name: str) -> _Name | None:
     if match is None or (match[2] is None) != (match[5] is not None):
         return None
     return _Name(match[1], int(match[3]), int(match[4]), match[5] is not None)
-
-
-def _quoted(name: str) -> str:
-    """Safe as one step of a path on any file system. One that would be too long ends with a digest instead."""
-    quoted = quote(name, safe="", errors="surrogatepass").replace(".", "%2E").replace("~", "%7E")
-    if len(quoted) <= SAFE_LENGTH:
-        return quoted
-    digest = hashlib.sha256(quoted.encode()).hexdigest()[:32]
-    return f"{quoted[: SAFE_LENGTH - 33]}~{digest}"  # no quoted name has this sign
 
 
 # ---- does it fit ----
@@ -302,7 +297,7 @@ def _check_record(manifest: Manifest, graph: TopologyGraph, record: TaskRecord, 
         raise _misfit(manifest, graph, f"has state of {component.name!r} by key", f"gives {component.name!r} no input that is "
                       "grouped by fields", "Group it by the same fields as before")
     bound = record.own is not None or record.position is not None
-    if bound and not component.keyed and component.par != before:
+    if bound and component.par != before:
         what = "a state of its own" if record.own is not None else "a position"
         raise _misfit(manifest, graph, f"has {before} tasks of {component.name!r}, each with {what}", f"has {component.par}",
                       f"Set its par to {before}")

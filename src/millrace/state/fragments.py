@@ -7,13 +7,12 @@ A blob that is put together again is checked as a whole at the end: what comes o
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 from typing import NamedTuple
 
-from millrace.errors import BadParameter, NotEnoughFragments
+from millrace.errors import BadParameter
 from millrace.state.checksum import appended
 from millrace.state.erasure import MAX_BLOCKS, Bytes, Code, room
 
@@ -59,71 +58,12 @@ class Fragment:
     def identity(self) -> Identity:
         return Identity(self.blob, self.r, self.c, self.length, self.whole_crc)
 
-    def fault(self) -> str:
-        """What can be seen to be wrong without reading the payload; empty if nothing is."""
-        if fault := self.identity.fault():
-            return fault
-        if not 0 <= self.index < self.r + self.c:
-            return f"index {self.index} is none of {self.r} + {self.c}"
-        size = self.identity.block_size
-        return f"truncated: {len(self.payload)} of {size} bytes" if len(self.payload) != size else ""
-
-    def corrupt(self) -> bool:
-        return zlib.crc32(self.payload) != self.crc
-
 
 def cut(blob: str, data: Bytes, r: int, c: int) -> list[Fragment]:
     """The r + c fragments of a blob. Payloads may be views of the data: it must not change while they are used."""
     whole = zlib.crc32(data)
     return [Fragment(blob, index, r, c, len(data), zlib.crc32(block), whole, block)
             for index, block in enumerate(Code(r, c).encode(data))]
-
-
-def join(fragments: Iterable[Fragment], blob: str | None = None) -> bytes:
-    """The blob, from any r good fragments; `blob` names the one that is wanted if there may be others among them."""
-    groups: dict[Identity, dict[int, Fragment]] = defaultdict(dict)
-    aside: list[str] = []
-    for fragment in fragments:
-        fault = fragment.fault() or (f"of {fragment.blob}" if blob not in (None, fragment.blob) else "")
-        group = groups[fragment.identity] if not fault else {}
-        if not fault and fragment.index in group:
-            fault = "came twice"
-            if group[fragment.index].corrupt():
-                fault, group[fragment.index] = "corrupt", fragment
-        if fault:
-            aside.append(f"{fragment.index}: {fault}")
-        else:
-            group[fragment.index] = fragment
-    built = {identity: data for identity, group in groups.items() if (data := _joined(identity, group, aside)) is not None}
-    if len(built) == 1:
-        return bytes(*built.values())
-    raise NotEnoughFragments(_explained(blob, groups, built, aside))
-
-
-def _joined(identity: Identity, group: Mapping[int, Fragment], aside: list[str]) -> memoryview | None:
-    good = {index: fragment for index, fragment in group.items() if not fragment.corrupt()}
-    aside += [f"{index}: corrupt" for index in group if index not in good]
-    if len(good) < identity.r:
-        return None
-    assembly = Assembly(identity)
-    for index, fragment in good.items():
-        assembly.block(index)[:] = fragment.payload
-    data = assembly.build({index: fragment.crc for index, fragment in good.items()})
-    if data is None:
-        aside.append(f"{sorted(good)}: each as it was made, but together not the blob")
-    return data
-
-
-def _explained(blob: str | None, groups: Mapping[Identity, Collection[int]], built: Collection[Identity],
-               aside: Sequence[str]) -> str:
-    name = blob or " or ".join(sorted({identity.blob for identity in groups})) or "a blob"
-    if built:
-        return (f"fragments of {len(built)} different blobs came, and each could be put together: {sorted(built)}. Say "
-                "which one is wanted")
-    came = "; ".join(f"{sorted(group)} of {identity.r} + {identity.c} ({identity.length} bytes, "
-                     f"crc {identity.whole_crc:08x})" for identity, group in groups.items() if group)
-    return (f"{name} cannot be put together from its fragments: came {came or 'none'}; set aside "
-            f"{', '.join(aside) or 'none'}. Read it from the checkpoint store")
 
 
 class Assembly:

@@ -1,32 +1,30 @@
 """The keyed state of one task, cut into pieces for the checkpoint store and put together from them.
 
 A piece is one key group of all the task's states at one wave: everything in it, or what changed since the piece before. It
-is msgpack: [format, group, whole, {state: [keys, values, when they expire, deleted keys]}]. What msgpack would give back
-as another type, or not hold at all, is an extension, so that a value is after a recovery what it was before.
+is msgpack, with the extensions of `packing`: [format, group, whole, {state: [keys, values, when they expire, deleted keys]}].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from millrace.api.state import ATOMS, Changes, KeyedState, KeyPlaces, declared_states, is_key
+from millrace.api.changes import Changes
+from millrace.api.key_places import ATOMS, KeyPlaces, is_key
+from millrace.api.keyed_state import KeyedState, Loaded
+from millrace.api.state import declared_states
 from millrace.errors import CorruptCheckpoint, EncodingError, UnknownName
+from millrace.state.packing import TOO_ODD, UNREADABLE, as_key, encode, plain_value, unwrap, wrapped
 
 FORMAT = 1
 LONGEST_CHAIN = 16  # pieces; a restore reads them all
 SLACK = 4096  # bytes by which the deltas of a chain may outgrow its whole piece: small groups would be written whole each time
 
-# msgpack extension codes
-BIG_INT, TUPLE, SET, FROZENSET, LONE_SURROGATES, PAIRS = 1, 2, 3, 4, 5, 6
-_KINDS: dict[int, type] = {TUPLE: tuple, SET: set, FROZENSET: frozenset}
-_CODES = {kind: code for code, kind in _KINDS.items()}
-
 Columns = tuple[list[Any], list[Any], list[float], list[Any]]  # keys, values, when they expire, deleted keys
-_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(tuple[int, int, bool, dict[str, Columns]], ext_hook=unwrap)
 
 
 @dataclass(slots=True)
@@ -53,6 +51,11 @@ class TaskState:
     def owned(self) -> frozenset[int]:
         return self.places.owned
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of the states, as declared."""
+        return tuple(self.states)
+
     def snapshot(self, whole: Container[int] | bool = ()) -> dict[int, tuple[bool, bytes]]:
         """Group -> (whole?, piece) for each group that is not as its last piece says, and for those in `whole` (True: all)
         that have anything. If it raises, nothing has changed: the next one has all of it again."""
@@ -64,6 +67,7 @@ class TaskState:
         pieces |= self._whole_pieces((dirty | self._spoiled | asked) - pieces.keys(), changes)
         for name, state in self.states.items():
             state.settle(changes[name])
+        self.places.settled()
         self._written(pieces)
         return pieces
 
@@ -111,16 +115,16 @@ class TaskState:
                                         "are str, int, float, bool, None, bytes, or tuples of those, and of no subclass")
 
     def _plain_values(self, state: KeyedState, keys: list[Any], values: list[Any]) -> list[Any]:
-        encode = None if state.codec is None else state.codec.encode
-        if encode is None and ATOMS.issuperset(map(type, values)):
+        to_plain = None if state.codec is None else state.codec.encode
+        if to_plain is None and ATOMS.issuperset(map(type, values)):
             return values
         plain = []
         for key, value in zip(keys, values, strict=True):
             try:
-                plain.append(_plain(value if encode is None else encode(value)))
+                plain.append(plain_value(value if to_plain is None else to_plain(value)))
             except Exception as error:  # a codec is the user's code
-                what = "Keep values of plain types, or give the state a codec: State(codec=Typed(...))" if encode is None else \
-                    f"Does its codec, {state.codec!r}, fit the value?"
+                what = f"Does its codec, {state.codec!r}, fit the value?" if to_plain is not None else \
+                    "Keep values of plain types, or give the state a codec: State(codec=Typed(...))"
                 raise EncodingError(f"{self._label}: the value of {key!r} in {state.name!r}, a {type(value).__name__}, cannot "
                                     f"be put into a snapshot: {error}. {what}") from error
         return plain
@@ -143,7 +147,29 @@ class TaskState:
     def restore(self, group: int, pieces: Sequence[bytes]) -> None:
         """The group is this task's, and is as its chain says: the first piece whole, the others in the order they were
         written. Without pieces it is empty. If it raises, nothing has changed."""
-        entries: dict[str, tuple[dict[Any, Any], dict[Any, float]]] = {}
+        self.restore_all({group: pieces})
+
+    def restore_all(self, chains: Mapping[int, Sequence[bytes]]) -> None:
+        """As `restore`, for many groups: each call looks at all keys that there are."""
+        loaded: dict[str, dict[int, Loaded]] = {name: {} for name in self.states}
+        summed: dict[int, Chain | None] = {}
+        for group, pieces in chains.items():
+            entries, summed[group] = self._joined(group, pieces)
+            for name, groups in loaded.items():
+                groups[group] = entries.get(name, ({}, {}))
+        for group in chains:
+            self.places.own(group)
+        for name, state in self.states.items():
+            state.load(loaded[name])
+        for group, chain in summed.items():
+            self._spoiled.discard(group)
+            self._chains.pop(group, None)
+            if chain is not None:
+                self._chains[group] = chain
+
+    def _joined(self, group: int, pieces: Sequence[bytes]) -> tuple[dict[str, Loaded], Chain | None]:
+        """What the pieces of a chain amount to, by state."""
+        entries: dict[str, Loaded] = {}
         chain = None
         for number, piece in enumerate(pieces):
             whole, parts = self._read(group, number, piece)
@@ -157,18 +183,12 @@ class TaskState:
             except TypeError as error:  # something that cannot be a key
                 raise self._corrupt(group, number, str(error)) from None
         decoded = {name: (self._decoded(self._state(name, group), values), dues) for name, (values, dues) in entries.items()}
-        self.places.own(group)
-        for name, state in self.states.items():
-            state.load(group, *decoded.get(name, ({}, {})))
-        self._spoiled.discard(group)
-        self._chains.pop(group, None)
-        if chain is not None:
-            self._chains[group] = chain
+        return decoded, chain
 
     def _read(self, group: int, number: int, piece: bytes) -> tuple[bool, dict[str, Columns]]:
         try:
             version, of_group, whole, parts = _decoder.decode(piece)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise self._corrupt(group, number, f"its {len(piece)} bytes cannot be read: {error}") from None
         if version != FORMAT:
             raise self._corrupt(group, number, f"it has format {version}, and this Millrace reads format {FORMAT}")
@@ -206,7 +226,7 @@ class TaskState:
     def drop(self, group: int) -> None:
         """The group is no longer this task's: its entries are forgotten."""
         for state in self.states.values():
-            state.unload(group)
+            state.unload([group])
         self.places.disown(group)
         self._chains.pop(group, None)
         self._spoiled.discard(group)
@@ -236,7 +256,7 @@ class TaskState:
         is another task's."""
         if state_name not in self.states:
             raise UnknownName(f"{self._label} has no state {state_name!r}; it has {', '.join(map(repr, self.states))}")
-        return self.states[state_name].peek(_as_key(key))
+        return self.states[state_name].peek(as_key(key))
 
 
 def open_states(component: Any, group_of: Callable[[Any], int], owned: Collection[int], key_groups: int, label: str,
@@ -258,78 +278,17 @@ def open_states(component: Any, group_of: Callable[[Any], int], owned: Collectio
 
 def _piece(group: int, whole: bool, parts: dict[str, Columns]) -> bytes:
     try:
-        return _encode((FORMAT, group, whole, parts))
-    except (OverflowError, UnicodeEncodeError):  # a number beyond 64 bits, or a text that is not UTF-8: rare
-        return _encode((FORMAT, group, whole, {name: tuple(map(_wrapped, columns)) for name, columns in parts.items()}))
+        return encode((FORMAT, group, whole, parts))
+    except TOO_ODD:
+        return encode((FORMAT, group, whole, {name: tuple(map(wrapped, columns)) for name, columns in parts.items()}))
 
 
 def _apply(columns: Columns, values: dict[Any, Any], dues: dict[Any, float]) -> None:
     keys, news, times, deleted = columns
-    for key in map(_as_key, deleted):
+    for key in map(as_key, deleted):
         values.pop(key, None)
+        dues.pop(key, None)
     if not ATOMS.issuperset(map(type, keys)):
-        keys = list(map(_as_key, keys))
+        keys = list(map(as_key, keys))
     values.update(zip(keys, news))
     dues.update(zip(keys, times))
-
-
-# ---- values as msgpack ----
-
-
-def _plain(value: Any) -> Any:
-    """The value in types that msgpack gives back as they are; a TypeError names one that has no place in it."""
-    kind = type(value)
-    if kind in ATOMS:
-        return value
-    if kind is list:
-        return value if ATOMS.issuperset(map(type, value)) else list(map(_plain, value))
-    if kind is dict:
-        for key in value:
-            if not is_key(key):
-                raise TypeError(f"a dict in it has the key {key!r} ({type(key).__name__})")
-        return {key: _plain(item) for key, item in value.items()}
-    if kind in _CODES:
-        return msgspec.msgpack.Ext(_CODES[kind], _packed(list(map(_plain, value))))
-    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a type that it can hold")
-
-
-def _packed(value: Any) -> bytes:
-    try:
-        return _encode(value)
-    except (OverflowError, UnicodeEncodeError):
-        return _encode(_wrapped(value))
-
-
-def _wrapped(value: Any) -> Any:
-    """With extensions for numbers beyond 64 bits and for texts that are not UTF-8."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return msgspec.msgpack.Ext(BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
-    if isinstance(value, str) and not value.isascii():
-        data = value.encode("utf-8", "surrogatepass")
-        return value if data.decode("utf-8", "replace") == value else msgspec.msgpack.Ext(LONE_SURROGATES, data)
-    if isinstance(value, list | tuple):
-        return list(map(_wrapped, value))
-    if isinstance(value, dict):  # an extension cannot be the key of a dict that is yet to be encoded
-        return msgspec.msgpack.Ext(PAIRS, _encode([_wrapped(each) for item in value.items() for each in item]))
-    return value
-
-
-def _unwrap(code: int, data: memoryview) -> Any:
-    if code == BIG_INT:
-        return int.from_bytes(data, "big", signed=True)
-    if code == LONE_SURROGATES:
-        return bytes(data).decode("utf-8", "surrogatepass")
-    if code != PAIRS and code not in _KINDS:
-        raise ValueError(f"unknown extension {code}")
-    items = _inner_decoder.decode(data)
-    return dict(zip(map(_as_key, items[::2]), items[1::2], strict=True)) if code == PAIRS else _KINDS[code](items)
-
-
-def _as_key(key: Any) -> Any:
-    """Keys are never lists: what was a tuple comes back as one."""
-    return tuple(map(_as_key, key)) if isinstance(key, list) else key
-
-
-_UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)  # what bytes that someone made up can raise
-_inner_decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=_unwrap)
-_decoder = msgspec.msgpack.Decoder(tuple[int, int, bool, dict[str, Columns]], ext_hook=_unwrap)

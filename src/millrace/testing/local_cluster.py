@@ -44,6 +44,7 @@ from millrace.model.graph import TaskId, TopologyGraph, graph_of
 from millrace.runtime import wire
 from millrace.runtime.checkpoints import Checkpoints
 from millrace.runtime.clock import ManualClock
+from millrace.runtime.keeper import StoreThread
 from millrace.runtime.task import Task
 from millrace.runtime.vault import Vault
 from millrace.runtime.worker import Worker
@@ -74,19 +75,29 @@ class _Peers:
 
 
 class _NoThreads:
-    """Work of blocking tasks is done when the cluster takes its next step, not at once: as with a real thread."""
+    """Work of blocking tasks is done when the cluster takes its next step, not at once: as with a real thread. That of the
+    store takes its time."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
         self.waiting: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
+        self._storing: deque[tuple[float, Callable[[], None], Callable[[], None]]] = deque()
 
     def run(self, key: Any, work: Callable[[], None], done: Callable[[], None]) -> None:
-        self.waiting.append((work, done))
+        if isinstance(key, StoreThread):
+            self._storing.append((self._cluster.clock.now() + self._cluster.store_seconds, work, done))
+        else:
+            self.waiting.append((work, done))
 
     def end(self, key: Any) -> None: ...
 
     def work(self) -> None:
         for _ in range(len(self.waiting)):
             work, done = self.waiting.popleft()
+            work()
+            done()
+        while self._storing and self._storing[0][0] <= self._cluster.clock.now():
+            _, work, done = self._storing.popleft()
             work()
             done()
 
@@ -125,6 +136,9 @@ class MemoryStore:
         self._check()
         return set(names) - self.blobs.keys()
 
+    def lock(self, topology: str) -> None:
+        """There is none."""
+
     def close(self) -> None: ...
 
 
@@ -135,6 +149,7 @@ class LocalCluster:
     def __init__(self, workers: int = 2, nodes: int = 1, scheduler: Scheduler | None = None,
                  settings: dict[str, Any] | None = None, store: MemoryStore | None = None) -> None:
         self.store = store or MemoryStore()
+        self.store_seconds = 0.0  # that it takes to write or read a snapshot
         self.lose: Callable[[Any], bool] = lambda message: False  # control messages, either way, that do not arrive
         self._said_by_workers: deque[Any] = deque()
         self.clock = ManualClock(1000.0)
@@ -163,7 +178,7 @@ class LocalCluster:
     def start(self, slot: int) -> None:
         """A worker comes up on the slot, as when Spark starts it (again)."""
         self._generation += 1
-        threads = self._threads[slot] = _NoThreads()
+        threads = self._threads[slot] = _NoThreads(self)
         worker = Worker(slot, self._generation, self.clock, _Peers(self, slot), threads, self._settings,
                         vault=Vault(lambda: self.store), tell_master=self._said_by_workers.append)
         self.workers[slot] = worker
@@ -204,7 +219,7 @@ class LocalCluster:
                 self._store(command)
             elif isinstance(command, CollectCheckpoints):
                 with suppress(MillraceError):  # as the master does: it is tried again after the next wave
-                    Checkpoints(self.store, command.name).collect()
+                    Checkpoints(self.store, command.name).collect(epoch=command.epoch)
 
     def _send_wave(self, command: SendWave) -> None:
         send = command.send
@@ -217,7 +232,8 @@ class LocalCluster:
     def _store(self, command: StoreManifest) -> None:
         manifest, error = command.manifest, ""
         try:
-            Checkpoints(self.store, manifest.topology).commit(manifest)
+            checkpoints = Checkpoints(self.store, manifest.topology)
+            (checkpoints.claim if command.claim else checkpoints.commit)(manifest)
         except MillraceError as wrong:
             error = str(wrong)
         self._said_by_workers.append(ManifestStored(manifest.topology, manifest.epoch, manifest.wave, error))

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
+from millrace.api import key_places
+from millrace.api.component import Bolt
 from millrace.api.grouping import stable_hash
-from millrace.api.state import CounterState, KeyedState, ListState, PagedState, State, Typed, declared_states
+from millrace.api.keyed_state import KeyedState
+from millrace.api.paged_state import PagedState
+from millrace.api.state import CounterState, ListState, State, Typed, declared_states
 from millrace.errors import EncodingError, KeyNotOwned, NotRunning
 from millrace.state.task_state import TaskState, open_states
+from millrace.testing.states import with_state
 
 GROUPS = 8
 
@@ -158,30 +165,81 @@ def test_a_key_deleted_in_a_loop_is_an_error(bolt: Any) -> None:
             bolt.state.pop("b", None)
 
 
+def test_the_last_item_and_the_first_key_take_no_longer_the_more_there_are(bolt: Any) -> None:
+    state, steps = bolt.bare, 0
+
+    class Key(str):
+        def __hash__(self) -> int:
+            nonlocal steps
+            steps += 1
+            return super().__hash__()
+
+    state.update({Key(number): number for number in range(1000)})
+    assert (state.popitem(), next(iter(state))) == (("999", 999), "0")
+    before = steps
+    for number in range(998, 500, -1):
+        assert state.popitem() == (str(number), number)
+        assert next(iter(state)) == "0"
+    assert steps - before < 10 * 498
+    assert list(state) == list(map(str, range(501)))
+
+
 # ---- whose keys ----
 
 
-def foreign_key(owned: int) -> str:
-    return next(key for key in map(str, range(100)) if stable_hash(key) % GROUPS != owned)
+class Owns2:
+    state = State(default=0)
+    lists = ListState()
+    recent = State(default=0, ttl=10)
 
 
-@pytest.mark.parametrize("use", [lambda state, key: state[key], lambda state, key: state.add(key)])
-def test_reading_another_tasks_key_is_an_error_at_once(use: Callable[[Any, str], Any]) -> None:
-    bolt, key = Count(), foreign_key(2)
-    opened(bolt, owned=[2])
-    group = stable_hash(key) % GROUPS
-    with pytest.raises(KeyNotOwned, match=f"count, task 3: '{key}' .*'state'.* group {group}, which task {40 + group} has"):
-        use(bolt.state, key)
+FOREIGN = next(key for key in map(str, range(100)) if stable_hash(key) % GROUPS != 2)
+FOREIGN_GROUP = stable_hash(FOREIGN) % GROUPS
+MINE = next(key for key in map(str, range(100)) if stable_hash(key) % GROUPS == 2)
 
 
-def test_setting_another_tasks_key_is_an_error_at_the_snapshot() -> None:
-    bolt, key = Count(), foreign_key(2)
+@pytest.fixture(params=["state", "lists", "recent"])
+def part(request: pytest.FixtureRequest) -> Any:
+    """A state that owns one group, in each of its forms."""
+    bolt = Owns2()
     task = opened(bolt, owned=[2])
-    bolt.state[key] = 1
+    bolt.lists.append(MINE, 1)
+    task.snapshot()
+    assert (type(bolt.state), type(bolt.lists)) == (KeyedState, PagedState)
+    return getattr(bolt, request.param)
+
+
+@pytest.mark.parametrize("use", [lambda state, key: state[key], lambda state, key: state.add(key),
+                                 lambda state, key: state.setdefault(key, 1)])
+def test_to_use_another_tasks_key_is_an_error_at_once(use: Callable[[Any, str], Any], part: Any) -> None:
+    with pytest.raises(KeyNotOwned, match=f"count, task 3: '{FOREIGN}' .* group {FOREIGN_GROUP}, which task "
+                                          f"{40 + FOREIGN_GROUP} has"):
+        use(part, FOREIGN)
+    assert FOREIGN not in list(part)
+
+
+@pytest.mark.parametrize("key", [FOREIGN, frozenset()])
+def test_to_ask_for_another_tasks_key_finds_nothing(key: Any, part: Any) -> None:
+    assert (part.get(key), part.get(key, 5), key in part, part.pop(key, 7), (key, 0) in part.items()) == \
+        (None, 5, False, 7, False)
+    for take in (part.pop, part.__delitem__):
+        with pytest.raises(KeyError) as error:
+            take(key)
+        assert error.type is KeyError
+
+
+@pytest.mark.parametrize("put", [lambda state, key: state.__setitem__(key, 1), lambda state, key: state.update({key: 1})])
+@pytest.mark.parametrize("name", ["state", "lists", "recent"])
+def test_setting_another_tasks_key_is_an_error_at_the_snapshot(put: Callable[[Any, str], Any], name: str) -> None:
+    bolt = Owns2()
+    task = opened(bolt, owned=[2])
+    bolt.lists.append(MINE, 1)
+    task.snapshot()
+    put(getattr(bolt, name), FOREIGN)
     for _ in range(2):  # it stays wrong
         with pytest.raises(KeyNotOwned, match="Use the value of the fields grouping"):
             task.snapshot()
-    del bolt.state[key]
+    del getattr(bolt, name)[FOREIGN]
     assert task.snapshot() == {}
 
 
@@ -189,6 +247,28 @@ def test_setting_another_tasks_key_is_an_error_at_the_snapshot() -> None:
 def test_a_key_that_cannot_be_kept_is_an_error(key: Any, bolt: Any) -> None:
     with pytest.raises(EncodingError, match="cannot be a key of 'state'"):
         bolt.state[key] += 1
+
+
+def test_keys_that_a_state_holds_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_places, "KEYS_REMEMBERED", 10)
+    hashed: list[Any] = []
+
+    def group_of(key: Any) -> int:
+        hashed.append(key)
+        return stable_hash(key)
+
+    bolt = Count()
+    task = open_states(bolt, group_of, range(GROUPS), GROUPS, "count", lambda: 0.0)
+    assert task is not None
+    names = list(map(str, range(100)))
+    for name in names:
+        bolt.state[name] += 1
+        bolt.hits.add(name)
+        assert bolt.state[f"{name} is only asked for"] == 0
+    task.dirty()
+    task.snapshot()
+    assert [hashed.count(name) for name in names] == [1] * 100
+    assert len(task.places._found) <= 10, "what is in a snapshot need not be remembered"
 
 
 # ---- expiry ----
@@ -227,6 +307,66 @@ def test_changing_a_value_in_place_counts_as_writing() -> None:
     assert bolt.seen["a"] == []
 
 
+@pytest.mark.parametrize("look", [lambda state: list(state.values()), lambda state: list(state.items()),
+                                  lambda state: state.copy(), lambda state: state | {}, repr])
+def test_a_loop_over_the_entries_does_not_renew_them(look: Callable[[Any], Any]) -> None:
+    bolt, clock = Recent(), Clock()
+    task = opened(bolt, now=clock)
+    bolt.seen["a"] = [1]
+    task.snapshot()
+    clock.time += 6
+    look(bolt.seen)
+    clock.time += 4
+    assert bolt.seen == {}
+
+
+def test_what_a_loop_changes_is_in_the_delta_and_expires_as_before() -> None:
+    bolt, clock = Recent(), Clock()
+    task = opened(bolt, now=clock)
+    bolt.seen["a"] = [1]
+    (group, _), = task.snapshot().items()
+    clock.time += 6
+    for value in bolt.seen.values():
+        value.append(2)
+    assert task.dirty() == {group: 1}
+    (whole, piece), = task.snapshot().values()
+    assert whole, "it is all there is in the group"
+    for seconds, left in ((3, {"a": [1, 2]}), (1, {})):
+        clock.time += seconds
+        later = Recent()
+        opened(later, now=clock).restore(group, [piece])
+        assert later.seen == left
+
+
+@pytest.mark.parametrize("write", [
+    lambda state: state.__setitem__("a", [2]), lambda state: state.append("a", 2), lambda state: state["a"],
+    lambda state: state.get("a"), lambda state: state.setdefault("a", []), lambda state: state.update(a=[2]),
+])
+def test_what_renews_an_entry(write: Callable[[Any], Any]) -> None:
+    bolt, clock = Recent(), Clock()
+    opened(bolt, now=clock)
+    bolt.seen["a"] = [1]
+    clock.time += 6
+    write(bolt.seen)
+    clock.time += 9
+    assert "a" in bolt.seen
+    clock.time += 1
+    assert "a" not in bolt.seen
+
+
+def test_reading_what_cannot_be_changed_in_place_renews_nothing() -> None:
+    bolt, clock = Recent(), Clock()
+    opened(bolt, now=clock)
+    bolt.state.update(a=1, b=2)
+    clock.time += 6
+    assert (bolt.state["a"], bolt.state.get("a"), bolt.state.setdefault("a", 5), bolt.state.add("b")) == (1, 1, 1, 3)
+    clock.time += 4
+    assert bolt.state == {"b": 3}
+    assert bolt.state.setdefault("c", 5) == 5
+    clock.time += 6
+    assert (bolt.state.popitem(), bolt.state) == (("c", 5), {})
+
+
 def test_a_clock_that_is_set_back_brings_nothing_back() -> None:
     bolt, clock = Recent(), Clock()
     opened(bolt, now=clock)
@@ -261,6 +401,51 @@ def test_typed_values_come_back_as_they_were(kind: Any, value: Any) -> None:
     assert type(back) is type(value)
 
 
-def test_a_value_of_another_type_is_refused_when_it_is_encoded() -> None:
-    with pytest.raises(ValueError, match="Expected"):
-        Typed(Session).encode("a session")
+@dataclass
+class Timed(Session):
+    at: int = 0
+
+
+@dataclass(eq=False)
+class Node:
+    children: list[Node]
+
+
+class Pair(msgspec.Struct):
+    both: tuple[float, float]
+
+
+@pytest.mark.parametrize(("kind", "value"), [(float, float("nan")), (Node, Node([Node([])])), (Pair, Pair((1.0, 2.0))),
+                                             (frozenset[int], frozenset({1})), (dict[str, set[int]], {"a": {1}})])
+def test_typed_values_that_are_not_equal_by_themselves_or_nested_are_kept(kind: Any, value: Any) -> None:
+    codec = Typed(kind)
+    assert repr(codec.decode(codec.encode(value))) == repr(value)
+
+
+@pytest.mark.parametrize(("kind", "value"), [
+    (Session, "a session"), (Session, Timed("ann", set(), Decimal(1), 5)), (float, 1), (list, (1, 2)),
+    (set[int], frozenset({1})), (list[float], [1]), (set[float], {1}), (dict[str, set[int]], {"a": frozenset({1})}),
+    (dict[float, int], {1: 1}), (Pair, Pair((1, 2))), (Node, Node(())), (list, Counter(a=1)), (int, object()),
+])
+def test_a_value_that_would_not_come_back_as_it_was_is_refused(kind: Any, value: Any) -> None:
+    with pytest.raises(EncodingError, match=r"^Typed\(.*\) cannot keep "):
+        Typed(kind).encode(value)
+
+
+# ---- in unit tests of bolts ----
+
+
+def test_a_bolt_has_its_state_without_the_engine() -> None:
+    class Words(Bolt):
+        outputs: ClassVar = []
+        counts = CounterState()
+        recent = ListState(ttl=10)
+
+    clock = Clock()
+    bolt = with_state(Words(), now=clock)
+    for key in range(1000):
+        bolt.counts.add(key)
+    bolt.recent.append("a", 1)
+    clock.time += 10
+    assert (len(bolt.counts), bolt.recent, bolt.state) == (1000, {}, {})
+    assert with_state(Words()).counts == {}

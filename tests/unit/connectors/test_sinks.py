@@ -167,10 +167,78 @@ def test_a_prepared_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeyp
     sink.process_rows(rows("word", [["tea"]]))
     sink.prepare(1)
     hidden = str(tmp_path / ".staged-test+under-test")
-    assert calls == [f"{hidden}/0-1-open.jsonl", "rename", hidden]
+    assert calls == [str(tmp_path), f"{hidden}/0-1-open.jsonl", "rename", hidden]
     calls.clear()
     sink.commit(1)
     assert calls == ["rename", str(tmp_path), hidden]
+
+
+def test_directories_that_are_made_are_on_the_disk(tmp_path, monkeypatch):
+    forced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (forced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    staged_sink(tmp_path / "made" / "here")
+    assert forced == [str(tmp_path), str(tmp_path / "made"), str(tmp_path / "made" / "here")]
+    forced.clear()
+    staged_sink(tmp_path / "made" / "here", task_index=1)
+    assert forced == [str(tmp_path / "made" / "here")], "the one who made the hidden directory may not have come so far"
+
+
+def test_a_prepared_file_that_someone_deleted_is_missed(tmp_path):
+    sink = staged_sink(tmp_path)
+    for wave in (1, 2, 3):
+        sink.process_rows(rows("wave", [[wave]]))
+        sink.prepare(wave)
+    [second] = (tmp_path / ".staged-test+under-test").glob("0-1-2-*")
+    second.unlink()
+    sink.commit(1)
+    for _ in range(2):
+        with pytest.raises(MillraceError, match=rf"wave 3 is committed, and what task 0 prepared.*{second.name}\. Someone"):
+            sink.commit(3)
+    assert [row["wave"] for row in written(tmp_path)] == [1, 3], "what is there is made visible all the same"
+
+
+def test_what_is_visible_is_not_missed_when_it_is_taken_away(tmp_path, monkeypatch):
+    """Whoever reads the output may take it away at once; the commit may have failed after the rename, and comes again."""
+    sink = staged_sink(tmp_path)
+    sink.process_rows(rows("word", [["tea"]]))
+    sink.prepare(1)
+
+    def broken(fd):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output"):
+        patched.setattr(os, "fsync", broken)
+        sink.commit(1)
+    [part] = tmp_path.glob("part-*")
+    part.unlink()
+    sink.commit(1)
+    sink.commit(1)
+
+
+def test_what_another_incarnation_made_visible_is_not_missed(tmp_path):
+    sink = staged_sink(tmp_path)
+    sink.process_rows(rows("word", [["tea"]]))
+    sink.prepare(1)
+    staged_sink(tmp_path, epoch=2).recover(1, 1)
+    sink.commit(1)
+    assert [row["word"] for row in written(tmp_path)] == ["tea"]
+
+
+@pytest.mark.parametrize("topology", ["t" * 300, "雪" * 100, "a/b.c" * 60])
+def test_long_names_are_shortened_and_stay_apart(tmp_path, topology):
+    sinks = []
+    for name in (topology, topology + "x"):
+        sink = JsonLinesSink()
+        sink.topology_name, sink.component_name = name, "c" * 300
+        sink.task_index, sink.parallelism, sink.exactly_once, sink.epoch = 0, 1, True, 1
+        sink.initialize({"path": str(tmp_path)}, {})
+        sink.process_rows(rows("word", [[name]]))
+        sink.prepare(1)
+        sinks.append(sink)
+    assert len(list(tmp_path.iterdir())) == 2
+    sinks[0].commit(1)
+    assert written(tmp_path) == [{"word": topology}]
 
 
 def test_other_files_in_the_hidden_directory_are_left_alone(tmp_path):

@@ -1,4 +1,4 @@
-"""Fragments that are bad in every way there is, and the tree that holds the good ones."""
+"""Fragments put together, and the tree that holds them. How they are fetched is in tests/unit/runtime/test_fetching.py."""
 
 from __future__ import annotations
 
@@ -7,86 +7,21 @@ from random import Random
 
 import pytest
 
-from millrace.errors import BadParameter, NotEnoughFragments
-from millrace.state.fragments import Assembly, Fragment, FragmentTree, Identity, cut, join
+from millrace.errors import BadParameter
+from millrace.state.fragments import Assembly, FragmentTree, Identity, cut
 
 BLOB = "words/count/3/1-17"
 DATA = Random(1).randbytes(10_007)
 
 
-def spoilt(fragment: Fragment) -> Fragment:
-    payload = bytearray(fragment.payload)
-    payload[len(payload) // 2] ^= 0x40
-    return replace(fragment, payload=bytes(payload))
-
-
-def test_what_was_cut_is_joined():
+def test_what_was_cut_is_put_together():
     fragments = cut(BLOB, DATA, 4, 2)
     assert [fragment.index for fragment in fragments] == [0, 1, 2, 3, 4, 5]
-    assert join(fragments) == DATA
-    assert join(fragments[2:]) == DATA
-    assert join(reversed(fragments[1:5])) == DATA
-
-
-@pytest.mark.parametrize("length", [0, 1, 5])
-def test_small_blobs_are_joined(length):
-    assert join(cut(BLOB, DATA[:length], 7, 3)[3:]) == DATA[:length]
-
-
-def test_corrupt_fragments_are_set_aside():
-    fragments = cut(BLOB, DATA, 4, 2)
-    assert join([spoilt(fragments[0]), *fragments[1:5], spoilt(fragments[5])]) == DATA
-
-
-def test_too_few_good_ones_are_named_with_what_is_wrong():
-    fragments = cut(BLOB, DATA, 4, 2)
-    bad = [spoilt(fragments[0]), replace(fragments[1], payload=fragments[1].payload[:-1]), *fragments[2:5]]
-    with pytest.raises(NotEnoughFragments) as caught:
-        join(bad)
-    assert BLOB in str(caught.value) and "0: corrupt" in str(caught.value) and "1: truncated" in str(caught.value)
-    with pytest.raises(NotEnoughFragments, match="came none"):
-        join([], BLOB)
-
-
-def test_a_fragment_that_came_twice_counts_once():
-    fragments = cut(BLOB, DATA, 3, 2)
-    with pytest.raises(NotEnoughFragments, match="2: came twice"):
-        join([fragments[2], fragments[2], fragments[4]])
-    assert join([spoilt(fragments[2]), fragments[2], fragments[3], fragments[4]]) == DATA
-    assert join([fragments[2], spoilt(fragments[2]), fragments[3], fragments[4]]) == DATA
-
-
-def test_fragments_of_an_older_blob_are_not_mixed_in():
-    old, new = cut(BLOB, DATA[::-1], 3, 2), cut(BLOB, DATA, 3, 2)
-    assert join([*old[:2], *new[2:]]) == DATA
-    with pytest.raises(NotEnoughFragments):
-        join([*old[:2], *new[3:]])
-
-
-def test_two_blobs_that_are_both_whole_are_told_apart_by_name_only():
-    other = cut("words/count/3/1-16", DATA[::-1], 3, 2)
-    mixed = [*other, *cut(BLOB, DATA, 3, 2)]
-    assert join(mixed, BLOB) == DATA
-    with pytest.raises(NotEnoughFragments, match="which one is wanted"):
-        join(mixed)
-
-
-@pytest.mark.parametrize("change", [{"r": 0}, {"c": -1}, {"r": 40}, {"length": -1}, {"index": 9}, {"index": -1},
-                                    {"length": 3}, {"whole_crc": 1}, {"blob": "words/count/3/1-18"}])
-def test_a_header_that_does_not_fit_sets_the_fragment_aside(change):
-    fragments = cut(BLOB, DATA, 3, 2)
-    assert join([replace(fragments[0], **change), *fragments[1:4]]) == DATA
-    with pytest.raises(NotEnoughFragments):
-        join([replace(fragments[0], **change), *fragments[1:3]])
-
-
-def test_a_fragment_with_a_crc_of_its_own_but_wrong_contents_is_found_by_trying():
-    fragments = cut(BLOB, DATA, 3, 2)
-    stray = cut(BLOB, DATA[::-1], 3, 2)[1]
-    forged = replace(fragments[1], payload=stray.payload, crc=stray.crc)
-    assert join([fragments[0], forged, *fragments[2:]]) == DATA
-    with pytest.raises(NotEnoughFragments, match="together not the blob"):
-        join([fragments[0], forged, fragments[2]])
+    for chosen in ([0, 1, 2, 3], [2, 3, 4, 5], [5, 3, 1, 0]):
+        assembly = Assembly(fragments[0].identity)
+        for index in chosen:
+            assembly.block(index)[:] = fragments[index].payload
+        assert assembly.build({index: fragments[index].crc for index in chosen}) == DATA
 
 
 def test_an_assembly_goes_on_when_its_blocks_do_not_fit():

@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from millrace.api import expiring_state
 from millrace.api.grouping import stable_hash
-from millrace.api.state import KeyedState, ListState, PagedState, State, Typed
+from millrace.api.keyed_state import KeyedState
+from millrace.api.paged_state import PagedState
+from millrace.api.state import ListState, State, Typed
 from millrace.errors import CorruptCheckpoint, EncodingError, KeyNotOwned, UnknownName
 from millrace.state.task_state import FORMAT, LONGEST_CHAIN, TaskState, open_states
 
@@ -246,6 +249,77 @@ def test_expiry_times_are_restored() -> None:
         assert later.state == left
 
 
+def test_entries_that_expire_are_put_in_order_once_for_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Recent:
+        state = State(ttl=10)
+
+    bolt, clock = Recent(), [100.0]
+    task = open_states(bolt, stable_hash, range(GROUPS), GROUPS, "count", lambda: clock[0])
+    assert task is not None
+    for number in range(100):
+        clock[0] += 0.05
+        bolt.state[str(number)] = number
+    pieces = task.snapshot()
+    sorts: list[int] = []
+
+    def counted(items: Any, **how: Any) -> list[Any]:
+        found = sorted(items, **how)
+        sorts.append(len(found))
+        return found
+
+    monkeypatch.setattr(expiring_state, "sorted", counted, raising=False)
+    later = Recent()
+    task = open_states(later, stable_hash, range(GROUPS), GROUPS, "count", lambda: clock[0])
+    assert task is not None
+    for group, (_, piece) in pieces.items():
+        task.restore(group, [piece])
+    clock[0] = 112.51
+    assert later.state == {str(number): number for number in range(50, 100)}
+    later.state["50"] = 0
+    clock[0] = 115.01
+    assert later.state == {"50": 0}
+    assert sorts == [100]
+    task.drop(stable_hash("50") % GROUPS)
+    clock[0] += 20
+    assert later.state == {}
+
+
+def test_many_groups_are_restored_with_one_look_at_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    bolt = Count()
+    task = opened(bolt)
+    bolt.state.update({str(number): number for number in range(100)})
+    bolt.lists.append(KEY, 1)
+    chains = {group: [piece] for group, (_, piece) in task.snapshot().items()}
+    del bolt.state["0"]
+    bolt.state.update({"7": 0, "new": 1})
+    looks: list[int] = []
+    align = KeyedState._align
+    monkeypatch.setattr(KeyedState, "_align", lambda state, keys: (looks.append(len(keys)), align(state, keys)))
+    task.restore_all(chains)
+    assert looks == [100]
+    assert bolt.state == {str(number): number for number in range(100)}
+    assert bolt.lists == {KEY: [1]}
+    assert task.snapshot() == {}
+    with pytest.raises(CorruptCheckpoint):
+        task.restore_all({0: [], 1: chains[1], 2: [b""]})
+    assert len(bolt.state) == 100, "if one cannot be read, none is replaced"
+
+
+def test_a_large_state_is_restored_as_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    bolt = Count()
+    task = opened(bolt)
+    bolt.state.update({str(number): number for number in range(20)})
+    pieces = task.snapshot()
+    monkeypatch.setattr("millrace.api.keyed_state.PAGED_ABOVE", 10)
+    later = Count()
+    task = opened(later)
+    for group, (_, piece) in pieces.items():
+        task.restore(group, [piece])
+    assert isinstance(later.state, PagedState)
+    assert later.state == bolt.state
+    assert task.snapshot() == {}
+
+
 def test_people_look_up_values_without_touching_them() -> None:
     bolt = Count()
     task = opened(bolt, owned=[1])
@@ -259,6 +333,7 @@ def test_people_look_up_values_without_touching_them() -> None:
         task.lookup("state", keys_of(2)[0])
     with pytest.raises(UnknownName, match="it has 'state', 'lists'"):
         task.lookup("stat", KEY)
+    assert task.names == ("state", "lists")
 
 
 def test_nonsense_is_told_and_changes_nothing() -> None:
@@ -284,7 +359,7 @@ def test_nonsense_is_told_and_changes_nothing() -> None:
 
 
 def test_a_large_state_turns_into_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.api.state.PAGED_ABOVE", 2)
+    monkeypatch.setattr("millrace.api.keyed_state.PAGED_ABOVE", 2)
     bolt = Count()
     task = opened(bolt)
     bolt.state.update(dict.fromkeys(keys_of(1, 3), 1))

@@ -1,0 +1,78 @@
+"""Where the keys of keyed state belong: which key group, and whether this task has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from millrace.errors import EncodingError, KeyNotOwned
+
+# Values of these types cannot be changed in place: equal identity means that nothing has changed.
+ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
+KEYS_REMEMBERED = 100_000  # keys whose group is known; beyond this, those that no state holds are forgotten
+
+
+class KeyPlaces:
+    """Which group a key belongs to, and whether this task has it. One for all states of a task, so that a key that several
+    of them use is hashed once."""
+
+    def __init__(self, group_of: Callable[[Any], int], owned: Collection[int], key_groups: int, label: str,
+                 owner_of: Callable[[int], int] | None = None) -> None:
+        self.group_of, self.key_groups, self.label, self.owner_of = group_of, key_groups, label, owner_of
+        self.states: list[dict[Any, Any]] = []  # the next snapshot asks for the groups of the keys that these hold
+        self._owned = set(owned)
+        self._found: dict[Any, int] = {}
+        self._limit = KEYS_REMEMBERED
+
+    @property
+    def owned(self) -> frozenset[int]:
+        return frozenset(self._owned)
+
+    def own(self, group: int) -> None:
+        self._owned.add(group)
+
+    def disown(self, group: int) -> None:
+        self._owned.discard(group)
+        self._found.clear()
+
+    def find(self, key: Any, state: str) -> int:
+        """The key's group; an error if the key cannot be one, or is another task's."""
+        group = self._found.get(key)
+        if group is None:
+            if len(self._found) >= self._limit:
+                self._make_room()
+            self._found[key] = group = self._checked(key, state)
+        return group
+
+    def find_all(self, keys: Iterable[Any], state: str) -> list[int]:
+        """The groups of these keys, in their order."""
+        known = self._found.get
+        return [group if (group := known(key)) is not None else self.find(key, state) for key in keys]
+
+    def _make_room(self) -> None:
+        held = sum(map(dict.__len__, self.states))  # of a state in pages, what was touched
+        self._limit = max(KEYS_REMEMBERED, 2 * held)
+        if len(self._found) >= self._limit:  # at least half of it is of keys that no state holds
+            self._found = {key: group for key, group in self._found.items()
+                           if any(dict.__contains__(state, key) for state in self.states)}
+
+    def settled(self) -> None:
+        """A snapshot was taken: from now on the states know the groups of the keys that they hold."""
+        if len(self._found) > KEYS_REMEMBERED:
+            self._found, self._limit = {}, KEYS_REMEMBERED
+
+    def _checked(self, key: Any, state: str) -> int:
+        if not is_key(key):
+            raise EncodingError(f"{self.label}: {key!r} ({type(key).__name__}) cannot be a key of {state!r}. Keys are the "
+                                "values of the fields grouping: str, int, float, bool, None, bytes, or tuples of those")
+        group = self.group_of(key) % self.key_groups
+        if group not in self._owned:
+            whose = "another task" if self.owner_of is None else f"task {self.owner_of(group)}"
+            raise KeyNotOwned(f"{self.label}: {key!r} is not a key of this task's part of {state!r}: it belongs to key group "
+                              f"{group}, which {whose} has. Use the value of the fields grouping as key, or the tuple of its "
+                              "values if it has several fields: tuples with that value come to this task and to no other")
+        return group
+
+
+def is_key(value: Any) -> bool:
+    return type(value) in ATOMS or (isinstance(value, tuple) and all(map(is_key, value)))

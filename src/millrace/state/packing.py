@@ -1,0 +1,115 @@
+"""Values as msgpack, so that each comes back as what it was: what msgpack would give back as another type, or not hold at
+all, is an extension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from millrace.api.key_places import ATOMS
+from millrace.errors import CorruptCheckpoint, EncodingError
+
+DEEPEST = 100  # levels of containers in one another; to read them back takes more stack than to write them
+
+# msgpack extension codes
+BIG_INT, TUPLE, SET, FROZENSET, LONE_SURROGATES, PAIRS = 1, 2, 3, 4, 5, 6
+_KINDS: dict[int, type] = {TUPLE: tuple, SET: set, FROZENSET: frozenset}
+_CODES = {kind: code for code, kind in _KINDS.items()}
+
+UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)  # what bytes that someone made up can raise
+TOO_ODD = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, or a text that is not UTF-8: rare, so tried without
+encode = msgspec.msgpack.Encoder().encode
+
+
+def pack_value(value: Any) -> bytes:
+    """Any value that keyed state can hold without a codec: str, int, float, bool, None, bytes, and lists, tuples, sets,
+    frozensets and dicts of them."""
+    try:
+        return _packed(plain_value(value))
+    except (TypeError, RecursionError) as error:
+        raise EncodingError(f"a {type(value).__name__} cannot be packed: {error}. Use str, int, float, bool, None, bytes, and "
+                            "lists, tuples, sets, frozensets and dicts of them, and no subclass of these") from None
+
+
+def unpack_value(data: bytes) -> Any:
+    """What was packed."""
+    try:
+        return _decoder.decode(data)
+    except UNREADABLE as error:
+        raise CorruptCheckpoint(f"these {len(data)} bytes are no packed value: {error}. Go back to an earlier wave, if one is "
+                                "kept") from None
+
+
+def plain_value(value: Any, levels: int = DEEPEST) -> Any:
+    """The value in types that msgpack gives back as they are; a TypeError names one that has no place in it."""
+    kind = type(value)
+    if kind in ATOMS:
+        return value
+    if not levels:
+        raise TypeError(f"containers are nested in it more than {DEEPEST} levels deep")
+    if kind is list:
+        return value if ATOMS.issuperset(map(type, value)) else [plain_value(item, levels - 1) for item in value]
+    if kind is dict:
+        return _plain_dict(value, levels - 1)
+    if kind in _CODES:
+        return msgspec.msgpack.Ext(_CODES[kind], _packed([plain_value(item, levels - 1) for item in value]))
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a type that it can hold")
+
+
+def _plain_dict(value: dict[Any, Any], levels: int) -> dict[Any, Any]:
+    if not ATOMS.issuperset(map(type, value)):
+        for key in value:
+            if not _comes_back(key, levels):
+                raise TypeError(f"a dict in it has the key {key!r} ({type(key).__name__})")
+    if ATOMS.issuperset(map(type, value.values())):
+        return value
+    return {key: plain_value(item, levels) for key, item in value.items()}
+
+
+def _comes_back(key: Any, levels: int) -> bool:
+    """Whether the key of a dict does as what it was. As a key of a state any tuple will do, in the key of a value a named
+    one would be changed."""
+    return type(key) in ATOMS or (type(key) is tuple and levels > 0 and all(_comes_back(item, levels - 1) for item in key))
+
+
+def _packed(plain: Any) -> bytes:
+    try:
+        return encode(plain)
+    except TOO_ODD:
+        return encode(wrapped(plain))
+
+
+def wrapped(value: Any) -> Any:
+    """With extensions for numbers beyond 64 bits and for texts that are not UTF-8."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return msgspec.msgpack.Ext(BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
+    if isinstance(value, str) and not value.isascii():
+        data = value.encode("utf-8", "surrogatepass")
+        return value if data.decode("utf-8", "replace") == value else msgspec.msgpack.Ext(LONE_SURROGATES, data)
+    if isinstance(value, list | tuple):
+        return list(map(wrapped, value))
+    if isinstance(value, dict):  # an extension cannot be the key of a dict that is yet to be encoded
+        return msgspec.msgpack.Ext(PAIRS, encode([wrapped(each) for item in value.items() for each in item]))
+    return value
+
+
+def unwrap(code: int, data: memoryview) -> Any:
+    """For a decoder: what an extension stands for."""
+    if code == BIG_INT:
+        return int.from_bytes(data, "big", signed=True)
+    if code == LONE_SURROGATES:
+        return bytes(data).decode("utf-8", "surrogatepass")
+    if code != PAIRS and code not in _KINDS:
+        raise ValueError(f"unknown extension {code}")
+    items = _list_decoder.decode(data)
+    return dict(zip(map(as_key, items[::2]), items[1::2], strict=True)) if code == PAIRS else _KINDS[code](items)
+
+
+def as_key(key: Any) -> Any:
+    """Keys are never lists: what was a tuple comes back as one."""
+    return tuple(map(as_key, key)) if isinstance(key, list) else key
+
+
+_list_decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=unwrap)
+_decoder = msgspec.msgpack.Decoder(ext_hook=unwrap)
