@@ -86,9 +86,10 @@ class Tally(Bolt):
     def snapshot(self) -> Any:
         if FAIL_SNAPSHOT:
             raise FAIL_SNAPSHOT.pop()
-        return {"seen": self.seen}
+        return {"seen": self.seen, "types": (1, {2})}
 
     def restore(self, snapshot: Any) -> None:
+        assert snapshot["types"] == (1, {2})  # as they were
         self.seen = snapshot["seen"]
 
 

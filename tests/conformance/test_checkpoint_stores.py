@@ -22,7 +22,7 @@ from debian import free_port
 from pyarrow import fs
 from redis_server import RedisServer
 
-from millrace.errors import CheckpointMissing, CorruptCheckpoint, MillraceError, StoreInUse, StoreUnreachable
+from millrace.errors import CheckpointMissing, CorruptCheckpoint, MillraceError, NotTheAuthor, StoreInUse, StoreUnreachable
 from millrace.runtime import checkpoints as checkpoints_module
 from millrace.runtime import directory_store, redis_store, store_lock
 from millrace.runtime.checkpoint_store import CheckpointStore, open_store
@@ -240,7 +240,14 @@ class TestCheckpoints:
         (first,) = commit_waves(checkpoints, 1)
         successors = msgspec.structs.replace(first, epoch=2, wave=2)
         checkpoints.commit(successors)
-        commit_waves(checkpoints, 2, 9)  # in the epoch before
+        for wave in (2, 9):  # in the epoch before
+            late = save_wave(checkpoints, wave)
+            with pytest.raises(NotTheAuthor, match="has a checkpoint of epoch 2, and this is epoch 1"):
+                checkpoints.commit(late)
+            # It may have looked just before the successor began.
+            checkpoints.store.write(manifest_name("t", 1, wave), [late.encode()])
+        with pytest.raises(NotTheAuthor):
+            checkpoints.collect(epoch=1)
         under_way = blob_name("t", "count", 0, 2, 3)
         checkpoints.save(under_way, [b"x"])
         assert checkpoints.latest() == successors
@@ -865,6 +872,16 @@ def test_a_name_is_listed_when_and_only_when_it_can_be_read(redis: RedisStore, r
     assert redis.names("t/") == redis.names("t") == ["t/c"]
     redis.delete(["t/c"])
     assert redis_client.dbsize() == 0
+
+
+def test_what_somebody_else_deleted_is_not_listed(redis: RedisStore, redis_client: Any) -> None:
+    checkpoints = Checkpoints(redis, "t")
+    older, newer = commit_waves(checkpoints, 1, 2)
+    (blob,) = newer.blobs()
+    redis_client.delete(f"{PREFIX}{blob}")  # or Redis has evicted it
+    assert blob not in redis.names("t/") and checkpoints.latest() == older
+    redis.write(blob, [b"again"])
+    assert blob in redis.names("t/")
 
 
 def test_no_room_for_a_name_leaves_what_was(redis: RedisStore, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

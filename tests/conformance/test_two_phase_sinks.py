@@ -238,6 +238,20 @@ class TestEverySink:
                         sink.commit(2)
                 assert target.seen() == {0: target.wanted([1, 2, 3])}, f"cut at {at}"
 
+    def test_a_row_that_cannot_be_staged_takes_nothing_of_its_chunk_with_it(self, engine: Engine, target: Target) -> None:
+        """The engine then gives the rows again, each by itself."""
+        sink, rows = engine.sinks[0], target.rows(0, [1, 2, 3])
+        bad = (rows[1][0], object())
+        with pytest.raises(TypeError):
+            sink.process_rows([rows[0], bad, rows[2]])
+        for row in (rows[0], rows[2]):
+            sink.process_rows([row])
+        with pytest.raises(TypeError):
+            sink.process_rows([bad])
+        sink.prepare(1)
+        sink.commit(1)
+        assert target.seen() == {0: target.wanted([1, 3])}
+
     def test_a_chunk_that_failed_and_is_not_given_again(self, make: Make) -> None:
         for at in range(5):
             with make() as target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 from unittest import mock
 
@@ -160,9 +161,9 @@ class Machine(RuleBasedStateMachine):
             assert task.state.sizes() == {group: sum(map(len, self.stored[group])) for group in sorted(task.state.owned)
                                           if group in self.stored}
         self.committed = dict(self.model), {key: list(value) for key, value in self.lists.items()}
-        copy = Task(set(range(GROUPS)))
-        copy.state.restore_all(self.stored)
-        assert (copy.bolt.state, copy.bolt.lists) == (self.model, self.lists), "what is stored is what there is"
+        twin = Task(set(range(GROUPS)))
+        twin.state.restore_all(self.stored)
+        assert (twin.bolt.state, twin.bolt.lists) == (self.model, self.lists), "what is stored is what there is"
 
     @precondition(lambda self: self.stored)
     @rule(data=st.data())
@@ -233,6 +234,113 @@ def test_the_order_is_that_of_a_dict(steps: list[tuple[str, int]], paged: bool) 
         assert list(task.bolt.state) == list(model)
         assert list(task.bolt.state.items()) == list(model.items())
         assert list(reversed(task.bolt.state.values())) == list(reversed(model.values()))
+
+
+class Recent:
+    state = State(default=list, ttl=10)
+
+
+few_numbers = st.integers(0, 6)
+expiring_steps = st.one_of(
+    st.tuples(st.sampled_from(["set", "atom", "get", "read", "setdefault", "pop", "del"]), few_numbers),
+    st.tuples(st.just("wait"), st.integers(1, 6)),
+    st.tuples(st.sampled_from(["loop", "popitem", "snapshot", "recover"]), st.just(0)))
+
+
+class Expiring:
+    """A state with a ttl beside a dict of values and one of the times when they are gone."""
+
+    def __init__(self) -> None:
+        self.time, self.values, self.dues = 100, {}, {}
+        self.stored: dict[int, list[bytes]] = {}
+        self.committed: tuple[dict[Any, Any], dict[Any, int]] = {}, {}
+        self.open()
+
+    def open(self) -> None:
+        self.bolt: Any = Recent()
+        opened = open_states(self.bolt, stable_hash, range(GROUPS), GROUPS, "recent", lambda: self.time)
+        assert opened is not None
+        self.task, self.state = opened, self.bolt.state
+
+    def put(self, key: int, value: Any) -> None:
+        self.values[key], self.dues[key] = value, self.time + 10
+
+    def lose(self, key: int) -> Any:
+        self.dues.pop(key, None)
+        return self.values.pop(key, None)
+
+    def step(self, step: str, number: int) -> None:
+        getattr(self, f"do_{step}")(number)
+        for key in [key for key, due in self.dues.items() if due <= self.time]:
+            self.lose(key)
+
+    def do_set(self, key: int) -> None:
+        self.state[key] = [self.time]
+        self.put(key, [self.time])
+
+    def do_atom(self, key: int) -> None:
+        self.state[key] = self.time
+        self.put(key, self.time)
+
+    def renewed(self, key: int) -> Any:
+        if isinstance(self.values.get(key), list):
+            self.dues[key] = self.time + 10
+        return self.values.get(key)
+
+    def do_get(self, key: int) -> None:
+        assert self.state.get(key) == self.renewed(key)
+
+    def do_read(self, key: int) -> None:
+        if key not in self.values:
+            self.put(key, [])
+        assert self.state[key] == self.renewed(key)
+
+    def do_setdefault(self, key: int) -> None:
+        if key not in self.values:
+            self.put(key, 5)
+        assert self.state.setdefault(key, 5) == self.renewed(key)
+
+    def do_pop(self, key: int) -> None:
+        assert self.state.pop(key, None) == self.lose(key)
+
+    def do_del(self, key: int) -> None:
+        if key in self.values:
+            del self.state[key]
+            self.lose(key)
+
+    def do_wait(self, seconds: int) -> None:
+        self.time += seconds
+
+    def do_loop(self, _: int) -> None:
+        for both in (self.state.values(), self.values.values()):
+            for value in both:
+                if isinstance(value, list):
+                    value.append(0)
+
+    def do_popitem(self, _: int) -> None:
+        if self.state:
+            key, value = self.state.popitem()
+            assert self.lose(key) == value
+
+    def do_snapshot(self, _: int) -> None:
+        for group, (whole, piece) in self.task.snapshot().items():
+            self.stored[group] = [piece] if whole else [*self.stored[group], piece]
+        self.committed = copy.deepcopy(self.values), dict(self.dues)
+
+    def do_recover(self, _: int) -> None:
+        self.open()
+        for group in range(GROUPS):
+            self.task.restore(group, self.stored.get(group, []))
+        self.values, self.dues = copy.deepcopy(self.committed[0]), dict(self.committed[1])
+
+
+@given(st.lists(expiring_steps, max_size=40))
+def test_entries_are_gone_when_their_time_has_come_whatever_happened_before(steps: list[tuple[str, int]]) -> None:
+    both = Expiring()
+    for step, number in steps:
+        both.step(step, number)
+        assert both.state == both.values
+        assert len(both.state) == len(both.values) == sum(both.task.keys().values())
 
 
 @given(st.dictionaries(keys, values))

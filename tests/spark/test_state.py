@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audited import SECONDS, StatefulStream, assert_all_exact, assert_exact, stored_counts
+from audited import SECONDS, StatefulStream, assert_all_exact, assert_exact
 from family import executor_of, in_session
 
+from millrace.bench.faults import stored_counts
 from millrace.errors import MasterUnreachable
 from millrace.master.desk import ask
 from millrace.runtime.checkpoint_store import open_store

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millrace.api.grouping import stable_hash
 from millrace.api.topology import Topology
+from millrace.bench.faults import stored_counts
 from millrace.control.topology_state import TopologyState
 from millrace.control.waves import IDLE, Waves
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
-from millrace.runtime.checkpoint_store import CheckpointStore, open_store
-from millrace.runtime.checkpoints import Checkpoints
-from millrace.state.task_state import open_states
+from millrace.runtime.checkpoint_store import open_store
 from millrace.workloads.audit import (
     AuditedWordCount,
     AuditResult,
     StatefulWordCount,
-    TallyNumbered,
     audit,
     true_counts,
 )
@@ -125,20 +121,6 @@ class StatefulStream(AuditedStream):
         found, counts = audit(self.directory, expected), self.counts()
         self.end()
         return found, counts, true_counts(expected)
-
-
-def stored_counts(store: CheckpointStore, topology: str) -> Counter[str]:
-    """The words' counts in the newest checkpoint, read without the engine."""
-    checkpoints = Checkpoints(store, topology)
-    manifest = checkpoints.latest()
-    assert manifest is not None
-    component = TallyNumbered()
-    groups = range(manifest.key_groups)
-    state = open_states(component, stable_hash, groups, manifest.key_groups, "test", time.time)
-    assert state is not None
-    for group, chain in manifest.chains("count").items():
-        state.restore(group, checkpoints.read_chain(chain))
-    return Counter(dict(component.counts.items()))
 
 
 def assert_all_exact(result: tuple[AuditResult, Counter[str], Counter[str]]) -> None:

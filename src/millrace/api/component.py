@@ -149,8 +149,8 @@ class Component:
         """Called when the task is stopped in good order; not after a crash, so nothing may depend on it."""
 
     def snapshot(self) -> Any:
-        """What must survive beside the keyed state, as anything that msgpack can hold; None if there is nothing. Called
-        at each wave."""
+        """What must survive beside the keyed state: str, int, float, bool, bytes, None, and lists, tuples, sets and dicts of
+        them; None if there is nothing. Called at each wave."""
         return None
 
     def restore(self, snapshot: Any) -> None:

@@ -13,8 +13,6 @@ Here is what stands in a bolt's class body. The mappings themselves: `keyed_stat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
 import msgspec
@@ -60,11 +58,12 @@ class Typed:
 
 def _same(one: Any, other: Any) -> bool:
     """Equal, and of the same types all the way down: 1 and 1.0, or a set and a frozenset, are equal too."""
-    kind = type(one)
-    if kind is not type(other):
+    if one is other:
+        return True
+    if type(one) is not type(other):
         return False
-    if kind in ATOMS:
-        return bool(one == other or one != one != other != other)  # not a number is not equal to itself
+    if type(one) in ATOMS:
+        return bool(one == other or (one != one and other != other))  # not a number is not equal to itself
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, dict):
@@ -72,17 +71,10 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, set | frozenset):
         twins = {item: item for item in other}
         return one == other and all(_same(item, twins[item]) for item in one)
-    names = _field_names(kind)
+    names = getattr(one, "__struct_fields__", None) or getattr(one, "__dataclass_fields__", None)
     if names:
         return all(_same(getattr(one, name, NO_DEFAULT), getattr(other, name, NO_DEFAULT)) for name in names)
     return bool(one == other)
-
-
-@lru_cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    if issubclass(kind, msgspec.Struct):
-        return kind.__struct_fields__
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 class State:

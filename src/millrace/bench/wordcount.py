@@ -6,6 +6,7 @@ Each figure of Millrace is the best of two rounds, in turn, so that a busy momen
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.table import Table
 from millrace.api.topology import Topology
 from millrace.bench.results import keep
 from millrace.bench.topologies import SEED, LocalHop, RemoteHop, WordCountArrowBench, WordCountBench, WordCountRowsBench
-from millrace.config import AT_LEAST_ONCE, AT_MOST_ONCE, GUARANTEE
+from millrace.config import AT_LEAST_ONCE, AT_MOST_ONCE, CHECKPOINTS, GUARANTEE
 from millrace.errors import MillraceError
 from millrace.master.observed import TopologyObserved, rate_between
 from millrace.model.graph import TaskId
@@ -35,7 +36,8 @@ def run_bench(seconds: float, rivals: bool, live: bool) -> dict[str, Any]:
     """Returns the object of `bench wordcount --json`."""
     console = Console(stderr=not live)
     console.print("Word Count on two workers of an embedded Spark; nothing else should run on this machine.")
-    with ResidentEngine("local[2]", 2, name=f"bench-{os.getpid()}") as engine:
+    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory, \
+            ResidentEngine("local[2]", 2, name=f"bench-{os.getpid()}", settings={CHECKPOINTS.key: directory}) as engine:
         words = _saturated(engine, seconds, console)
         latency = _latency(engine, seconds, console)
         hops = {"inside_a_worker": _hop(engine, LocalHop, seconds / 2, console),

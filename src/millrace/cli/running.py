@@ -22,6 +22,7 @@ from millrace.schedulers.registry import make_scheduler
 from millrace.spark.engine import ResidentEngine, RunningTopology
 
 REFRESH_SECONDS = 0.5
+LAST_WAVE_SECONDS = 90.0  # what is in flight is given five seconds; a slow store may need longer to commit it
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def _watch(engine: ResidentEngine, running: RunningTopology, console: Console, d
 def _stop(running: RunningTopology) -> None:
     if running.status != "ended":
         running.kill(wait=5)
-        running.wait(10)
+        running.wait(LAST_WAVE_SECONDS)
 
 
 def _final(engine: ResidentEngine, running: RunningTopology) -> dict[str, Any]:

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from millrace.api.component import Bolt, Component, ReplayableSpout
 from millrace.api.grouping import stable_hash
 from millrace.control.waves import INIT
-from millrace.errors import CorruptCheckpoint, EncodingError
+from millrace.errors import EncodingError
 from millrace.runtime import wire
 from millrace.runtime.wire import WaveMark
 from millrace.state.checkpoint import OWN, Blocks, Manifest, PieceRef, TaskRecord, blob_name, pack
+from millrace.state.packing import pack_value, unpack_value
 from millrace.state.task_state import TaskState, open_states
 
 if TYPE_CHECKING:
@@ -113,10 +112,9 @@ class Keeper:
 
     def _encoded(self, own: Any) -> bytes:
         try:
-            return msgspec.msgpack.encode(own)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise EncodingError(f"snapshot() of {self.task.name} returned a {type(own).__name__} that cannot be encoded "
-                                f"({error}). Return str, int, float, bool, bytes, None, or lists and dicts of them") from None
+            return pack_value(own)
+        except EncodingError as error:
+            raise EncodingError(f"what snapshot() of {self.task.name} returned cannot be kept: {error}") from None
 
     def failed(self, mark: WaveMark, spoiled: set[int], error: str) -> None:
         """On the loop: there is no snapshot."""
@@ -222,22 +220,15 @@ class Keeper:
         if record is not None and record.own is not None:
             wanted.append(record.own)
         pieces = self.task.worker.vault.fetch(self.task.topology.graph.name, wanted, held)
-        for group, chain in mine.items():
-            assert self.state is not None
-            self.state.restore(group, [pieces[ref] for ref in chain])
+        if self.state is not None:
+            self.state.restore_all({group: [pieces[ref] for ref in chain] for group, chain in mine.items()})
         needed = {ref.blob for ref in wanted}
         self._chains, self._blocks = mine, {blob: blocks for blob, blocks in held.items() if blob in needed}
         self._told = self.task.worker.vault.slots()  # a forerunner may have sent blocks to anyone
         if record is not None:
             self._own = record.own
-            own = self._decoded(pieces[record.own]) if record.own is not None else None
+            own = unpack_value(pieces[record.own]) if record.own is not None else None
             self._restored = own, record.position
-
-    def _decoded(self, own: bytes) -> Any:
-        try:
-            return msgspec.msgpack.decode(own)
-        except wire.UNREADABLE as error:
-            raise CorruptCheckpoint(f"the snapshot of {self.task.name} cannot be read: {error}") from None
 
     def take_up(self) -> None:
         """Where the task runs, after `initialize`: tell the component what was brought back."""

@@ -133,7 +133,14 @@ class RedisStore:
             pipe.execute()
 
     def _names_of(self, topology: str) -> set[str]:
-        return {name.decode(errors="replace") for name in self._client.sscan_iter(NAMES_PREFIX + topology, count=SCAN_COUNT)}
+        """Those in the set, but for what somebody else has deleted or Redis has evicted: that is not to be relied on."""
+        members = self._client.sscan_iter(NAMES_PREFIX + topology, count=SCAN_COUNT)
+        names = list({member.decode(errors="replace") for member in members})
+        for start in range(0, len(names), SCAN_COUNT):
+            some = names[start : start + SCAN_COUNT]
+            if self._client.exists(*[PREFIX + name for name in some]) < len(some):
+                return set(names) - self.missing(names)
+        return set(names)
 
     def _all_names(self) -> set[str]:
         keys = self._client.scan_iter(f"{PREFIX}*", count=SCAN_COUNT)
