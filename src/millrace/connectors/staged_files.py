@@ -110,7 +110,7 @@ class StagedFiles(Staging):
             raise MillraceError(
                 f"{self._owner.component_name}: wave {wave} is committed, and what task {self._owner.task_index} prepared for "
                 f"it is neither in {self._hidden} nor in {self._visible}: {', '.join(each.path.name for each in lost)}. "
-                "Someone has deleted it, and its rows are missing in the output. Bring it back into the latter if you can; else "
+                "Someone has deleted it, and its rows are missing in the output. Bring it back into the latter if you can, or "
                 "start the topology under another name, to have everything computed anew.")
         self._prepared -= due
 
