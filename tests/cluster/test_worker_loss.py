@@ -401,3 +401,25 @@ def test_a_topology_that_is_killed_leaves_the_other_as_it_was() -> None:
     assert {task.name: task.incarnation for task in cluster.tasks("through")} == before
     finish(cluster, "rows")
     assert Counter(SEEN["sink"]) == dict.fromkeys(range(N), 1)
+
+
+class Chain(Topology):
+    numbers = Numbers.spec()
+    middle = Pass.spec(inputs={numbers: Grouping.SHUFFLE})
+    end = Sink.spec(inputs={middle: Grouping.SHUFFLE})
+
+
+def test_what_goes_to_a_lost_worker_by_way_of_one_that_has_not_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spout has, and sends on; a bolt in between has not. Nobody waits for the message timeout."""
+    cluster = LocalCluster(3, nodes=3)
+    monkeypatch.setattr(Numbers, "clock", staticmethod(cluster.clock.now))  # a few at a time: no channel is full
+    cluster.submit(Chain, config={"limit": 200, "rate": 100.0, "topology.message.timeout.secs": 600.0})
+    cluster.run_until(lambda: len(SEEN["end"]) > 20)
+    where = cluster.where("chain")
+    lost, between = where[TaskId("end", 0)], where[TaskId("middle", 0)]
+    assert len({lost, between, where[TaskId("numbers", 0)]}) == 3
+    cluster.deaf.add(between)
+    cluster.kill(lost)
+    cluster.run(0.3)
+    cluster.hear(between)
+    cluster.run_until(lambda: len(set(SEEN["end"])) == 200, seconds=20.0)

@@ -105,9 +105,11 @@ class InFlight:
     attempts: dict[Any, int] = field(default_factory=dict)  # how often an id has failed, while it is not acked
     done_at: float = float("-inf")  # when a root was finished last,
     done_after: float = 0.0  # and how long that one took
+    wary_until: float = float("-inf")  # until then others may still send to a worker that is lost
+    wary_deadline: float = 0.0  # for what is sent meanwhile
 
     def sent(self, root: int, ids: list[Any], tuples: int, now: float, attempt: int) -> None:
-        self.roots[root] = Root(ids, tuples, now, attempt)
+        self.roots[root] = Root(ids, tuples, now, attempt, self.wary_deadline if now < self.wary_until else None)
         self.tuples += tuples
 
     def finished(self, root: int, now: float) -> Root | None:
@@ -153,6 +155,11 @@ class InFlight:
             if root.doomed is None:
                 root.doomed = deadline
         return len(self.roots)
+
+    def be_wary(self, until: float, deadline: float) -> None:
+        """Not every worker knows yet that one is lost, and some may still send to it: what is sent before `until` counts as
+        lost, too, if it is unfinished at `deadline`."""
+        self.wary_until, self.wary_deadline = until, deadline
 
     def overdue(self, now: float) -> list[tuple[int, str]]:
         """The roots to fail now, and why: "lost" or "timeout"."""

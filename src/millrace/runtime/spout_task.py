@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from millrace.runtime.worker import Worker
 
 POSITION_SECONDS = 0.2
+WARY_SECONDS = 2.0  # after which every worker has heard of a lost one: by push, or by the polls of agents and workers
 # A chunk that takes long to be done is too long: behind a slow bolt a few large ones would outlast the message timeout
 # and be replayed for ever. So a tracked spout starts with small chunks and lets their time decide.
 FIRST_CHUNK = 64
@@ -63,6 +64,8 @@ class SpoutTask(Task):
         self._untracked_acks = self._tells_acks and not isinstance(self.component, ReliableSpout)
         if self.active:
             self._news.append((ACTIVATE, []))
+        if self.topology.losses:  # it may be here because of one
+            self._be_wary(self.worker.clock.now() + self.worker.grace)
 
     def position(self) -> int | None:
         """What the master remembers for the next incarnation; None if the source cannot be read again."""
@@ -274,6 +277,10 @@ class SpoutTask(Task):
 
     def worker_lost(self, deadline: float) -> None:
         self.flight.doom(deadline)
+        self._be_wary(deadline)
+
+    def _be_wary(self, deadline: float) -> None:
+        self.flight.be_wary(self.worker.clock.now() + WARY_SECONDS, deadline + WARY_SECONDS)
 
     # -- life ------------------------------------------------------------------------------------------------------
 

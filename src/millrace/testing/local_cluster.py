@@ -159,6 +159,7 @@ class LocalCluster:
         self.ended: list[str] = []
         self.delivered = 0
         self.drop: Callable[[int, int, list[bytes]], bool] = lambda sender, receiver, frames: False
+        self.deaf: set[int] = set()  # slots that plans do not reach for the time being
         self.cut: set[int] = set()  # slots whose reports do not reach the master: they will be given up
         self._threads: dict[int, _NoThreads] = {}
         self._mail: dict[tuple[int, int], deque[list[bytes]]] = {}
@@ -197,6 +198,11 @@ class LocalCluster:
         if noticed:
             self.tell(WorkerLost(slot, worker.generation, "killed by the test"))
 
+    def hear(self, slot: int) -> None:
+        """The slot was deaf, and gets the plan in force now."""
+        self.deaf.discard(slot)
+        self.workers[slot].assign(self.master.distribution().parts[self.node(slot).name])
+
     def move(self, name: str, task: TaskId, slot: int) -> None:
         self.tell(Moved(name, task, slot))
 
@@ -207,7 +213,7 @@ class LocalCluster:
         for command in self.master.handle(event):
             if isinstance(command, Distribute):
                 for slot, worker in list(self.workers.items()):
-                    if (part := command.parts.get(self.node(slot).name)) is not None:
+                    if slot not in self.deaf and (part := command.parts.get(self.node(slot).name)) is not None:
                         worker.assign(part)
             elif isinstance(command, Say):
                 self.said.append(f"{command.topology}: {command.text}" if command.topology else command.text)
