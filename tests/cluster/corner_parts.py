@@ -1,0 +1,59 @@
+"""Components for the corners of waves."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import wave_parts as parts
+from wave_parts import Exact, Ledger, Numbers, Pass
+
+from millrace.api.component import BatchingBolt, Bolt, Tuple
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+
+RESTORED: list[Any] = []
+
+
+class Sometimes(Bolt):
+    """Has something to snapshot only now and then."""
+
+    outputs: ClassVar[list[str]] = ["key", "number"]
+    pending: Any = ["not flushed yet"]
+
+    def process(self, tup: Tuple) -> None:
+        self.emit(tup.values)
+
+    def snapshot(self) -> Any:
+        return Sometimes.pending
+
+    def restore(self, snapshot: Any) -> None:
+        RESTORED.append(snapshot)
+
+
+class Forgetful(Topology):
+    config: ClassVar[dict[str, Any]] = Exact.config
+    numbers = Numbers.spec(par=2)
+    sometimes = Sometimes.spec(inputs={numbers: Grouping.SHUFFLE}, par=1)
+    ledger = Ledger.spec(inputs={sometimes: Grouping.SHUFFLE}, par=2)
+
+
+class BatchLedger(BatchingBolt, Ledger):
+    """Writes batches; they are due at waves."""
+
+    process_rows: ClassVar[Any] = None
+
+    def process_batch(self, key: Any, tups: list[Tuple]) -> None:
+        Ledger.process_rows(self, [tuple(tup.values) for tup in tups])
+
+
+class BatchedSink(Topology):
+    config: ClassVar[dict[str, Any]] = {**Exact.config, "topology.tick.tuple.freq.secs": 0.05}
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    ledger = BatchLedger.spec(inputs={one: Grouping.SHUFFLE}, par=2)
+
+
+def forget() -> None:
+    parts.forget()
+    RESTORED.clear()
+    Sometimes.pending = ["not flushed yet"]

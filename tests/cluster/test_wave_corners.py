@@ -1,0 +1,69 @@
+"""Corners of waves: snapshots that come and go, sinks that write batches, plans that come late."""
+
+from __future__ import annotations
+
+import corner_parts as corners
+import pytest
+import wave_parts as parts
+from corner_parts import BatchedSink, Forgetful, Sometimes
+from test_waves import LIMIT, assert_exact, finish, finish_at_least, start, until_wave, visible, waves
+from wave_parts import AtLeast, expected_rows
+
+from millrace.errors import StoreUnreachable
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    corners.forget()
+
+
+def test_a_snapshot_of_nothing_replaces_the_one_before() -> None:
+    cluster = start(Forgetful)
+    until_wave(cluster, 2, "forgetful")
+    Sometimes.pending = None
+    until_wave(cluster, 2, "forgetful")
+    cluster.kill(cluster.where("forgetful")[cluster.tasks("sometimes")[0].name])
+    until_wave(cluster, 1, "forgetful")
+    assert corners.RESTORED == []
+    finish(cluster, "forgetful")
+
+
+def test_a_sink_that_writes_batches_loses_none_when_it_cannot() -> None:
+    cluster = start(BatchedSink)
+    until_wave(cluster, 2, "batchedsink")
+    parts.FAIL_WRITE.append(OSError("the disk is full"))
+    finish(cluster, "batchedsink")
+    assert visible() == expected_rows(LIMIT, 1)
+    assert any("could not write" in text for text in cluster.said)
+
+
+def test_at_least_once_no_wave_begins_before_everyone_has_the_plan() -> None:
+    """A survivor that still has the old one would send the wave to a task that is gone."""
+    cluster = start(AtLeast, **{"topology.checkpoint.timeout.secs": 500.0})
+    until_wave(cluster, 2, "atleast")
+    places = cluster.where("atleast")
+    survivor = next(slot for task, slot in places.items() if task.component == "one")
+    cluster.deaf.add(survivor)
+    cluster.kill(next(slot for slot in (0, 1, 2) if slot != survivor))
+    cluster.run(1.0)
+    cluster.hear(survivor)
+    until_wave(cluster, 2, "atleast")
+    assert waves(cluster, "atleast").given_up == 0
+    finish_at_least(cluster)
+
+
+def test_waves_given_up_one_after_the_other_leave_no_hole_in_what_is_kept() -> None:
+    """The store is slower than a wave may take, then fails: snapshots overlap, and some of them are lost."""
+    cluster = start(limit=30_000)
+    until_wave(cluster, 1)
+    cluster.store_seconds = 4.0
+    cluster.run_until(lambda: waves(cluster).given_up >= 2)
+    cluster.store.broken = StoreUnreachable("it is away: bring it back")
+    cluster.run(2.0)
+    cluster.store.broken = None
+    cluster.run(1.5)
+    cluster.store_seconds = 0.0
+    until_wave(cluster, 2)
+    cluster.kill(1)
+    finish(cluster)
+    assert_exact(30_000)
