@@ -124,7 +124,8 @@ def test_while_it_is_away_the_stream_goes_on_and_plans_wait(server: ZooKeeperSer
     stream.until(lambda: said(cluster, "the coordination store is back") and reached(cluster))
     stream.advance(300)
     assert stream.state.losses == 0
-    assert_exact(stream.finish())
+    # Not exact: the nodes may hear of the move further apart than the task that moved stays for what still comes to it.
+    assert_nothing_lost(stream.finish())
 
 
 def test_a_worker_that_dies_while_it_is_away_is_replaced_afterwards(server: ZooKeeperServer, cluster: ForkedCluster,
