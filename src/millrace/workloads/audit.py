@@ -78,7 +78,8 @@ class Audited(Topology):
 
 
 class CountNumbered(Bolt):
-    """How often each word came; passes every word on with its number."""
+    """How often each word came, which nothing keeps; passes every word on with its number. Without waves, it is for tests of
+    what becomes of tuples; TallyNumbered is for those of state."""
 
     outputs: ClassVar[list[str]] = ["task", "position", "index", "word"]
 

@@ -16,6 +16,8 @@ import msgspec
 
 from millrace.api.component import Bolt, Tuple
 from millrace.api.grouping import Grouping
+from millrace.api.sink import TwoPhaseSink
+from millrace.api.state import State
 from millrace.api.topology import Topology
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.settings import setting
@@ -124,19 +126,17 @@ class RuleCounter(Bolt):
     """How many requests each rule fitted in each minute; emits a minute's count at every request."""
 
     outputs: ClassVar[list[str]] = ["minute", "rule", "count"]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[tuple[int, str], int] = {}
+    counts = State(default=dict)  # rule -> minute -> requests
 
     def process(self, tup: Tuple) -> None:
-        key = tup.values[1] // 60, tup.values[5]
-        self.counts[key] = count = self.counts.get(key, 0) + 1
-        self.emit((*key, count))
+        minute, rule = tup.values[1] // 60, tup.values[5]
+        minutes = self.counts[rule]
+        minutes[minute] = count = minutes.get(minute, 0) + 1
+        self.emit((minute, rule, count))
 
 
-class LogDatabase(Bolt):
-    """Writes to a database, or to files.
+class LogDatabase(TwoPhaseSink):
+    """Writes to a database, or to files, by the sink that is meant for it.
 
     | config | meaning |
     | --- | --- |
@@ -151,22 +151,36 @@ class LogDatabase(Bolt):
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         store = setting(self, storm_conf, "store", str, "sql", choices=("sql", "jsonl"))
         table = setting(self, storm_conf, "table", str)
-        self._sink: SqlSink | JsonLinesSink = SqlSink() if store == "sql" else JsonLinesSink()
-        self._sink.component_name, self._sink.task_index = self.component_name, self.task_index
-        self._sink.logger = self.logger
+        self._inner: SqlSink | JsonLinesSink = SqlSink() if store == "sql" else JsonLinesSink()
+        for name in ("topology_name", "component_name", "task_index", "logger", "exactly_once"):
+            setattr(self._inner, name, getattr(self, name))
         if store == "jsonl":
             storm_conf = {**storm_conf, "path": str(Path(setting(self, storm_conf, "path", str)) / table)}
         elif storm_conf.get("url") is None:
             directory = Path(setting(self, storm_conf, "path", str)).absolute()
             directory.mkdir(parents=True, exist_ok=True)
             storm_conf = {**storm_conf, "url": f"sqlite:///{directory / table}.db"}
-        self._sink.initialize(storm_conf, context)
+        self._sink().initialize(storm_conf, context)
 
     def process_rows(self, rows: list[Any]) -> None:
-        self._sink.process_rows(rows)
+        self._sink().process_rows(rows)
+
+    def prepare(self, wave: int) -> None:
+        self._sink().prepare(wave)
+
+    def commit(self, wave: int) -> None:
+        self._sink().commit(wave)
+
+    def recover(self, wave: int, epoch: int) -> None:
+        self._sink().recover(wave, epoch)
 
     def close(self) -> None:
-        self._sink.close()
+        self._sink().close()
+
+    def _sink(self) -> SqlSink | JsonLinesSink:
+        """As of now: an engine may go on with the same instance in another epoch."""
+        self._inner.epoch, self._inner.parallelism = self.epoch, self.parallelism
+        return self._inner
 
 
 _STORE = {"path": str(Path(tempfile.gettempdir()) / "millrace-logstream")}

@@ -56,6 +56,12 @@ class CountTuples(Bolt):
         self.count = 0
         self.characters = 0
 
+    def snapshot(self) -> Any:
+        return self.count, self.characters
+
+    def restore(self, snapshot: Any) -> None:
+        self.count, self.characters = snapshot
+
     def process(self, tup: Tuple) -> None:
         self.count += 1
         self.characters += len(tup.values[0])

@@ -45,6 +45,16 @@ class RollingCount(Bolt):
         self._current = self._past[-1]
         self._totals: Counter[str] = Counter()
 
+    def snapshot(self) -> Any:
+        """Of the task and not by key: a window is so many of the task's own ticks."""
+        return [dict(counts) for counts in self._past]
+
+    def restore(self, snapshot: Any) -> None:
+        self._past.clear()
+        self._past.extend(map(Counter, snapshot))
+        self._current = self._past[-1]
+        self._totals = sum(list(self._past)[:-1], Counter())
+
     def process(self, tup: Tuple) -> None:
         self._current[tup.values[0]] += 1
 
@@ -73,6 +83,12 @@ class MergeRanks(Bolt):
         self._newest: dict[int, tuple[int, Ranking]] = {}  # task -> the tick it came in, its ranking
         self._tick = 0
         self.ranking: Ranking = []
+
+    def snapshot(self) -> Any:
+        return self._tick, self._newest, self.ranking
+
+    def restore(self, snapshot: Any) -> None:
+        self._tick, self._newest, self.ranking = snapshot
 
     def process(self, tup: Tuple) -> None:
         task, words, counts = tup.values

@@ -170,6 +170,15 @@ class CountArrow(Bolt):
     def counts(self) -> dict[str, int]:
         return dict(zip(self._slots, self._totals.tolist(), strict=True))
 
+    def snapshot(self) -> Any:
+        """By task and not by key, which keeps the arrays whole: so its parallelism stays as it is. See TallyArrow."""
+        return list(self._slots), self._totals.tolist()
+
+    def restore(self, snapshot: Any) -> None:
+        words, totals = snapshot
+        self._slots = {word: slot for slot, word in enumerate(words)}
+        self._known, self._totals = None, np.array(totals, np.int64)
+
     def process_arrow(self, batch: pa.RecordBatch) -> None:
         words = batch.column(0)
         # Looking words up among the known ones costs Arrow a hash table of those for every call: right while they are
@@ -217,6 +226,31 @@ class WordCountArrow(Topology):
     lines = LinesArrow.spec(par=2)
     split = SplitArrow.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
     count = CountArrow.spec(inputs={split: Grouping.fields("word")}, par=2)
+    drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=1)
+
+
+class TallyArrow(Bolt):
+    """The same as keyed state, which can be spread over another number of tasks: Arrow counts a batch, and the state is
+    changed once for each different word in it."""
+
+    outputs: ClassVar[list[str]] = ["word", "count"]
+    counts = CounterState()
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        found = batch.column(0).value_counts()
+        words, counts = found.field("values"), self.counts
+        keys = words.to_pylist()
+        totals = [counts[word] + n for word, n in zip(keys, found.field("counts").to_pylist())]
+        counts.update(zip(keys, totals))
+        self.emit_arrow(pa.record_batch([words, pa.array(totals, pa.int64())], names=["word", "count"]))
+
+
+class TallyArrowCount(Topology):
+    """Word count in Arrow batches with the counts as keyed state. Settings: those of WordCountArrow."""
+
+    lines = LinesArrow.spec(par=2)
+    split = SplitArrow.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = TallyArrow.spec(inputs={split: Grouping.fields("word")}, par=2)
     drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=1)
 
 

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from recording import attach, drain, tuples
 
+from millrace.state.packing import pack_value, unpack_value
 from millrace.workloads.wordcount import (
     TABLE_LINES,
     Count,
@@ -14,6 +15,8 @@ from millrace.workloads.wordcount import (
     LinesArrow,
     Split,
     SplitArrow,
+    TallyArrow,
+    TallyArrowCount,
     WordCount,
     WordCountArrow,
     ZipfWordCount,
@@ -71,8 +74,8 @@ def test_split_and_count():
     assert count.counts == {"tea": 2, "fish": 1}
 
 
-def run_arrow(config, parallelism=1):
-    count, counted = attach(CountArrow)
+def run_arrow(config, parallelism=1, counter=CountArrow):
+    count, counted = attach(counter)
     for index in range(parallelism):
         for batch in drain(*attach(LinesArrow, config, index, parallelism)):
             split, words = attach(SplitArrow)
@@ -86,17 +89,19 @@ def run_arrow(config, parallelism=1):
     {"limit": 4500, "seed": 2, "words": 9000, "batch": 100},  # many words: by the batch's own dictionary
     {"limit": 9001, "seed": 2, "words": 9000, "batch": 4500},  # a batch longer than the table
 ])
-def test_arrow_counts_are_the_expected_ones(config):
+@pytest.mark.parametrize("counter", [CountArrow, TallyArrow])
+def test_arrow_counts_are_the_expected_ones(config, counter):
     for parallelism in (1, 2):
-        count, updates = run_arrow(config, parallelism)
+        count, updates = run_arrow(config, parallelism, counter)
         expected = expected_counts(2, config["limit"], words=config["words"])
         assert count.counts == expected
         last = {word: n for batch in updates for word, n in zip(*batch.to_pydict().values(), strict=True)}
         assert last == expected
 
 
-def test_arrow_updates_name_each_word_of_the_batch_once():
-    count, recorder = attach(CountArrow)
+@pytest.mark.parametrize("counter", [CountArrow, TallyArrow])
+def test_arrow_updates_name_each_word_of_the_batch_once(counter):
+    count, recorder = attach(counter)
     for words in (["a", "b", "a"], ["b"], [], ["c", "a"]):
         count.process_arrow(pa.record_batch([pa.array(words, pa.string())], names=["word"]))
     assert [dict(zip(*batch.to_pydict().values(), strict=True)) for batch in recorder.values()] == [
@@ -104,7 +109,20 @@ def test_arrow_updates_name_each_word_of_the_batch_once():
     assert [batch.schema.types for batch in recorder.values()] == [[pa.string(), pa.int64()]] * 4
 
 
+@pytest.mark.parametrize("batches", [(["a", "b", "a"], ["c", "a"]), ([], [])])
+def test_arrow_counts_go_on_from_their_snapshot(batches):
+    count, _ = attach(CountArrow)
+    for words in batches:
+        resumed, _ = attach(CountArrow)
+        resumed.restore(unpack_value(pack_value(count.snapshot())))
+        assert resumed.counts == count.counts
+        for each in (count, resumed):
+            each.process_arrow(pa.record_batch([pa.array(words, pa.string())], names=["word"]))
+        assert resumed.counts == count.counts
+
+
 def test_topologies():
     assert {spec.name: spec.par for spec in WordCount.specs} == {"lines": 2, "split": 2, "count": 2, "drop": 1}
-    assert [spec.name for spec in WordCountArrow.specs] == ["lines", "split", "count", "drop"]
+    for topology in (WordCountArrow, TallyArrowCount):
+        assert [spec.name for spec in topology.specs] == ["lines", "split", "count", "drop"]
     assert ZipfWordCount.config == {"zipf": 1.0}

@@ -1,0 +1,297 @@
+"""The same topology on both engines and by the plainest means there are: sinks and state are equal at the end.
+
+Every topology of the package is here, and some small ones (`engine_parts`) in which engines are likely to differ. Each is
+finite, runs exactly once, and is compared with `run_reference` in all that does not depend on how tasks take turns: the
+rows of each sink as a multiset, keyed state by key, and what tasks keep of their own summed up over the tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import engine_parts
+import numpy as np
+import pytest
+from engine_parts import Out
+from forked import ForkedCluster
+from kept_state import own_of, positions_of, state_of
+
+from millrace.api.topology import Topology
+from millrace.config import CHECKPOINTS
+from millrace.connectors.sinks import Drop, DropArrow
+from millrace.master.service import Master
+from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
+from millrace.runtime.checkpoint_store import open_store
+from millrace.spark.microbatch import MicrobatchEngine
+from millrace.testing.reference import run_reference
+from millrace.workloads import audit, logstream, throughput, topn, wordcount
+
+SECONDS = 60.0  # a safety limit, never a measure
+Rows = dict[str, Counter[str]]  # directory, file or table -> the rows in it, as texts
+View = Callable[[Any], Any]
+Pace = Callable[[int, int], dict[str, Any]]
+Done = Callable[[dict[TaskId, int]], bool]
+
+
+def as_it_is(found: Any) -> Any:
+    return found
+
+
+def highest_counts(rows: Rows) -> dict[str, dict[str, int]]:
+    """A bolt that counts by batches says a new count once for each batch, and what is in a batch depends on the engine: the
+    last one that it says of each word does not."""
+    found: dict[str, dict[str, int]] = {}
+    for sink, texts in rows.items():
+        last = found.setdefault(sink, {})
+        for row in map(json.loads, texts):
+            last[row["word"]] = max(last.get(row["word"], 0), row["count"])
+    return found
+
+
+def without_the_task(rows: Rows) -> Rows:
+    """Which task a shuffle leads to is nobody's business, nor are the words in which an error of the engine's is told."""
+    def fitted(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "task": None, "error": row["error"].partition(":")[0]} if "error" in row else row
+
+    return {sink: _counted({_text(fitted(json.loads(text))): n} for text, n in texts.items()) for sink, texts in rows.items()}
+
+
+def summed_batches(rows: Rows) -> Any:
+    """How many batches there are depends on the waves; what they amount to does not."""
+    totals: Counter[Any] = Counter()
+    for text, n in rows["out"].items():
+        row = json.loads(text)
+        totals[row["rest"], "total"] += n * row["total"]
+        totals[row["rest"], "count"] += n * row["count"]
+    return totals, without_the_task({"letters": rows["letters"]})
+
+
+def counts_of_arrays(own: dict[str, list[Any]]) -> Counter[str]:
+    """CountArrow keeps its words by task."""
+    return _counted(dict(zip(*kept, strict=True)) for kept in own["count"])
+
+
+def counts_of_windows(own: dict[str, list[Any]]) -> Counter[str]:
+    """Which tick a word fell into depends on the clock; that it is in the window, which is longer than the test, does not."""
+    return _counted(window for kept in own["count"] for window in kept)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A finite run of a topology, and how to look at what came of it."""
+
+    topology: type[Topology]
+    config: dict[str, Any]
+    rows: View = as_it_is
+    own: View = as_it_is
+
+    def graph(self, name: str, directory: Path, pace: Pace | None = None) -> TopologyGraph:
+        config = {"topology.guarantee": "exactly-once", "path": str(directory), **self.config}
+        graph = recorded(graph_of(self.topology, name, config))
+        if pace is None:
+            return graph
+        settings = pace(self.config["limit"], max(spout.par for spout in graph.spouts))
+        return replace(graph, config={**graph.config, **settings})
+
+
+def recorded(graph: TopologyGraph) -> TopologyGraph:
+    """What the topology would throw away at its end is written to files instead."""
+    return replace(graph, components=tuple(
+        replace(component, code=f"{Out.__module__}:{Out.__name__}", mode="process_rows", commits=True)
+        if issubclass(resolve(component.code), Drop | DropArrow) else component for component in graph.components))
+
+
+LINES = {"limit": 700, "words": 400}
+ARROW = {**LINES, "batch": 60}
+WINDOW = {"window": 100_000, "topology.tick.tuple.freq.secs": 0.1}
+CASES = {
+    "WordCount": Case(wordcount.WordCount, LINES),
+    "ZipfWordCount": Case(wordcount.ZipfWordCount, LINES),
+    "WordCountArrow": Case(wordcount.WordCountArrow, ARROW, highest_counts, counts_of_arrays),
+    "TallyArrowCount": Case(wordcount.TallyArrowCount, ARROW, highest_counts),
+    "Audited": Case(audit.Audited, LINES),
+    "AuditedWordCount": Case(audit.AuditedWordCount, LINES),
+    "StatefulWordCount": Case(audit.StatefulWordCount, LINES),
+    "LogStream": Case(logstream.LogStream, {"limit": 1500, "store": "jsonl"}),
+    "SmallLogStream": Case(logstream.SmallLogStream, {"limit": 300, "store": "sql"}),
+    "ThroughputTest": Case(throughput.ThroughputTest, {"limit": 600, "size": 50},
+                           own=lambda own: np.sum(own["counter"], axis=0).tolist()),
+    "SmallThroughputTest": Case(throughput.SmallThroughputTest, {"limit": 600, "size": 5000},
+                                own=lambda own: np.sum(own["counter"], axis=0).tolist()),
+    "TopN": Case(topn.TopN, {**LINES, **WINDOW}, own=counts_of_windows),
+    "WideTopN": Case(topn.WideTopN, {**LINES, **WINDOW}, own=counts_of_windows),
+    "Streams": Case(engine_parts.Streams, {"limit": 500}),
+    "Groupings": Case(engine_parts.Groupings, {"limit": 500}),
+    "Letters": Case(engine_parts.Letters, {"limit": 500}, without_the_task),
+    "Batches": Case(engine_parts.Batches, {"limit": 1000}, summed_batches),
+    "GuestBook": Case(engine_parts.GuestBook, {"limit": 1000}),
+    "Diamond": Case(engine_parts.Diamond, {"limit": 500}),
+    "Values": Case(engine_parts.Values, {"limit": 500}, own=lambda own: sum(kept["seen"] for kept in own["tally"])),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    rows: Any
+    states: dict[str, Any]
+    own: Any
+    positions: dict[TaskId, int] = field(default_factory=dict)
+
+
+@cache
+def reference(name: str, directory: Path) -> Outcome:
+    case = CASES[name]
+    found = run_reference(case.graph(name, directory))
+    return Outcome(case.rows(rows_in(directory)), found.states, case.own(found.own), found.positions)
+
+
+class Engine(Protocol):
+    """Runs a topology until it is `done`, judged by the positions of its spouts, and ends it; then `store` has its last
+    checkpoint. `pace`: settings that spread so many tuples, of so many spout tasks, over several waves or batches."""
+
+    store: str
+
+    def pace(self, limit: int, spouts: int) -> dict[str, Any]: ...
+
+    def run(self, graph: TopologyGraph, done: Done) -> None: ...
+
+
+def end_of(master: Master, graph: TopologyGraph, done: Done) -> None:
+    topologies = master.state.topologies
+
+    def story() -> str:
+        return "\n".join([str(dict(topologies[graph.name].positions)), *(event["text"] for event in master.events)])
+
+    try:
+        assert master.wait_until(lambda: done(dict(topologies[graph.name].positions)), SECONDS), story()
+    finally:
+        master.kill(graph.name, SECONDS)
+    assert master.wait_until(lambda: graph.name not in topologies, SECONDS), story()
+
+
+class Resident:
+    def __init__(self, cluster: ForkedCluster, store: str) -> None:
+        self.cluster, self.store = cluster, store
+
+    def pace(self, limit: int, spouts: int) -> dict[str, Any]:
+        return {"rate": 2.0 * limit, "topology.checkpoint.interval.secs": 0.1}
+
+    def run(self, graph: TopologyGraph, done: Done) -> None:
+        self.cluster.submit(graph)
+        end_of(self.cluster.master, graph, done)
+
+
+class Microbatch:
+    def __init__(self, engine: MicrobatchEngine, store: str) -> None:
+        self.engine, self.store = engine, store
+
+    def pace(self, limit: int, spouts: int) -> dict[str, Any]:
+        part = limit // spouts // 4
+        return {"topology.batch.tuples": part, "topology.chunk.tuples": part, "topology.batch.interval.ms": 0}
+
+    def run(self, graph: TopologyGraph, done: Done) -> None:
+        self.engine.submit(graph)
+        end_of(self.engine.master, graph, done)
+
+
+@pytest.fixture(scope="module")
+def resident(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resident]:
+    store = str(tmp_path_factory.mktemp("resident"))
+    with ForkedCluster(2, settings={CHECKPOINTS.key: store}) as cluster:
+        yield Resident(cluster, store)
+
+
+@pytest.fixture(scope="module")
+def microbatch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Microbatch]:
+    store = str(tmp_path_factory.mktemp("microbatch"))
+    with MicrobatchEngine("local[2]", name=f"conformance-{os.getpid()}", code=["engine_parts"],
+                          settings={CHECKPOINTS.key: store, "history.url": "none"}) as engine:
+        yield Microbatch(engine, store)
+
+
+@pytest.fixture(params=[pytest.param("resident", marks=pytest.mark.process),
+                        pytest.param("microbatch", marks=pytest.mark.spark)], scope="module")
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
+    directory = tmp_path_factory.mktemp("reference")
+    return lambda name: reference(name, directory / name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sinks_and_state_are_those_of_the_reference(name: str, engine: Engine, tmp_path: Path,
+                                                    references: Callable[[str], Outcome]) -> None:
+    case, expected = CASES[name], references(name)
+    assert expected.rows or expected.own or any(expected.states.values())  # or there is nothing to compare
+    graph = case.graph(name, tmp_path, engine.pace)
+    engine.run(graph, lambda positions: positions == expected.positions)
+    store = open_store(engine.store)
+    assert positions_of(store, graph) == expected.positions
+    assert state_of(store, graph) == expected.states
+    assert case.rows(rows_in(tmp_path)) == expected.rows
+    assert case.own(own_of(store, graph)) == expected.own
+
+
+def test_the_last_ranking_is_the_true_one(engine: Engine, tmp_path: Path) -> None:
+    """Rankings come with the clock's ticks, so those on the way differ; no word leaves the window, so they only grow."""
+    case = Case(engine_parts.RankedWords, {**LINES, "window": 100_000})
+    counts = wordcount.expected_counts(wordcount.SEED, LINES["limit"], LINES["words"], 1.0)
+    ranking = topn.ranking(counts, topn.TOP)
+    last = _text({"words": [word for word, _ in ranking], "counts": [count for _, count in ranking]})
+    end = {TaskId("read", 0): LINES["limit"]}
+    engine.run(case.graph("RankedWords", tmp_path, engine.pace),
+               lambda positions: positions == end and last in rows_in(tmp_path).get("out", ()))
+    for row in map(json.loads, rows_in(tmp_path)["out"]):
+        assert all(count <= counts[word] for word, count in zip(row["words"], row["counts"], strict=True))
+
+
+# ---- what sinks have written ----
+
+
+def rows_in(directory: Path) -> Rows:
+    """All files below: JSON lines, records of the audit, SQLite databases. What is staged is not there."""
+    found: Rows = {}
+    for path in sorted(directory.rglob("*")):
+        if path.suffix == ".db":
+            found |= _tables(path)
+        elif path.match("part-*"):
+            found.setdefault(path.parent.name if path.suffix == ".jsonl" else "audit", Counter()).update(_rows_of(path))
+    return found
+
+
+def _rows_of(path: Path) -> list[str]:
+    if path.suffix == ".audit":
+        return [str(record) for record in np.fromfile(path, audit.RECORD).tolist()]
+    return [_text(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def _tables(path: Path) -> Rows:
+    connection = sqlite3.connect(path)
+    names = [name for name, in connection.execute("select name from sqlite_master where type = 'table'")]
+    found = {name: Counter(map(str, connection.execute(f'select * from "{name}"'))) for name in names
+             if name != "millrace_staged"}
+    connection.close()
+    return found
+
+
+def _text(row: Any) -> str:
+    return json.dumps(row, sort_keys=True)
+
+
+def _counted(parts: Any) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return total
