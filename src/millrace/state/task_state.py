@@ -169,6 +169,12 @@ class TaskState:
 
     def _joined(self, group: int, pieces: Sequence[bytes]) -> tuple[dict[str, Loaded], Chain | None]:
         """What the pieces of a chain amount to, by state."""
+        entries, chain = self.summed(group, pieces)
+        decoded = {name: (self._decoded(self._state(name, group), values), dues) for name, (values, dues) in entries.items()}
+        return decoded, chain
+
+    def summed(self, group: int, pieces: Sequence[bytes]) -> tuple[dict[str, Loaded], Chain | None]:
+        """The same as it was written: of any states, and before their codecs."""
         entries: dict[str, Loaded] = {}
         chain = None
         for number, piece in enumerate(pieces):
@@ -182,8 +188,7 @@ class TaskState:
                     _apply(columns, *entries.setdefault(name, ({}, {})))
             except TypeError as error:  # something that cannot be a key
                 raise self._corrupt(group, number, str(error)) from None
-        decoded = {name: (self._decoded(self._state(name, group), values), dues) for name, (values, dues) in entries.items()}
-        return decoded, chain
+        return entries, chain
 
     def _read(self, group: int, number: int, piece: bytes) -> tuple[bool, dict[str, Columns]]:
         try:
@@ -274,6 +279,11 @@ def open_states(component: Any, group_of: Callable[[Any], int], owned: Collectio
     states = {name: state.open(places, now) for name, state in declared.items()}
     vars(component).update(states)
     return TaskState(states, places)
+
+
+def stored_entries(group: int, pieces: Sequence[bytes], label: str) -> dict[str, Loaded]:
+    """What a chain holds, by state, read without the bolt that wrote it. `label`: names the component in errors."""
+    return TaskState({}, KeyPlaces(lambda key: group, (), group + 1, label)).summed(group, pieces)[0]
 
 
 def _piece(group: int, whole: bool, parts: dict[str, Columns]) -> bytes:

@@ -1,0 +1,111 @@
+"""A bolt that makes a stream readable from outside: `spark.readStream.format("millrace")` reads it as a DataFrame."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from millrace.api.component import Tuple
+from millrace.api.sink import TwoPhaseSink
+from millrace.config import TAP_ROWS
+from millrace.errors import TopologyError
+from millrace.runtime.tap_messages import decode_rows
+from millrace.runtime.tap_port import TapPort, port_here
+from millrace.runtime.tap_rows import TapRows
+from millrace.runtime.wire import encode_rows
+
+ACK_SECONDS = 0.05  # from a reader's commit to the acks
+TAP_METRIC, UNREAD_METRIC = "tap", "unread"
+
+
+class Tap(TwoPhaseSink):
+    """Keeps the rows that it gets, numbered, until the one reader that it has commits them.
+
+        class WordCount(Topology):
+            ...
+            counts = Tap.spec(inputs={count: Grouping.SHUFFLE}, par=2)
+
+    | config | meaning |
+    | --- | --- |
+    | `tap.rows` | most rows that a task keeps unread; then its senders wait, up to the spouts |
+
+    At-least-once: rows can be read at once, and are acked when they are committed; those of a lost task come again.
+    Exactly-once: rows can be read when their wave is committed; those that nobody has committed are part of the snapshot, and
+    their numbers go on after a failure. At-most-once: what a lost task had is gone.
+    """
+
+    only_on: ClassVar[str] = "resident"
+    auto_ack: ClassVar[bool] = False
+    named_rows: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = TapRows()
+        self._most = TAP_ROWS.default
+        self._port: TapPort | None = None
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self._most = TAP_ROWS.of(storm_conf)
+        self._check_inputs(context)
+        self._port = port_here()
+        if self.exactly_once:
+            # On the instance, since only here is there something to snapshot: a class that defines it would have waves sweep
+            # every topology that has a tap.
+            vars(self)["snapshot"] = self._kept
+        else:
+            self._open()
+
+    def _check_inputs(self, context: dict[str, Any]) -> None:
+        fields = {f"{source}.{stream}": context["source->stream->fields"][source][stream]
+                  for source, streams in context["source->stream->grouping"].items() for stream in streams}
+        if len({len(names) for names in fields.values()}) > 1:
+            shown = "; ".join(f"{stream}: {', '.join(names)}" for stream, names in fields.items())
+            raise TopologyError(f"{self.component_name} (Tap) has inputs of different widths ({shown}), which are no table: "
+                                "give each of them a tap of its own")
+
+    def _open(self) -> None:
+        assert self._port is not None
+        self.report_metric(TAP_METRIC, msgspec.to_builtins(self._port.show(self.rows)))
+
+    def process(self, tup: Tuple) -> None:
+        if self.exactly_once:
+            self.rows.add(tup.values)
+        else:
+            self.rows.add_readable(tup.values, tup)
+
+    def close(self) -> None:
+        if self._port is not None:
+            self._port.hide(self.rows)
+
+    # -- room and acks ---------------------------------------------------------------------------------------------------
+
+    def _takes_more(self) -> bool:
+        return self.rows.unread < self._most
+
+    def _timer_seconds(self) -> float:
+        return ACK_SECONDS
+
+    def _on_timer(self) -> None:
+        for tup in self.rows.take_done():
+            self.ack(tup)
+        self.report_metric(UNREAD_METRIC, self.rows.unread)
+
+    # -- exactly once ----------------------------------------------------------------------------------------------------
+
+    def _kept(self) -> dict[str, Any]:
+        """All rows: at the time that someone goes on from this wave, they can be read."""
+        return {"tap": self.rows.name, "first": self.rows.first, "rows": encode_rows(self.rows.all())}
+
+    def restore(self, snapshot: Any) -> None:
+        self.rows = TapRows(snapshot["tap"], snapshot["first"], decode_rows(snapshot["rows"]))
+
+    def prepare(self, wave: int) -> None:
+        self.rows.mark(wave)
+
+    def commit(self, wave: int) -> None:
+        self.rows.commit_wave(wave)
+
+    def recover(self, wave: int, epoch: int) -> None:
+        self.rows.show()
+        self._open()

@@ -1,0 +1,56 @@
+"""Python values as the columns of a DataFrame that someone has declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from millrace.errors import MillraceError
+
+UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+def record_batch(columns: Sequence[Sequence[Any]], schema: StructType, what: str) -> pa.RecordBatch:
+    """The batch as Spark wants it; an error names the first value that does not fit. `what`: whose values they are."""
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    arrays = [_array(values, arrow.field(index), schema.fields[index].dataType.simpleString(), what)
+              for index, values in enumerate(columns)]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+
+
+def _array(values: Sequence[Any], field: pa.Field, declared: str, what: str) -> pa.Array:
+    try:
+        return pa.array(values, type=field.type)
+    except UNFIT as error:
+        culprit = next(value for value in values if not _fits(value, field.type))
+        raise MillraceError(f"{what}: column {field.name!r} is declared {declared}, and {culprit!r:.200} "
+                            f"({type(culprit).__name__}) does not fit: {error}. Declare another type in .schema(...)") from None
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    try:
+        pa.array([value], type=kind)
+    except UNFIT:
+        return False
+    return True
+
+
+def inferred_schema(rows: Sequence[Sequence[Any]], names: Sequence[str], what: str) -> StructType:
+    """Types that these rows have; an error if they leave one open."""
+    columns = list(zip(*rows, strict=True)) or [() for _ in names]
+    fields = []
+    for name, values in zip(names, columns, strict=True):
+        try:
+            kind = pa.array(values).type
+        except UNFIT as error:
+            raise MillraceError(f"{what}: no type holds all values of column {name!r} ({error}): give .schema(...)") from None
+        if pa.types.is_null(kind):
+            seen = f"the first {len(values)} rows have no value there" if values else "there is no row yet"
+            raise MillraceError(f"{what}: the type of column {name!r} cannot be told, {seen}. Give the types: "
+                                f".schema(\"{', '.join(f'{each} TYPE' for each in names)}\")")
+        fields.append(pa.field(name, kind))
+    return from_arrow_schema(pa.schema(fields))

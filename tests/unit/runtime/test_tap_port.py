@@ -1,0 +1,105 @@
+"""A worker's port for taps, with a real socket and no worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from millrace.errors import MillraceError
+from millrace.runtime import tap_link
+from millrace.runtime.tap_link import Silence, TapLinks
+from millrace.runtime.tap_messages import Seen, TapPlace
+from millrace.runtime.tap_port import ROWS_PER_ANSWER, TapPort, open_here, port_here
+from millrace.runtime.tap_rows import TapRows
+from millrace.runtime.transport import Gate, Keys, boot_id
+
+
+class Loop(threading.Thread):
+    """What a worker's loop does for its taps."""
+
+    def __init__(self, directory: Path, bind: str = "") -> None:
+        super().__init__(daemon=True)
+        self.context, self.keys, self._ended = zmq.Context(), Keys.make(), threading.Event()
+        self.gate = Gate(self.context, self.keys) if bind else None
+        self.port = TapPort(self.context, directory / "t0.ipc", bind, self.keys, boot_id())
+        self.rows = TapRows()
+        self._poller = zmq.Poller()
+        self.port.listen_with(self._poller)
+        self.place = self.port.show(self.rows)
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            self.port.answer(dict(self._poller.poll(20)))
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+        self.port.close()
+        if self.gate is not None:
+            self.gate.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture(params=["", "127.0.0.1"], ids=["ipc", "tcp"])
+def loop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loop]:
+    tmp_path.chmod(0o700)
+    loop = Loop(tmp_path, request.param)
+    if request.param:  # as another host would see it
+        loop.place = TapPlace(loop.place.name, "ipc:///nowhere", loop.place.tcp, "another kernel")
+    loop.start()
+    yield loop
+    loop.end()
+
+
+def test_rows_are_read_and_committed(loop: Loop) -> None:
+    for number in range(ROWS_PER_ANSWER + 3):
+        loop.rows.add_readable((number, "text", 2**70), None)
+    with TapLinks(loop.keys) as links:
+        assert links.look(loop.place) == Seen(0, ROWS_PER_ANSWER + 3)
+        start, rows = links.read(loop.place, 2, 2**62) or (-1, [])
+        assert (start, len(rows), rows[0]) == (2, ROWS_PER_ANSWER, (2, "text", 2**70))
+        assert links.look(loop.place, ROWS_PER_ANSWER) == Seen(ROWS_PER_ANSWER, ROWS_PER_ANSWER + 3)
+        assert links.read(loop.place, 0, ROWS_PER_ANSWER + 1) == (ROWS_PER_ANSWER, [(ROWS_PER_ANSWER, "text", 2**70)])
+    assert len(loop.rows.take_done()) == ROWS_PER_ANSWER
+
+
+def test_rows_of_another_name_are_not_there(loop: Loop) -> None:
+    with TapLinks(loop.keys) as links:
+        other = TapPlace("other", loop.place.ipc, loop.place.tcp, loop.place.boot)
+        assert links.look(other) is None
+        assert links.read(other, 0, 1) is None
+        loop.port.hide(TapRows(loop.rows.name))  # of the same name, and not those that are shown
+        assert links.look(loop.place) == Seen(0, 0)
+        loop.port.hide(loop.rows)
+        assert links.look(loop.place) is None
+
+
+def test_what_is_no_request_is_dropped(loop: Loop) -> None:
+    with TapLinks(loop.keys) as links:
+        socket = links._connected(loop.place)
+        socket.send(b"what?")
+        socket.send_multipart([b"", b"\xc1" * 100])
+        assert links.look(loop.place) == Seen(0, 0)
+        assert not socket.poll(0)
+    assert loop.port.malformed == 2
+
+
+def test_silence_is_said_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tap_link, "ANSWER_SECONDS", 0.05)
+    with TapLinks(Keys.make()) as links, pytest.raises(Silence, match="does not answer within"):
+        links.look(TapPlace("gone", f"ipc://{tmp_path}/gone.ipc", "", boot_id()))
+
+
+def test_another_host_without_a_port_is_said() -> None:
+    with TapLinks(Keys.make()) as links, pytest.raises(MillraceError, match=r"no tcp port.*`bind`"):
+        links.look(TapPlace("far", "ipc:///far", "", "another kernel"))
+
+
+def test_a_process_that_is_no_worker_has_no_port() -> None:
+    open_here(None)
+    with pytest.raises(MillraceError, match="worker of the resident engine"):
+        port_here()
