@@ -122,6 +122,7 @@ class Component:
     par: ClassVar[Any] = 1
     config: ClassVar[dict[str, Any] | None] = None
     exit_on_exception: ClassVar[bool] = False  # True: a bolt gets a new instance, with `initialize`, after an exception
+    only_on: ClassVar[str] = ""  # "resident" or "microbatch": the one engine that it works on
     blocking: ClassVar[bool] = False  # True: its calls may block, so the task gets a thread of its own
 
     topology_name: str = ""
@@ -200,6 +201,16 @@ class Spout(Component):
         from millrace.api.topology import ComponentSpec
 
         return ComponentSpec(cls, name=name, par=par, config=config)
+
+    @staticmethod
+    def from_dataframe(frame: Any, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
+                       checkpoint: str | None = None, config: dict[str, Any] | None = None) -> ComponentSpec:
+        """A spout that emits the rows of a streaming DataFrame; its columns are the fields. `frame` may also be a function
+        (spark) -> DataFrame, or its name as "module:function", called when the topology is submitted: then `outputs` names the
+        columns. `checkpoint`: where Spark keeps how far it has read; unset, below the engine's checkpoint store."""
+        from millrace.api.frame import frame_spec
+
+        return frame_spec(frame, name, par, outputs, checkpoint, config)
 
     def next_tuple(self) -> None:
         """Emit some tuples, or none. Must not block (unless `blocking = True`)."""
@@ -345,6 +356,10 @@ class Bolt(Component):
 
     def process_tick(self, tup: Tuple) -> None:
         """Called every `topology.tick.tuple.freq.secs` seconds if the topology's or the bolt's config sets it."""
+
+    def _takes_more(self) -> bool:
+        """Asked after each chunk and each timer: while it says no, its senders get no credit, and wait."""
+        return True
 
     def emit(self, tup: Sequence[Any], stream: str | None = None, anchors: Any = None,
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:

@@ -11,7 +11,8 @@ class TwoPhaseSink(Bolt):
     Between two waves it *stages* what it gets: durable or not, but not visible. The engine calls, in this order,
     `recover` once after `initialize`, and then for each wave `prepare` when the wave has come by and `commit` when all
     tasks have prepared. `exactly_once` is False in other topologies: none of the three is called there, and the sink
-    writes straight away. `epoch` is that of this incarnation.
+    writes straight away. `epoch` is that of this incarnation; where a topology runs in batches it is another one in each batch
+    of the same instance, so do not keep a copy of it.
 
     `process` and `process_rows` stage the rows of a call wholly, or none of them if they raise: the engine then gives the
     rows again, each by itself. So encode all of them first, and stage them in one step.

@@ -1,0 +1,120 @@
+"""A spout that is fed by a streaming DataFrame of Spark's.
+
+    class WordCount(Topology):
+        lines = Spout.from_dataframe(spark.readStream.text("/incoming"), par=2)
+
+The DataFrame stays in the driver: the engine has it read, and the rows come to the spout's tasks as Arrow batches, through a
+`Feed`. Nothing here knows Spark: a DataFrame is what has columns and says whether it is streaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from millrace.api.component import ReliableSpout
+from millrace.api.topology import ComponentSpec, Topology
+from millrace.config import FRAME_CHECKPOINT
+from millrace.errors import NotRunning, TopologyError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Frame = Any  # a DataFrame, or a function of the Spark session that returns one, or "module:function"
+
+
+class Feed(Protocol):
+    """Where a frame spout gets its batches from. The engine sets it before `initialize`."""
+
+    def take(self) -> tuple[Hashable, pa.RecordBatch] | None:
+        """The next batch and what to call it by; None if there is none now. Does not wait."""
+        ...
+
+    def done(self, key: Hashable) -> None:
+        """The batch, and everything that came of it, has been processed."""
+        ...
+
+    def refuse(self, key: Hashable, reason: str) -> None:
+        """The batch cannot be emitted, now or ever."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _NoFeed:
+    """Stands where the feed will be, so that a mistake says what to do."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotRunning("a spout made by Spout.from_dataframe has nothing to read here: submit its topology to an engine on "
+                         "Spark, which reads the DataFrame for it")
+
+
+class FrameSpout(ReliableSpout):
+    """Emits the batches that its feed brings, each under the feed's own key, and sends again what fails. Its specs are made by
+    `Spout.from_dataframe`."""
+
+    feed: Feed = _NoFeed()
+
+    def next_tuple(self) -> None:
+        found = self.feed.take()
+        if found is None:
+            return
+        key, batch = found
+        try:
+            self.emit_arrow(batch, tup_id=key)
+        except Exception as error:
+            self.feed.refuse(key, f"{type(error).__name__}: {error}")
+            raise
+        if not self.tracked:  # sent is as good as done: nothing else will be heard of it
+            self.feed.done(key)
+
+    def ack(self, tup_id: Any) -> None:
+        super().ack(tup_id)
+        self.feed.done(tup_id)
+
+    def close(self) -> None:
+        self.feed.close()
+
+
+def frame_spec(frame: Frame, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
+               checkpoint: str | None = None, config: dict[str, Any] | None = None) -> ComponentSpec:
+    """What `Spout.from_dataframe` returns."""
+    label = f"the frame spout {name!r}" if name is not None else "a frame spout"
+    if isinstance(frame, str) or callable(frame):
+        if outputs is None:
+            raise TopologyError(f"{label} reads what {_shown(frame)} returns when the topology is submitted, so its columns "
+                                'are not known yet: name them, for example outputs=["line"]')
+    elif _is_frame(frame):
+        check_frame(label, frame, outputs)
+        outputs = list(frame.columns) if outputs is None else outputs
+    else:
+        raise TypeError("Spout.from_dataframe takes a streaming DataFrame, a function of the Spark session that returns one, "
+                        f'or its name as "module:function"; not {frame!r} ({type(frame).__name__})')
+    if checkpoint is not None:
+        config = {**(config or {}), FRAME_CHECKPOINT.key: checkpoint}
+    return ComponentSpec(FrameSpout, name=name, par=par, config=config, outputs=outputs, frame=frame)
+
+
+def frames_of(topology: type[Topology]) -> dict[str, Frame]:
+    """What each frame spout of the topology reads, by the spout's name."""
+    return {str(spec.name): spec.frame for spec in topology.specs if spec.frame is not None}
+
+
+def check_frame(label: str, frame: Any, outputs: Sequence[str] | None) -> None:
+    """`TopologyError` unless it is a streaming DataFrame with exactly these columns, in whatever order; None: any columns."""
+    if not _is_frame(frame):
+        raise TopologyError(f"{label} needs a streaming DataFrame, and got {frame!r} ({type(frame).__name__})")
+    if not frame.isStreaming:
+        raise TopologyError(f"{label} needs a streaming DataFrame, and its DataFrame ({', '.join(frame.columns)}) is not "
+                            "streaming: make it with spark.readStream instead of spark.read")
+    if outputs is not None and (sorted(outputs) != sorted(frame.columns)):
+        raise TopologyError(f"{label} has the outputs {', '.join(outputs)}, and its DataFrame the columns "
+                            f"{', '.join(frame.columns)}: they must be the same; select or rename columns of the DataFrame")
+
+
+def _is_frame(frame: Any) -> bool:
+    return hasattr(frame, "columns") and hasattr(frame, "isStreaming")
+
+
+def _shown(frame: str | Callable[..., Any]) -> str:
+    return frame if isinstance(frame, str) else getattr(frame, "__qualname__", repr(frame))

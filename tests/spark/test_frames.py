@@ -1,0 +1,242 @@
+"""Streaming DataFrames as spouts of resident topologies. What came out is held against the files that were read."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audited import SECONDS
+from framed import Incoming, counting, keeping, writing, written
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from millrace.bench.faults import stored_counts
+from millrace.config import CHECKPOINTS
+from millrace.errors import MillraceError, TopologyError
+from millrace.model.graph import TaskId, graph_of
+from millrace.runtime.checkpoint_store import open_store
+from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.frames import resolve_frames
+from millrace.spark.session import make_session
+
+SLOTS = 2
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = make_session("local[2]", "frames", 2 * SLOTS, {"spark.sql.shuffle.partitions": "2"})
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def make_engine(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[], ResidentEngine]]:
+    made: list[ResidentEngine] = []
+
+    def make() -> ResidentEngine:
+        engine = ResidentEngine(slots=SLOTS, spark=spark, name=f"frames-{os.getpid()}", code=["framed"],
+                                settings={CHECKPOINTS.key: str(tmp_path / "store")})
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        engine.stop()
+
+
+@pytest.fixture(scope="module")
+def engine(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ResidentEngine]:
+    with ResidentEngine(slots=SLOTS, spark=spark, name=f"frames-module-{os.getpid()}", code=["framed"],
+                        settings={CHECKPOINTS.key: str(tmp_path_factory.mktemp("store"))}) as engine:
+        yield engine
+
+
+@pytest.fixture
+def incoming(tmp_path: Path) -> Incoming:
+    return Incoming(tmp_path / "incoming")
+
+
+def lines_of(spark: SparkSession, incoming: Incoming, files: int = 2) -> DataFrame:
+    """The lines of the directory, so many files in each micro-batch."""
+    return spark.readStream.option("maxFilesPerTrigger", files).text(str(incoming.directory)).withColumnRenamed("value", "line")
+
+
+def until(engine: ResidentEngine, condition: Callable[[], bool]) -> None:
+    assert engine.master.wait_until(condition, SECONDS), [event["text"] for event in engine.master.events]
+
+
+def until_emitted(engine: ResidentEngine, running: RunningTopology, tuples: int) -> None:
+    until(engine, lambda: running.observed().total("lines", "emitted") >= tuples)
+
+
+def read_all(spark: SparkSession, running: RunningTopology) -> None:
+    """Until Spark has noted in its checkpoint that every line there is has been read."""
+    (query,) = queries_of(spark, running)
+    query.processAllAvailable()
+
+
+def end(running: RunningTopology) -> None:
+    running.kill(wait=5)
+    assert running.wait(SECONDS)
+
+
+def queries_of(spark: SparkSession, running: RunningTopology) -> list[Any]:
+    return [query for query in spark.streams.active if query.name == f"millrace {running.name}/lines"]
+
+
+def test_every_line_of_files_that_come_meanwhile_exactly_once(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                                              tmp_path: Path) -> None:
+    incoming.add(files=2, lines=1500)
+    running = engine.submit(writing(lines_of(spark, incoming)), "files", {"path": str(tmp_path / "out")})
+    until_emitted(engine, running, 3000)
+    incoming.add(files=3, lines=700)
+    read_all(spark, running)
+    emitted = running.measured(lambda observed: {task.index: seen.total("emitted") for task, seen in observed.tasks.items()
+                                                 if task.component == "lines"})
+    assert set(emitted) == {0, 1} and all(emitted.values()), "both tasks are fed"
+    assert queries_of(spark, running)
+    end(running)
+    assert not queries_of(spark, running), "it ends with the topology"
+    assert written(tmp_path / "out") == Counter(incoming.lines)
+    assert running.observed().errors == []
+
+
+def test_a_worker_is_killed_in_the_middle(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                          tmp_path: Path) -> None:
+    incoming.add(files=6, lines=10_000)
+    running = engine.submit(writing(lines_of(spark, incoming)), "killed", {"path": str(tmp_path / "out")})
+    until_emitted(engine, running, 4000)
+    slot = engine.master.state.topologies["killed"].places[TaskId("lines", 0)].slot
+    os.kill(engine.master.connections[slot].hello.pid, signal.SIGKILL)
+    read_all(spark, running)
+    assert engine.master.state.topologies["killed"].losses == 1
+    end(running)
+    assert set(written(tmp_path / "out")) == set(incoming.lines)
+
+
+def test_state_that_is_lost_with_a_worker_is_counted_again(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                                           tmp_path: Path) -> None:
+    """Spark's checkpoint is not ahead of that of the state, so what the state forgets comes again."""
+    incoming.add(files=6, lines=2000)
+    config = {"path": str(tmp_path / "out"), "topology.checkpoint.interval.secs": 30}
+    running = engine.submit(counting(lines_of(spark, incoming, files=1)), "counted", config)
+    until_emitted(engine, running, 3500)
+    slot = engine.master.state.topologies["counted"].places[TaskId("count", 0)].slot
+    os.kill(engine.master.connections[slot].hello.pid, signal.SIGKILL)
+    read_all(spark, running)
+    end(running)
+    counts = stored_counts(open_store(engine.master.checkpointing.place), "counted")
+    assert set(counts) == set(incoming.lines), "nothing is counted less"
+    assert set(written(tmp_path / "out")) == set(incoming.lines)
+
+
+def test_a_spout_is_moved_while_it_is_fed(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                          tmp_path: Path) -> None:
+    incoming.add(files=4, lines=10_000)
+    running = engine.submit(writing(lines_of(spark, incoming, files=2)), "moved", {"path": str(tmp_path / "out")})
+    until_emitted(engine, running, 4000)
+    place = engine.master.state.topologies["moved"].places[TaskId("lines", 0)]
+    running.move("lines[0]", 1 - place.slot)
+    read_all(spark, running)
+    end(running)
+    assert set(written(tmp_path / "out")) == set(incoming.lines)
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_a_query_goes_on_from_its_checkpoint(make_engine: Callable[[], ResidentEngine], spark: SparkSession, incoming: Incoming,
+                                             tmp_path: Path, explicit: bool) -> None:
+    out, checkpoint = tmp_path / "out", str(tmp_path / "spark") if explicit else None
+    incoming.add(files=8, lines=1000)
+    first = make_engine()
+    running = first.submit(writing(lines_of(spark, incoming), checkpoint=checkpoint), "restarted", {"path": str(out)})
+    until_emitted(first, running, 3000)
+    first.stop()
+    before = written(out)
+    incoming.add(files=2, lines=1000)
+    second = make_engine()
+    running = second.submit(writing(lines_of(spark, incoming, files=30), checkpoint=checkpoint), "restarted",
+                            {"path": str(out)}, resume=not explicit)
+    read_all(spark, running)
+    end(running)
+    again = written(out) - before
+    assert set(written(out)) == set(incoming.lines)
+    assert set(again) < set(incoming.lines), "it does not begin anew"
+
+
+def test_a_query_that_fails_is_told(engine: ResidentEngine, spark: SparkSession, incoming: Incoming, tmp_path: Path) -> None:
+    incoming.add(files=1, lines=10)
+    wrong = lines_of(spark, incoming).select(F.raise_error(F.concat(F.lit("no good: "), "line")).cast("string").alias("line"))
+    running = engine.submit(writing(wrong), "failing", {"path": str(tmp_path / "out")})
+    until(engine, lambda: bool(running.observed().errors))
+    (error,) = running.observed().errors
+    assert error["task"] == "lines" and "no good: line 0" in error["error"], error
+    said = [event for event in engine.status()["events"] if event["level"] == "error"]
+    assert "the query that feeds 'lines'" in said[-1]["text"]
+    assert running.status == "running"
+    end(running)
+
+
+def test_a_topology_that_acks_nothing_is_not_waited_for_for_ever(engine: ResidentEngine, spark: SparkSession,
+                                                                 incoming: Incoming) -> None:
+    incoming.add(files=1, lines=10)
+    running = engine.submit(keeping(lines_of(spark, incoming)), "keeping", {"topology.frame.ack.timeout.secs": 1})
+    until(engine, lambda: bool(running.observed().errors))
+    assert "nothing that 'lines' was sent of batch 0 has been acked for 1 s" in running.observed().errors[0]["error"]
+    running.kill(wait=0)
+    assert running.wait(SECONDS)
+
+
+# -- what is refused --
+
+
+def test_a_frame_that_is_not_streaming(spark: SparkSession) -> None:
+    with pytest.raises(TopologyError, match=r"is not streaming: make it with spark\.readStream"):
+        writing(spark.range(3))
+    still = writing(lambda session: session.range(3), outputs=["id"])
+    with pytest.raises(TopologyError, match=r"'lines' needs a streaming DataFrame.*\(id\) is not streaming"):
+        resolve_frames(spark, still)
+
+
+def test_columns_that_are_not_the_outputs(engine: ResidentEngine, spark: SparkSession) -> None:
+    with pytest.raises(TopologyError, match=r"has the outputs line, and its DataFrame the columns timestamp, value"):
+        engine.submit(writing(lambda session: session.readStream.format("rate").load(), outputs=["line"]), "unfit")
+    assert "unfit" not in engine.master.state.topologies
+
+
+def test_columns_are_put_in_the_order_of_the_outputs(spark: SparkSession) -> None:
+    rate = spark.readStream.format("rate").load()
+    assert resolve_frames(spark, writing(rate, outputs=["value", "timestamp"]))["lines"].columns == ["value", "timestamp"]
+
+
+def test_a_type_that_no_tuple_can_hold(spark: SparkSession) -> None:
+    rate = spark.readStream.format("rate").load().selectExpr("value", "struct(make_interval(0, 1) as gap) as span")
+    with pytest.raises(TopologyError, match=r"column 'span\.gap' of the frame spout 'lines' is of type interval.*cast it"):
+        resolve_frames(spark, writing(rate))
+
+
+def test_exactly_once_is_for_the_other_engine(engine: ResidentEngine, spark: SparkSession, incoming: Incoming) -> None:
+    topology = writing(lines_of(spark, incoming))
+    with pytest.raises(TopologyError, match=r"asks for exactly-once, and lines is fed by a DataFrame.*microbatch"):
+        engine.submit(topology, "exact", {"topology.guarantee": "exactly-once"})
+
+
+def test_a_graph_has_no_frames(engine: ResidentEngine, spark: SparkSession, incoming: Incoming) -> None:
+    with pytest.raises(TopologyError, match="submit the topology's class"):
+        engine.submit(graph_of(writing(lines_of(spark, incoming))))
+
+
+def test_a_checkpoint_that_cannot_be_used(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                          tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    topology = writing(lines_of(spark, incoming), checkpoint=str(tmp_path / "file" / "below"))
+    with pytest.raises(MillraceError, match=r"cannot be the checkpoint of 'lines' of 'nowhere'"):
+        engine.submit(topology, "nowhere", {"path": str(tmp_path / "out")})
+    assert "nowhere" not in engine.master.state.topologies
+    with pytest.raises(MillraceError, match=r"the query that feeds 'lines' of 'nowhere' cannot start"):
+        engine.submit(writing(lines_of(spark, incoming), checkpoint="nofs://here"), "nowhere", {"path": str(tmp_path / "out")})
+    until(engine, lambda: "nowhere" not in engine.master.state.topologies)
