@@ -114,9 +114,18 @@ def test_a_topology_that_cannot_be(cli: Cli, topology: str, says: str) -> None:
     ("--master", "spark://", "names no host"),
     ("--master", "spark://127.0.0.1:1", "does not answer"),
     ("--master", "local-cluster[1,1,700]", "has 1 cores"),
+    ("--engine", "batch", "there is no such engine; there are resident, microbatch"),
 ])
 def test_an_option_that_cannot_be(cli: Cli, option: str, value: str, says: str) -> None:
     assert_one_line(cli("run", WORD_COUNT, option, value), says)
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--port", "7000"], "--port: of no use with --engine microbatch"),
+    (["--bind", "127.0.0.1", "--one-worker-per-node"], "--bind, --one-worker-per-node: of no use"),
+])
+def test_options_that_are_of_no_use_to_batches(cli: Cli, arguments: list[str], says: str) -> None:
+    assert_one_line(cli("run", WORD_COUNT, "--engine", "microbatch", *arguments), says)
 
 
 @pytest.mark.parametrize("arguments", [

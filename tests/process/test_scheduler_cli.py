@@ -186,7 +186,7 @@ def test_move(cli: Cli, stream: AuditedStream) -> None:
     task, slot = split(stream)
     found = value(cli("move", str(task), str(1 - slot), "--json"))
     assert found == {"topology": "audited", "task": "split[0]", "from": slot, "to": 1 - slot, "keyed": False,
-                     "waves": False}
+                     "waves": False, "batched": False}
     stream.until(lambda: split(stream)[1] == 1 - slot)
     assert value(cli("plan", "--json"))["topologies"]["audited"]["placement"]["split[0]"] == 1 - slot
     code, out, _ = cli("move", "split[0]", str(1 - slot), "--topology", "audited")
@@ -208,6 +208,11 @@ def test_what_cannot_be_moved(cli: Cli, stream: AuditedStream, arguments: list[s
     version = stream.state.version
     assert_one_line(cli("move", *arguments), says)
     assert stream.state.version == version
+
+
+def test_a_resident_topology_keeps_its_parallelism(cli: Cli, stream: AuditedStream) -> None:
+    assert_one_line(cli("scale", "count=3"), "a resident topology keeps its parallelism while it runs")
+    assert_one_line(cli("scale", "nope=3"), "no running topology has 'nope'; audited has ")
 
 
 def test_a_worker_with_a_negative_number_is_not_there(cli: Cli) -> None:

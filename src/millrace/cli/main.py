@@ -47,7 +47,8 @@ def demo(seconds: Annotated[float, typer.Option(help="How long the stream runs."
 @app.command()
 def run(topology: Annotated[str, typer.Argument(help="module:Topology, for example millrace.workloads.wordcount:WordCount")],
         master: Annotated[str, typer.Option(help="Spark master: local[N], spark://HOST:PORT, yarn, ...")] = "local[*]",
-        slots: Annotated[int, typer.Option(help="Workers to start, one core of the cluster each.", min=1)] = 2,
+        slots: Annotated[int | None, typer.Option(help="Workers to start, one core of the cluster each (2); with --engine "
+                                                       "microbatch, executors to wait for (1).", min=1)] = None,
         name: Annotated[str | None, typer.Option(help="Name of the topology; its class name if not given.")] = None,
         par: Annotated[list[str] | None, typer.Option(help="COMPONENT=N, may be repeated.")] = None,
         config: Annotated[list[str] | None, typer.Option(help="KEY=VALUE (JSON or text), may be repeated.")] = None,
@@ -61,13 +62,15 @@ def run(topology: Annotated[str, typer.Argument(help="module:Topology, for examp
         scheduler: Annotated[str | None, typer.Option(help="Scheduler that re-plans while it runs; `scheduler list`.")] = None,
         scheduler_set: Annotated[list[str] | None, typer.Option(help="Parameter of it, KEY=VALUE, may be repeated.")] = None,
         resume: Annotated[bool, typer.Option(help="Go on from the last committed wave of the topology of this name.")] = False,
+        engine: Annotated[str, typer.Option(help="resident: long-lived workers, milliseconds. microbatch: a Spark job for each "
+                                                 "batch, throughput.")] = "resident",
         as_json: Json = False) -> None:
     """Run a topology on Spark until Ctrl-C, `millrace kill` or --seconds."""
     from millrace.cli.running import RunOptions, run_topology
 
     options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), pairs("--config", config), seconds,
                          cluster, bind, port, one_worker_per_node, pairs("--conf", conf, raw=True), pairs("--set", setting),
-                         scheduler, pairs("--scheduler-set", scheduler_set), resume)
+                         scheduler, pairs("--scheduler-set", scheduler_set), resume, engine)
     result = run_topology(options, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
@@ -106,6 +109,18 @@ def move(task: Annotated[str, typer.Argument(help="A task, for example count[3].
 
     found = ask(cluster, "move", task=task, slot=worker, topology=topology)
     typer.echo(json.dumps(found)) if as_json else print_move(found)
+
+
+@app.command()
+def scale(tasks: Annotated[list[str], typer.Argument(help="COMPONENT=N: so many tasks of the bolt, for example count=8.")],
+          topology: Annotated[str | None, typer.Option(help="Its name; needed only if several have such components.")] = None,
+          cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Change how many tasks bolts have, from the next batch on; for topologies that run with --engine microbatch."""
+    from millrace.cli.show import print_scale
+    from millrace.master.desk import ask
+
+    found = ask(cluster, "scale", par=pairs("scale", tasks, whole=True), topology=topology)
+    typer.echo(json.dumps(found)) if as_json else print_scale(found)
 
 
 @app.command()
@@ -230,6 +245,18 @@ def bench_faults(minutes: Annotated[float, typer.Option(help="How long.", min=0.
         typer.echo(json.dumps(result))
     if broken := broken_promise(result):
         raise MillraceError(f"{guarantee} was not kept: {broken}")
+
+
+@bench_app.command("engines")
+def bench_engines(quick: Annotated[bool, typer.Option(help="Small sizes: that it runs, not how fast.")] = False,
+                  only: Annotated[list[str] | None, typer.Option(help="words, rescale or skew. Unset: all.")] = None,
+                  as_json: Json = False) -> None:
+    """Word Count on both engines and on Structured Streaming; rescaling and skewed keys on the microbatch engine."""
+    from millrace.bench.engines import PARTS, run_engines
+
+    result = run_engines(live=not as_json, quick=quick, parts=only or PARTS)
+    if as_json:
+        typer.echo(json.dumps(result))
 
 
 @bench_app.command("replanning")

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -21,6 +21,12 @@ from millrace.model.graph import graph_of, resolve
 from millrace.schedulers.registry import make_scheduler
 from millrace.spark.engine import ResidentEngine, RunningTopology
 
+if TYPE_CHECKING:
+    from millrace.spark.microbatch import MicrobatchEngine
+
+RESIDENT, MICROBATCH = "resident", "microbatch"
+DEFAULT_SLOTS = {RESIDENT: 2, MICROBATCH: 1}
+IN_FLIGHT_SECONDS = {RESIDENT: 5.0, MICROBATCH: 60.0}  # that what is under way is given at the end: there, a whole batch
 REFRESH_SECONDS = 0.5
 LAST_WAVE_SECONDS = 90.0  # what is in flight is given five seconds; a slow store may need longer to commit it
 
@@ -29,7 +35,7 @@ LAST_WAVE_SECONDS = 90.0  # what is in flight is given five seconds; a slow stor
 class RunOptions:
     topology: str
     master: str
-    slots: int
+    slots: int | None
     name: str | None
     par: dict[str, int]
     config: dict[str, Any]
@@ -43,6 +49,7 @@ class RunOptions:
     scheduler: str | None
     scheduler_parameters: dict[str, Any]
     resume: bool
+    engine: str = RESIDENT
 
 
 def load_topology(name: str) -> type[Topology]:
@@ -87,7 +94,7 @@ class Rates:
         return found
 
 
-def show_live(engine: ResidentEngine, console: Console, until: Any) -> None:
+def show_live(engine: ResidentEngine | MicrobatchEngine, console: Console, until: Any) -> None:
     """Refresh the tables until `until(seconds)` says that it is over."""
     rates = Rates()
     with Live(console=console, refresh_per_second=4, transient=False) as live:
@@ -103,13 +110,12 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
     if options.scheduler is not None and options.scheduler != OFF:
         make_scheduler(options.scheduler, options.scheduler_parameters)
     check_settings(graph)  # before Spark has taken its ten seconds
-    console.print(f"starting {options.slots} workers on Spark {options.master} ...", markup=False)
-    with ResidentEngine(options.master, options.slots, name=options.cluster, bind=options.bind, port=options.port,
-                        one_worker_per_node=options.one_worker_per_node, code=[topology],
-                        settings=engine_settings(options.settings), spark_settings=options.spark) as engine:
+    settings = engine_settings(options.settings)
+    check_engine(options)
+    with start_engine(options, topology, settings, console) as engine:
         if options.scheduler is not None:
             engine.set_scheduler(options.scheduler, options.scheduler_parameters)
-        running = engine.submit(graph, resume=options.resume)
+        running = engine.submit(topology, options.name or None, options.config, options.par, options.resume)
         console.print(f"running as cluster {engine.master.name}; `millrace status` and `millrace kill {graph.name}` work "
                       "from another terminal, Ctrl-C stops it here", markup=False)
         deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
@@ -118,11 +124,40 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
         except KeyboardInterrupt:
             console.print("stopping ...")
         result = _final(engine, running)
-        _stop(running)
+        _stop(running, IN_FLIGHT_SECONDS[options.engine])
     return result
 
 
-def _watch(engine: ResidentEngine, running: RunningTopology, console: Console, deadline: float, live: bool) -> None:
+def check_engine(options: RunOptions) -> None:
+    """Is there such an engine, and does it know what to do with the options?"""
+    if options.engine not in DEFAULT_SLOTS:
+        raise MillraceError(f"--engine {options.engine}: there is no such engine; there are {', '.join(DEFAULT_SLOTS)}")
+    if options.engine == MICROBATCH:
+        given = {"--bind": options.bind is not None, "--port": options.port != 0,
+                 "--one-worker-per-node": options.one_worker_per_node}
+        wrong = [option for option, there in given.items() if there]
+        if wrong:
+            raise MillraceError(f"{', '.join(wrong)}: of no use with --engine {MICROBATCH}, whose tasks run in Spark's "
+                                f"executors and connect to nobody. Leave it out, or take --engine {RESIDENT}")
+
+
+def start_engine(options: RunOptions, topology: type[Topology], settings: dict[str, Any],
+                 console: Console) -> ResidentEngine | MicrobatchEngine:
+    slots = options.slots or DEFAULT_SLOTS[options.engine]
+    if options.engine == MICROBATCH:
+        from millrace.spark.microbatch import MicrobatchEngine
+
+        console.print(f"waiting for {slots} executors of Spark {options.master} ...", markup=False)
+        return MicrobatchEngine(options.master, slots, name=options.cluster, code=[topology], settings=settings,
+                                spark_settings=options.spark)
+    console.print(f"starting {slots} workers on Spark {options.master} ...", markup=False)
+    return ResidentEngine(options.master, slots, name=options.cluster, bind=options.bind, port=options.port,
+                          one_worker_per_node=options.one_worker_per_node, code=[topology], settings=settings,
+                          spark_settings=options.spark)
+
+
+def _watch(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, console: Console, deadline: float,
+           live: bool) -> None:
     def over(seconds: float) -> bool:
         if engine.master.superseded:
             raise NotTheAuthor(engine.master.superseded)
@@ -135,13 +170,13 @@ def _watch(engine: ResidentEngine, running: RunningTopology, console: Console, d
             continue
 
 
-def _stop(running: RunningTopology) -> None:
+def _stop(running: RunningTopology, seconds: float) -> None:
     if running.status != "ended":
-        running.kill(wait=5)
+        running.kill(wait=seconds)
         running.wait(LAST_WAVE_SECONDS)
 
 
-def _final(engine: ResidentEngine, running: RunningTopology) -> dict[str, Any]:
+def _final(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology) -> dict[str, Any]:
     status = engine.status()
     found = [topology for topology in status["topologies"] if topology["name"] == running.name]
     return found[0] if found else {"name": running.name, "status": "ended"}

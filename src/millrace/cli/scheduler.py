@@ -138,5 +138,6 @@ def _told(row: dict[str, Any]) -> str:
 
 
 def _figures(figures: dict[str, Any]) -> str:
+    uneven = f", most loaded task of a keyed component {figures['skew']:.2f} times the mean" if figures.get("skew") else ""
     return (f"{figures['inter_node']:,.0f} tuples/s between nodes, {figures['nodes_used']} nodes, busiest worker "
-            f"{figures['largest_worker_load']:.0%} of a core")
+            f"{figures['largest_worker_load']:.0%} of a core{uneven}")

@@ -11,7 +11,8 @@ from rich.text import Text
 
 
 def components_table(topology: dict[str, Any], rates: dict[str, float] | None = None) -> Table:
-    table = Table(title=f"{topology['name']}: {topology['status']}", title_justify="left", expand=False)
+    title = f"{topology['name']}: {topology['status']} ({topology['engine']})"
+    table = Table(title=title, title_justify="left", expand=False)
     for column in ("component", "tasks", "executed", "per s", "emitted", "acked", "failed", "queue", "execute p50/p99 ms",
                    "complete p50/p99 ms", "capacity"):
         table.add_column(column, justify="left" if column == "component" else "right")
@@ -30,8 +31,22 @@ def workers_table(status: dict[str, Any]) -> Table:
         table.add_column(column)
     for worker in status["workers"]:
         tasks = ", ".join(task.partition("/")[2] if len(status["topologies"]) == 1 else task for task in worker["tasks"])
-        table.add_row(str(worker["slot"]), worker["node"], str(worker["pid"]), tasks or "none")
+        process = f"executor {worker['executor']}" if worker["pid"] is None else str(worker["pid"])
+        table.add_row(str(worker["slot"]), worker["node"], process, tasks or "none")
     return table
+
+
+def batches_text(batches: dict[str, Any]) -> Text:
+    last = batches["last"]
+    if last is None:
+        return Text("no batch is done yet\n")
+    lines = [f"{batches['count']:,} batches: the last took {last['seconds']:.3f} s for {last['tuples_in']:,} tuples, the last "
+             f"20 {batches['mean_seconds']:.3f} s on average; {batches['retried']:,} attempts failed",
+             f"tasks that ran elsewhere than planned: {batches['misplaced']:,}; that had to load their state: "
+             f"{batches['restored']:,} (found it in their process: {batches['resident']:,})",
+             f"Spark's tasks ran for {batches['spark_run_seconds']:,.1f} s, ours were busy for "
+             f"{batches['own_busy_seconds']:,.1f} s of it; {batches['spark_shuffle_bytes']:,} bytes went through its shuffle"]
+    return Text("\n".join(lines) + "\n")
 
 
 def events_text(status: dict[str, Any], count: int = 8) -> Text:
@@ -57,6 +72,8 @@ def dashboard(status: dict[str, Any], rates: dict[str, dict[str, float]] | None 
     parts: list[Any] = []
     for topology in status["topologies"]:
         parts.append(components_table(topology, (rates or {}).get(topology["name"])))
+        if topology["batches"] is not None:
+            parts.append(batches_text(topology["batches"]))
         if topology["last_errors"]:
             parts.append(errors_text(topology))
     return Group(*parts, workers_table(status), events_text(status))
@@ -74,10 +91,29 @@ def print_move(found: dict[str, Any]) -> None:
         console.print(f"{found['task']} is on worker {found['to']} already")
         return
     console.print(f"{found['task']} of {found['topology']} moves from worker {found['from']} to worker {found['to']}")
-    if found["waves"]:
+    if found["batched"]:
+        console.print("it runs there from the next batch on, and takes its state along")
+    elif found["waves"]:
         console.print("it goes with the next wave, and takes its state along")
     elif found["keyed"]:
         console.print("it begins anew there: what it keeps in its own attributes stays behind")
+
+
+def print_scale(found: dict[str, Any]) -> None:
+    console = Console(markup=False, emoji=False)
+    if not found["changed"]:
+        console.print(f"{found['topology']} has {', '.join(f'{n} tasks of {name}' for name, n in found['to'].items())} already")
+        return
+    for component, tasks in found["to"].items():
+        shared = f", {_shares(found['key_groups'][component])}" if component in found["key_groups"] else ""
+        console.print(f"{component} of {found['topology']}: {found['from'][component]} -> {tasks} tasks from the next batch on"
+                      + shared)
+
+
+def _shares(owners: list[int]) -> str:
+    """How many key groups each task owns."""
+    counts = [owners.count(index) for index in sorted(set(owners))]
+    return f"{min(counts)} key groups each" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)} key groups each"
 
 
 def print_plan(found: dict[str, Any]) -> None:

@@ -18,6 +18,9 @@ def check_settings(graph: TopologyGraph) -> None:
 def check_guarantee(graph: TopologyGraph) -> None:
     """`TopologyError` for a guarantee that the topology's spouts cannot keep."""
     backup_shape(graph)
+    if graph.batched and not graph.exactly_once:
+        raise TopologyError(f"{graph.name!r} asks for {GUARANTEE.of(graph.config)}, and a topology that runs in batches is "
+                            f"always {EXACTLY_ONCE}: leave {GUARANTEE.key} out")
     if graph.exactly_once:
         stuck = [spout.name for spout in graph.spouts if not spout.movable]
         if stuck:

@@ -12,6 +12,8 @@ Three rules hold for all that smooth:
   first whole window replaces it. The same goes for the traffic of a pair if one of the two is settling.
 - A task that is not in the newest sample is gone, and its pairs with it; one that comes back later starts anew. A pair of
   tasks that are there and said nothing to each other had no traffic.
+
+What comes for a key group has nothing to do with where tasks are, so it is smoothed whoever is settling.
 """
 
 from __future__ import annotations
@@ -127,6 +129,7 @@ class _Ewma:
         self.a = a
         self.tasks: dict[TaskId, Row] = {}
         self.pairs: dict[Pair, float] = {}
+        self.groups: dict[str, Row] = {}
         self.known: set[TaskId] = set()  # tasks of which a whole window has been seen
         self.newest = Load()
 
@@ -139,7 +142,8 @@ class _Ewma:
         self.tasks = {task: self._task(task, _row(sample, measured), settling) for task, measured in sample.tasks.items()}
         self.known |= sample.tasks.keys() - settling
         self.pairs = pairs
-        self.newest = _load(sample, self.tasks, self.pairs)
+        self.groups = {name: self._groups(name, rates) for name, rates in _group_rates(sample).items()}
+        self.newest = _load(sample, self.tasks, self.pairs, self.groups)
         return self.newest
 
     def _task(self, task: TaskId, new: Row, settling: set[TaskId]) -> Row:
@@ -147,6 +151,10 @@ class _Ewma:
             return new
         old = self.tasks[task]
         return old if task in settling else tuple(self._mixed(was, now) for was, now in zip(old, new))
+
+    def _groups(self, component: str, new: Row) -> Row:
+        old = self.groups.get(component, ())
+        return tuple(map(self._mixed, old, new)) if len(old) == len(new) else new
 
     def _pairs(self, sample: Load, settling: set[TaskId]) -> dict[Pair, float]:
         found: dict[Pair, float] = {}
@@ -182,14 +190,18 @@ class _TrimmedMean:
         traffic = {pair: _clean(tuples / sample.window_seconds) for pair, tuples in sample.traffic.items()}
         for window in self.past:
             window.whole &= rows.keys()  # a task that is gone starts anew when it comes back
-        self.past.append(_Window(rows, traffic, rows.keys() - set(sample.settling)))
+        self.past.append(_Window(rows, traffic, rows.keys() - set(sample.settling), _group_rates(sample)))
         tasks = {task: self._task(task, newest) for task, newest in rows.items()}
-        self.newest = _load(sample, tasks, self._pairs(rows, traffic))
+        self.newest = _load(sample, tasks, self._pairs(rows, traffic), self._groups())
         return self.newest
 
     def _task(self, task: TaskId, newest: Row) -> Row:
         rows = [window.tasks[task] for window in self.past if task in window.whole]
         return tuple(map(_trimmed_mean, zip(*rows))) if rows else newest
+
+    def _groups(self) -> dict[str, Row]:
+        return {name: tuple(map(_trimmed_mean, zip(*(window.groups[name] for window in self.past if name in window.groups))))
+                for name in self.past[-1].groups}
 
     def _pairs(self, rows: Mapping[TaskId, Row], newest: Mapping[Pair, float]) -> dict[Pair, float]:
         """Of each pair that had traffic in any window. Windows are picked by bits, since there may be very many pairs."""
@@ -216,6 +228,7 @@ class _Window:
     tasks: Mapping[TaskId, Row]
     traffic: Mapping[Pair, float]
     whole: set[TaskId]
+    groups: Mapping[str, Row]
 
 
 def _trimmed_mean(values: Sequence[float]) -> float:
@@ -239,7 +252,13 @@ def _row(sample: Load, measured: TaskLoad) -> Row:
     return (*rates, *(_clean(getattr(measured, name)) for name in LEVELS))
 
 
-def _load(sample: Load, tasks: Mapping[TaskId, Row], pairs: Mapping[Pair, float]) -> Load:
+def _group_rates(sample: Load) -> dict[str, Row]:
+    """Tuples a second for each key group."""
+    seconds = sample.window_seconds
+    return {name: tuple(_clean(count / seconds) for count in counts) for name, counts in sample.key_groups.items()}
+
+
+def _load(sample: Load, tasks: Mapping[TaskId, Row], pairs: Mapping[Pair, float], groups: Mapping[str, Row]) -> Load:
     """The estimate over the newest window's length; all else as the sample has it."""
     seconds = sample.window_seconds
     return Load(
@@ -247,6 +266,7 @@ def _load(sample: Load, tasks: Mapping[TaskId, Row], pairs: Mapping[Pair, float]
         tasks={task: _task_load(sample.tasks[task], row, seconds) for task, row in tasks.items()},
         traffic={pair: rate * seconds for pair, rate in pairs.items() if rate > 0},
         settling=sample.settling,
+        key_groups={name: tuple(rate * seconds for rate in rates) for name, rates in groups.items()},
     )
 
 

@@ -128,14 +128,45 @@ class Replanned:
 
 
 @dataclass(frozen=True, slots=True)
+class Rescaled:
+    """Someone wants so many tasks of these components, from the next batch on."""
+
+    name: str
+    par: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBegan:
+    """A batch of the topology runs, by the plan that is in force now."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommitted:
+    """The batch is over, and this is what the topology goes on from."""
+
+    name: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesEnded:
+    """No other batch of the topology will be run."""
+
+    name: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time passed."""
 
     now: float
 
 
-Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Resumed | Killed | Moved | Replanned | Ticked
-         | WaveAcked | ManifestStored | ChannelBroke)
+Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Resumed | Killed | Moved | Replanned | Rescaled
+         | BatchBegan | BatchCommitted | BatchesEnded | Ticked | WaveAcked | ManifestStored | ChannelBroke)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ answer to `weigh`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -17,6 +17,7 @@ from millrace.model.cluster import Cluster
 from millrace.model.plan import Plan
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
+from millrace.schedulers.balance import skew
 from millrace.schedulers.base import CannotPlace, NewPlan, SchedulingResult
 from millrace.schedulers.parameters import check_parameters, parameter, with_parameters
 from millrace.schedulers.problem import Figures, Problem
@@ -164,10 +165,11 @@ class Generator:
         before, after = problem.figures(problem.current), figures_of(problem, result.plans)
         moved = tuple(_moves(situation, result.plans))
         reason = "; ".join([result.reason, *map(str, result.overload)])
-        expected = {"before": asdict(before), "after": asdict(after)}
+        uneven = skew(situation.graphs, situation.load, situation.plan), skew(situation.graphs, situation.load, result.plans)
+        expected = {"before": {**asdict(before), "skew": uneven[0]}, "after": {**asdict(after), "skew": uneven[1]}}
         if not moved:
             return self._decided(trigger, NO_CHANGE, reason, at)
-        worth = self._worth(before, after, bool((problem.current < 0).any()))
+        worth = self._worth(before, after, bool((problem.current < 0).any())) or self._gains(*uneven)
         if not worth:
             outcome = NOT_WORTH_IT
             reason += (f" (between nodes {before.inter_node:,.0f} -> {after.inter_node:,.0f} tuples/s, largest load of a node "
@@ -225,7 +227,9 @@ class Generator:
             return None
         self._watched = None
         problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
-        return self._replace(replace(watched, came_of=asdict(problem.figures(problem.current))))
+        figures = asdict(problem.figures(problem.current))
+        return self._replace(replace(watched, came_of={**figures, "skew": skew(situation.graphs, situation.load,
+                                                                               situation.plan)}))
 
     def _replace(self, decision: Decision) -> Decision:
         for position, known in enumerate(self.decisions):
@@ -271,3 +275,9 @@ def _moves(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
         for task, slot in plan.placement.items():
             if old.get(task) != slot:
                 yield f"{name}/{task}: worker {old.get(task, 'none')} -> {slot}"
+        if name in situation.plan:
+            changed = Plan.diff(situation.plan[name], plan)
+            yield from (f"{name}/{task}: ends" for task in changed.stopped)
+            shares = Counter((move.component, move.old, move.new) for move in changed.key_groups)
+            for (component, source, target), groups in sorted(shares.items()):
+                yield f"{name}/{component}: {groups} key groups, task {source} -> {target}"

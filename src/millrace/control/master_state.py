@@ -14,6 +14,9 @@ from millrace.control.assignment import Assignment, Place, TopologyAssignment, W
 from millrace.control.backups import backups
 from millrace.control.checks import ackers_for, check_guarantee, check_settings, weak_points
 from millrace.control.events import (
+    BatchBegan,
+    BatchCommitted,
+    BatchesEnded,
     ChannelBroke,
     Command,
     Distribute,
@@ -24,6 +27,7 @@ from millrace.control.events import (
     Moved,
     Paused,
     Replanned,
+    Rescaled,
     Resumed,
     Say,
     Submitted,
@@ -45,9 +49,12 @@ from millrace.control.topology_state import (
 )
 from millrace.errors import StalePlan, TopologyError, UnknownName, UnknownTopology
 from millrace.model.cluster import Cluster, Node, Slot
-from millrace.model.graph import ACKER, TaskId
-from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, key_groups_for
+from millrace.model.graph import ACKER, TaskId, TopologyGraph
+from millrace.model.plan import Plan, rescaled_key_groups
+from millrace.model.rescaling import rescaled
+from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult, key_groups_for
 from millrace.schedulers.even import Even
+from millrace.state.checkpoint import fits
 
 QUIET_REPORTS = 2  # reports in a row without anything in flight before a topology counts as drained
 
@@ -86,6 +93,15 @@ class MasterState:
                 return self._moved(event)
             case Replanned():
                 return self._replanned(event)
+            case Rescaled():
+                return self._rescaled(event)
+            case BatchBegan():
+                self._batched(event.name).in_batch = True
+                return []
+            case BatchCommitted():
+                return self._batch_committed(event)
+            case BatchesEnded():
+                return self.end(self._batched(event.name), event.how)
             case Ticked():
                 return self._ticked(event.now)
             case WaveAcked():
@@ -132,12 +148,12 @@ class MasterState:
 
     def _move_home(self, topology: TopologyState, slot: int) -> list[Command]:
         """Tasks that had to leave this slot go back, so that it is used again. Spouts and ackers stay where they are:
-        what they have in flight is theirs alone."""
+        what they have in flight is theirs alone. Between two batches nothing is."""
         if topology.status not in (RUNNING, PAUSED, STARTING):
             return []
         back = [task for task, place in topology.places.items()
                 if topology.homes.get(task) == slot and place.slot != slot and task.component != ACKER
-                and topology.graph.component(task.component).kind == "bolt"]
+                and (topology.batched or topology.graph.component(task.component).kind == "bolt")]
         if not back:
             return []
         return [Say(f"worker {slot} is back: {_tasks(back)} moved there", topology.graph.name),
@@ -151,7 +167,9 @@ class MasterState:
         by_number = {topology.number: topology for topology in self.topologies.values()}
         for number, task_number, position in event.positions:
             topology = by_number.get(number)
-            if topology is not None and (topology.waves is None or event.revision >= topology.ready_at):
+            if topology is None or topology.batched:  # the positions of a batch are those of its manifest
+                continue
+            if topology.waves is None or event.revision >= topology.ready_at:
                 task = topology.graph.task(task_number)
                 topology.positions[task] = max(position, topology.positions.get(task, 0))
         commands: list[Command] = []
@@ -162,6 +180,8 @@ class MasterState:
         return commands
 
     def _progress(self, topology: TopologyState, event: WorkerReported, in_flight: int) -> list[Command]:
+        if topology.batched:
+            return []
         if (topology.status == STARTING and topology.waves is None and self.all_at(topology.ready_at)
                 and not any(topology.starting.values())):
             return self.all_up(topology)
@@ -177,6 +197,8 @@ class MasterState:
 
     def drained(self, topology: TopologyState) -> bool:
         """Its spouts have stopped and nothing that they sent is left anywhere."""
+        if topology.batched:
+            return topology.status == PAUSED and not topology.in_batch
         return (topology.status in (PAUSED, STOPPING) and bool(self.workers)
                 and all(topology.quiet.get(slot, 0) >= QUIET_REPORTS for slot in list(self.workers)))
 
@@ -195,7 +217,9 @@ class MasterState:
         self._numbers += 1
         graph = replace(graph, ackers=ackers_for(graph, max(1, len(self.workers))))
         topology = TopologyState(self._numbers, graph)
-        if graph.waves:
+        if graph.batched:
+            self._prepare_batches(topology, event)
+        elif graph.waves:
             self._recovery.prepare(topology, event)
         self.topologies[graph.name] = topology
         try:
@@ -231,7 +255,8 @@ class MasterState:
         topology.status, topology.deadline, topology.quiet = STOPPING, event.now + event.wait, {}
         distribute = self.distribute()
         topology.ready_at = self.revision
-        return [Say(f"spouts stop; up to {event.wait:g} s for what is in flight", event.name), distribute]
+        what = "the batch that runs is the last" if topology.batched else "spouts stop"
+        return [Say(f"{what}; up to {event.wait:g} s for what is in flight", event.name), distribute]
 
     def _ticked(self, now: float) -> list[Command]:
         late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]
@@ -247,6 +272,55 @@ class MasterState:
             running = ", ".join(sorted(self.topologies)) or "none"
             raise UnknownTopology(f"no topology named {name!r} is running; running: {running}")
         return self.topologies[name]
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def _batched(self, name: str) -> TopologyState:
+        topology = self.topology(name)
+        if not topology.batched:
+            raise TopologyError(f"{name!r} runs on resident workers: it has no batches")
+        return topology
+
+    def _prepare_batches(self, topology: TopologyState, event: Submitted) -> None:
+        """Each batch is a wave. As for other waves, epochs rise from run to run: no name in the store is used twice."""
+        if event.checkpoint is not None:
+            fits(event.checkpoint, event.graph)
+            topology.positions = event.checkpoint.positions()
+        topology.epoch, topology.checkpoint = max(self.author, event.after[0]) + 1, event.checkpoint
+
+    def _batch_committed(self, event: BatchCommitted) -> list[Command]:
+        topology = self._batched(event.name)
+        topology.checkpoint, topology.in_batch = event.manifest, False
+        topology.epoch, topology.positions = event.manifest.epoch, event.manifest.positions()
+        return []
+
+    def _rescaled(self, event: Rescaled) -> list[Command]:
+        """More tasks or fewer, all of what is asked for or nothing. As few key groups as possible change hands."""
+        topology = self.topology(event.name)
+        graph = rescaled(topology.graph, event.par)
+        self._check_movable(topology)
+        if graph is topology.graph:
+            return [Say(f"has {_counts(event.par)} already", event.name)]
+        stay = {task: place.slot for task, place in topology.places.items() if task in set(graph.tasks())}
+        result = self._placed(graph, Plan(topology.version, stay, topology.key_groups))
+        if isinstance(result, CannotPlace):
+            raise TopologyError(f"{event.name!r} cannot have {_counts(event.par)}, and stays as it is: {result.reason}")
+        placement = result.plans[event.name].placement if isinstance(result, NewPlan) else stay
+        owners = {name: rescaled_key_groups(groups, graph.component(name).par) if name in event.par else groups
+                  for name, groups in topology.key_groups.items()}
+        self._take_plan(topology, graph, placement, owners)
+        return [Say(f"{_counts(event.par)} from the next batch on", event.name), self.distribute()]
+
+    def _take_plan(self, topology: TopologyState, graph: TopologyGraph, placement: Mapping[TaskId, int],
+                   key_groups: Mapping[str, tuple[int, ...]]) -> None:
+        """The next batch runs by it. Tasks that stay keep their incarnation."""
+        topology.version += 1
+        before = topology.places
+        topology.places = {task: before[task] if task in before and before[task].slot == slot else Place(slot, topology.version)
+                           for task, slot in placement.items()}
+        topology.homes = {task: place.slot if place.incarnation == topology.version else topology.homes.get(task, place.slot)
+                          for task, place in topology.places.items()}
+        topology.graph, topology.key_groups = graph, dict(key_groups)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -283,22 +357,36 @@ class MasterState:
                            and topology.places[task].slot != slot and not topology.graph.movable(task))
             if stuck:
                 raise TopologyError(f"the plan for {name!r} moves {stuck[0]}, a spout whose source cannot be read again")
-            if gone or set(plan.placement) != set(topology.places):
+            graph = rescaled(topology.graph, plan.parallelism) if topology.batched else topology.graph
+            if gone or set(plan.placement) != set(graph.tasks()) or len(topology.places) != len(topology.graph.tasks()):
                 raise StalePlan(f"the plan for {name!r} " + (f"puts tasks on workers {gone}, which are not there" if gone else
                                 "has other tasks than are running") + ": nothing of it is run. Ask the scheduler again")
         commands: list[Command] = []
         for name, plan in event.plans.items():
             topology = self.topologies[name]
+            if topology.batched:
+                commands += self._replanned_batches(topology, plan, event.reason)
+                continue
             moves = {task: slot for task, slot in plan.placement.items() if topology.places[task].slot != slot}
             if moves:
                 commands.append(Say(f"{_tasks(sorted(moves))} moved to {_slots(moves.values())}: {event.reason}", name))
                 commands += self._enact(topology, moves)
         return [*commands, self.distribute()] if commands else []
 
+    def _replanned_batches(self, topology: TopologyState, plan: Plan, reason: str) -> list[Command]:
+        changed = Plan.diff(topology.plan, plan)
+        if not changed:
+            return []
+        self._take_plan(topology, rescaled(topology.graph, plan.parallelism), plan.placement, plan.key_groups)
+        what = [f"{_tasks(tasks)} {how}" for tasks, how in ((changed.moved, "moved"), (changed.started, "begun"),
+                                                            (changed.stopped, "ended")) if tasks]
+        what += [f"{len(changed.key_groups)} key groups given to other tasks"] if changed.key_groups else []
+        return [Say(f"{', '.join(what)}, from the next batch on: {reason}", topology.graph.name)]
+
     def _check_movable(self, topology: TopologyState) -> None:
         if topology.status not in (STARTING, RUNNING, PAUSED):
             raise TopologyError(f"topology {topology.graph.name!r} is {topology.status}: its tasks can be moved only while it "
-                                "runs or is paused")
+                                "runs or is paused, and so can their number be changed")
 
     def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
         """Put the tasks there. What has state to take along waits for a wave, so that little is done twice."""
@@ -314,7 +402,8 @@ class MasterState:
 
     def _appoint(self) -> None:
         """Every node has one agent: the same as long as it lives, then the worker with the lowest slot."""
-        lowest = {worker.node.name: slot for slot, worker in sorted(self.workers.items(), reverse=True)}
+        lowest = {worker.node.name: slot for slot, worker in sorted(self.workers.items(), reverse=True)
+                  if worker.address.ipc}  # an executor has no address, and no agent
         still = {node: slot for node, slot in self.agents.items()
                  if slot in self.workers and self.workers[slot].node.name == node}
         self.agents = {**lowest, **still}
@@ -336,8 +425,7 @@ class MasterState:
         """Find a slot for every task that has none; nothing else moves."""
         name = topology.graph.name
         homeless = self._unplaced(topology)
-        others = {other.graph.name: other.plan for other in self.topologies.values() if other is not topology}
-        result = self.first.schedule([topology.graph], self.cluster(), {}, {**others, name: topology.plan})
+        result = self._placed(topology.graph, topology.plan)
         if isinstance(result, CannotPlace):
             topology.status = WAITING if topology.status != STOPPING else STOPPING
             return [Say(f"waits: {result.reason}", name, "warning")]
@@ -351,8 +439,15 @@ class MasterState:
         topology.key_groups = dict(topology.key_groups or key_groups_for(topology.graph, None))
         if topology.status == WAITING:
             topology.status, topology.ready_at = STARTING, self.revision + 1
+        if topology.batched and topology.status == STARTING:  # there is nothing to start before its next batch
+            topology.status = PAUSED if topology.paused else RUNNING
         placed = Say(f"{_tasks(homeless)} placed on {_slots(placement[task] for task in homeless)}", name)
         return [placed, *self._recovery.go_back(topology)] if topology.waves is not None else [placed]
+
+    def _placed(self, graph: TopologyGraph, plan: Plan) -> SchedulingResult:
+        """Where its tasks that have no slot should go, beside all that runs."""
+        others = {name: other.plan for name, other in self.topologies.items() if name != graph.name}
+        return self.first.schedule([graph], self.cluster(), {}, {**others, graph.name: plan})
 
     def distribute(self) -> Distribute:
         self.revision += 1
@@ -388,11 +483,14 @@ class MasterState:
                        restore=_restore_point(topology))
 
 
-
 def _killed_how(topology: TopologyState) -> str:
-    if topology.waves is None:
+    if topology.batched:
+        wave = topology.checkpoint.wave if topology.checkpoint is not None else 0
+    elif topology.waves is None:
         return "killed"
-    return f"killed as of wave {topology.waves.committed}: what came after it is not committed, --resume goes on from there"
+    else:
+        wave = topology.waves.committed
+    return f"killed as of wave {wave}: what came after it is not committed, --resume goes on from there"
 
 
 def _restore_point(topology: TopologyState) -> tuple[int, int, int]:
@@ -406,6 +504,10 @@ def _share(node: Node, workers: int, all_workers: int) -> Node:
         return node
     share = workers / all_workers
     return Node(node.name, max(1, round(node.cores * share)), node.mhz, max(1, int(node.memory_mb * share)))
+
+
+def _counts(par: Mapping[str, int]) -> str:
+    return ", ".join(f"{tasks} {'task' if tasks == 1 else 'tasks'} of {name}" for name, tasks in sorted(par.items()))
 
 
 def _tasks(tasks: Sequence[TaskId]) -> str:

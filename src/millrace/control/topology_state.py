@@ -45,7 +45,7 @@ class TopologyState:
     starting: dict[int, int] = field(default_factory=dict)  # slot -> tasks there that are not initialized yet
     hosted: dict[str, frozenset[str]] = field(default_factory=dict)  # node -> components that have had a task there
     epoch: int = 0
-    waves: Waves | None = None  # None: it has nothing to snapshot
+    waves: Waves | None = None  # None: it has nothing to snapshot, or each batch is a wave
     checkpoint: Manifest | None = None  # the last one committed
     moves: dict[TaskId, int] = field(default_factory=dict)  # asked for, and waiting for the wave under way
     storing: Manifest | None = None  # the one being written
@@ -56,6 +56,12 @@ class TopologyState:
     held_until: float = 0.0  # and when its spouts may go on: a sink that is away is given time
     troubled: str = ""  # why the last wave was given up,
     troubles: int = 0  # and how many have been since one was committed
+    in_batch: bool = False  # a batch of it runs
+
+    @property
+    def batched(self) -> bool:
+        """It runs batch by batch: what is decided takes effect with the next one."""
+        return self.graph.batched
 
     @property
     def plan(self) -> Plan:

@@ -21,12 +21,13 @@ from millrace.control.events import ManifestStored, Submitted
 from millrace.control.topology_state import TopologyState
 from millrace.errors import CorruptCheckpoint, MillraceError, NotTheAuthor, TopologyError, UnknownName
 from millrace.master.state_home import state_home
-from millrace.model.graph import ACKER, TaskId, TopologyGraph
+from millrace.model.graph import ACKER, TaskId, TopologyGraph, resolve
 from millrace.runtime import wire
 from millrace.runtime.checkpoint_store import CheckpointStore, open_store
 from millrace.runtime.checkpoints import Checkpoints
 from millrace.runtime.directory_store import Lock
 from millrace.state.checkpoint import Manifest, wave_of
+from millrace.state.task_state import TaskState, open_states
 
 if TYPE_CHECKING:
     from millrace.master.service import Master
@@ -116,6 +117,37 @@ class Checkpointing:
         except Exception as error:  # whatever a store raises: it is tried again after the next wave
             log.warning("old checkpoints of %s are left: %s", topology, error)
 
+    def _looked_up(self, topology: TopologyState, task: TaskId, group: int, state: str, key: Any) -> dict[str, Any]:
+        """What a topology that runs in batches had under the key when its last batch was committed: what its tasks have in
+        memory between two batches is the same."""
+        manifest = topology.checkpoint
+        if manifest is None:
+            return {"found": False, "value": None, "error": "no batch is committed yet", "as_of_wave": 0}
+        answer: dict[str, Any] = {"found": False, "value": None, "error": "", "as_of_wave": manifest.wave}
+        try:
+            kept = self._kept(topology.graph, manifest, task, group)
+            value = kept.lookup(state, key)
+            wire.encode(value)
+        except MillraceError as error:
+            answer["error"] = str(error)
+        except KeyError:
+            answer["error"] = f"nothing is kept under {key!r} in {state!r}; its states: {', '.join(kept.names)}"
+        except (TypeError, ValueError, OverflowError) as error:
+            answer["error"] = f"its value cannot be sent: {error}"
+        else:
+            answer |= {"found": True, "value": value}
+        return answer
+
+    def _kept(self, graph: TopologyGraph, manifest: Manifest, task: TaskId, group: int) -> TaskState:
+        """One key group of a component, as the checkpoint has it."""
+        kept = open_states(resolve(graph.component(task.component).code)(), stable_hash, [group], graph.key_groups, str(task),
+                           time.time)
+        if kept is None:
+            raise UnknownName(f"{task.component!r} of {graph.name!r} declares no state")
+        chain = manifest.chains(task.component).get(group, [])
+        kept.restore(group, self._checkpoints(graph.name).read_chain(chain))
+        return kept
+
     # -- from other threads ------------------------------------------------------------------------------------------
 
     def submission(self, graph: TopologyGraph, resume: bool) -> Submitted:
@@ -147,21 +179,25 @@ class Checkpointing:
         topologies = [state.topology(name)] if name is not None else list(state.topologies.values())
         shown = {"store": self.place, "topologies": [self._shown(topology) for topology in topologies]}
         asked = {(topology.graph.name, task.component, task.index): self._ask(topology, task, "", None)
-                 for topology in topologies for task, place in topology.places.items()
+                 for topology in topologies if not topology.batched for task, place in topology.places.items()
                  if task.component != ACKER and topology.graph.component(task.component).stateful
                  and place.slot in self._master.connections}
         return _all_of(asked, lambda answers: _with_keys(shown, answers))
 
     def _shown(self, topology: TopologyState) -> dict[str, Any]:
-        waves, manifest = topology.waves, topology.checkpoint
-        if waves is None:
-            return {"name": topology.graph.name, "waves": False, "components": []}
-        return {
-            "name": topology.graph.name, "waves": True, "epoch": topology.epoch, "phase": waves.phase, "wave": waves.committed,
-            "seconds": round(waves.took, 3), "given_up": waves.given_up, "trouble": topology.troubled,
-            "components": [self._component(manifest, component.name) for component in topology.graph.components
-                           if component.stateful] if manifest is not None else [],
-        }
+        """Each batch of a topology that runs in batches is a wave."""
+        waves, manifest, name = topology.waves, topology.checkpoint, topology.graph.name
+        if waves is None and not topology.batched:
+            return {"name": name, "waves": False, "components": []}
+        shown = {"name": name, "waves": True, "epoch": topology.epoch, "trouble": topology.troubled,
+                 "components": [self._component(manifest, component.name) for component in topology.graph.components
+                                if component.stateful] if manifest is not None else []}
+        if waves is not None:
+            return {**shown, "phase": waves.phase, "wave": waves.committed, "seconds": round(waves.took, 3),
+                    "given_up": waves.given_up}
+        records = self._master.batches[name].records if name in self._master.batches else ()
+        return {**shown, "phase": "batch" if topology.in_batch else "idle", "wave": manifest.wave if manifest else 0,
+                "seconds": round(records[-1].seconds, 3) if records else 0.0, "given_up": 0}
 
     def _component(self, manifest: Manifest, name: str) -> dict[str, Any]:
         groups = []
@@ -175,7 +211,7 @@ class Checkpointing:
                               for blob, blocks in sorted(manifest.blocks(name).items())]}
 
     def query(self, name: str | None, component: str, key: Any, state: str = DEFAULT_STATE) -> Future[dict[str, Any]]:
-        """What the component has under the key, now: asked of the task that owns it."""
+        """What the component has under the key: now, asked of the task that owns it, or as of the last batch."""
         topology = self._topology_with(name, component)
         if not topology.graph.component(component).keyed:
             raise UnknownName(f"{component!r} of {topology.graph.name!r} has no keyed state: none of its inputs is grouped by "
@@ -185,10 +221,13 @@ class Checkpointing:
         group = stable_hash(key) % len(owners)
         task = TaskId(component, owners[group])
         place = topology.places.get(task)
+        described = {"topology": topology.graph.name, "component": component, "task": str(task),
+                     "worker": place.slot if place is not None else None, "group": group,
+                     "key": list(key) if isinstance(key, tuple) else key, "state": state}
+        if topology.batched:
+            return _merged(self._thread.submit(self._looked_up, topology, task, group, state, key), described)
         if place is None or place.slot not in self._master.connections:
             raise MillraceError(f"{task}, which owns key group {group}, is on no worker now: ask again")
-        described = {"topology": topology.graph.name, "component": component, "task": str(task), "worker": place.slot,
-                     "group": group, "key": list(key) if isinstance(key, tuple) else key, "state": state}
         return _merged(self._ask(topology, task, state, key), described)
 
     def _ask(self, topology: TopologyState, task: TaskId, state: str, key: Any) -> Future[dict[str, Any]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
-from millrace.master.observed import TaskObserved, TopologyObserved, percentiles
+from millrace.master.observed import TaskObserved, TopologyObserved, percentiles, summed
 from millrace.model.cluster import Cluster
 from millrace.model.graph import ComponentDef, TaskId
 from millrace.model.load import Load, TaskLoad
@@ -34,6 +35,7 @@ class _Mark:
     queue_length: int
     totals: dict[str, float]
     sent: dict[int, int]
+    sent_to_groups: dict[str, list[int]]
 
 
 @dataclass(slots=True)
@@ -73,15 +75,18 @@ class LoadMonitor:
         seconds, self.since = max(now - self.since, 1e-9), now
         work: dict[str, dict[TaskId, _Work]] = {}
         traffic: dict[str, dict[tuple[TaskId, TaskId], float]] = {}
+        groups: dict[str, dict[str, tuple[float, ...]]] = {}
         for name, topology in observed.items():
             placed = plans[name].placement if name in plans else {}
             seen = {task: found for task, found in topology.tasks.items() if task in placed}
             traffic[name] = self._traffic(name, topology, seen)
+            groups[name] = summed(self._groups(name, task, found) for task, found in seen.items())
             work[name] = {task: self._work(name, task, found, placed[task], topology.graph.component(task.component))
                           for task, found in seen.items()}
         used = self._used(workers, seconds)
         totals = _totals(work)
-        loads = {name: self._load(seconds, tasks, traffic[name], totals, used, cluster) for name, tasks in work.items()}
+        loads = {name: replace(self._load(seconds, tasks, traffic[name], totals, used, cluster), key_groups=groups[name])
+                 for name, tasks in work.items()}
         return WindowSample(at, seconds, loads, plans, *self._machines(totals, used, seconds, cluster))
 
     def _traffic(self, name: str, topology: TopologyObserved,
@@ -91,14 +96,20 @@ class LoadMonitor:
             before = self._marks[name, task].sent if (name, task) in self._marks else {}
             for number, count in observed.sent().items():
                 if count > before.get(number, 0):
-                    found[task, topology.graph.task(number)] = count - before.get(number, 0)
+                    found[task, topology.task(number)] = count - before.get(number, 0)
         return found
+
+    def _groups(self, name: str, task: TaskId, observed: TaskObserved) -> dict[str, list[int]]:
+        """What the task sent to each key group in the window, by component."""
+        before = self._marks[name, task].sent_to_groups if (name, task) in self._marks else {}
+        return {component: [max(now - had, 0) for now, had in zip_longest(counts, before.get(component, ()), fillvalue=0)]
+                for component, counts in observed.sent_to_groups().items()}
 
     def _work(self, name: str, task: TaskId, observed: TaskObserved, slot: int, component: ComponentDef) -> _Work:
         queue = observed.queue_length if component.kind == "bolt" else 0  # a spout has no inbox: it counts what is in flight
         before = self._marks.get((name, task))
         totals = {key: observed.total(key) for key in COUNTED + SECONDS}
-        self._marks[name, task] = _Mark(observed.incarnation, queue, totals, observed.sent())
+        self._marks[name, task] = _Mark(observed.incarnation, queue, totals, observed.sent(), observed.sent_to_groups())
         counts = {key: total - (before.totals[key] if before else 0) for key, total in totals.items()}
         floor = min(queue, before.queue_length if before else 0)
         return _Work(observed.slot, counts, queue, floor, observed.end_window(), component.blocking,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from millrace.model.graph import TaskId, TopologyGraph
@@ -28,6 +30,8 @@ class TaskObserved:
     before: dict[str, float] = field(default_factory=dict)
     traffic: dict[int, int] = field(default_factory=dict)
     traffic_before: dict[int, int] = field(default_factory=dict)
+    groups: dict[str, list[int]] = field(default_factory=dict)  # tuples sent to each key group, by component
+    groups_before: dict[str, list[int]] = field(default_factory=dict)
     latencies: dict[str, LatencyHistogram] = field(default_factory=_histograms)
     recent: dict[str, LatencyHistogram] = field(default_factory=_histograms)  # of the window that has not ended yet
     custom: dict[str, Any] = field(default_factory=dict)
@@ -37,12 +41,13 @@ class TaskObserved:
             return  # from the worker that it left, which did not know that yet
         if report["incarnation"] != self.incarnation:
             self.before = {name: self.total(name) for name in TOTALS}
-            self.traffic_before = self.sent()
-            self.current, self.traffic = {}, {}
+            self.traffic_before, self.groups_before = self.sent(), self.sent_to_groups()
+            self.current, self.traffic, self.groups = {}, {}, {}
             self.incarnation = report["incarnation"]
         self.slot, self.at, self.queue_length = slot, at, report["queue_length"]
         self.current = {name: report[name] for name in TOTALS}
         self.traffic = {int(number): count for number, count in report["traffic"].items()}
+        self.groups = report.get("key_groups", {})
         for name in LATENCIES:
             self.recent[name].merge(report[name])
         self.custom.update(report.get("custom", {}))
@@ -67,6 +72,11 @@ class TaskObserved:
         numbers = self.traffic.keys() | self.traffic_before.keys()
         return {number: self.traffic.get(number, 0) + self.traffic_before.get(number, 0) for number in numbers}
 
+    def sent_to_groups(self) -> dict[str, list[int]]:
+        """Component -> tuples that this task has sent to each of its key groups."""
+        return {name: list(map(sum, zip_longest(self.groups.get(name, ()), self.groups_before.get(name, ()), fillvalue=0)))
+                for name in self.groups.keys() | self.groups_before.keys()}
+
 
 class TopologyObserved:
     """All tasks of one topology."""
@@ -75,9 +85,19 @@ class TopologyObserved:
         self.graph, self.since = graph, now
         self.tasks: dict[TaskId, TaskObserved] = {}
         self.errors: list[dict[str, Any]] = []
+        self._former: dict[int, TaskId] = {}  # tasks of graphs that it had before: what was sent to them still counts
+
+    def follow(self, graph: TopologyGraph) -> None:
+        """Some component has another number of tasks from now on."""
+        self._former |= {self.graph.number(task): task for task in self.graph.tasks()}
+        self.graph = graph
+
+    def task(self, number: int) -> TaskId:
+        """The task that has, or had, this number."""
+        return self._former[number] if number in self._former else self.graph.task(number)
 
     def take(self, slot: int, at: float, report: dict[str, Any]) -> None:
-        task = self.graph.task(report["task"])
+        task = self.task(report["task"])
         self.tasks.setdefault(task, TaskObserved()).take(slot, at, report)
 
     def forget_latencies(self) -> None:
@@ -104,9 +124,19 @@ class TopologyObserved:
     def load(self, now: float) -> Load:
         """Everything since the topology was submitted, as one immutable value."""
         tasks = {task: _task_load(observed) for task, observed in self.tasks.items()}
-        traffic = {(task, self.graph.task(number)): count
+        traffic = {(task, self.task(number)): count
                    for task, observed in self.tasks.items() for number, count in observed.sent().items() if count}
-        return Load(window_seconds=max(now - self.since, 1e-9), tasks=tasks, traffic=traffic)
+        groups = summed(observed.sent_to_groups() for observed in self.tasks.values())
+        return Load(window_seconds=max(now - self.since, 1e-9), tasks=tasks, traffic=traffic, key_groups=groups)
+
+
+def summed(counts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, tuple[float, ...]]:
+    """What was sent to each key group, by component, by all of them together."""
+    found: dict[str, tuple[float, ...]] = {}
+    for each in counts:
+        for name, groups in each.items():
+            found[name] = tuple(map(sum, zip_longest(found.get(name, ()), groups, fillvalue=0)))
+    return found
 
 
 def _task_load(observed: TaskObserved) -> TaskLoad:

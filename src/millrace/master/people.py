@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 
-from millrace.control.events import Killed, Moved, Paused, Resumed
+from millrace.control.events import Killed, Moved, Paused, Rescaled, Resumed
 from millrace.errors import MillraceError, UnknownName
 from millrace.master.status import load_of, plans_of, status_of
+from millrace.master.taps import reading_verbs
 from millrace.model.graph import ACKER, TaskId
 
 if TYPE_CHECKING:
@@ -37,11 +38,13 @@ class People:
             "query": lambda request: master.checkpointing.query(request.get("topology"), request["component"], request["key"],
                                                                 request["state"]),
             "kill": self._kill, "pause": self._pause, "resume": self._resume, "move": self._move,
+            "scale": self._scale,
             "scheduler show": lambda request: scheduling.shown(),
             "scheduler history": lambda request: scheduling.past(int(request["limit"])),
             "scheduler set": lambda request: scheduling.choose(
                 request["name"], request["parameters"], request["policy"], request.get("estimator"),
                 request.get("estimator_parameters")),
+            **reading_verbs(master),
         }
 
     def listen(self) -> None:
@@ -110,7 +113,31 @@ class People:
         self._master.tell(Moved(name, task, slot))
         keyed = task.component != ACKER and topology.graph.component(task.component).keyed
         return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed,
-                "waves": topology.waves is not None}
+                "waves": topology.waves is not None, "batched": topology.batched}
+
+    def _scale(self, request: Request) -> dict[str, Any]:
+        """`par`: component -> tasks. Without a topology: the one that has these components."""
+        par: dict[str, int] = dict(request["par"])
+        name: str = request.get("topology") or self._topology_of(par)
+        topology = self._master.state.topology(name)
+        before = {component: topology.graph.component(component).par for component in par}
+        version = topology.version
+        self._master.tell(Rescaled(name, par))
+        owned = {component: list(groups) for component, groups in topology.key_groups.items() if component in par}
+        return {"topology": name, "from": before, "to": par, "version": topology.version,
+                "changed": topology.version != version, "key_groups": owned}
+
+    def _topology_of(self, components: Iterable[str]) -> str:
+        topologies = {name: {one.name for one in topology.graph.components}
+                      for name, topology in self._master.state.topologies.items()}
+        found = [name for name, there in topologies.items() if there.issuperset(components)]
+        if len(found) == 1:
+            return found[0]
+        asked = ", ".join(map(repr, components))
+        if found:
+            raise UnknownName(f"{', '.join(found)} all have {asked}: say which with --topology")
+        there = "; ".join(f"{name} has {', '.join(sorted(own))}" for name, own in topologies.items())
+        raise UnknownName(f"no running topology has {asked}; {there or 'none is running'}")
 
     def _topology_with(self, task: TaskId) -> str:
         topologies = self._master.state.topologies

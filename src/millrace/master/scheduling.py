@@ -76,7 +76,7 @@ class Scheduling:
         master = self._master
         plans = {name: topology.plan for name, topology in master.state.topologies.items() if name in master.observed}
         workers = {slot: WorkerMeters(connection.generation, connection.cpu_seconds, connection.memory_mb)
-                   for slot, connection in master.connections.items() if connection.memory_mb}  # it has reported
+                   for slot, connection in master.processes().items() if connection.memory_mb}  # it has reported
         observed = {name: master.observed[name] for name in plans}
         sample = self._monitor.end_window(now, time.time(), observed, plans, workers, master.state.cluster())
         self.sample, self.load = sample, self._estimate(sample)

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -29,6 +29,7 @@ from millrace.control.events import (
     Moved,
     Paused,
     Replanned,
+    Rescaled,
     Resumed,
     Say,
     SendWave,
@@ -43,19 +44,25 @@ from millrace.control.events import (
 from millrace.control.master_state import MasterState
 from millrace.control.stamp import Stamp
 from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, WireError
+from millrace.master.batches import BatchLog, BatchRecord
+from millrace.master.batching import Batching, Enlisted
 from millrace.master.checkpointing import Checkpointing, default_store
 from millrace.master.desk import Desk
+from millrace.master.feeds import feeds_for
 from millrace.master.observed import TopologyObserved
 from millrace.master.people import People
 from millrace.master.pids import PidWatch
 from millrace.master.publisher import Publisher
 from millrace.master.scheduling import Scheduling
 from millrace.master.status import status_of
+from millrace.master.taps import taps_for
+from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime import wire
 from millrace.runtime.process import WorkerSetup
 from millrace.runtime.transport import Gate, Keys, Refusals, bind_tcp, boot_id, serve
 from millrace.schedulers.base import Scheduler
+from millrace.state.checkpoint import Manifest
 
 log = logging.getLogger("millrace.master")
 TICK_SECONDS = 0.1
@@ -110,6 +117,7 @@ class Master:
         self.state = MasterState(scheduler)
         self.scheduling = Scheduling(self)
         self.checkpointing = Checkpointing(self)
+        self.batching = Batching(self)
         self.observed: dict[str, TopologyObserved] = {}
         self.finished: dict[str, TopologyObserved] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
@@ -118,6 +126,7 @@ class Master:
         self.keys = Keys.make()
         self.cluster = uuid.uuid4().hex[:12]
         self.listeners: list[Callable[[Say], None]] = []
+        self.before_kill: dict[str, Callable[[Killed], None]] = {}  # by topology: asked once, tells the event again when ready
         self._heartbeat_timeout: float = HEARTBEAT_TIMEOUT.of(self.settings)
         self._generation = 0
         self._ticked = time.monotonic()
@@ -205,6 +214,10 @@ class Master:
         """Put one running task on another worker; nothing else is touched."""
         self.call(lambda: self.tell(Moved(name, task, slot)))
 
+    def rescale(self, name: str, par: Mapping[str, int]) -> None:
+        """So many tasks of these components, from the next batch on; for topologies that run in batches."""
+        self.call(lambda: self.tell(Rescaled(name, dict(par))))
+
     def set_scheduler(self, name: str, parameters: dict[str, Any], policy: dict[str, Any], estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None) -> dict[str, Any]:
         """Use this scheduler from now on; returns what is in use then, or raises what is wrong with it."""
@@ -215,6 +228,46 @@ class Master:
     def status(self) -> dict[str, Any]:
         result: dict[str, Any] = self.call(lambda: status_of(self))
         return result
+
+    # -- from an engine that runs batches ----------------------------------------------------------------------------
+
+    @property
+    def batches(self) -> dict[str, BatchLog]:
+        """What became of the batches, by topology; still there after it ended."""
+        return self.batching.logs
+
+    def enlist(self, slot: int, node: Node, executor: str, boot: str = "") -> None:
+        """A Spark executor fills this slot from now on. `boot` names its machine, if several nodes may be on one."""
+        self.call(lambda: self.batching.enlist(slot, node, executor, boot))
+
+    def dismiss(self, slot: int, cause: str) -> None:
+        """It is gone: its tasks go to those that are left."""
+        self.call(lambda: self.batching.dismiss(slot, cause))
+
+    def submit_batched(self, event: Submitted) -> None:
+        """Start a topology that runs in batches; `checkpointing.submission` makes the event."""
+        self.call(lambda: self._submit(event))
+
+    def begin_batch(self, name: str) -> None:
+        """A batch runs until `committed` is told: whoever drains the topology waits for it."""
+        self.call(lambda: self.batching.began(name))
+
+    def committed(self, name: str, manifest: Manifest) -> None:
+        """The batch is over. Its positions and its state are what people are shown."""
+        self.call(lambda: self.batching.committed(name, manifest))
+
+    def take_report(self, report: wire.Report) -> None:
+        """What tasks on an enlisted slot have done; generation and revision are filled in here."""
+        self.call(lambda: self.batching.take_report(report))
+
+    def note_batch(self, name: str, record: BatchRecord) -> None:
+        self.call(lambda: self.batching.note(name, record))
+
+    def finish(self, name: str, how: str = "its last batch is committed") -> None:
+        """No other batch of it will be run."""
+        self.call(lambda: self.batching.finish(name, how))
+
+    # -- from other threads, about anything --------------------------------------------------------------------------
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until the condition, which is asked on the master's thread, holds. False if time ran out."""
@@ -319,8 +372,11 @@ class Master:
 
     def tell(self, event: Event) -> None:
         """Let the state decide, and do it. Only on the master's thread."""
-        if self.superseded and isinstance(event, Submitted | Paused | Resumed | Moved | Replanned):
+        if self.superseded and isinstance(event, Submitted | Paused | Resumed | Moved | Replanned | Rescaled):
             raise NotTheAuthor(self.superseded)
+        if isinstance(event, Killed) and event.name in self.before_kill:
+            self.before_kill.pop(event.name)(event)
+            return
         for command in self.state.handle(event):
             if isinstance(command, Distribute):
                 self._distribute(command)
@@ -338,6 +394,19 @@ class Master:
                 self.scheduling.forget(command.name)
                 for name in list(self.finished)[:-FINISHED_KEPT]:
                     del self.finished[name]
+                    self.batching.logs.pop(name, None)
+        if isinstance(event, Replanned | Rescaled):
+            for name, topology in self.state.topologies.items():
+                if name in self.observed and self.observed[name].graph is not topology.graph:
+                    self.observed[name].follow(topology.graph)
+
+    def processes(self) -> Mapping[int, Connection | Enlisted]:
+        """All that report, by slot."""
+        return {**self.connections, **self.batching.enlisted}
+
+    def new_generation(self) -> int:
+        self._generation += 1
+        return self._generation
 
     def ask_worker(self, slot: int, message: Any) -> None:
         self._send(self.connections[slot], wire.encode(message))
@@ -403,6 +472,7 @@ class Master:
     def _submit(self, event: Submitted) -> None:
         self.tell(event)
         name = event.graph.name
+        self.batching.logs.pop(name, None)
         self.observed[name] = TopologyObserved(self.state.topologies[name].graph, time.monotonic())
 
     # -- workers -----------------------------------------------------------------------------------------------------
@@ -429,6 +499,12 @@ class Master:
         if isinstance(message, wire.Hello):
             self._on_hello(identity, message)
             return
+        if isinstance(message, wire.AskTaps):
+            self._reply(identity, taps_for(self, message))
+            return
+        if isinstance(message, wire.AskFeeds):
+            self._reply(identity, feeds_for(self, message))
+            return
         if not isinstance(message, FROM_WORKERS):
             return
         connection = self.connections.get(message.slot)
@@ -443,7 +519,7 @@ class Master:
             self._on_fetch(identity, connection, message)
         elif isinstance(message, wire.Report):
             connection.identity = identity  # another one after its connection broke and was made again
-            self._on_report(connection, message)
+            self.take(connection, message)
         elif isinstance(message, wire.Waved):
             self.tell(WaveAcked(message.topology, message.epoch, message.kind, message.wave, message.task,
                                 message.incarnation, message.record, message.error))
@@ -461,16 +537,16 @@ class Master:
             return
         if hello.slot in self.connections:
             self._lose(hello.slot, "Spark started the slot again")
-        self._generation += 1
         same_host = bool(self._boot) and hello.boot == self._boot
         watch = PidWatch.open(hello.pid) if same_host else None
-        connection = Connection(identity, hello, self._generation, time.monotonic(), watch)
+        connection = Connection(identity, hello, self.new_generation(), time.monotonic(), watch)
         self.connections[hello.slot] = connection
         self._send(connection, wire.encode(wire.Welcome(self._generation, self.settings, self.state.author, self.name)))
         self.tell(WorkerJoined(hello.slot, self._generation, hello.node, hello.boot, hello.executor, hello.data_ipc,
                                hello.data_tcp, hello.backup_ipc, hello.backup_tcp))
 
-    def _on_report(self, connection: Connection, report: wire.Report) -> None:
+    def take(self, connection: Connection | Enlisted, report: wire.Report) -> None:
+        """What a worker, or an engine for it, has reported."""
         by_number = {topology.number: name for name, topology in self.state.topologies.items()}
         for task in report.tasks:
             name = by_number.get(task["topology"])

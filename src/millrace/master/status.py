@@ -9,6 +9,7 @@ import msgspec
 
 from millrace.control.master_state import MasterState
 from millrace.control.topology_state import TopologyState
+from millrace.master.batches import BatchLog
 from millrace.master.observed import TopologyObserved, percentiles
 from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
@@ -25,8 +26,8 @@ def status_of(master: Master) -> dict[str, Any]:
         "cluster": master.name, "endpoint": master.endpoint, "revision": master.state.revision,
         "refused_connections": master.refused, "malformed": master.malformed,
         "workers": [_worker(master, slot) for slot in sorted(master.state.workers)],
-        "topologies": [_topology(state, master.observed[name]) for name, state in master.state.topologies.items()
-                       if name in master.observed],
+        "topologies": [_topology(state, master.observed[name], master.batches.get(name))
+                       for name, state in master.state.topologies.items() if name in master.observed],
         "events": list(master.events)[-20:],
         "superseded": master.superseded,
         "scheduler": master.scheduling.generator.choice.name,
@@ -34,19 +35,20 @@ def status_of(master: Master) -> dict[str, Any]:
 
 
 def _worker(master: Master, slot: int) -> dict[str, Any]:
-    view, connection = master.state.workers[slot], master.connections.get(slot)
+    view, connection, process = master.state.workers[slot], master.connections.get(slot), master.processes().get(slot)
     tasks = [f"{name}/{task}" for name, topology in master.state.topologies.items()
              for task, place in sorted(topology.places.items()) if place.slot == slot]
     return {"slot": slot, "node": view.address.node, "agent": slot in master.state.agents.values(),
             "executor": view.executor, "generation": view.address.generation,
             "pid": connection.hello.pid if connection else None, "revision": view.revision, "tasks": tasks,
-            "counters": dict(connection.counters) if connection else {}}
+            "counters": dict(process.counters) if process else {}}
 
 
-def _topology(state: TopologyState, observed: TopologyObserved) -> dict[str, Any]:
+def _topology(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:
     seconds = time.monotonic() - observed.since
-    return {"name": state.graph.name, "status": state.status, "version": state.version, "uptime_seconds": round(seconds, 1),
-            "tasks": len(state.places), "losses": state.losses,
+    return {"name": state.graph.name, "engine": "microbatch" if state.batched else "resident", "status": state.status,
+            "batches": (batches or BatchLog()).summary() if state.batched else None,
+            "version": state.version, "uptime_seconds": round(seconds, 1), "tasks": len(state.places), "losses": state.losses,
             "components": [_component(state, observed, component.name, component.kind, component.par, seconds)
                            for component in state.graph.components],
             "metrics": {str(task): seen.custom for task, seen in sorted(observed.tasks.items()) if seen.custom},

@@ -78,17 +78,20 @@ class TaskLoad:
 @dataclass(frozen=True, slots=True)
 class Load:
     """One topology in one window: what each task did, and how many tuples went from task to task. Tasks that are
-    `settling` have been started or moved within the window: what is said of them is not yet the whole of it."""
+    `settling` have been started or moved within the window: what is said of them is not yet the whole of it. `key_groups`:
+    tuples that came for each key group of a keyed component, whoever owns it; of topologies that run in batches."""
 
     window_seconds: float = 0.0
     tasks: Mapping[TaskId, TaskLoad] = field(default_factory=FrozenMap)
     traffic: Mapping[tuple[TaskId, TaskId], float] = field(default_factory=FrozenMap)
     settling: tuple[TaskId, ...] = ()
+    key_groups: Mapping[str, tuple[float, ...]] = field(default_factory=FrozenMap)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", FrozenMap(self.tasks))
         object.__setattr__(self, "traffic", FrozenMap(self.traffic))
         object.__setattr__(self, "settling", tuple(self.settling))
+        object.__setattr__(self, "key_groups", FrozenMap({name: tuple(counts) for name, counts in self.key_groups.items()}))
 
     def capacity(self, task: TaskId) -> float:
         """Share of the window that the task spent in user code; 0 if nothing is known of it."""
@@ -118,6 +121,7 @@ class Load:
             "tasks": {str(task): msgspec.to_builtins(measured) for task, measured in self.tasks.items()},
             "traffic": [[str(source), str(target), tuples] for (source, target), tuples in self.traffic.items()],
             "settling": [str(task) for task in self.settling],
+            "key_groups": {name: list(counts) for name, counts in self.key_groups.items()},
         }
 
     @classmethod
@@ -128,4 +132,5 @@ class Load:
             tasks={TaskId.parse(task): msgspec.convert(measured, TaskLoad) for task, measured in data["tasks"].items()},
             traffic={(TaskId.parse(source), TaskId.parse(target)): tuples for source, target, tuples in data["traffic"]},
             settling=tuple(TaskId.parse(task) for task in data.get("settling", ())),
+            key_groups={name: tuple(map(float, counts)) for name, counts in data.get("key_groups", {}).items()},
         )

@@ -138,7 +138,7 @@ class Bins:
             near = self.near[other]
             near[target] = near.get(target, 0.0) + rate
             if old >= 0:
-                near[old] -= rate
+                near[old] = near.get(old, 0.0) - rate  # gone already if it was too little beside the others
                 if near[old] <= rate * (ROUNDING - 1):  # nothing but a rounding error
                     del near[old]
 

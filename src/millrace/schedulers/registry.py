@@ -20,6 +20,7 @@ SCHEDULERS = {
     "slstream": "millrace.schedulers.slstream:SlStream",
     "erstream": "millrace.schedulers.erstream:ErStream",
     "optimal": "millrace.schedulers.optimal:Optimal",
+    "balance": "millrace.schedulers.balance:Balance",
 }
 
 

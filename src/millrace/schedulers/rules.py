@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
-from millrace.errors import SchedulerFailed
+from millrace.errors import MillraceError, SchedulerFailed
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
+from millrace.model.rescaling import rescaled
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, Overload, SchedulingResult
 
@@ -35,11 +36,18 @@ def check_result(situation: Situation, result: Any) -> SchedulingResult:
 
 
 def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: Plan) -> Iterator[str]:
-    """Every rule that the plan breaks, in words. If it is no plan at all, only that."""
+    """Every rule that the plan breaks, in words. If it is no plan at all, only that. The plan of a topology that runs in
+    batches may have other numbers of tasks, and give key groups to other tasks."""
     nonsense = _not_a_plan(new)
     if nonsense:
         yield nonsense
         return
+    if graph.batched:
+        try:
+            graph = rescaled(graph, _asked_par(graph, new))
+        except MillraceError as error:
+            yield str(error)
+            return
     tasks, placed = set(graph.tasks()), set(new.placement)
     if tasks - placed:
         yield f"{len(tasks - placed)} tasks have no slot, {min(tasks - placed)} for one"
@@ -62,8 +70,16 @@ def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: 
             yield f"{component.name!r} has {len(owners)} key groups instead of {groups}, and their number is fixed"
         if component.keyed and (not owners or not all(0 <= owner < component.par for owner in owners)):
             yield f"some key group of {component.name!r} belongs to none of its {component.par} tasks"
-        elif component.keyed and before is not None and owners != before and len(owners) == len(before):
-            yield f"it gives key groups of {component.name!r} to other tasks, and a schedule can only move tasks"
+        elif (component.keyed and before is not None and owners != before and len(owners) == len(before)
+              and not graph.batched):
+            yield (f"it gives key groups of {component.name!r} to other tasks, and those of a resident topology stay where "
+                   "they are")
+
+
+def _asked_par(graph: TopologyGraph, new: Plan) -> dict[str, int]:
+    """Tasks of each component that the plan places; of those that it leaves out altogether, as many as there are."""
+    placed = new.parallelism
+    return {component.name: placed[component.name] for component in graph.components if component.name in placed}
 
 
 def _not_a_plan(new: Any) -> str:

@@ -17,7 +17,7 @@ FULL = Load(10.0, {
     A: TaskLoad(emitted=100, transferred=200, acked=90, failed=10, complete_latency_ms=Latency(1.0, 2.0), cpu_seconds=4.0,
                 busy_seconds=2.0, cpu_mhz=800.0, memory_mb=64.0),
     B: TaskLoad(executed=100, queue_length=7, queue_floor=3, busy_seconds=5.0, cpu_mhz=400.0),
-}, {(A, B): 100.0}, (B,))
+}, {(A, B): 100.0}, (B,), {"b": (60.0, 40.0)})
 
 
 def load(mhz: float = 0.0, tuples: float | None = None, seconds: float = 10.0, settling: tuple[TaskId, ...] = (),
@@ -53,6 +53,28 @@ def test_every_topology_has_an_estimator_of_its_own(name: str) -> None:
 def test_last_is_the_newest_sample() -> None:
     estimator = Last().fresh()
     assert [estimator.add(sample) for sample in (FULL, Load())] == [FULL, Load()]
+
+
+def groups_of(estimator: Estimator, *counts: tuple[float, ...]) -> list[tuple[float, ...]]:
+    """Of windows of ten seconds, in all of which B is settling."""
+    return [estimator.add(Load(10.0, {B: TaskLoad()}, {}, (B,), {"b": each})).key_groups["b"] for each in counts]
+
+
+def test_key_groups_are_smoothed_whoever_is_settling() -> None:
+    assert groups_of(Ewma(0.5).fresh(), (100.0, 0.0), (0.0, 50.0)) == [(100.0, 0.0), (50.0, 25.0)]
+    assert groups_of(TrimmedMean(3).fresh(), (10.0,), (20.0,), (900.0,)) == [(10.0,), (15.0,), (20.0,)]
+
+
+def test_key_groups_of_which_nothing_is_said_are_gone() -> None:
+    for parameters in (Ewma(), TrimmedMean()):
+        estimator = parameters.fresh()
+        estimator.add(Load(10.0, {}, {}, (), {"b": (1.0,)}))
+        assert estimator.add(Load(10.0)).key_groups == {}
+
+
+def test_a_broken_count_of_a_key_group_is_nothing() -> None:
+    for parameters in (Ewma(), TrimmedMean()):
+        assert groups_of(parameters.fresh(), (math.nan, -5.0, 7.0)) == [(0.0, 0.0, 7.0)]
 
 
 @pytest.mark.parametrize("parameters", [Ewma(), TrimmedMean()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,13 +40,15 @@ class Watched:
         self.now = 0.0
 
     def report(self, task: TaskId, slot: int | None = None, incarnation: int = 1, queue: int = 0,
-               traffic: dict[TaskId, int] | None = None, meters: Meters | None = None, **counts: float) -> None:
+               traffic: dict[TaskId, int] | None = None, meters: Meters | None = None,
+               groups: dict[str, list[int]] | None = None, **counts: float) -> None:
         filled: dict[str, Any] = {**dict.fromkeys(COUNTERS + SECONDS, 0), **counts}
         latencies = (meters or Meters()).report()
         self.observed.take(self.places[task] if slot is None else slot, self.now, {
-            "task": GRAPH.number(task), "incarnation": incarnation, "queue_length": queue, **filled,
+            "task": self.observed.graph.number(task), "incarnation": incarnation, "queue_length": queue, **filled,
             **{name: latencies[name] for name in LATENCIES},
-            "traffic": {GRAPH.number(target): count for target, count in (traffic or {}).items()}})
+            "traffic": {self.observed.graph.number(target): count for target, count in (traffic or {}).items()},
+            **({"key_groups": groups} if groups is not None else {})})
 
     def used(self, slot: int, cpu: float, generation: int | None = None, memory: float = 100.0) -> None:
         self.workers[slot] = WorkerMeters(slot if generation is None else generation, cpu, memory)
@@ -78,6 +81,51 @@ def test_windows_are_differences(watched: Watched) -> None:
     assert first.loads["t"].traffic == {(A, B0): 60, (A, B1): 40}
     assert second.loads["t"].traffic == {(A, B1): 30}, "a pair that said nothing to each other had no traffic"
     assert second.loads["t"].window_seconds == 1.0
+
+
+def test_what_came_for_each_key_group_is_the_sum_over_those_who_sent_it(watched: Watched) -> None:
+    watched.report(A, groups={"b": [5, 0, 2]})
+    watched.report(B0, groups={"b": [1, 1, 1], "c": [9]})
+    assert watched.end_window().loads["t"].key_groups == {"b": (6, 1, 3), "c": (9,)}
+    watched.report(A, groups={"b": [8, 0, 2]})
+    watched.report(B0, groups={"b": [1, 1, 2], "c": [9]})
+    assert watched.end_window().loads["t"].key_groups == {"b": (3, 0, 1), "c": (0,)}
+    watched.report(A, incarnation=2, groups={"b": [0, 4, 0]})
+    assert watched.end_window().loads["t"].key_groups["b"] == (0, 4, 0), "another incarnation counts from 0"
+    assert watched.observed.load(9.0).key_groups == {"b": (9, 5, 4), "c": (9,)}
+
+
+def test_where_nobody_counts_key_groups_there_are_none(watched: Watched) -> None:
+    watched.report(A, emitted=1)
+    assert watched.end_window().loads["t"].key_groups == {}
+
+
+def test_tasks_that_came_and_went_with_the_parallelism_are_known_by_what_was_sent_to_them(watched: Watched) -> None:
+    b2 = TaskId("b", 2)
+    watched.observed.follow(graph_with(3))
+    watched.places[b2] = 1
+    watched.report(A, traffic={B0: 1, b2: 7})
+    watched.report(b2, executed=7)
+    load = watched.end_window().loads["t"]
+    assert (load.traffic[A, b2], load.tasks[b2].executed) == (7, 7)
+    watched.observed.follow(graph_with(1))
+    del watched.places[B1], watched.places[b2]
+    watched.observed.take(1, watched.now, {**as_reported(graph_with(3), b2), "executed": 9})  # of the batch that ended
+    after = watched.end_window().loads["t"]
+    assert set(after.tasks) == {A, B0} and not after.traffic
+    assert watched.observed.load(9.0).traffic == {(A, B0): 1, (A, b2): 7}
+    assert watched.observed.total("b", "executed") == 9
+
+
+def graph_with(par: int) -> TopologyGraph:
+    """The graph with so many tasks of b."""
+    return replace(GRAPH, components=(GRAPH.components[0], replace(GRAPH.components[1], par=par)))
+
+
+def as_reported(graph: TopologyGraph, task: TaskId) -> dict[str, Any]:
+    latencies = Meters().report()
+    return {"task": graph.number(task), "incarnation": 1, "queue_length": 0, "traffic": {},
+            **dict.fromkeys(COUNTERS + SECONDS, 0), **{name: latencies[name] for name in LATENCIES}}
 
 
 def test_without_a_report_a_window_is_empty(watched: Watched) -> None:

@@ -14,7 +14,7 @@ from millrace.model.load import Latency, Load, Metric, TaskLoad
 
 A, B = TaskId("a", 0), TaskId("b", 1)
 LOAD = Load(10.0, {A: TaskLoad(emitted=5, complete_latency_ms=Latency(1.5, 9.0)),
-                   B: TaskLoad(executed=5, busy_seconds=2.5)}, {(A, B): 5})
+                   B: TaskLoad(executed=5, busy_seconds=2.5)}, {(A, B): 5}, key_groups={"b": (3.0, 2.0)})
 
 
 def test_a_load_survives_the_wire_pickle_and_json() -> None:

@@ -73,6 +73,33 @@ def test_a_broken_rule_is_found_and_said(change: Mapping[str, Any], says: str) -
         check_result(SITUATION, NewPlan({"t": plan}, "r"))
 
 
+BATCHED = replace(GRAPH, batched=True)
+
+
+@pytest.mark.parametrize("change", [
+    {"key_groups": {"count": (0, 1, 1, 1)}},
+    {"placement": {**PLACES, TaskId("count", 2): 3}, "key_groups": {"count": (0, 0, 1, 2)}},
+    {"placement": without(TaskId("count", 1)), "key_groups": {"count": (0, 0, 0, 0)}},
+    {"placement": {**PLACES, TaskId("sink", 1): 0}},
+])
+def test_between_batches_key_groups_and_numbers_of_tasks_may_change(change: Mapping[str, Any]) -> None:
+    assert list(broken_rules(BATCHED, CLUSTER, OLD, replace(GOOD, **change))) == []
+    assert list(broken_rules(GRAPH, CLUSTER, OLD, replace(GOOD, **change)))
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"placement": {**PLACES, TaskId("a", 2): 0}}, "is a spout"),
+    ({"placement": {**PLACES, TaskId("count", 3): 0}}, "it places count[3], which the topology does not have"),
+    ({"placement": {**PLACES, TaskId("x", 0): 0}}, "it places x[0], which the topology does not have"),
+    ({"placement": without(SINK)}, "1 tasks have no slot, sink[0] for one"),
+    ({"placement": without(TaskId("count", 1))}, "some key group of 'count' belongs to none of its 1 tasks"),
+    ({"key_groups": {"count": (0, 1, 2, 1)}}, "some key group of 'count' belongs to none of its 2 tasks"),
+    ({"key_groups": {"count": (0, 1, 1)}}, "'count' has 3 key groups instead of 4"),
+])
+def test_rules_hold_between_batches_too(change: Mapping[str, Any], says: str) -> None:
+    assert any(says in wrong for wrong in broken_rules(BATCHED, CLUSTER, OLD, replace(GOOD, **change)))
+
+
 def test_every_broken_rule_is_found() -> None:
     worst = Plan(9, {**without(A0), TaskId("x", 0): 7}, {"count": (5,)})
     assert len(list(broken_rules(GRAPH, CLUSTER, OLD, worst))) == 6

@@ -1,0 +1,70 @@
+"""The master's side of topologies that run in batches, and of the slots that run them: Spark's executors, workers without a
+socket, of which the engine in this process tells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from millrace.control.events import BatchBegan, BatchCommitted, BatchesEnded, WorkerJoined, WorkerLost
+from millrace.master.batches import BatchLog, BatchRecord
+from millrace.model.cluster import Node
+from millrace.runtime import wire
+from millrace.state.checkpoint import Manifest
+
+if TYPE_CHECKING:
+    from millrace.master.service import Master
+
+
+@dataclass(slots=True)
+class Enlisted:
+    """An executor that fills a slot, and what its processes have used, as was last told of it."""
+
+    generation: int
+    cpu_seconds: float = 0.0
+    memory_mb: float = 0.0
+    counters: Counter[str] = field(default_factory=Counter)
+
+
+class Batching:
+    """Called on the master's thread. What is told of a topology or a slot that is gone by now is dropped."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+        self.enlisted: dict[int, Enlisted] = {}
+        self.logs: dict[str, BatchLog] = {}
+
+    def enlist(self, slot: int, node: Node, executor: str, boot: str) -> None:
+        enlisted = self.enlisted[slot] = Enlisted(self._master.new_generation())
+        self._master.tell(WorkerJoined(slot, enlisted.generation, node, boot or node.name, executor, "", ""))
+
+    def dismiss(self, slot: int, cause: str) -> None:
+        enlisted = self.enlisted.pop(slot, None)
+        if enlisted is not None:
+            self._master.tell(WorkerLost(slot, enlisted.generation, cause))
+
+    def take_report(self, report: wire.Report) -> None:
+        """It lacks what only the master knows. Whoever told it runs by the newest plan at the next batch, and by no other."""
+        enlisted = self.enlisted.get(report.slot)
+        if enlisted is not None:
+            self._master.take(enlisted, msgspec.structs.replace(report, generation=enlisted.generation,
+                                                                revision=self._master.state.revision))
+
+    def began(self, name: str) -> None:
+        if name in self._master.state.topologies:
+            self._master.tell(BatchBegan(name))
+
+    def committed(self, name: str, manifest: Manifest) -> None:
+        if name in self._master.state.topologies:
+            self._master.tell(BatchCommitted(name, manifest))
+
+    def note(self, name: str, record: BatchRecord) -> None:
+        if name in self._master.state.topologies:
+            self.logs.setdefault(name, BatchLog()).add(record)
+
+    def finish(self, name: str, how: str) -> None:
+        if name in self._master.state.topologies:
+            self._master.tell(BatchesEnded(name, how))

@@ -1,0 +1,335 @@
+"""A master without workers: executors that an engine tells of, batches, what people see of them and what they ask for."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.api.component import Bolt, ReplayableSpout
+from millrace.api.grouping import Grouping, stable_hash
+from millrace.api.state import CounterState
+from millrace.api.topology import Topology
+from millrace.cli.main import main
+from millrace.cli.show import batches_text, dashboard
+from millrace.errors import MillraceError, TopologyError, UnknownName
+from millrace.master.batches import BatchRecord
+from millrace.master.desk import ask
+from millrace.master.service import Master
+from millrace.model.cluster import Node
+from millrace.model.graph import TaskId, TopologyGraph, graph_of
+from millrace.runtime import wire
+from millrace.runtime.checkpoint_store import open_store
+from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, Meters
+from millrace.state.checkpoint import Manifest, TaskRecord, blob_name, pack
+from millrace.state.task_state import open_states
+
+Cli = Callable[..., tuple[int, str, str]]
+GROUPS = 4
+NODE = Node("host", 2, 1000.0, 1024)
+LINES, COUNT0, COUNT1 = TaskId("lines", 0), TaskId("count", 0), TaskId("count", 1)
+
+
+class Lines(ReplayableSpout):
+    outputs = ("word",)
+
+    def next_tuple(self) -> None: ...
+
+    def seek(self, position: int) -> None: ...
+
+
+class Count(Bolt):
+    outputs = ("word", "count")
+    hits = CounterState()
+
+    def process(self, tup: Any) -> None: ...
+
+
+class Words(Topology):
+    lines = Lines.spec()
+    count = Count.spec(inputs={lines: Grouping.fields("word")}, par=2)
+
+
+def words() -> TopologyGraph:
+    config = {"topology.guarantee": "exactly-once", "topology.key.groups": GROUPS}
+    return replace(graph_of(Words, "words", config), batched=True)
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[Master]:
+    """With two executors, and a topology that runs in batches."""
+    made = Master("batched", settings={"checkpoint.store": str(tmp_path / "kept"), "history.url": "none",
+                                       "load.period.secs": 1000.0})
+    made.start()
+    try:
+        made.enlist(0, NODE, "e0")
+        made.enlist(1, NODE, "e1")
+        made.submit_batched(made.checkpointing.submission(words(), resume=False))
+        yield made
+    finally:
+        made.stop()
+
+
+def record(batch: int, **changed: Any) -> BatchRecord:
+    return BatchRecord(**{"batch": batch, "wave": batch + 1, "plan_version": 1, "started": 1e9, "seconds": 0.5, **changed})
+
+
+def report(slot: int, graph: TopologyGraph, task: TaskId, groups: dict[str, list[int]] | None = None,
+           **counts: int) -> wire.Report:
+    latencies = Meters().report()
+    found = {"topology": 1, "task": graph.number(task), "incarnation": 1, "queue_length": 0, "traffic": {},
+             "key_groups": groups or {}, **dict.fromkeys(COUNTERS + SECONDS, 0), **counts,
+             **{name: latencies[name] for name in LATENCIES}}
+    return wire.Report(slot, 0, 0, time.monotonic(), [found], [], [], [], [], {"batches": 3}, 1.5, 64.0)
+
+
+def committed(master: Master, wave: int, hits: dict[str, int]) -> Manifest:
+    """A batch whose state is in the store."""
+    name, groups = blob_name("words", "count", 0, 1, wave), list(range(GROUPS))
+    bolt = Count()
+    state = open_states(bolt, stable_hash, groups, GROUPS, "count[0]", time.time)
+    assert state is not None
+    for word, times in hits.items():
+        bolt.hits[word] += times
+    parts, refs = pack(state.snapshot(), name)
+    store = Checkpoints(open_store(master.checkpointing.place), "words")
+    store.save(name, parts)
+    manifest = Manifest("words", wave, 1, GROUPS, {"lines": 1, "count": 2},
+                        [TaskRecord("lines", 0, position=wave * 10),
+                         TaskRecord("count", 0, {group: [ref] for group, ref in refs.items()})], 0.0, 1)
+    store.commit(manifest)
+    return manifest
+
+
+def only(status: dict[str, Any]) -> dict[str, Any]:
+    topology: dict[str, Any] = status["topologies"][0]
+    return topology
+
+
+# ---- executors ----
+
+
+def test_executors_are_workers_without_a_process_of_ours(master: Master) -> None:
+    status = master.status()
+    assert [(worker["slot"], worker["executor"], worker["pid"], worker["agent"]) for worker in status["workers"]] == [
+        (0, "e0", None, False), (1, "e1", None, False)]
+    assert only(status)["status"] == "running" and only(status)["engine"] == "microbatch"
+
+
+def test_one_that_is_gone_leaves_its_tasks_to_the_others(master: Master) -> None:
+    master.dismiss(1, "its executor is gone")
+    master.dismiss(1, "told twice")
+    assert {place.slot for place in master.state.topologies["words"].places.values()} == {0}
+    master.dismiss(0, "its executor is gone")
+    assert master.state.topologies["words"].status == "waiting"
+    master.enlist(0, NODE, "e2")
+    assert master.state.topologies["words"].status == "running"
+
+
+def test_they_are_not_given_up_for_their_silence(master: Master) -> None:
+    master._heartbeat_timeout = 0.0
+    assert not master.wait_until(lambda: len(master.state.workers) < 2, 0.5)
+
+
+def test_what_their_tasks_did_is_counted(master: Master) -> None:
+    graph = words()
+    master.take_report(report(0, graph, LINES, {"count": [4, 3, 2, 1]}, emitted=10))
+    master.take_report(report(1, graph, COUNT1, executed=5))
+    master.take_report(report(7, graph, COUNT0, executed=99))  # of a slot that nobody fills any more
+    status = master.status()
+    rows = {row["name"]: row for row in only(status)["components"]}
+    assert rows["lines"]["emitted"] == 10 and rows["count"]["executed"] == 5
+    assert status["workers"][0]["counters"] == {"batches": 3}
+    master.call(lambda: master.scheduling.end_window(time.monotonic()))
+    assert master.scheduling.load["words"].key_groups["count"] == pytest.approx((4, 3, 2, 1))
+    assert master.scheduling.sample is not None and master.scheduling.sample.workers[0].memory_mb == 64.0
+    assert ask("batched", "load", topology=None)["topologies"]["words"]["key_groups"]["count"] == pytest.approx([4, 3, 2, 1])
+
+
+# ---- batches ----
+
+
+def test_status_shows_batches(master: Master) -> None:
+    assert only(master.status())["batches"]["count"] == 0
+    assert "no batch is done yet" in str(batches_text(only(master.status())["batches"]))
+    master.note_batch("words", record(0, tuples_in=1000, misplaced=1, restored=2, spark_run_seconds=3.5, own_busy_seconds=2.5))
+    shown = only(ask("batched", "status"))["batches"]
+    assert (shown["count"], shown["last"]["tuples_in"], shown["misplaced"], shown["restored"]) == (1, 1000, 1, 2)
+    text = str(batches_text(shown))
+    assert "1 batches: the last took 0.500 s for 1,000 tuples" in text and "ran for 3.5 s, ours were busy for 2.5 s" in text
+    dashboard(master.status())
+
+
+def test_what_is_told_of_a_topology_that_is_gone_is_dropped(master: Master) -> None:
+    master.note_batch("words", record(0))
+    master.finish("words")
+    assert master.wait_until(lambda: "words" not in master.state.topologies, 5)
+    master.finish("words")
+    master.begin_batch("words")
+    master.note_batch("words", record(1))
+    master.committed("words", committed(master, 1, {"a": 1}))
+    assert master.batches["words"].count == 1, "what became of it can still be read"
+
+
+def test_positions_are_those_of_the_last_batch(master: Master) -> None:
+    master.begin_batch("words")
+    assert master.state.topologies["words"].in_batch
+    master.committed("words", committed(master, 3, {"a": 1}))
+    topology = master.state.topologies["words"]
+    assert topology.positions == {LINES: 30} and not topology.in_batch
+
+
+def test_it_goes_on_from_its_last_batch(master: Master) -> None:
+    manifest = committed(master, 3, {"a": 1})
+    master.committed("words", manifest)
+    master.finish("words")
+    event = master.checkpointing.submission(words(), resume=True)
+    assert event.checkpoint == manifest and event.after == (1, 3)
+    master.submit_batched(event)
+    assert master.state.topologies["words"].positions == {LINES: 30}
+    assert only(master.status())["batches"]["count"] == 0
+
+
+# ---- state ----
+
+
+def test_state_is_shown_as_of_the_last_batch(master: Master) -> None:
+    assert ask("batched", "state", topology=None)["topologies"][0]["wave"] == 0
+    master.committed("words", committed(master, 2, {"a": 3, "b": 1}))
+    master.note_batch("words", record(1, seconds=0.25))
+    shown = ask("batched", "state", topology="words")["topologies"][0]
+    assert (shown["waves"], shown["wave"], shown["seconds"], shown["phase"]) == (True, 2, 0.25, "idle")
+    assert {group["wave"] for group in shown["components"][0]["key_groups"]} == {2}
+
+
+def test_a_value_is_looked_up_in_the_checkpoint(master: Master) -> None:
+    def found(key: str, state: str = "hits") -> dict[str, Any]:
+        answer: dict[str, Any] = ask("batched", "query", topology=None, component="count", key=key, state=state)
+        return answer
+
+    early = found("a")
+    assert (early["found"], early["error"], early["as_of_wave"]) == (False, "no batch is committed yet", 0)
+    master.committed("words", committed(master, 2, {"a": 3, "b": 1}))
+    assert (found("a")["found"], found("a")["value"], found("a")["as_of_wave"]) == (True, 3, 2)
+    assert found("b")["value"] == 1 and found("b")["group"] == stable_hash("b") % GROUPS
+    assert not found("never")["found"] and "nothing is kept under 'never'" in found("never")["error"]
+    assert not found("a", "misses")["found"] and "has no state 'misses'" in found("a", "misses")["error"]
+
+
+# ---- scale ----
+
+
+def test_scale_takes_effect_and_reports_of_new_tasks_are_understood(master: Master) -> None:
+    found = ask("batched", "scale", par={"count": 4}, topology=None)
+    assert (found["from"], found["to"], found["changed"], found["version"]) == ({"count": 2}, {"count": 4}, True, 2)
+    assert sorted(found["key_groups"]["count"]) == [0, 1, 2, 3]
+    graph = master.state.topologies["words"].graph
+    master.take_report(report(0, graph, TaskId("count", 3), executed=8))
+    assert {row["name"]: row["executed"] for row in only(master.status())["components"]}["count"] == 8
+    again = ask("batched", "scale", par={"count": 4}, topology="words")
+    assert (again["changed"], again["version"]) == (False, 2)
+    master.rescale("words", {"count": 1})
+    assert only(master.status())["tasks"] == 2
+
+
+def test_scale_says_what_is_wrong(master: Master) -> None:
+    for par, says in (({"nobody": 2}, "no running topology has 'nobody'; words has count, lines"),
+                      ({"lines": 2}, "is a spout"), ({"count": 0}, "cannot have 0 tasks"), ({"count": 5}, "has 4 key groups")):
+        with pytest.raises(MillraceError) as refused:
+            ask("batched", "scale", par=par, topology=None)
+        assert says in str(refused.value) and isinstance(refused.value, TopologyError | UnknownName)
+    assert master.state.topologies["words"].version == 1
+
+
+def test_moves_say_when(master: Master) -> None:
+    slot = master.state.topologies["words"].places[COUNT0].slot
+    assert ask("batched", "move", task="count[0]", slot=1 - slot, topology=None)["batched"] is True
+
+
+# ---- the command line ----
+
+
+@pytest.fixture
+def cli(master: Master, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """Runs the command in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["millrace", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_scale_at_the_command_line(cli: Cli) -> None:
+    assert cli("scale", "count=4") == (0, "count of words: 2 -> 4 tasks from the next batch on, 1 key groups each\n", "")
+    assert cli("scale", "count=4", "--topology", "words") == (0, "words has 4 tasks of count already\n", "")
+    code, out, _ = cli("scale", "count=3", "--json")
+    assert code == 0 and json.loads(out)["from"] == {"count": 4} and out.count("\n") == 1
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["count"], "scale 'count' is not of the form KEY=VALUE"),
+    (["count=many"], "the value must be a whole number"),
+    (["count=0"], "cannot have 0 tasks"),
+    (["count=9"], "its state has 4 key groups"),
+    (["lines=2"], "is a spout"),
+    (["other=2"], "no running topology has 'other'; words has count, lines"),
+    (["count=3", "--topology", "other"], "no topology named 'other' is running; running: words"),
+])
+def test_scale_refuses_in_one_line(cli: Cli, arguments: list[str], says: str) -> None:
+    code, out, err = cli("scale", *arguments)
+    assert (code, out) == (1, "") and says in err and err.startswith("millrace: ") and err.count("\n") == 1
+
+
+def test_the_other_verbs_work_on_batches(cli: Cli, master: Master) -> None:
+    master.committed("words", committed(master, 2, {"a": 3}))
+    master.note_batch("words", record(1, tuples_in=7))
+    code, out, _ = cli("status")
+    assert code == 0 and "words: running (microbatch)" in out and "1 batches: the last took 0.500 s for 7 tuples" in out
+    assert json.loads(cli("status", "--json")[1])["topologies"][0]["batches"]["count"] == 1
+    code, out, _ = cli("plan")
+    assert code == 0 and "key groups of count: [0] 2, [1] 2" in out and "(agent)" not in out
+    code, out, _ = cli("state", "--groups")
+    assert code == 0 and "wave 2 is committed" in out
+    assert cli("state", "--query", "count", "a", "--name", "hits") == (0, "3\n", "")
+    assert cli("load")[0] == 0
+    code, out, _ = cli("move", "count[0]", str(1 - master.state.topologies["words"].places[COUNT0].slot))
+    assert code == 0 and "from the next batch on" in out
+    assert cli("kill", "words")[0] == 0 and master.state.topologies["words"].status == "stopping"
+
+
+# ---- balance ----
+
+
+def test_skewed_keys_are_shared_out_anew_while_it_runs(master: Master) -> None:
+    graph = words()
+    master.set_scheduler("balance", {}, {"cool_down": 0.0, "period": 0.1})
+    before = master.state.topologies["words"].key_groups["count"]
+    assert before == (0, 0, 1, 1)
+
+    def shared_out() -> bool:
+        return master.state.topologies["words"].key_groups["count"] != before
+
+    for times in range(1, 100):
+        master.take_report(report(0, graph, LINES, {"count": [90_000 * times, 60_000 * times, 10_000 * times, 20_000 * times]}))
+        if master.wait_until(shared_out, 0.3):
+            break
+    owners = master.state.topologies["words"].key_groups["count"]
+    assert owners[0] != owners[1] and master.state.topologies["words"].version == 2
+    enacted = [each for each in ask("batched", "scheduler history", limit=10) if each["outcome"] == "enacted"]
+    assert enacted[0]["expected"]["before"]["skew"] > enacted[0]["expected"]["after"]["skew"]
+    assert any("key groups, task 0 -> 1" in moved for moved in enacted[0]["moved"])
