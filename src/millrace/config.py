@@ -91,6 +91,26 @@ CHANNEL_WINDOW = Setting("topology.channel.window", 4, low=1,
                          about="Chunks that may be on their way from one task to another before the sender waits.")
 SPOUT_WAIT = Setting("topology.spout.wait.ms", 1.0, low=0,
                      about="Milliseconds before next_tuple is called again after it emitted nothing.")
+FRAME_CHECKPOINT = Setting("topology.frame.checkpoint", None, text=True,
+                           about="Where Spark keeps how far the DataFrames of frame spouts have been read: a directory or URI, "
+                                 "with one below it for each such spout; set for one component, that spout's own. Unset: below "
+                                 "the checkpoint store, if that is a directory.")
+FRAME_TRIGGER = Setting("topology.frame.trigger.secs", 0.0, low=0,
+                        about="Seconds between the micro-batches that feed a frame spout. 0 means as fast as they can. May be "
+                              "set for one component.")
+FRAME_TIMEOUT = Setting("topology.frame.ack.timeout.secs", 120.0, low=1,
+                        about="Seconds without any ack from a running topology after which what feeds a frame spout gives up, "
+                              "and its query fails. May be set for one component.")
+TAP_ROWS = Setting("tap.rows", 100_000, low=1,
+                   about="Most rows that a task of a Tap keeps for its reader; then its senders wait, up to the spouts. "
+                         "Exactly-once, rows of the wave under way do not count. May be set for one component.")
+BATCH_INTERVAL = Setting("topology.batch.interval.ms", 200.0, low=0,
+                         about="Microbatch engine: least milliseconds from the beginning of one batch to that of the next.")
+BATCH_TUPLES = Setting("topology.batch.tuples", 50_000, low=1,
+                       about="Microbatch engine: tuples after which a spout task's part of a batch is closed.")
+BATCH_SECONDS = Setting("topology.batch.fill.secs", 1.0, low=0.001,
+                        about="Microbatch engine: seconds after which a spout task's part of a batch is closed though it has "
+                              "more.")
 COMPONENT_CPU = Setting("topology.component.cpu.pcore.percent", 10.0, low=0,
                         about="CPU that a task asks the resource-aware scheduler for while none is measured, in percent of a "
                               "core. May be set for one component.")

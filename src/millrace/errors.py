@@ -22,6 +22,7 @@
     ├── CheckpointMissing        the checkpoint store has nothing of that name
     ├── CorruptCheckpoint        a checkpoint whose bytes are not those that were written
     ├── NotEnoughFragments       a snapshot that cannot be rebuilt from the fragments of it that came
+    ├── FeedingFailed            rows of a DataFrame that could not be brought through a topology
     └── WireError                a frame that is not one of ours
 
 A message says what was asked, what there was, and what to do about it.
@@ -93,6 +94,10 @@ class UnknownTopology(MillraceError, KeyError):
 
 class WireError(MillraceError, ValueError):
     """A frame that cannot be read: counted and dropped by whoever received it."""
+
+
+class FeedingFailed(MillraceError):
+    """A micro-batch that feeds a frame spout was not acked, and will not be by waiting longer."""
 
 
 class BadParameter(MillraceError, ValueError):

@@ -12,8 +12,8 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "millrace"
 
 # A folder (or module) imports only itself and those before it.
-ORDER = ["errors", "config", "api", "model", "schedulers", "migration", "state", "control", "runtime", "connectors",
-         "workloads", "master", "spark", "cli"]
+ORDER = ["errors", "config", "api", "model", "schedulers", "migration", "state", "control", "runtime", "microbatch",
+         "connectors", "workloads", "master", "spark", "cli"]
 EXEMPT = {"bench", "testing"}  # they look at the whole from outside; nothing but the CLI's verbs leans on them
 PURE = {"errors", "config", "api", "model", "schedulers", "migration", "state", "control"}
 IMPURE_MODULES = {"asyncio", "multiprocessing", "pyspark", "socket", "subprocess", "threading", "time", "zmq"}

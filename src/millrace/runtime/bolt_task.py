@@ -336,8 +336,8 @@ class BoltTask(Task):
             self.worker.ready(self)
 
     def _pay(self) -> None:
-        """Give credits back, unless the bolt holds on to more chunks than it should: then its senders wait."""
-        while self.owed and self.holding < HELD_TUPLES:
+        """Give credits back, unless the bolt holds on to more chunks than it should or has no room: then its senders wait."""
+        while self.owed and self.holding < HELD_TUPLES and self.component._takes_more():
             self.worker.consumed(self, self.owed.popleft())
 
     def settle(self) -> None:
@@ -517,6 +517,7 @@ class BoltTask(Task):
         if not self.ended:
             self._tell_broken()
             self.settle()
+            self._pay()  # there may be room again
             self.worker.ready(self)
 
     def _guarded(self, calls: list[Callable[[], None]]) -> None:

@@ -56,11 +56,10 @@ class CheckpointStore(Protocol):
 
 def open_store(url: str) -> CheckpointStore:
     """The store that a setting names. What only some need is imported here: it takes longer than all the rest."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return DirectoryStore(Path(url).expanduser())
-    if scheme == "file":
-        return DirectoryStore(_local_path(url))
+    directory = local_directory(url)
+    if directory is not None:
+        return DirectoryStore(directory)
+    scheme, _, rest = url.partition("://")
     if scheme in REDIS_SCHEMES:
         from millrace.runtime.redis_store import RedisStore
 
@@ -68,6 +67,14 @@ def open_store(url: str) -> CheckpointStore:
     from millrace.runtime.remote_store import RemoteStore
 
     return RemoteStore.at(f"s3://{rest}" if scheme in SAME_AS_S3 else url)
+
+
+def local_directory(url: str) -> Path | None:
+    """The directory that a setting names; None if it names something else."""
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        return Path(url).expanduser()
+    return _local_path(url) if scheme == "file" else None
 
 
 def _local_path(url: str) -> Path:

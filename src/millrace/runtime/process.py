@@ -36,8 +36,10 @@ from millrace.runtime import wire
 from millrace.runtime.agent import Agent, PlanReader, node_directory
 from millrace.runtime.checkpoint_store import open_store
 from millrace.runtime.clock import SystemClock
+from millrace.runtime.feed import SocketFeeds
 from millrace.runtime.fragment_exchange import FragmentExchange
 from millrace.runtime.node import this_node
+from millrace.runtime.tap_port import TapPort, open_here
 from millrace.runtime.threads import TaskThreads
 from millrace.runtime.transport import DataPort, Gate, Keys, SocketPeers, boot_id, private_directory, visit
 from millrace.runtime.vault import Vault
@@ -146,6 +148,9 @@ class WorkerProcess:
         self._exchange = FragmentExchange(
             self.context, f"b{slot}-{uuid.uuid4().hex[:12]}", private_directory(setup.directory()), bind, setup.keys, self.boot,
             self.threads.post, int(BACKUP_MEMORY.of(setup.settings) * 2**20))
+        self._taps = TapPort(self.context, Path(setup.directory()) / f"t{slot}-{uuid.uuid4().hex[:12]}.ipc", bind, setup.keys,
+                             self.boot)
+        open_here(self._taps)
 
     def run(self) -> str:
         """Returns how it ended."""
@@ -154,6 +159,8 @@ class WorkerProcess:
                 log.warning("worker %d had been given up: starting over", self.slot)
             return "stopped"
         finally:
+            open_here(None)
+            self._taps.close()
             self._exchange.close()
             self.threads.close()
             if self._gate is not None:
@@ -184,6 +191,8 @@ class WorkerProcess:
             vault = Vault(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange)
             worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings, welcome.author,
                             vault, lambda message: control.send(wire.encode(message)))
+            worker.feeds = SocketFeeds(self.context, directory, self._bind, self.setup.keys, self.boot, worker.counters,
+                                       FRAME_LIMIT.of(self.setup.settings))
             pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision)
             meeting = node_directory(directory, self.node.name)
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
@@ -227,6 +236,7 @@ class WorkerProcess:
         poller = zmq.Poller()
         for source in [control, plans.news, *port.sockets, self.threads.wake_fd]:
             poller.register(source, zmq.POLLIN)
+        self._taps.listen_with(poller)
         next_report = next_look = 0.0
         look_seconds: float = WORKER_POLL.of(self.setup.settings)
         while True:
@@ -247,6 +257,7 @@ class WorkerProcess:
                     self._take_in(worker, data)
             if self.threads.wake_fd in found:
                 self.threads.finish()
+            self._taps.answer(found)
             worker.step()
             now = time.monotonic()
             if now >= next_report:

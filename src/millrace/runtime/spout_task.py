@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millrace.api.component import ReliableSpout, ReplayableSpout, Spout
+from millrace.api.frame import FrameSpout
 from millrace.config import CHUNK_LINGER, MAX_SPOUT_PENDING, MESSAGE_TIMEOUT, SPOUT_WAIT
 from millrace.control.acking import InFlight
 from millrace.model.graph import TaskId
@@ -51,6 +52,8 @@ class SpoutTask(Task):
         self._tells_acks = self._untracked_acks = False
 
     def initialize(self) -> None:
+        if isinstance(self.component, FrameSpout):
+            self.component.feed = self.worker.feeds.open(f"{self.topology.graph.name}/{self.name}", self.report_metric)
         super().initialize()
         if isinstance(self.component, ReplayableSpout) and self.name in self.topology.positions:
             position = self.topology.positions[self.name]

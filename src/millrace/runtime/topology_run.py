@@ -29,6 +29,11 @@ class TopologyRun:
         self.ackers: dict[int, int] = {}  # acker index -> incarnation, of the ackers that run here
         self.losses, self.epoch = given.losses, given.epoch
         self.broken = ""  # why nothing more may be committed in this epoch: something is missing
+        self.replan(given)
+
+    def replan(self, given: TopologyAssignment) -> None:
+        """Another plan, perhaps with other tasks."""
+        self.graph = given.graph
         # One for all tasks: with a copy for each, ten thousand of them would need a hundred million entries.
         self._components = {str(self.graph.number(task)): task.component for task in self.graph.tasks()}
         self.update(given)

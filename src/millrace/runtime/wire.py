@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from millrace.control.assignment import Assignment
+from millrace.control.feeding import FeedAddress
 from millrace.errors import WireError
 from millrace.model.cluster import Node
 from millrace.state.checkpoint import TaskRecord
@@ -271,8 +272,36 @@ class Answer(msgspec.Struct, array_like=True, tag=24, tag_field="type"):
     error: str = ""
 
 
+class AskTaps(msgspec.Struct, array_like=True, tag=30, tag_field="type"):
+    """A reader of a tap, which may be on any host, asks where its tasks are now."""
+
+    topology: str
+    component: str
+
+
+class Taps(msgspec.Struct, array_like=True, tag=31, tag_field="type"):
+    """By task index: name, ipc, tcp and boot of those that can be read. `error`: why there will never be any."""
+
+    places: dict[int, dict[str, str]]
+    error: str = ""
+
+
+class AskFeeds(msgspec.Struct, array_like=True, tag=40, tag_field="type"):
+    """A feeder, which may be on any host, asks where the tasks of a frame spout take batches in."""
+
+    topology: str
+    component: str
+
+
+class Feeds(msgspec.Struct, array_like=True, tag=41, tag_field="type"):
+    """Those that there are now, and the topology's status; empty if it is not running any more."""
+
+    status: str
+    feeds: list[FeedAddress]
+
+
 ControlMessage = (Hello | Welcome | Fetch | Agency | Heartbeat | Beat | Fenced | Stop | Report | Bye | Wave | Waved | Broken
-                  | Query | Answer)
+                  | Query | Answer | AskTaps | Taps | AskFeeds | Feeds)
 
 _part_decoder = msgspec.msgpack.Decoder(Assignment)
 _data_decoder = msgspec.msgpack.Decoder(DataMessage)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from millrace.api.component import Tuple
+from millrace.api.frame import Feed
 from millrace.config import (
     DRAIN_LIMIT,
     FRAME_LIMIT,
@@ -28,6 +29,7 @@ from millrace.runtime import wire
 from millrace.runtime.bolt_task import BoltTask
 from millrace.runtime.channel import Channel, Delivery, Inlet, Link
 from millrace.runtime.clock import Clock
+from millrace.runtime.feed import NoFeeds
 from millrace.runtime.routing import make_route
 from millrace.runtime.spout_task import SpoutTask
 from millrace.runtime.task import Task, describe
@@ -49,6 +51,12 @@ class Peers(Protocol):
     def link(self, address: WorkerAddress) -> Link: ...
 
     def forget(self, slot: int) -> None: ...
+
+
+class Feeds(Protocol):
+    """Where frame spouts get their feeds from. `tell` takes a metric of the task."""
+
+    def open(self, name: str, tell: Callable[[str, Any], None]) -> Feed: ...
 
 
 class Nowhere:
@@ -85,6 +93,7 @@ class Worker:
         self.slot, self.generation, self.clock, self.peers, self.threads = slot, generation, clock, peers, threads
         self.author, self.tell_master = author, tell_master
         self.vault = vault or Vault()
+        self.feeds: Feeds = NoFeeds()  # whoever has sockets puts others here
         settings = settings or {}
         self.frame_limit: int = FRAME_LIMIT.of(settings)
         self.grace: float = RECOVERY_GRACE.of(settings)
@@ -219,6 +228,9 @@ class Worker:
             self.timers.every(MESSAGE_TIMEOUT.of(run.graph.config), lambda: ledger.age() and None,
                         while_=lambda: run.tracker.ledgers.get(name.index) is ledger)
             return None
+        return self.make_task(run, name, incarnation)
+
+    def make_task(self, run: TopologyRun, name: TaskId, incarnation: int) -> Task:
         kind = SpoutTask if run.graph.component(name.component).kind == "spout" else BoltTask
         task = kind(self, run, name, incarnation)
         run.tasks[task.number] = task

@@ -9,16 +9,18 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from millrace.api.frame import frames_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS
 from millrace.control.events import Say
-from millrace.errors import MillraceError, NotEnoughSlots, UnknownTopology
+from millrace.errors import MillraceError, NotEnoughSlots, TopologyError, UnknownTopology
 from millrace.master.checkpointing import default_store
 from millrace.master.observed import TopologyObserved
 from millrace.master.service import Master
 from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
 from millrace.model.load import Load
 from millrace.schedulers.even import Even
+from millrace.spark.frames import STOP_SECONDS, FrameQueries, check_frames, resolve_frames
 from millrace.spark.launcher import SparkLauncher, ship_code
 from millrace.spark.session import LOOPBACK, MasterUrl, make_session, parse_master
 
@@ -57,6 +59,7 @@ class ResidentEngine:
         self._own_session = spark is None
         self._launcher: SparkLauncher | None = None
         self._stopping = False
+        self._feeding: list[FrameQueries] = []
         self.spark = spark or make_session(master, f"millrace {name}", slots, spark_settings)
         if spark is not None:
             check_session(spark)
@@ -103,15 +106,24 @@ class ResidentEngine:
         """Start a topology; `resume`: from its last committed wave. Returns at once; `RunningTopology.wait_running` waits for
         its tasks."""
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
-        for component in graph.components:
-            for code in [component.code, *(given.grouping.code for given in component.inputs if given.grouping.code)]:
-                if code.startswith("__main__:"):
-                    raise MillraceError(f"{code.removeprefix('__main__:')}, of component {component.name!r}, is defined in the "
-                                        "script that was started, which workers cannot import: put it into a module of its "
-                                        "own and import it from there")
-                resolve(code)  # what is not found here would not be found there
-        self.master.submit(graph, resume)
+        check_code(graph, "resident")
+        declared = {} if isinstance(topology, TopologyGraph) else frames_of(topology)
+        check_frames(graph, declared)
+        frames = resolve_frames(self.spark, topology) if isinstance(topology, type) and declared else {}
+        queries = FrameQueries(self.spark, self.master, graph, frames)
+        queries.prepare()
+        self.master.submit(graph, resume and (graph.waves or not frames))  # what Spark has read is resumed all the same
+        if frames:
+            self._feed(queries, resume)
         return RunningTopology(self.master, graph.name)
+
+    def _feed(self, queries: FrameQueries, resume: bool) -> None:
+        try:
+            queries.start(resume)
+        except BaseException:
+            self.master.kill(queries.name, wait=0)
+            raise
+        self._feeding = [*(other for other in self._feeding if other.name != queries.name), queries]
 
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
@@ -130,6 +142,8 @@ class ResidentEngine:
     def stop(self) -> None:
         """End workers and master in good order, and the session if it is ours."""
         self._stopping = True
+        for queries in self._feeding:
+            queries.stop(STOP_SECONDS)
         if hasattr(self, "master"):
             self.master.stop()
         if self._launcher is not None:
@@ -147,6 +161,21 @@ class ResidentEngine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
+
+
+def check_code(graph: TopologyGraph, engine: str) -> None:
+    """Can workers import it, and is it for this engine?"""
+    for component in graph.components:
+        for code in [component.code, *(given.grouping.code for given in component.inputs if given.grouping.code)]:
+            if code.startswith("__main__:"):
+                raise MillraceError(f"{code.removeprefix('__main__:')}, of component {component.name!r}, is defined in the "
+                                    "script that was started, which workers cannot import: put it into a module of its "
+                                    "own and import it from there")
+            resolve(code)  # what is not found here would not be found there
+        found = resolve(component.code)
+        if found.only_on not in ("", engine):
+            raise TopologyError(f"{component.name!r} is a {found.__name__}, which works on the {found.only_on} engine only, and "
+                                f"{graph.name!r} was given to the {engine} one")
 
 
 def check_session(spark: SparkSession) -> None:
@@ -197,6 +226,10 @@ class RunningTopology:
     def move(self, task: TaskId | str, slot: int) -> None:
         """Move one running task to the worker of that slot; nothing else is touched."""
         self._master.move(self.name, TaskId.parse(task) if isinstance(task, str) else task, slot)
+
+    def scale(self, component: str, tasks: int) -> None:
+        """So many tasks of the bolt from the next batch on; refused for a resident topology."""
+        self._master.rescale(self.name, {component: tasks})
 
     def pause(self) -> None:
         """Stop the spouts; everything else goes on."""

@@ -130,6 +130,24 @@ def session_settings(master: str, slots: int, extra: Mapping[str, str] | None = 
     return _master_with_room(parsed, slots), settings | extra
 
 
+def batch_settings(master: str, extra: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:
+    """The same for jobs that are run batch by batch: all cores are theirs, partitions go where the plan says, and what fails is
+    run again as a whole and not by Spark."""
+    parsed = parse_master(master)
+    _, settings = session_settings(master, 0, extra)
+    settings |= {
+        "spark.task.maxFailures": "1",
+        "spark.stage.maxConsecutiveAttempts": "1",
+        "spark.locality.wait": "10s",  # an executor that is gone is not waited for
+        "spark.shuffle.reduceLocality.enabled": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    }
+    if parsed.on_this_machine:  # it costs more than the bytes that it saves
+        settings["spark.shuffle.compress"] = "false"
+    url = f"local[{parsed.cores}]" if parsed.kind == "local" else parsed.url
+    return url, settings | dict(extra or {})
+
+
 def _master_with_room(master: MasterUrl, slots: int) -> str:
     """`local[N]` never runs a failed task again, `local[N,F]` does; and it needs a thread for every worker, however few
     cores the machine has, as a worker holds its thread for good."""
@@ -245,6 +263,16 @@ def make_session(master: str, app_name: str, slots: int, extra: dict[str, str] |
     not started again or never start at all.
     """
     url, settings = session_settings(master, slots, extra)
+    return _make(master, url, app_name, settings)
+
+
+def make_batch_session(master: str, app_name: str, extra: dict[str, str] | None = None) -> SparkSession:
+    """A session for the microbatch engine; otherwise as `make_session`."""
+    url, settings = batch_settings(master, extra)
+    return _make(master, url, app_name, settings)
+
+
+def _make(master: str, url: str, app_name: str, settings: dict[str, str]) -> SparkSession:
     parsed = parse_master(master)
     check_reachable(parsed)
     java_home = _prepare_environment(parsed)
@@ -271,11 +299,15 @@ def _start(master: MasterUrl, url: str, app_name: str, settings: dict[str, str])
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    from millrace.spark.sources import register
+
     builder = SparkSession.builder.master(url).appName(app_name).config(map={**settings})
     try:
         _start_jvm({**settings, "spark.master": url, "spark.app.name": app_name})
         with _own_interrupt_handler():
-            return builder.getOrCreate()
+            spark = builder.getOrCreate()
+        register(spark)
+        return spark
     except (PySparkException, Py4JError, OSError) as error:
         if SparkContext._active_spark_context is not None:
             SparkContext._active_spark_context.stop()  # half a context would stand in the way of the next try

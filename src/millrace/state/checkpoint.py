@@ -83,6 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     records: list[TaskRecord]
     at: float
     wave_epoch: int = 0
+    offsets: str = ""  # of a batched topology: names the directory in which Spark keeps how far its sources were read
 
     def encode(self) -> bytes:
         """Refuses what could not be restored: better that a wave is not committed than that it only looks so."""

@@ -1,0 +1,1 @@
+"""A batch of a topology, run inside Spark tasks; nothing here imports pyspark."""

@@ -1,0 +1,236 @@
+"""A worker that runs the tasks of one partition at a time: their tuples come from Spark's shuffle and leave by it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.api.grouping import stable_hash
+from millrace.control.stages import Stages
+from millrace.errors import MillraceError
+from millrace.microbatch.frames import Frame, pack_chunk
+from millrace.model.graph import TaskId
+from millrace.runtime import wire
+from millrace.runtime.bolt_task import BoltTask
+from millrace.runtime.channel import Channel, Delivery, Inlet, Link
+from millrace.runtime.clock import Clock
+from millrace.runtime.routing import KEYS_REMEMBERED, ByFields, Parts, Rows
+from millrace.runtime.spout_task import SpoutTask
+from millrace.runtime.task import Task
+from millrace.runtime.vault import Vault
+from millrace.runtime.worker import Nowhere, Worker
+
+UNLIMITED = 1 << 62  # a window: what a batch brings is bounded already
+MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are put together up to so many rows, so that a call of user code is worth it
+
+
+class BatchFailed(MillraceError):
+    """This attempt cannot be finished; the batch is run again as a whole."""
+
+
+class ByGroups(ByFields):
+    """Counts the tuples of each key group as well: by these numbers groups are given to other tasks."""
+
+    def __init__(self, route: ByFields, counts: np.ndarray) -> None:
+        super().__init__(route.channels, route._positions, route._owners)
+        self._counts, self._targets_of = counts, np.array(route._owners, np.int32)
+        self._groups: dict[Any, int] = {}
+
+    def _group_of(self, key: Any) -> int:
+        return stable_hash(key) % len(self._owners)
+
+    def split(self, rows: Rows) -> Parts:
+        known, owners = self._groups, self._owners
+        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
+        keys = list(map(itemgetter(*self._positions), rows))
+        try:
+            new = set(keys).difference(known)
+            if len(known) + len(new) > KEYS_REMEMBERED:
+                known.clear()
+                new = set(keys)
+            for key in new:
+                known[key] = self._group_of(key)
+            groups = list(map(known.__getitem__, keys))
+        except TypeError:  # a list or dict as key
+            groups = list(map(self._group_of, keys))
+        for row, group in zip(rows, groups, strict=True):
+            buckets[owners[group]].append(row)
+        for group, count in Counter(groups).items():
+            self._counts[group] += count
+        return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
+
+    def _task_of(self, key: Any) -> int:
+        """What `split_batch` works with is groups, until they have been counted."""
+        return self._group_of(key)
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        if len(self._positions) > 1:
+            keys = list(zip(*(batch.column(position).to_pylist() for position in self._positions), strict=True))
+            groups = np.fromiter(map(self._group_of, keys), dtype=np.int32, count=batch.num_rows)
+        else:
+            groups = self._targets(batch.column(self._positions[0]))
+        self._counts += np.bincount(groups, minlength=len(self._counts))
+        targets = self._targets_of[groups]
+        order = np.argsort(targets, kind="stable")
+        bounds = np.searchsorted(targets[order], np.arange(len(self.channels) + 1))
+        sorted_batch = batch.take(pa.array(order))
+        return [(channel, sorted_batch.slice(bounds[index], bounds[index + 1] - bounds[index]))
+                for index, channel in enumerate(self.channels) if bounds[index + 1] > bounds[index]]
+
+
+class ToShuffle:
+    """The way to a task that runs in a later stage."""
+
+    def __init__(self, outbox: list[tuple[int, bytes]], partition: int, target: int) -> None:
+        self._outbox, self._partition, self._target = outbox, partition, target
+
+    def send(self, frames: list[Any]) -> None:
+        self._outbox.append((self._partition, pack_chunk(self._target, *frames)))
+
+
+class _NoPeers:
+    """Nothing is sent past Spark."""
+
+    def link(self, address: Any) -> Link:
+        return Nowhere()
+
+    def forget(self, slot: int) -> None: ...
+
+
+class _InLine:
+    """User code that blocks holds up its own partition only: it needs no thread."""
+
+    def run(self, key: Any, work: Callable[[], None], done: Callable[[], None]) -> None:
+        work()
+        done()
+
+    def end(self, key: Any) -> None: ...
+
+
+class BatchWorker(Worker):
+    """What tasks take for their worker. `enter` says which of them are here; `outbox` has what is to leave."""
+
+    def __init__(self, slot: int, clock: Clock, settings: dict[str, Any], vault: Vault) -> None:
+        super().__init__(slot, 0, clock, _NoPeers(), _InLine(), settings, vault=vault)
+        self.outbox: list[tuple[int, bytes]] = []
+        self.here: set[int] = set()
+        self.group_counts: dict[tuple[int, str], np.ndarray] = {}
+        self._stages: Stages | None = None
+        self._stage = 0
+
+    def enter(self, stages: Stages, stage: int, tasks: Iterable[Task]) -> None:
+        """A partition begins: its tasks are wired to each other, and to the shuffle."""
+        tasks = list(tasks)
+        self._stages, self._stage = stages, stage
+        self.here = {task.number for task in tasks}
+        self.outbox.clear()
+        self.group_counts.clear()
+        for task in tasks:
+            task.channels = {}
+            self._wire(task)
+            self._count_groups(task)
+
+    def _count_groups(self, task: Task) -> None:
+        for component, given in task.topology.graph.downstream(task.name.component):
+            output = next(output for output in task.outputs if output.name == given.stream)
+            for number, route in enumerate(output.routes):
+                if isinstance(route, ByFields) and route.channels[0].target_name.component == component.name:
+                    counts = self.group_counts.setdefault((task.number, component.name),
+                                                          np.zeros(len(route._owners), np.int64))
+                    output.routes[number] = ByGroups(route, counts)
+
+    def _channel(self, task: Task, target: TaskId, number: int) -> Channel:
+        assert self._stages is not None
+        channel = Channel(task, number, 0, target, UNLIMITED)
+        if number in self.here:
+            self._connect_local(channel, task, number)
+        elif self._stages.places[target][0] > self._stage:  # else it is fused with another task: nothing goes there from here
+            channel.link = ToShuffle(self.outbox, self._stages.next_hop(target, self._stage), number)
+        return channel
+
+    def ready(self, task: Task) -> None:
+        """A spout is asked for more by whoever knows how much the batch may have."""
+        if not isinstance(task, SpoutTask):
+            super().ready(task)
+
+    def ready_at(self, task: Task, at: float) -> None: ...
+
+    def start_timers(self, task: BoltTask) -> None:
+        """What has fallen due is looked for once in each batch."""
+
+    def consumed(self, task: BoltTask, inlet: Inlet) -> None:
+        """Nobody waits for it."""
+
+    def broken(self, task: Task, reason: str) -> None:
+        raise BatchFailed(reason)
+
+    def deliver(self, frames: Sequence[Frame]) -> Iterable[None]:
+        """Give the tasks what has come for them, each channel's in its order, and let them work after each chunk."""
+        chunks = [frame for frame in frames if frame.header is not None]
+        chunks.sort(key=_order)
+        for (target, _, _), channel in groupby(chunks, key=_stream):
+            task = next(iter(self.topologies.values())).tasks[target]
+            assert isinstance(task, BoltTask)
+            for delivery in self._deliveries(task, list(channel)):
+                task.deliver(delivery)
+                self.run_dry()
+                yield
+
+    def _deliveries(self, task: BoltTask, frames: list[Frame]) -> Iterable[Delivery]:
+        arrow: list[Frame] = []
+        for frame in frames:
+            assert frame.header is not None
+            if frame.header.form == wire.ARROW and task.definition.mode == "process_arrow":
+                arrow.append(frame)
+            else:
+                yield self._delivery(task, frame.header, frame.body, frame.header.count, False)
+        for batch, header in _merged(arrow):
+            yield self._delivery(task, header, batch, batch.num_rows, True)
+
+    def _delivery(self, task: BoltTask, header: wire.Chunk, body: Any, count: int, local: bool) -> Delivery:
+        inlet = self._inlet(task, header.source, 0, self.slot, None)
+        return Delivery(inlet, header.stream, body, count, header.form, local, 0, (), 0, self.clock.now())
+
+    def run_dry(self) -> None:
+        """Until no task has anything left to do."""
+        while self._ready:
+            task = self._ready.popleft()
+            task.queued = False
+            task.step(self.clock.now())
+
+
+def _order(frame: Frame) -> tuple[int, int, int]:
+    assert frame.header is not None
+    return frame.target, frame.header.source, frame.header.seq
+
+
+def _stream(frame: Frame) -> tuple[int, int, int]:
+    """What may be put together, in a sequence that is in order."""
+    assert frame.header is not None
+    return frame.target, frame.header.source >> 16, frame.header.stream
+
+
+def _merged(frames: list[Frame]) -> Iterable[tuple[pa.RecordBatch, wire.Chunk]]:
+    waiting: list[pa.RecordBatch] = []
+    header: wire.Chunk | None = None
+    for frame in frames:
+        batch = wire.decode_batch(frame.body)
+        if waiting and (waiting[0].schema != batch.schema or sum(one.num_rows for one in waiting) >= MERGED_ROWS):
+            assert header is not None
+            yield _joined(waiting), header
+            waiting = []
+        header = header if waiting else frame.header
+        waiting.append(batch)
+    if waiting:
+        assert header is not None
+        yield _joined(waiting), header
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,70 @@
+"""From what tasks did in a batch to what a worker's report says: counters that only rise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.control.assignment import TopologyAssignment
+from millrace.microbatch.work import PartitionReport, TaskReport
+from millrace.runtime import wire
+from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS
+
+
+@dataclass(slots=True)
+class _TaskTotals:
+    incarnation: int
+    counts: Counter[str] = field(default_factory=Counter)
+    traffic: Counter[int] = field(default_factory=Counter)
+    key_groups: dict[str, list[int]] = field(default_factory=dict)
+
+
+class Totals:
+    """Of one topology, by task. Batches may run anywhere, so only here can their numbers be added up."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, _TaskTotals] = {}
+        self._cpu: dict[int, float] = {}  # by process, as it last said
+        self._used: Counter[int] = Counter()  # CPU seconds by slot
+
+    def take(self, given: TopologyAssignment, reports: list[PartitionReport], now: float) -> list[wire.Report]:
+        """A report of each slot. Generation and revision are for the master to fill in."""
+        incarnations = {given.graph.number(task): place.incarnation for task, place in given.places}
+        by_slot: dict[int, list[PartitionReport]] = {}
+        for report in reports:
+            by_slot.setdefault(report.slot, []).append(report)
+        return [self._report(given, slot, own, incarnations, now) for slot, own in sorted(by_slot.items()) if slot >= 0]
+
+    def _report(self, given: TopologyAssignment, slot: int, reports: list[PartitionReport], incarnations: dict[int, int],
+                now: float) -> wire.Report:
+        tasks = [self._task(given.number, task, incarnations[task.task]) for report in reports for task in report.tasks]
+        positions = [(given.number, task.task, task.record.position) for report in reports for task in report.tasks
+                     if task.record.position is not None]
+        counters: Counter[str] = Counter()
+        for report in reports:
+            counters.update(report.counters)
+            used = report.cpu_seconds - self._cpu.get(report.pid, 0.0)
+            self._cpu[report.pid] = report.cpu_seconds
+            self._used[slot] += used if used > 0 else report.cpu_seconds  # type: ignore[assignment]
+        memory = {report.pid: report.memory_mb for report in reports}
+        return wire.Report(slot, 0, 0, now, tasks, positions, [(given.number, 0)], [],
+                           [error for report in reports for error in report.errors], dict(counters), self._used[slot],
+                           sum(memory.values()))
+
+    def _task(self, topology: int, report: TaskReport, incarnation: int) -> dict[str, Any]:
+        totals = self._tasks.get(report.task)
+        if totals is None or totals.incarnation != incarnation:
+            totals = self._tasks[report.task] = _TaskTotals(incarnation)
+        for name in COUNTERS + SECONDS:
+            totals.counts[name] += report.meters[name]
+        totals.traffic.update(report.traffic)
+        for component, counts in report.key_groups.items():
+            before = totals.key_groups.get(component, [0] * len(counts))
+            totals.key_groups[component] = [had + more for had, more in zip(before, counts, strict=True)]
+        found: dict[str, Any] = {name: totals.counts[name] for name in COUNTERS + SECONDS}
+        found |= {name: report.meters[name] for name in LATENCIES}
+        if "custom" in report.meters:
+            found["custom"] = report.meters["custom"]
+        return {"topology": topology, "task": report.task, "incarnation": incarnation, "queue_length": 0, **found,
+                "traffic": dict(totals.traffic), "key_groups": dict(totals.key_groups)}

@@ -1,0 +1,78 @@
+"""What the driver tells the tasks of a batch, and what they tell it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from millrace.control.assignment import TopologyAssignment, WorkerAddress
+from millrace.control.stages import Stages, stages_of
+from millrace.model.graph import TaskId
+from millrace.runtime.process import WorkerSetup
+from millrace.state.checkpoint import TaskRecord
+
+
+class BatchWork(msgspec.Struct, frozen=True, array_like=True):
+    """One attempt at one batch. The assignment's epoch is the attempt's own; its `restore` names the wave, and the attempt,
+    that the batch goes on from."""
+
+    run: str  # of the topology: another one, of the same name, has nothing in common with it
+    wave: int
+    given: TopologyAssignment
+    records: list[TaskRecord]  # what each task had at the wave that the batch goes on from
+    slots: dict[str, int]  # by executor
+    workers: list[WorkerAddress]  # where fragments can be kept
+    setup: WorkerSetup
+    most_tuples: int  # of one spout task
+    most_seconds: float
+    schemas: dict[str, bytes] = {}  # of DataFrames, by spout
+
+    def stages(self) -> Stages:
+        return stages_of(self.given.graph, {task: place.slot for task, place in self.given.places})
+
+
+class TaskReport(msgspec.Struct, array_like=True):
+    """One task in one batch: its meters, what it sent to whom, and what it must be given to go on from here."""
+
+    task: int
+    meters: dict[str, Any]
+    traffic: dict[int, int]
+    key_groups: dict[str, list[int]]
+    record: TaskRecord
+    idle: bool = False  # a spout that had nothing more
+
+
+class PartitionReport(msgspec.Struct, array_like=True):
+    """The tasks of one partition, and the process in which they ran."""
+
+    slot: int
+    planned: int  # the slot that the plan says
+    pid: int
+    tasks: list[TaskReport]
+    errors: list[dict[str, Any]]
+    counters: dict[str, int]
+    cpu_seconds: float
+    memory_mb: float
+    seconds: float
+    address: WorkerAddress | None = None  # where this process keeps fragments of others
+
+
+_decoder = msgspec.msgpack.Decoder(BatchWork)
+_report_decoder = msgspec.msgpack.Decoder(PartitionReport)
+
+
+@lru_cache(2)
+def read_work(data: bytes) -> tuple[BatchWork, Stages]:
+    """A process runs several partitions of a batch, and each brings the same."""
+    work = _decoder.decode(data)
+    return work, work.stages()
+
+
+def read_report(data: bytes | memoryview) -> PartitionReport:
+    return _report_decoder.decode(data)
+
+
+def record_of(work: BatchWork, task: TaskId) -> TaskRecord | None:
+    return next((record for record in work.records if record.task == task), None)

@@ -1,0 +1,366 @@
+"""One topology as a Structured Streaming query: for each batch one Spark job, a manifest, and the sinks' commit.
+
+An attempt at a batch is all or nothing. Whatever fails in it, an executor, a Python process, user code that cannot write, the
+batch is run again as a whole, in a new epoch, from the wave before it. Nothing of the failed attempt counts: what it wrote to
+the store and what its sinks staged is under its own epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES, CHECKPOINTS
+from millrace.control.assignment import TopologyAssignment, WorkerAddress
+from millrace.control.backups import backups
+from millrace.control.events import Say
+from millrace.control.stages import Stages
+from millrace.control.topology_state import PAUSED, STOPPING, WAITING, TopologyState
+from millrace.errors import CorruptCheckpoint, MillraceError, NotTheAuthor
+from millrace.master.batches import BatchRecord
+from millrace.microbatch import frames
+from millrace.microbatch.totals import Totals
+from millrace.microbatch.work import BatchWork, PartitionReport, read_report
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.runtime import wire
+from millrace.runtime.checkpoints import Checkpoints
+from millrace.spark.batch_source import frame_of, stream_of
+from millrace.spark.batch_tasks import run_commit, run_stage
+from millrace.spark.frame_writer import FrameWriter, write_frames
+from millrace.state.checkpoint import Manifest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from millrace.spark.microbatch import MicrobatchEngine
+
+log = logging.getLogger("millrace.master")
+FIRST_PAUSE, LAST_PAUSE = 0.1, 30.0  # before a batch that failed is run again
+LOOK_SECONDS = 0.2
+IDLE_SECONDS = 0.25  # before the next batch if the last one had nothing in it
+STOP_SECONDS = 30.0
+_PYTHON_ERROR = re.compile(r"(?!org\.apache|java\.|py4j)[A-Za-z_][\w.]*"
+                           r"(Error|Exception|Failed|Missing|Unreachable|Checkpoint)\b.*: ")
+
+
+class Stopped(MillraceError):
+    """The topology is being killed: the batch that has begun is not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at a batch, put together and not run yet."""
+
+    work: BatchWork
+    stages: Stages
+    graph: TopologyGraph
+
+
+class BatchQuery:
+    """Runs until it is killed, or cannot go on. Spark calls `_batch` on a thread of its own."""
+
+    def __init__(self, engine: MicrobatchEngine, graph: TopologyGraph, sources: Mapping[str, DataFrame], run: str,
+                 checkpoints: Checkpoints, committed: Manifest | None, epoch: int, offsets: str, place: str,
+                 writers: list[FrameWriter]) -> None:
+        self._engine, self._master, self.name = engine, engine.master, graph.name
+        self._sources, self._run, self._checkpoints = dict(sources), run, checkpoints
+        self._committed, self._epoch, self._offsets, self._place = committed, epoch, offsets, place
+        self._base = int(offsets.rpartition("-")[2])  # the wave after which its batches are counted
+        self._writers = writers
+        self._published = committed is None  # the sinks have made visible what was committed
+        self._totals = Totals()
+        self._addresses: dict[int, WorkerAddress] = {}  # by slot: where fragments are kept
+        self._attempts = 0  # at the batch at hand
+        self._seen = engine.executors.totals()
+        self._busy = threading.Lock()  # held while a batch runs
+        self._ended = threading.Event()
+        self._graph = graph if committed is None else with_parallelism(graph, committed.parallelism)  # as it was committed
+        self._query: Any = None
+        self._thread = threading.Thread(target=self._watch, daemon=True, name=f"millrace batches of {graph.name}")
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        interval = BATCH_INTERVAL.of(self._graph.config)
+        stream = stream_of(self._engine.spark, self._graph, self._sources)
+        writer = stream.writeStream.foreachBatch(self._batch).option("checkpointLocation", self._place)
+        self._query = writer.trigger(processingTime=f"{interval:g} milliseconds").start()
+        self._thread.start()
+
+    def _watch(self) -> None:
+        """Until the query ends, or the topology is killed and no batch is under way."""
+        while self._query.isActive and not self._ended.wait(LOOK_SECONDS):
+            if self._status() in (STOPPING, None):
+                with self._busy:  # the batch that is under way is finished first
+                    self._ended.set()
+        self._ended.set()
+        error = None if self._query.isActive else self._query.exception()
+        self._query.stop()
+        if self._status() is not None:
+            if error is not None and self._status() != STOPPING:
+                self._say(f"the query ended: {first_words(error)}. With --resume it goes on from the last batch", "error")
+            self._master.finish(self.name)
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=STOP_SECONDS)
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def _status(self) -> str | None:
+        topology = self._master.state.topologies.get(self.name)
+        return topology.status if topology is not None else None
+
+    def _say(self, text: str, level: str = "info") -> None:
+        self._master.call(lambda: self._master.say(Say(text, self.name, level)))
+
+    # -- a batch -----------------------------------------------------------------------------------------------------
+
+    def _batch(self, frame: DataFrame, number: int) -> None:
+        """Called by Spark for every batch, again for one that it does not know to be done."""
+        with self._busy:
+            self._publish()
+            wave = self._base + number + 1
+            done = self._committed.wave if self._committed is not None else self._base
+            if wave <= done:
+                return  # all of it was done before a crash, but for Spark's own note of it
+            if wave != done + 1:
+                raise CorruptCheckpoint(f"Spark goes on with batch {number} of {self.name!r}, and the last one in the store is "
+                                        f"batch {done - self._base - 1}: the two do not belong together. Bring back the store "
+                                        "from a backup, or start without --resume")
+            tuples = self._run_batch(frame, number, wave)
+        if not tuples:
+            self._ended.wait(IDLE_SECONDS)
+
+    def _run_batch(self, frame: DataFrame, number: int, wave: int) -> int:
+        started, began = time.time(), time.monotonic()
+        self._master.begin_batch(self.name)
+        reports, attempt = self._reports(frame, wave)
+        manifest = self._commit(attempt, reports)
+        self._publish()
+        record = self._record(number, attempt, reports, started, time.monotonic() - began)
+        self._tell(attempt, manifest, reports, record)
+        return record.tuples_in
+
+    def _reports(self, frame: DataFrame, wave: int) -> tuple[list[PartitionReport], Attempt]:
+        """Of the first attempt that succeeds."""
+        self._attempts = 0
+        while True:
+            topology = self._wait_for_a_plan()
+            self._attempts += 1
+            attempt = self._attempt(topology, frame, wave)
+            try:
+                return self._run_attempt(attempt, frame), attempt
+            except (Py4JError, PySparkException, OSError) as error:
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        if self._ended.is_set() or self._status() in (None, STOPPING):
+            raise Stopped(f"{self.name!r} is being killed") from error
+        pause = min(FIRST_PAUSE * 2 ** (self._attempts - 1), LAST_PAUSE)
+        self._say(f"attempt {self._attempts} at the batch failed, it is run again in {pause:g} s: {first_words(error)}",
+                  "warning")
+        self._ended.wait(pause)
+
+    def _wait_for_a_plan(self) -> TopologyState:
+        """The topology as it is to be run now: it is neither paused nor without a slot."""
+        while True:
+            self._engine.executors.look()
+            topology = self._master.state.topologies.get(self.name)
+            if self._ended.is_set() or topology is None or topology.status == STOPPING:
+                raise Stopped(f"{self.name!r} is being killed")
+            if topology.status not in (PAUSED, WAITING):
+                return topology
+            self._ended.wait(LOOK_SECONDS)
+
+    def _attempt(self, topology: TopologyState, frame: DataFrame, wave: int) -> Attempt:
+        self._epoch += 1
+        schemas = {name: schema_of(frame_of(frame, self._sources, name)) for name in self._sources}
+        given = self._master.call(lambda: self._assignment(topology))
+        work = BatchWork(self._run, wave, given, self._committed.records if self._committed is not None else [],
+                         self._engine.executors.by_id(), self._holders(), self._engine.setup,
+                         BATCH_TUPLES.of(given.graph.config), BATCH_SECONDS.of(given.graph.config), schemas)
+        return Attempt(work, work.stages(), given.graph)
+
+    def _assignment(self, topology: TopologyState) -> TopologyAssignment:
+        """What is in force at this moment; on the master's thread."""
+        done = self._committed
+        restore = (done.wave, done.wave_epoch, done.epoch) if done is not None else (0, 0, 0)
+        slots = {task: place.slot for task, place in topology.places.items()}
+        nodes = {slot: worker.node.name for slot, worker in self._master.state.workers.items()}
+        blocks, holders = backups(topology.graph, slots, nodes)
+        return TopologyAssignment(topology.number, topology.graph, topology.version, True, sorted(topology.places.items()),
+                                  dict(topology.key_groups), [], 0, self._epoch, restore, blocks, holders)
+
+    def _holders(self) -> list[WorkerAddress]:
+        """Processes that keep fragments, of executors that are alive."""
+        alive = set(self._engine.executors.by_id().values())
+        self._addresses = {slot: address for slot, address in self._addresses.items() if slot in alive}
+        return list(self._addresses.values())
+
+    def _run_attempt(self, attempt: Attempt, frame: DataFrame) -> list[PartitionReport]:
+        placement, data = self._engine.placement, wire.encode(attempt.work)
+        first, partitions = self._first_stage(attempt, frame)
+        if first is None:
+            return []
+        rdd = placement.python(first, partial(run_stage, data, 0, partitions))
+        for stage in range(1, attempt.stages.count):
+            tasks = attempt.stages.partitions[stage]
+            locations = [self._location(attempt, each[0]) for each in tasks]
+            rdd = placement.python(placement.shuffled(rdd, locations), partial(run_stage, data, stage, list(range(len(tasks)))))
+        found = map(frames.unpack, placement.collect(rdd))
+        return [read_report(frame.body) for frame in found if frame.kind == frames.REPORT]
+
+    def _first_stage(self, attempt: Attempt, frame: DataFrame) -> tuple[Any, list[int]]:
+        """What the spouts begin with, and which partition of the stage each of its partitions is. A DataFrame may have fewer
+        than its spout has tasks; None if there is nothing at all."""
+        placement, rdds, partitions = self._engine.placement, [], []
+        heads = [tasks[0] for tasks in attempt.stages.partitions[0]]
+        for spout in attempt.graph.spouts:
+            own = [number for number, head in enumerate(heads) if head.component == spout.name]
+            if spout.frame:
+                rdd = placement.arrow(frame_of(frame, self._sources, spout.name), spout.par)
+                own = own[:rdd.getNumPartitions()]
+            else:
+                rdd = placement.seeds([self._location(attempt, heads[number]) for number in own])
+            if own:
+                rdds.append(rdd)
+                partitions += own
+        return (placement.union(rdds) if rdds else None), partitions
+
+    def _location(self, attempt: Attempt, task: TaskId) -> str:
+        places = dict(attempt.work.given.places)
+        return self._engine.executors.location(places[task].slot)
+
+    # -- its end -----------------------------------------------------------------------------------------------------
+
+    def _commit(self, attempt: Attempt, reports: list[PartitionReport]) -> Manifest:
+        """The manifest is the commit point, as for waves."""
+        told = {report.record.task: report.record for partition in reports for report in partition.tasks}
+        before = {record.task: record for record in self._committed.records} if self._committed is not None else {}
+        records = [record for task in attempt.graph.tasks() if (record := told.get(task) or before.get(task)) is not None]
+        manifest = Manifest(self.name, attempt.work.wave, self._epoch, attempt.graph.key_groups,
+                            {component.name: component.par for component in attempt.graph.components}, records, time.time(),
+                            self._epoch, self._offsets)
+        self._until_done("write the manifest", lambda: self._checkpoints.commit(manifest))
+        self._committed, self._published, self._graph = manifest, False, attempt.graph
+        return manifest
+
+    def _publish(self) -> None:
+        """Let the sinks make visible what was committed; after a crash, what was committed before it."""
+        if self._published:
+            return
+        tasks = [TaskId(component.name, index) for component in self._graph.components if component.commits
+                 for index in range(component.par)]
+        if tasks:
+            self._until_done("commit what the sinks have prepared", lambda: self._commit_sinks(tasks))
+        if self._writers:
+            self._until_done("write what the sinks have kept", self._write_frames)
+        self._published = True
+        self._master.checkpointing.collect(self.name, self._epoch)
+
+    def _commit_sinks(self, tasks: list[TaskId]) -> None:
+        self._engine.executors.look()
+        topology = self._master.state.topology(self.name)
+        self._epoch += 1
+        given = replace(self._master.call(lambda: self._assignment(topology)), graph=self._graph)
+        wave = self._committed.wave if self._committed is not None else 0
+        work = BatchWork(self._run, wave, given, [], self._engine.executors.by_id(), [], self._engine.setup, 0, 0.0)
+        places = dict(given.places)
+        locations = [self._engine.executors.location(places[task].slot) if task in places else "" for task in tasks]
+        placement = self._engine.placement
+        placement.collect(placement.python(placement.seeds(locations), partial(run_commit, wire.encode(work), tasks)))
+
+    def _write_frames(self) -> None:
+        assert self._committed is not None
+        write_frames(self._engine.spark, self._writers, self._committed, str(CHECKPOINTS.of(self._master.settings)),
+                     self._committed.wave - 1)
+
+    def _until_done(self, what: str, work: Any) -> None:
+        """What is decided must be done, however long a store or a server is away."""
+        attempt = 0
+        while True:
+            try:
+                work()
+                return
+            except NotTheAuthor:
+                raise
+            except Exception as error:  # of a store, of Spark, or of a function of the user's
+                if self._ended.is_set():
+                    raise Stopped(f"{self.name!r} is being killed") from error
+                attempt += 1
+                pause = min(FIRST_PAUSE * 2**attempt, LAST_PAUSE)
+                self._say(f"cannot {what}, and tries again in {pause:g} s: {first_words(error)}", "warning")
+                self._ended.wait(pause)
+
+    # -- telling -----------------------------------------------------------------------------------------------------
+
+    def _record(self, number: int, attempt: Attempt, reports: list[PartitionReport], started: float,
+                seconds: float) -> BatchRecord:
+        spouts = {attempt.graph.number(task) for task in attempt.graph.tasks()
+                  if attempt.graph.component(task.component).kind == "spout"}
+        tasks = [task for report in reports for task in report.tasks]
+        now = self._engine.executors.totals()
+        spark, self._seen = now.since(self._seen), now
+        return BatchRecord(
+            batch=number, wave=attempt.work.wave, plan_version=attempt.work.given.version, started=started, seconds=seconds,
+            attempts=self._attempts, tuples_in=sum(task.meters["emitted"] for task in tasks if task.task in spouts),
+            tuples_processed=sum(task.meters["executed"] for task in tasks), stages=attempt.stages.count, tasks=len(tasks),
+            misplaced=sum(len(report.tasks) for report in reports if self._is_misplaced(attempt, report)),
+            resident=sum(report.counters.get("resident", 0) for report in reports),
+            restored=sum(report.counters.get("restored", 0) for report in reports),
+            spark_run_seconds=spark.run_seconds, spark_shuffle_bytes=spark.shuffle_bytes,
+            own_busy_seconds=sum(report.seconds for report in reports))
+
+    def _is_misplaced(self, attempt: Attempt, report: PartitionReport) -> bool:
+        """It ran elsewhere than the plan says; what Spark reads itself has no place in a plan."""
+        head = attempt.graph.task(report.tasks[0].task)
+        return report.slot != report.planned and not attempt.graph.component(head.component).frame
+
+    def _tell(self, attempt: Attempt, manifest: Manifest, reports: list[PartitionReport], record: BatchRecord) -> None:
+        told = self._totals.take(attempt.work.given, reports, time.monotonic())
+        self._addresses.update({report.slot: report.address for report in reports if report.address is not None})
+        self._master.committed(self.name, manifest)
+        for report in told:
+            self._master.take_report(report)
+        self._master.note_batch(self.name, record)
+
+
+def with_parallelism(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
+    return replace(graph, components=tuple(replace(component, par=par[component.name]) for component in graph.components))
+
+
+def schema_of(frame: DataFrame) -> bytes:
+    """As Arrow has it: the batches come without."""
+    zone = frame.sparkSession.conf.get("spark.sql.session.timeZone")
+    schema: pa.Schema = to_arrow_schema(frame.schema, timezone=zone)
+    return schema.serialize().to_pybytes()
+
+
+def first_words(error: BaseException) -> str:
+    """What it says of itself, without the stacks: the last line of the Python error in it, if there is one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    python = [line for line in lines if _PYTHON_ERROR.match(line)]
+    return (python or lines or [type(error).__name__])[-1 if python else 0][:300]
+
+
+def _keep_quiet(record: logging.LogRecord) -> bool:
+    """Py4J logs, with a stack trace, whatever the function that Spark calls raises: also that a topology was killed."""
+    return not (record.exc_info and isinstance(record.exc_info[1], Stopped))
+
+
+logging.getLogger("py4j.clientserver").addFilter(_keep_quiet)

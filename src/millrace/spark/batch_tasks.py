@@ -1,0 +1,66 @@
+"""What Spark's Python workers run for a batch: the bodies of its stages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.serializers import pack_long
+
+from millrace.microbatch.batch_worker import BatchFailed
+from millrace.microbatch.hosting import host
+from millrace.microbatch.work import BatchWork, read_work
+from millrace.model.graph import TaskId
+from millrace.runtime import wire
+from millrace.runtime.node import this_node
+from millrace.runtime.transport import boot_id
+from millrace.spark.launcher import executor_id
+
+_executor_id = cache(executor_id)  # the same for the life of the process
+
+
+def run_stage(data: bytes, stage: int, partitions: list[int], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
+    """Partition `index` of Spark's is `partitions[index]` of the stage. Gives out a partition and a frame by turns; in the last
+    stage frames alone."""
+    _refuse_repeats()
+    work, stages = read_work(data)
+    last = stage + 1 == stages.count
+    for partition, frame in _host(work).run_partition(stages, stage, partitions[index], index == 0, given):
+        if not last:
+            yield pack_long(partition)
+        yield frame
+    _drain(given)
+
+
+def run_commit(data: bytes, tasks: list[TaskId], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
+    """Sinks make visible what they have prepared."""
+    work, _ = read_work(data)
+    _host(work).commit(tasks[index])
+    _drain(given)
+    return iter(())
+
+
+def say_hello(settings: dict[str, Any], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
+    """Who is there: the executor, and its node."""
+    yield wire.encode((_executor_id(), this_node(settings, _executor_id()), boot_id()))
+    _drain(given)
+
+
+def _drain(given: Iterable[bytes]) -> None:
+    """To the end: a process that leaves anything unread is not used again, and what it keeps is gone with it."""
+    deque(given, maxlen=0)
+
+
+def _host(work: BatchWork) -> Any:
+    return host(work, work.slots.get(_executor_id(), -1))
+
+
+def _refuse_repeats() -> None:
+    """Spark must not run one task of a batch again by itself: others may have used what the first attempt gave out, and the
+    second may give out something else. The whole batch is run again instead."""
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber():
+        raise BatchFailed("a task of the batch failed, or its executor was lost")

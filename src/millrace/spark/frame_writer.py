@@ -1,0 +1,90 @@
+"""Rows that a `DataFrameSink` kept in a batch, as a DataFrame for its function."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from millrace.connectors.frame_sink import SCHEMA, DataFrameSink
+from millrace.errors import TopologyError
+from millrace.model.graph import ComponentDef, TopologyGraph, resolve
+from millrace.runtime.checkpoint_store import open_store
+from millrace.runtime.checkpoints import Checkpoints
+from millrace.spark.frames import map_in_arrow
+from millrace.state.checkpoint import Manifest, PieceRef
+from millrace.state.packing import unpack_value
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_refs = msgspec.msgpack.Decoder(PieceRef)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameWriter:
+    """One sink of a topology: where its rows go."""
+
+    component: str
+    write: Any
+    schema: StructType
+
+
+def frame_writers(graph: TopologyGraph) -> list[FrameWriter]:
+    """Of all such sinks, checked."""
+    return [_writer(graph, component) for component in graph.bolts if issubclass(resolve(component.code), DataFrameSink)]
+
+
+def _writer(graph: TopologyGraph, component: ComponentDef) -> FrameWriter:
+    label, (given, *more) = f"the sink {component.name!r}", component.inputs
+    fields = graph.component(given.source).stream(given.stream).fields
+    if any(graph.component(one.source).stream(one.stream).fields != fields for one in more):
+        raise TopologyError(f"{label} reads streams with different fields: a DataFrame has one schema. Use a sink for each")
+    try:
+        schema = cast(StructType, StructType.fromDDL(str(component.config.get("schema"))))
+    except PySparkException as error:
+        raise TopologyError(f"{label} has schema = {component.config.get('schema')!r}, which Spark does not understand: write "
+                            "names and types, for example word string, count long") from error
+    if tuple(schema.names) != fields:
+        raise TopologyError(f"{label} has a schema of {', '.join(schema.names)}, and the stream that it reads has the fields "
+                            f"{', '.join(fields)}: name the columns as the fields, in their order")
+    code = component.config.get("write")
+    if not isinstance(code, str):
+        raise TopologyError(f"{label} has write = {code!r}: name a function (DataFrame, batch id) as module:function")
+    return FrameWriter(component.name, resolve(code), schema)
+
+
+def with_schemas(graph: TopologyGraph, writers: Iterable[FrameWriter]) -> TopologyGraph:
+    """The graph with what the sinks' tasks must know of the schema."""
+    schemas = {writer.component: b64encode(to_arrow_schema(writer.schema, timezone="UTC").serialize().to_pybytes()).decode()
+               for writer in writers}
+    return replace(graph, components=tuple(
+        replace(component, config={**component.config, SCHEMA: schemas[component.name]}) if component.name in schemas
+        else component for component in graph.components))
+
+
+def write_frames(spark: SparkSession, writers: Iterable[FrameWriter], manifest: Manifest, store: str, batch: int) -> None:
+    """Call each function with what its sink has kept. The rows are read where Spark writes them."""
+    for writer in writers:
+        refs = [record.own for record in manifest.records if record.component == writer.component and record.own is not None]
+        if refs:
+            rows = [(msgspec.msgpack.encode(ref),) for ref in refs]
+            kept = spark.createDataFrame(rows, "ref binary").repartition(len(refs))
+            writer.write(map_in_arrow(kept, partial(_read, store, manifest.topology), writer.schema), batch)
+
+
+def _read(store: str, topology: str, given: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    checkpoints = Checkpoints(open_store(store), topology)
+    for batch in given:
+        for encoded in batch.column(0).to_pylist():
+            [piece] = checkpoints.read_chain([_refs.decode(encoded)])
+            yield from pa.ipc.open_stream(unpack_value(piece))
+    checkpoints.store.close()

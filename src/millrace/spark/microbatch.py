@@ -1,0 +1,169 @@
+"""The microbatch engine: topologies as Structured Streaming queries, steered by the same master as resident ones."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from millrace.api.topology import Topology
+from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE
+from millrace.control.checks import check_guarantee, check_settings
+from millrace.control.events import Submitted
+from millrace.errors import MillraceError, TopologyError
+from millrace.master.checkpointing import default_store
+from millrace.master.service import Master
+from millrace.model.graph import TopologyGraph, graph_of
+from millrace.runtime.checkpoint_store import open_store
+from millrace.runtime.checkpoints import Checkpoints
+from millrace.schedulers.beside import Beside
+from millrace.spark.batch_query import BatchQuery
+from millrace.spark.engine import RunningTopology, check_code
+from millrace.spark.executors import Executors
+from millrace.spark.frame_writer import FrameWriter, frame_writers, with_schemas
+from millrace.spark.launcher import ship_code
+from millrace.spark.placement import Placement
+from millrace.spark.session import LOOPBACK, make_batch_session, parse_master
+from millrace.state.path_step import path_step
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+START_SECONDS = 120.0
+OFFSETS = ".spark"  # in the checkpoint store: how far Spark has read
+
+
+class MicrobatchEngine:
+    """Runs topologies batch by batch on a Spark cluster; every byte between tasks goes through Spark's shuffle.
+
+        with MicrobatchEngine("local-cluster[2,1,1024]") as engine:
+            topology = engine.submit(WordCount)
+            topology.wait(seconds=10)
+
+    A slot is one of Spark's executors; `slots`: how many to wait for. Give `spark` to use a session of yours, or `master` to
+    have one made. `code`: topologies, or names of modules, that executors must be able to import.
+    """
+
+    def __init__(self, master: str = "local[2]", slots: int = 1, *, spark: SparkSession | None = None, name: str | None = None,
+                 code: Sequence[type[Topology] | str] = (), settings: dict[str, Any] | None = None,
+                 spark_settings: dict[str, str] | None = None) -> None:
+        if slots < 1:
+            raise MillraceError(f"{slots} slots were asked for: a topology needs at least 1")
+        settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
+        name = name or f"millrace-{os.getpid()}"
+        self._own_session = spark is None
+        self._queries: dict[str, BatchQuery] = {}
+        self.spark = spark or make_batch_session(master, f"millrace {name}", spark_settings)
+        if spark is not None:
+            check_batch_session(spark)
+        where = parse_master(str(self.spark.sparkContext.master))
+        try:
+            host = LOOPBACK if where.on_loopback else str(self.spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK))
+            self.master = Master(name, host, 0, settings, Beside())
+            self.placement = Placement(self.spark.sparkContext)
+            path = ship_code(self.spark.sparkContext, [item if isinstance(item, str) else item.__module__ for item in code],
+                             installed=where.on_this_machine)
+            self.setup = self.master.setup("" if where.on_loopback else "auto", path)
+            self.master.start()
+            self.executors = Executors(self.placement, self.master)
+            self.executors.wait_for(slots, START_SECONDS)
+        except BaseException:
+            self.stop()
+            raise
+
+    def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None, config: dict[str, Any] | None = None,
+               par: dict[str, int] | None = None, resume: bool = False,
+               sources: dict[str, DataFrame] | None = None) -> RunningTopology:
+        """Start a topology; `resume`: from its last committed batch. `sources`: streaming DataFrames of its frame spouts, by
+        component, if a graph is given instead of the class that knows them."""
+        graph = batched(topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par))
+        check_code(graph, "microbatch")
+        check_settings(graph)
+        check_guarantee(graph)
+        if sources is None and isinstance(topology, type):
+            sources = self._frames(topology)
+        writers = frame_writers(graph)
+        graph = with_schemas(graph, writers)
+        event = self.master.checkpointing.submission(graph, resume)
+        query = self._query(graph, sources or {}, event, writers)
+        self.master.submit_batched(event)
+        self._queries[graph.name] = query
+        query.start()
+        return RunningTopology(self.master, graph.name)
+
+    def _frames(self, topology: type[Topology]) -> dict[str, DataFrame]:
+        from millrace.spark.frames import resolve_frames
+
+        return resolve_frames(self.spark, topology)
+
+    def _query(self, graph: TopologyGraph, sources: dict[str, DataFrame], event: Submitted,
+               writers: list[FrameWriter]) -> BatchQuery:
+        missing = [spout.name for spout in graph.spouts if spout.frame and spout.name not in sources]
+        if missing:
+            raise TopologyError(f"{', '.join(missing)} of {graph.name!r} reads a DataFrame, and none was given: submit the "
+                                "topology's class, or give submit(sources={...})")
+        checkpoints = Checkpoints(open_store(str(CHECKPOINTS.of(self.master.settings))), graph.name)
+        epoch = max(self.master.state.author, event.after[0]) + 1
+        committed = event.checkpoint
+        if committed is not None:
+            offsets = committed.offsets or f"{epoch}-{committed.wave}"
+            committed = msgspec.structs.replace(committed, epoch=epoch)
+            checkpoints.claim(committed)  # whoever else runs it can commit nothing from now on
+        else:
+            offsets = f"{epoch}-0"
+        place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, offsets)
+        return BatchQuery(self, graph, sources, f"{self.master.cluster}/{graph.name}/{uuid.uuid4().hex[:8]}", checkpoints, committed,
+                          epoch, offsets, place, writers)
+
+    def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
+                      estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
+        """As that of the resident engine; a new plan takes effect at the next batch."""
+        return self.master.set_scheduler(name, parameters or {}, policy, estimator, estimator_parameters)
+
+    def status(self) -> dict[str, Any]:
+        return self.master.status()
+
+    def stop(self) -> None:
+        """End the queries after the batch that is under way, and the session if it is ours."""
+        for query in self._queries.values():
+            query.stop()
+        if hasattr(self, "master"):
+            self.master.stop()
+        if self._own_session and hasattr(self, "spark"):
+            self.spark.stop()
+
+    def __enter__(self) -> MicrobatchEngine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+
+def batched(graph: TopologyGraph) -> TopologyGraph:
+    """The graph as this engine runs it: exactly-once, since a batch that is run again must change nothing twice."""
+    return replace(graph, batched=True, config={**graph.config, GUARANTEE.key: EXACTLY_ONCE})
+
+
+def offsets_place(store: str, topology: str, offsets: str) -> str:
+    """Where Spark keeps how far it has read: beside the checkpoints, on a file system that it knows."""
+    if store.startswith(("redis://", "rediss://")):
+        raise TopologyError(f"{CHECKPOINTS.key} is {store}, and Spark keeps its offsets in files: name a directory or a URI of a "
+                            "file system that Spark knows")
+    base = store if "://" in store else Path(store).expanduser().absolute().as_uri()
+    return f"{base.rstrip('/')}/{OFFSETS}/{path_step(topology)}/{offsets}"
+
+
+def check_batch_session(spark: SparkSession) -> None:
+    """A session of the user's: would Spark run a part of a batch again by itself?"""
+    conf = spark.sparkContext.getConf()
+    attempts = conf.get("spark.stage.maxConsecutiveAttempts", "4")
+    if attempts != "1":
+        raise MillraceError(f"this Spark session runs a stage up to {attempts} times by itself, and a batch must be run again as a "
+                            "whole or not at all: make the session with spark.stage.maxConsecutiveAttempts=1, or let Millrace "
+                            "make it")

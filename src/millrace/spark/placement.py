@@ -1,0 +1,121 @@
+"""Stages of a batch as RDDs whose partitions run on chosen executors, without any JVM code of our own.
+
+A shuffle's partitions have no preferred place that could be chosen. So each is made into one element (`groupByKey`: all that is
+in a partition has its number as key), zipped with an RDD that has one element for each partition and a preferred executor
+for it, and taken apart again. What Python writes and reads are bytes as they are: nothing is pickled on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark import RDD
+from pyspark.serializers import NoOpSerializer
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+LOCAL_EXECUTOR = "driver"  # its id where driver and executor are one process
+Body = Callable[[int, Iterable[bytes]], Iterable[bytes]]  # (partition, what comes in) -> what goes out
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """One of Spark's executors that are alive."""
+
+    id: str
+    host: str
+    cores: int
+
+    @property
+    def location(self) -> str:
+        return f"executor_{self.host}_{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkTotals:
+    """What Spark itself has counted so far, over all executors."""
+
+    run_seconds: float = 0.0
+    shuffle_bytes: int = 0
+
+    def since(self, before: SparkTotals) -> SparkTotals:
+        """What has been added; an executor that is gone takes its numbers with it."""
+        return SparkTotals(max(self.run_seconds - before.run_seconds, 0.0), max(self.shuffle_bytes - before.shuffle_bytes, 0))
+
+
+class Placement:
+    """Makes RDDs on one Spark context."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+        jvm: Any = context._jvm
+        self._jvm = jvm
+        self._scala: Any = context._jsc.sc()
+        tags = jvm.scala.reflect.ClassTag
+        self._any = tags.apply(jvm.java.lang.Class.forName("java.lang.Object"))
+        self._bytes = tags.apply(jvm.java.lang.Class.forName("[B"))
+        predef = getattr(getattr(jvm.scala, "Predef$"), "MODULE$")  # noqa: B009: not a name in Python
+        self._identity = getattr(predef, "$conforms")()
+
+    def executors(self) -> list[Executor]:
+        """Those that are alive now, by id. The driver counts only if it is the executor too."""
+        found = [Executor(summary.id(), summary.hostPort().rpartition(":")[0], summary.totalCores())
+                 for summary in self._summaries()]
+        return sorted(found, key=lambda executor: (len(executor.id), executor.id))
+
+    def totals(self) -> SparkTotals:
+        summaries = self._summaries()
+        return SparkTotals(sum(summary.totalDuration() for summary in summaries) / 1000,
+                           sum(summary.totalShuffleWrite() for summary in summaries))
+
+    def _summaries(self) -> list[Any]:
+        listed = self._scala.statusStore().executorList(True)
+        found = [listed.apply(number) for number in range(listed.size())]
+        return found if self._scala.isLocal() else [summary for summary in found if summary.id() != LOCAL_EXECUTOR]
+
+    def seeds(self, locations: Sequence[str]) -> Any:
+        """An RDD with one element for each location, which is where it likes to be."""
+        jvm = self._jvm
+        pairs = [jvm.scala.Tuple2(bytearray(b"."), jvm.PythonUtils.toSeq([location] if location else []))
+                 for location in locations]
+        return self._scala.makeRDD(jvm.PythonUtils.toSeq(pairs), self._bytes)
+
+    def arrow(self, frame: Any, most: int) -> Any:
+        """A DataFrame as an RDD of Arrow batches, in at most so many partitions."""
+        batches = frame._jdf.toArrowBatchRdd()
+        if batches.getNumPartitions() > most:
+            batches = batches.coalesce(most, False, self._jvm.scala.Option.empty(), None)
+        return batches
+
+    def python(self, rdd: Any, body: Body) -> Any:
+        """An RDD of what `body` makes of each partition, all of it bytes."""
+        before: RDD[bytes] = RDD(self._jvm.org.apache.spark.api.java.JavaRDD(rdd, self._bytes), self._context, NoOpSerializer())
+        after: Any = before.mapPartitionsWithIndex(body, preservesPartitioning=True)
+        after._bypass_serializer = True
+        return after._jrdd.rdd()
+
+    def shuffled(self, rdd: Any, locations: Sequence[str]) -> Any:
+        """What a stage gave out, a partition's number and a frame by turns, each frame in its partition and that where it
+        should be. No partition may be empty."""
+        jvm = self._jvm
+        pairs = jvm.org.apache.spark.api.java.JavaPairRDD.toRDD(jvm.PairwiseRDD(rdd).asJavaPairRDD())
+        grouped = self._pairs(pairs).groupByKey(jvm.PythonPartitioner(len(locations), 0))
+        placed = self.seeds(locations).zip(self._pairs(grouped).values(), self._any)
+        return self._pairs(placed).values().flatMap(self._identity, self._bytes)
+
+    def union(self, rdds: Sequence[Any]) -> Any:
+        whole = rdds[0]
+        for rdd in rdds[1:]:
+            whole = whole.union(rdd)
+        return whole
+
+    def collect(self, rdd: Any) -> list[bytes]:
+        """Run the job."""
+        jrdd = self._jvm.org.apache.spark.api.java.JavaRDD(rdd, self._bytes)
+        return list(RDD(jrdd, self._context, NoOpSerializer()).collect())
+
+    def _pairs(self, rdd: Any) -> Any:
+        return self._jvm.org.apache.spark.rdd.RDD.rddToPairRDDFunctions(rdd, self._any, self._any, None)

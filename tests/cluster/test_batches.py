@@ -1,0 +1,168 @@
+"""Batches without Spark, under everything that can go wrong between and in them: every word once, every count right."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from kept_state import state_of
+
+from millrace.api.component import Bolt, Tuple
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.control.stages import stages_of
+from millrace.errors import MillraceError
+from millrace.microbatch.batch_worker import BatchFailed
+from millrace.model.graph import TaskId, TopologyGraph, graph_of
+from millrace.spark.microbatch import batched
+from millrace.testing.local_batches import AttemptFailed, LocalBatches
+from millrace.workloads.audit import NumberedLines, SplitNumbered, StatefulWordCount, TallyNumbered, audit, true_counts
+from millrace.workloads.wordcount import expected_counts
+
+LINES = 1200
+
+
+def words(out: Path, **config: Any) -> TopologyGraph:
+    return batched(graph_of(StatefulWordCount, config={"path": str(out), "limit": LINES, **config}))
+
+
+def run_to_the_end(batches: LocalBatches) -> None:
+    for _ in range(200):
+        if not sum(task.meters["emitted"] for report in batches.batch() for task in report.tasks):
+            return
+    raise AssertionError("the spouts never come to an end")
+
+
+def check(batches: LocalBatches, out: Path) -> None:
+    assert batches.committed is not None
+    sent = {task.index: position for task, position in batches.committed.positions().items()}
+    assert sum(sent.values()) == LINES
+    found = audit(out, sent)
+    assert (found.lost, found.repeated, found.wrong) == (0, 0, 0)
+    kept = state_of(batches.checkpoints.store, batches.graph)
+    assert kept["count"]["counts"] == true_counts(sent)
+
+
+def test_nothing_goes_wrong(tmp_path: Path) -> None:
+    batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"))
+    run_to_the_end(batches)
+    check(batches, tmp_path / "out")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_exact_whatever_happens(tmp_path: Path, seed: int) -> None:
+    """Attempts that break off anywhere, processes that die, other parallelism, other owners of key groups, by turns."""
+    rng = random.Random(seed)
+    batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), processes=3, seed=seed, most_tuples=rng.choice([7, 60]))
+
+    def fail() -> None:
+        at = rng.randrange(3), rng.randrange(2)
+        batches.fault = lambda stage, partition: (stage, partition) == at
+        try:
+            batches.batch()
+        except AttemptFailed:
+            pass
+        batches.fault = lambda stage, partition: False
+
+    def give() -> None:
+        par = batches.graph.component("count").par
+        batches.give("count", {group: rng.randrange(par) for group in rng.sample(range(128), 40)})
+
+    deeds = [fail, fail, give, lambda: batches.kill(rng.randrange(3)), lambda: batches.scale("count", rng.randint(1, 6)),
+             lambda: batches.scale("sink", rng.randint(1, 4)), lambda: batches.scale("split", rng.randint(1, 4))]
+    for _ in range(25):
+        rng.choice(deeds)()
+        batches.batch()
+    run_to_the_end(batches)
+    check(batches, tmp_path / "out")
+
+
+def test_a_crash_between_the_manifest_and_the_sinks(tmp_path: Path) -> None:
+    """The batch is committed, its output not visible yet, and every process is gone: the next run makes it so."""
+    batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"))
+    publish = batches.publish
+    for number in range(4):
+        batches.publish = (lambda: None) if number % 2 else publish  # type: ignore[method-assign]
+        batches.batch()
+        if number % 2:
+            batches.kill(0)
+            batches.kill(1)
+            publish()
+    batches.publish = publish  # type: ignore[method-assign]
+    run_to_the_end(batches)
+    check(batches, tmp_path / "out")
+
+
+class Grumpy(TallyNumbered):
+    """A bolt that cannot process some words."""
+
+    def process(self, tup: Tuple) -> None:
+        if tup.values.index == 3:
+            raise ValueError("not the fourth")
+        super().process(tup)
+
+
+class Letters(Bolt):
+    outputs: ClassVar[list[str]] = []
+    seen: ClassVar[list[Any]] = []
+
+    def process(self, tup: Tuple) -> None:
+        self.seen.append(tuple(tup.values.values))
+
+
+class GrumpyCount(Topology):
+    lines = NumberedLines.spec(par=1)
+    split = SplitNumbered.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=1)
+    count = Grumpy.spec(inputs={split: Grouping.fields("word")}, par=2)
+    letters = Letters.spec(inputs={count.dead_letters: Grouping.GLOBAL}, par=1)
+
+
+def test_what_user_code_cannot_process_is_a_dead_letter_and_the_rest_goes_on(tmp_path: Path) -> None:
+    Letters.seen.clear()
+    batches = LocalBatches(batched(graph_of(GrumpyCount, config={"limit": 50})), str(tmp_path / "store"), most_tuples=20)
+    run_to_the_end(batches)
+    assert len(Letters.seen) == 50 and {row[2] for row in Letters.seen} == {3}
+    kept = state_of(batches.checkpoints.store, batches.graph)["count"]["counts"]
+    assert kept == expected_counts(1, 50) - Counter(row[3] for row in Letters.seen)
+
+
+class Outage(TallyNumbered):
+    """Counts, and passes on to a sink that is away for a while."""
+
+
+def test_a_sink_that_cannot_write_fails_the_attempt(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    batches = LocalBatches(words(out), str(tmp_path / "store"))
+    batches.batch()
+    staged = next(out.glob(".staged-*"))
+    aside = staged.rename(tmp_path / "away")
+    staged.write_text("a file where the directory was")
+    for process in range(2):
+        batches.kill(process)
+    with pytest.raises((BatchFailed, MillraceError, OSError)):
+        batches.batch()
+    staged.unlink()
+    aside.rename(staged)
+    run_to_the_end(batches)
+    check(batches, out)
+
+
+def test_state_stays_where_it_is_from_batch_to_batch(tmp_path: Path) -> None:
+    batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), processes=1)
+    batches.batch()
+    reports = batches.batch()
+    counters: Counter[str] = Counter()
+    for report in reports:
+        counters.update(report.counters)
+    assert counters["resident"] == batches.graph.component("count").par and not counters["restored"]
+
+
+def test_bolts_that_pass_on_in_place_share_a_partition(tmp_path: Path) -> None:
+    graph = words(tmp_path)
+    together = stages_of(graph, {task: task.index for task in graph.tasks()})
+    assert together.places[TaskId("sink", 2)] == together.places[TaskId("count", 2)]
+    apart = stages_of(graph, {task: (task.index + (task.component == "sink")) % 3 for task in graph.tasks()})
+    assert apart.places[TaskId("sink", 2)][0] == apart.places[TaskId("count", 2)][0] + 1

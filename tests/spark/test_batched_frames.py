@@ -1,0 +1,171 @@
+"""DataFrames at both ends of a batched topology, and a driver that ends and goes on from its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from family import in_session
+from frame_parts import SOURCE, TARGET, FrameCount, Misfit, NotStreaming, OddFrame, WrongSchema
+from kept_state import state_of
+
+from millrace.errors import MasterUnreachable, MillraceError, TopologyError
+from millrace.master.desk import ask
+from millrace.model.graph import graph_of
+from millrace.runtime.checkpoint_store import open_store
+from millrace.runtime.checkpoints import Checkpoints
+from millrace.spark.microbatch import MicrobatchEngine, batched
+from millrace.workloads.audit import StatefulWordCount, audit, true_counts
+from millrace.workloads.wordcount import table_words
+
+SECONDS = 120.0
+LOOK_SECONDS = 0.1
+
+
+class Files:
+    """Text files, written one after the other, and the counts of all words in them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.number, self.counts = directory, 0, Counter[str]()
+        directory.mkdir()
+        self._table = table_words(words=200)
+
+    def write(self, files: int) -> None:
+        for _ in range(files):
+            lines = self._table[self.number * 40 : self.number * 40 + 40]
+            part = self.directory.with_name("part")
+            part.write_text("\n".join(" ".join(words) for words in lines))
+            part.rename(self.directory / f"{self.number:04}.txt")  # whole, or not there
+            self.counts.update(word for words in lines for word in words)
+            self.number += 1
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Files, Path]:
+    monkeypatch.setenv(SOURCE, str(tmp_path / "source"))
+    monkeypatch.setenv(TARGET, str(tmp_path / "target"))
+    return Files(tmp_path / "source"), tmp_path / "target"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Callable[[], MicrobatchEngine]]:
+    made: list[MicrobatchEngine] = []
+
+    def make() -> MicrobatchEngine:
+        made.append(MicrobatchEngine("local[2]", name=f"frames-{os.getpid()}", code=["frame_parts"],
+                                     settings={"checkpoint.store": str(tmp_path / "store"), "history.url": "none"}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def counted(engine: MicrobatchEngine, name: str, rows: int) -> None:
+    """Wait until so many words have been counted, and what came of them is written."""
+    def done() -> bool:
+        log = engine.master.batches.get(name)
+        return log is not None and sum(record.tuples_in for record in log.records) >= rows
+
+    assert engine.master.wait_until(done, SECONDS), [event["text"] for event in engine.master.events]
+
+
+def test_from_files_to_a_table_and_on_after_a_restart(places: tuple[Files, Path],
+                                                      engine: Callable[[], MicrobatchEngine], tmp_path: Path) -> None:
+    files, target = places
+    first = engine()
+    files.write(5)
+    running = first.submit(FrameCount, "frames")
+    counted(first, "frames", 200)
+    files.write(3)
+    counted(first, "frames", 320)
+    running.kill(wait=SECONDS)
+    assert running.wait(SECONDS)
+    first.stop()
+    files.write(4)
+    second = engine()
+    with pytest.raises(TopologyError, match="key groups"):
+        second.submit(FrameCount, "frames", {"topology.key.groups": 7}, resume=True)
+    running = second.submit(FrameCount, "frames", resume=True)
+    counted(second, "frames", 160)
+    kept = state_of(open_store(str(tmp_path / "store")), batched(graph_of(FrameCount, "frames")))
+    assert kept["count"]["counts"] == files.counts
+    written = second.spark.read.parquet(str(target)).collect()
+    assert len(written) == files.counts.total()  # every update once
+    last: dict[str, int] = {}
+    for row in written:
+        last[row["word"]] = max(row["count"], last.get(row["word"], 0))
+    assert last == files.counts
+    check_refusals(second, target)
+    check_dead_letters(second, files, tmp_path)
+
+
+def check_refusals(engine: MicrobatchEngine, target: Path) -> None:
+    for topology, words in [(NotStreaming, "is not streaming"), (Misfit, "text"), (WrongSchema, r"has a schema of word.*line")]:
+        with pytest.raises(TopologyError, match=words):
+            engine.submit(topology, topology.__name__)
+
+
+def check_dead_letters(engine: MicrobatchEngine, files: Files, tmp_path: Path) -> None:
+    """A row that does not fit the schema goes to the dead letters, and no other."""
+    (files.directory / "odd.txt").write_text("one odd three")
+    engine.submit(OddFrame, "odd", {"path": str(tmp_path / "letters")})
+    counted(engine, "odd", files.counts.total() // 10 + 1)
+    letters = [json.loads(line) for path in (tmp_path / "letters").glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert [letter["values"] for letter in letters] == [["odd", "a text"]]
+
+
+def test_the_driver_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "millrace.cli.main", "run", "millrace.workloads.audit:StatefulWordCount", "--engine",
+               "microbatch", "--master", "local[2]", "--name", "driven", "--cluster", "driven", "--json",
+               "--set", f"checkpoint.store={tmp_path / 'store'}", "--set", "history.url=none",
+               "--config", f"path={tmp_path / 'output'}", "--config", "topology.batch.tuples=300"]
+
+    def start(*more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([*command, *more], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, start_new_session=True)
+
+    def committed(process: subprocess.Popen[str], after: int) -> int:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            try:
+                shown = ask("driven", "state")["topologies"]
+            except (MasterUnreachable, MillraceError):
+                shown = []
+            if shown and shown[0]["wave"] > after:
+                return int(shown[0]["wave"])
+            time.sleep(LOOK_SECONDS)
+
+    first = start()
+    try:
+        wave = committed(first, 2)
+    finally:
+        for pid in in_session(first.pid):
+            os.kill(pid, signal.SIGKILL)
+        first.communicate()
+    second = start("--resume")
+    try:
+        committed(second, wave + 2)
+        os.kill(second.pid, signal.SIGINT)
+        out, said = second.communicate(timeout=SECONDS)
+        assert second.returncode == 0 and "Traceback" not in said, said
+        assert json.loads(out)["engine"] == "microbatch"
+    finally:
+        for pid in in_session(second.pid):
+            os.kill(pid, signal.SIGKILL)
+    store = open_store(str(tmp_path / "store"))
+    manifest = Checkpoints(store, "driven").latest()
+    assert manifest is not None and manifest.wave > wave + 2
+    sent = {task.index: position for task, position in manifest.positions().items()}
+    found = audit(tmp_path / "output", sent)
+    assert (found.lost, found.repeated, found.wrong, found.beyond) == (0, 0, 0, 0), found
+    assert state_of(store, batched(graph_of(StatefulWordCount, "driven")))["count"]["counts"] == true_counts(sent)

@@ -1,0 +1,107 @@
+"""The microbatch engine on Spark: exact counts and exact output, whatever is killed and whatever is re-planned meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from batched import BatchedStream, kill
+from family import executor_of
+
+from millrace.errors import MillraceError, TopologyError, UnknownName
+from millrace.model.graph import TaskId, graph_of
+from millrace.spark.microbatch import MicrobatchEngine
+from millrace.workloads.audit import StatefulWordCount
+from millrace.workloads.wordcount import WordCount
+
+EXECUTORS = 2
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrobatchEngine]:
+    store = tmp_path_factory.mktemp("store")
+    with MicrobatchEngine(f"local-cluster[{EXECUTORS},1,700]", EXECUTORS, name=f"batches-{os.getpid()}", code=["held_parts"],
+                          settings={"checkpoint.store": str(store), "history.url": "none", "load.period.secs": 1}) as engine:
+        yield engine
+
+
+def test_tasks_run_where_the_plan_says_and_plans_change_between_batches(engine: MicrobatchEngine, tmp_path: Path) -> None:
+    stream = BatchedStream(engine, tmp_path, "planned")
+    stream.advance(3)
+    assert not any(record.misplaced for record in stream.records)
+    assert all(record.resident and not record.restored for record in stream.records[1:])
+    stream.running.scale("count", 5)
+    stream.until(lambda: stream.records[-1].tasks > stream.records[0].tasks)
+    version = stream.records[-1].plan_version
+    task = next(task for task in stream.master.state.topologies["planned"].places if task.component == "count")
+    slot = 1 - stream.master.state.topologies["planned"].places[task].slot
+    stream.running.move(task, slot)
+    stream.until(lambda: stream.records[-1].plan_version > version)
+    load = stream.running.load()
+    assert load.traffic and sum(load.key_groups["count"]) == sum(
+        tuples for (_, target), tuples in load.traffic.items() if target.component == "count")
+    stream.running.scale("count", 1)
+    stream.advance(2)
+    assert not any(record.misplaced for record in stream.records) and not stream.retried()
+    stream.finish()
+
+
+def test_a_python_process_is_killed_in_a_batch(engine: MicrobatchEngine, tmp_path: Path) -> None:
+    stream = BatchedStream(engine, tmp_path, "processes")
+    stream.advance(1)
+    kill(stream.held()[0])
+    stream.hold.end()
+    stream.until(lambda: stream.retried() == 1)
+    stream.advance(1)
+    stream.finish()
+
+
+def test_an_executor_is_killed_in_a_batch_with_the_state_that_it_held(engine: MicrobatchEngine, tmp_path: Path) -> None:
+    stream = BatchedStream(engine, tmp_path, "executors")
+    stream.advance(2)
+    victim = executor_of(stream.held()[0])
+    assert victim is not None
+    kill(victim)
+    stream.hold.end()
+    stream.until(lambda: stream.retried() == 1)
+    stream.until(lambda: len(engine.executors) == EXECUTORS)  # Spark has brought another one
+    stream.advance(2)
+    stream.finish()
+
+
+def test_a_new_plan_while_a_batch_runs(engine: MicrobatchEngine, tmp_path: Path) -> None:
+    """The batch that runs is not touched; the next one is run by the new plan."""
+    stream = BatchedStream(engine, tmp_path, "replanned")
+    stream.advance(1)
+    before = stream.records[-1].plan_version
+    stream.held()
+    stream.running.scale("count", 4)
+    stream.running.move("count[0]", 1 - stream.master.state.topologies["replanned"].places[TaskId("count", 0)].slot)
+    count = len(stream.records)
+    stream.hold.end()
+    stream.advance(3)
+    versions = [record.plan_version for record in stream.records[count:]]
+    assert versions[0] == before and versions[1] == before + 2 and not stream.retried()
+    stream.finish()
+
+
+def test_what_cannot_be_run_is_refused(engine: MicrobatchEngine, tmp_path: Path) -> None:
+    stream = BatchedStream(engine, tmp_path, "refusals")
+    stream.advance(1)
+    for name, par, error, words in [("lines", 3, TopologyError, "spout"), ("count", 0, MillraceError, "from 1 to"),
+                                    ("count", 500, TopologyError, "128 key groups"), ("cuont", 2, UnknownName, "split")]:
+        with pytest.raises(error, match=words):
+            stream.running.scale(name, par)
+    with pytest.raises(UnknownName, match="no worker 7"):
+        stream.running.move("count[0]", 7)
+    with pytest.raises(TopologyError, match="running already"):
+        BatchedStream(engine, tmp_path, "refusals")
+    with pytest.raises(TopologyError, match="no checkpoint of 'never'"):
+        engine.submit(StatefulWordCount, "never", resume=True)
+    stream.finish()
+    with pytest.raises(TopologyError, match=r"128 key groups.* now has 64"):
+        engine.submit(StatefulWordCount, "refusals", {"topology.key.groups": 64}, resume=True)
+    with pytest.raises(TopologyError, match="has the components"):
+        engine.submit(graph_of(WordCount, "refusals"), resume=True)

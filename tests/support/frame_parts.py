@@ -1,0 +1,78 @@
+"""Topologies with DataFrames at both ends, for the microbatch engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from millrace.api.component import Bolt, Spout, Tuple
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.connectors.frame_sink import DataFrameSink
+from millrace.connectors.sinks import JsonLinesSink
+from millrace.workloads.wordcount import Count, Split
+
+SOURCE, TARGET = "MILLRACE_TEST_SOURCE", "MILLRACE_TEST_TARGET"
+
+
+def lines(spark: Any) -> Any:
+    """Text files that come into a directory."""
+    return spark.readStream.schema("line string").option("maxFilesPerTrigger", 2).text(os.environ[SOURCE])
+
+
+def numbers(spark: Any) -> Any:
+    return spark.range(5)
+
+
+def named_otherwise(spark: Any) -> Any:
+    return lines(spark).withColumnRenamed("line", "text")
+
+
+def write(frame: Any, batch: int) -> None:
+    """Under the batch's id: a batch that is written again replaces itself."""
+    frame.write.mode("overwrite").parquet(str(Path(os.environ[TARGET]) / f"batch={batch}"))
+
+
+class Lengths(Bolt):
+    """Something that no column of numbers can hold, now and then."""
+
+    outputs: ClassVar[list[str]] = ["word", "length"]
+
+    def process(self, tup: Tuple) -> None:
+        word = tup.values[0]
+        self.emit([word, "a text" if word == "odd" else len(word)])
+
+
+class FrameCount(Topology):
+    lines = Spout.from_dataframe(lines, outputs=["line"], par=2)
+    split = Split.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = Count.spec(inputs={split: Grouping.fields("word")}, par=2)
+    table = DataFrameSink.spec(inputs={count: Grouping.SHUFFLE}, par=1,
+                               config={"schema": "word string, count long", "write": "frame_parts:write"})
+
+
+class OddFrame(Topology):
+    """Reads a DataFrame and a spout, and writes what does not fit to a file."""
+
+    lines = Spout.from_dataframe(lines, outputs=["line"], par=1)
+    split = Split.spec(inputs={lines: Grouping.SHUFFLE}, par=1)
+    lengths = Lengths.spec(inputs=[split], par=1)
+    table = DataFrameSink.spec(inputs=[lengths], par=1,
+                               config={"schema": "word string, length int", "write": "frame_parts:write"})
+    letters = JsonLinesSink.spec(inputs=[table.dead_letters], par=1)
+
+
+class NotStreaming(Topology):
+    lines = Spout.from_dataframe(numbers, outputs=["id"], par=1)
+    split = Split.spec(inputs=[lines], par=1)
+
+
+class Misfit(Topology):
+    lines = Spout.from_dataframe(named_otherwise, outputs=["line"], par=1)
+    split = Split.spec(inputs=[lines], par=1)
+
+
+class WrongSchema(Topology):
+    lines = Spout.from_dataframe(lines, outputs=["line"], par=1)
+    table = DataFrameSink.spec(inputs=[lines], par=1, config={"schema": "word string", "write": "frame_parts:write"})
