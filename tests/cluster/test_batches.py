@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,7 @@ from millrace.testing.local_batches import AttemptFailed, LocalBatches
 from millrace.workloads.audit import NumberedLines, SplitNumbered, StatefulWordCount, TallyNumbered, audit, true_counts
 from millrace.workloads.wordcount import expected_counts
 
-LINES = 1200
+LINES = 600
 
 
 def words(out: Path, **config: Any) -> TopologyGraph:
@@ -52,19 +53,18 @@ def test_nothing_goes_wrong(tmp_path: Path) -> None:
     check(batches, tmp_path / "out")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_exact_whatever_happens(tmp_path: Path, seed: int) -> None:
     """Attempts that break off anywhere, processes that die, other parallelism, other owners of key groups, by turns."""
     rng = random.Random(seed)
-    batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), processes=3, seed=seed, most_tuples=rng.choice([7, 60]))
+    batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), processes=3, seed=seed,
+                           most_tuples=rng.choice([7, 60]))
 
     def fail() -> None:
         at = rng.randrange(3), rng.randrange(2)
         batches.fault = lambda stage, partition: (stage, partition) == at
-        try:
+        with contextlib.suppress(AttemptFailed):
             batches.batch()
-        except AttemptFailed:
-            pass
         batches.fault = lambda stage, partition: False
 
     def give() -> None:
@@ -73,7 +73,7 @@ def test_exact_whatever_happens(tmp_path: Path, seed: int) -> None:
 
     deeds = [fail, fail, give, lambda: batches.kill(rng.randrange(3)), lambda: batches.scale("count", rng.randint(1, 6)),
              lambda: batches.scale("sink", rng.randint(1, 4)), lambda: batches.scale("split", rng.randint(1, 4))]
-    for _ in range(25):
+    for _ in range(15):
         rng.choice(deeds)()
         batches.batch()
     run_to_the_end(batches)
@@ -127,10 +127,6 @@ def test_what_user_code_cannot_process_is_a_dead_letter_and_the_rest_goes_on(tmp
     assert len(Letters.seen) == 50 and {row[2] for row in Letters.seen} == {3}
     kept = state_of(batches.checkpoints.store, batches.graph)["count"]["counts"]
     assert kept == expected_counts(1, 50) - Counter(row[3] for row in Letters.seen)
-
-
-class Outage(TallyNumbered):
-    """Counts, and passes on to a sink that is away for a while."""
 
 
 def test_a_sink_that_cannot_write_fails_the_attempt(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,7 +43,6 @@ from millrace.state.checkpoint import OWN, Blocks, PieceRef, TaskRecord, blob_na
 from millrace.state.packing import unpack_value
 
 log = logging.getLogger("millrace.worker")
-RUNS_KEPT = 4  # topologies whose state a process keeps; one that has ended is not told to it
 Out = Iterator[tuple[int, bytes]]  # partition of the next stage, and what goes there
 
 
@@ -340,7 +339,7 @@ class Hosted:
         self.vault.close()
 
 
-_hosted: OrderedDict[str, Hosted] = OrderedDict()
+_hosted: dict[str, Hosted] = {}  # by run
 _holdings: dict[str, Holding] = {}  # by cluster
 
 
@@ -356,9 +355,8 @@ def host(work: BatchWork, slot: int) -> Hosted:
     if found is None:
         _set_up(work.setup.path)
         found = _hosted[work.run] = Hosted(work, slot)
-        while len(_hosted) > RUNS_KEPT:
-            _hosted.popitem(last=False)[1].close()
-    _hosted.move_to_end(work.run)
+        for ended in _hosted.keys() - set(work.alive):
+            _hosted.pop(ended).close()
     found.worker.slot = slot
     found.take_up(work)
     return found

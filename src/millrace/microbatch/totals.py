@@ -11,6 +11,8 @@ from millrace.microbatch.work import PartitionReport, TaskReport
 from millrace.runtime import wire
 from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS
 
+PROCESSES_KNOWN = 1000
+
 
 @dataclass(slots=True)
 class _TaskTotals:
@@ -47,6 +49,8 @@ class Totals:
             used = report.cpu_seconds - self._cpu.get(report.pid, 0.0)
             self._cpu[report.pid] = report.cpu_seconds
             self._used[slot] += used if used > 0 else report.cpu_seconds  # type: ignore[assignment]
+        if len(self._cpu) > PROCESSES_KNOWN:  # most of them have long ended
+            self._cpu = {report.pid: report.cpu_seconds for report in reports}
         memory = {report.pid: report.memory_mb for report in reports}
         return wire.Report(slot, 0, 0, now, tasks, positions, [(given.number, 0)], [],
                            [error for report in reports for error in report.errors], dict(counters), self._used[slot],

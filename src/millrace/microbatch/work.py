@@ -19,6 +19,7 @@ class BatchWork(msgspec.Struct, frozen=True, array_like=True):
     that the batch goes on from."""
 
     run: str  # of the topology: another one, of the same name, has nothing in common with it
+    alive: list[str]  # all runs that have not ended: nothing of others is needed any more
     wave: int
     given: TopologyAssignment
     records: list[TaskRecord]  # what each task had at the wave that the batch goes on from

@@ -38,7 +38,7 @@ from millrace.runtime.checkpoints import Checkpoints
 from millrace.spark.batch_source import frame_of, stream_of
 from millrace.spark.batch_tasks import run_commit, run_stage
 from millrace.spark.frame_writer import FrameWriter, write_frames
-from millrace.state.checkpoint import Manifest
+from millrace.state.checkpoint import Manifest, TaskRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -74,7 +74,7 @@ class BatchQuery:
                  checkpoints: Checkpoints, committed: Manifest | None, epoch: int, offsets: str, place: str,
                  writers: list[FrameWriter]) -> None:
         self._engine, self._master, self.name = engine, engine.master, graph.name
-        self._sources, self._run, self._checkpoints = dict(sources), run, checkpoints
+        self._sources, self.run, self._checkpoints = dict(sources), run, checkpoints
         self._committed, self._epoch, self._offsets, self._place = committed, epoch, offsets, place
         self._base = int(offsets.rpartition("-")[2])  # the wave after which its batches are counted
         self._writers = writers
@@ -119,7 +119,7 @@ class BatchQuery:
 
     @property
     def over(self) -> bool:
-        return not self._thread.is_alive()
+        return self._ended.is_set() and not self._thread.is_alive()
 
     def _status(self) -> str | None:
         topology = self._master.state.topologies.get(self.name)
@@ -191,10 +191,13 @@ class BatchQuery:
         self._epoch += 1
         schemas = {name: schema_of(frame_of(frame, self._sources, name)) for name in self._sources}
         given = self._master.call(lambda: self._assignment(topology))
-        work = BatchWork(self._run, wave, given, self._committed.records if self._committed is not None else [],
-                         self._engine.executors.by_id(), self._holders(), self._engine.setup,
-                         BATCH_TUPLES.of(given.graph.config), BATCH_SECONDS.of(given.graph.config), schemas)
+        work = self._work(given, wave, self._committed.records if self._committed is not None else [], schemas)
         return Attempt(work, work.stages(), given.graph)
+
+    def _work(self, given: TopologyAssignment, wave: int, records: list[TaskRecord], schemas: dict[str, bytes]) -> BatchWork:
+        engine, config = self._engine, given.graph.config
+        return BatchWork(self.run, engine.runs(), wave, given, records, engine.executors.by_id(), self._holders(), engine.setup,
+                         BATCH_TUPLES.of(config), BATCH_SECONDS.of(config), schemas)
 
     def _assignment(self, topology: TopologyState) -> TopologyAssignment:
         """What is in force at this moment; on the master's thread."""
@@ -218,12 +221,16 @@ class BatchQuery:
         if first is None:
             return []
         rdd = placement.python(first, partial(run_stage, data, 0, partitions))
-        for stage in range(1, attempt.stages.count):
-            tasks = attempt.stages.partitions[stage]
-            locations = [self._location(attempt, each[0]) for each in tasks]
-            rdd = placement.python(placement.shuffled(rdd, locations), partial(run_stage, data, stage, list(range(len(tasks)))))
-        found = map(frames.unpack, placement.collect(rdd))
-        return [read_report(frame.body) for frame in found if frame.kind == frames.REPORT]
+        shuffles: list[int] = []
+        try:
+            for stage in range(1, attempt.stages.count):
+                tasks = attempt.stages.partitions[stage]
+                shuffled = placement.shuffled(rdd, [self._location(attempt, each[0]) for each in tasks], shuffles)
+                rdd = placement.python(shuffled, partial(run_stage, data, stage, list(range(len(tasks)))))
+            found = map(frames.unpack, placement.collect(rdd))
+            return [read_report(frame.body) for frame in found if frame.kind == frames.REPORT]
+        finally:
+            placement.clean(shuffles)
 
     def _first_stage(self, attempt: Attempt, frame: DataFrame) -> tuple[Any, list[int]]:
         """What the spouts begin with, and which partition of the stage each of its partitions is. A DataFrame may have fewer
@@ -274,12 +281,10 @@ class BatchQuery:
         self._master.checkpointing.collect(self.name, self._epoch)
 
     def _commit_sinks(self, tasks: list[TaskId]) -> None:
-        self._engine.executors.look()
         topology = self._master.state.topology(self.name)
         self._epoch += 1
         given = replace(self._master.call(lambda: self._assignment(topology)), graph=self._graph)
-        wave = self._committed.wave if self._committed is not None else 0
-        work = BatchWork(self._run, wave, given, [], self._engine.executors.by_id(), [], self._engine.setup, 0, 0.0)
+        work = self._work(given, self._committed.wave if self._committed is not None else 0, [], {})
         places = dict(given.places)
         locations = [self._engine.executors.location(places[task].slot) if task in places else "" for task in tasks]
         placement = self._engine.placement

@@ -174,8 +174,8 @@ def check_code(graph: TopologyGraph, engine: str) -> None:
             resolve(code)  # what is not found here would not be found there
         found = resolve(component.code)
         if found.only_on not in ("", engine):
-            raise TopologyError(f"{component.name!r} is a {found.__name__}, which works on the {found.only_on} engine only, and "
-                                f"{graph.name!r} was given to the {engine} one")
+            raise TopologyError(f"{component.name!r} is a {found.__name__}, which works on the {found.only_on} engine only, "
+                                f"and {graph.name!r} was given to the {engine} one")
 
 
 def check_session(spark: SparkSession) -> None:

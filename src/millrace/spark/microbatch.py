@@ -118,8 +118,12 @@ class MicrobatchEngine:
         else:
             offsets = f"{epoch}-0"
         place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, offsets)
-        return BatchQuery(self, graph, sources, f"{self.master.cluster}/{graph.name}/{uuid.uuid4().hex[:8]}", checkpoints, committed,
-                          epoch, offsets, place, writers)
+        run = f"{self.master.cluster}/{graph.name}/{uuid.uuid4().hex[:8]}"
+        return BatchQuery(self, graph, sources, run, checkpoints, committed, epoch, offsets, place, writers)
+
+    def runs(self) -> list[str]:
+        """Of topologies that have not ended."""
+        return [query.run for query in list(self._queries.values()) if not query.over]
 
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
@@ -153,8 +157,8 @@ def batched(graph: TopologyGraph) -> TopologyGraph:
 def offsets_place(store: str, topology: str, offsets: str) -> str:
     """Where Spark keeps how far it has read: beside the checkpoints, on a file system that it knows."""
     if store.startswith(("redis://", "rediss://")):
-        raise TopologyError(f"{CHECKPOINTS.key} is {store}, and Spark keeps its offsets in files: name a directory or a URI of a "
-                            "file system that Spark knows")
+        raise TopologyError(f"{CHECKPOINTS.key} is {store}, and Spark keeps its offsets in files: name a directory, or a URI of "
+                            "a file system that Spark knows")
     base = store if "://" in store else Path(store).expanduser().absolute().as_uri()
     return f"{base.rstrip('/')}/{OFFSETS}/{path_step(topology)}/{offsets}"
 
@@ -164,6 +168,6 @@ def check_batch_session(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     attempts = conf.get("spark.stage.maxConsecutiveAttempts", "4")
     if attempts != "1":
-        raise MillraceError(f"this Spark session runs a stage up to {attempts} times by itself, and a batch must be run again as a "
-                            "whole or not at all: make the session with spark.stage.maxConsecutiveAttempts=1, or let Millrace "
-                            "make it")
+        raise MillraceError(f"this Spark session runs a stage up to {attempts} times by itself, and a batch must be run again as "
+                            "a whole or not at all: make the session with spark.stage.maxConsecutiveAttempts=1, or let "
+                            "Millrace make it")

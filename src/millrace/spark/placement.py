@@ -57,7 +57,7 @@ class Placement:
         tags = jvm.scala.reflect.ClassTag
         self._any = tags.apply(jvm.java.lang.Class.forName("java.lang.Object"))
         self._bytes = tags.apply(jvm.java.lang.Class.forName("[B"))
-        predef = getattr(getattr(jvm.scala, "Predef$"), "MODULE$")  # noqa: B009: not a name in Python
+        predef = getattr(getattr(jvm.scala, "Predef$"), "MODULE$")
         self._identity = getattr(predef, "$conforms")()
 
     def executors(self) -> list[Executor]:
@@ -97,14 +97,23 @@ class Placement:
         after._bypass_serializer = True
         return after._jrdd.rdd()
 
-    def shuffled(self, rdd: Any, locations: Sequence[str]) -> Any:
+    def shuffled(self, rdd: Any, locations: Sequence[str], shuffles: list[int]) -> Any:
         """What a stage gave out, a partition's number and a frame by turns, each frame in its partition and that where it
-        should be. No partition may be empty."""
+        should be. No partition may be empty. `shuffles` gets the number by which Spark knows it."""
         jvm = self._jvm
         pairs = jvm.org.apache.spark.api.java.JavaPairRDD.toRDD(jvm.PairwiseRDD(rdd).asJavaPairRDD())
         grouped = self._pairs(pairs).groupByKey(jvm.PythonPartitioner(len(locations), 0))
+        shuffles.append(grouped.dependencies().head().shuffleId())
         placed = self.seeds(locations).zip(self._pairs(grouped).values(), self._any)
         return self._pairs(placed).values().flatMap(self._identity, self._bytes)
+
+    def clean(self, shuffles: Iterable[int]) -> None:
+        """Their files are not needed any more. Spark by itself would wait until the JVM collects its garbage, which in a driver
+        with little to do can take hours."""
+        cleaner = self._scala.cleaner()
+        for shuffle in shuffles:
+            if cleaner.isDefined():
+                cleaner.get().doCleanupShuffle(shuffle, False)
 
     def union(self, rdds: Sequence[Any]) -> Any:
         whole = rdds[0]

@@ -1,4 +1,4 @@
-"""Batches of a topology without Spark: processes are objects, the shuffle is lists, and everything that can fail fails on demand."""
+"""Batches of a topology without Spark: processes are objects, the shuffle is lists, and whatever can fail fails on demand."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class LocalBatches:
         places = [(task, Place(self.place(task), 1)) for task in sorted(self.graph.tasks())]
         given = TopologyAssignment(1, self.graph, self.version, True, places, self.key_groups, [], 0, self.epoch,
                                    (done.wave, done.wave_epoch, done.epoch) if done else (0, 0, 0))
-        return BatchWork("run", wave, given, done.records if done else [], {}, [],
-                         WorkerSetup("local", "", Keys(b"", b""), settings={CHECKPOINTS.key: self.store}), self.most_tuples, 60.0)
+        setup = WorkerSetup("local", "", Keys(b"", b""), settings={CHECKPOINTS.key: self.store})
+        return BatchWork("run", ["run"], wave, given, done.records if done else [], {}, [], setup, self.most_tuples, 60.0)
 
     def _run(self, work: BatchWork) -> list[PartitionReport]:
         stages = work.stages()
