@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from family import in_session
-from frame_parts import SOURCE, TARGET, FrameCount, Misfit, NotStreaming, OddFrame, WrongSchema
+from frame_parts import SOURCE, TARGET, FrameCount, Misfit, Mixed, NotStreaming, OddFrame, TappedCount, WrongSchema
 from kept_state import state_of
 
 from millrace.errors import MasterUnreachable, MillraceError, TopologyError
@@ -22,9 +22,10 @@ from millrace.master.desk import ask
 from millrace.model.graph import graph_of
 from millrace.runtime.checkpoint_store import open_store
 from millrace.runtime.checkpoints import Checkpoints
+from millrace.spark.engine import check_code
 from millrace.spark.microbatch import MicrobatchEngine, batched
 from millrace.workloads.audit import StatefulWordCount, audit, true_counts
-from millrace.workloads.wordcount import table_words
+from millrace.workloads.wordcount import expected_counts, table_words
 
 SECONDS = 120.0
 LOOK_SECONDS = 0.1
@@ -105,13 +106,30 @@ def test_from_files_to_a_table_and_on_after_a_restart(places: tuple[Files, Path]
         last[row["word"]] = max(row["count"], last.get(row["word"], 0))
     assert last == files.counts
     check_refusals(second, target)
+    check_several_sources(second, files, tmp_path)
     check_dead_letters(second, files, tmp_path)
+
+
+def check_several_sources(engine: MicrobatchEngine, files: Files, tmp_path: Path) -> None:
+    others = Files(files.directory.with_name("source-others"))
+    others.write(2)
+    running = engine.submit(Mixed, "mixed")
+    counted(engine, "mixed", (files.counts.total() + others.counts.total()) // 10 + 100)
+    kept = state_of(open_store(str(tmp_path / "store")), batched(graph_of(Mixed, "mixed")))
+    assert kept["count"]["counts"] == files.counts + others.counts + expected_counts(1, 100)
+    running.kill(wait=SECONDS)
 
 
 def check_refusals(engine: MicrobatchEngine, target: Path) -> None:
     for topology, words in [(NotStreaming, "is not streaming"), (Misfit, "text"), (WrongSchema, r"has a schema of word.*line")]:
         with pytest.raises(TopologyError, match=words):
             engine.submit(topology, topology.__name__)
+    with pytest.raises(TopologyError, match="reads a DataFrame, and none was given"):
+        engine.submit(graph_of(FrameCount, "without"))
+    with pytest.raises(TopologyError, match="works on the resident engine only"):
+        engine.submit(TappedCount, "tapped")
+    with pytest.raises(TopologyError, match="works on the microbatch engine only"):
+        check_code(graph_of(FrameCount), "resident")
 
 
 def check_dead_letters(engine: MicrobatchEngine, files: Files, tmp_path: Path) -> None:

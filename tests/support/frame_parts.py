@@ -11,7 +11,8 @@ from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.connectors.frame_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
-from millrace.workloads.wordcount import Count, Split
+from millrace.connectors.tap import Tap
+from millrace.workloads.wordcount import Count, Lines, Split
 
 SOURCE, TARGET = "MILLRACE_TEST_SOURCE", "MILLRACE_TEST_TARGET"
 
@@ -52,8 +53,22 @@ class FrameCount(Topology):
                                config={"schema": "word string, count long", "write": "frame_parts:write"})
 
 
+def others(spark: Any) -> Any:
+    return spark.readStream.schema("line string").text(os.environ[SOURCE] + "-others")
+
+
+class Mixed(Topology):
+    """Two DataFrames and a spout of our own."""
+
+    lines = Spout.from_dataframe(lines, outputs=["line"], par=2)
+    others = Spout.from_dataframe(others, outputs=["line"], par=1)
+    drawn = Lines.spec(par=1, config={"limit": 100})
+    split = Split.spec(inputs=[lines, others, drawn], par=2)
+    count = Count.spec(inputs={split: Grouping.fields("word")}, par=2)
+
+
 class OddFrame(Topology):
-    """Reads a DataFrame and a spout, and writes what does not fit to a file."""
+    """Writes what does not fit its table to a file."""
 
     lines = Spout.from_dataframe(lines, outputs=["line"], par=1)
     split = Split.spec(inputs={lines: Grouping.SHUFFLE}, par=1)
@@ -76,3 +91,8 @@ class Misfit(Topology):
 class WrongSchema(Topology):
     lines = Spout.from_dataframe(lines, outputs=["line"], par=1)
     table = DataFrameSink.spec(inputs=[lines], par=1, config={"schema": "word string", "write": "frame_parts:write"})
+
+
+class TappedCount(Topology):
+    drawn = Lines.spec(par=1, config={"limit": 100})
+    tap = Tap.spec(inputs=[drawn], par=1)

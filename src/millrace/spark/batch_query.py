@@ -17,8 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES, CHECKPOINTS
@@ -38,6 +36,7 @@ from millrace.runtime.checkpoints import Checkpoints
 from millrace.spark.batch_source import frame_of, stream_of
 from millrace.spark.batch_tasks import run_commit, run_stage
 from millrace.spark.frame_writer import FrameWriter, write_frames
+from millrace.spark.placement import SPARK_ERRORS
 from millrace.state.checkpoint import Manifest, TaskRecord
 
 if TYPE_CHECKING:
@@ -92,6 +91,8 @@ class BatchQuery:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        if self._committed is not None:
+            self._checkpoints.claim(self._committed)  # whoever else runs it can commit nothing from now on
         interval = BATCH_INTERVAL.of(self._graph.config)
         stream = stream_of(self._engine.spark, self._graph, self._sources)
         writer = stream.writeStream.foreachBatch(self._batch).option("checkpointLocation", self._place)
@@ -99,11 +100,15 @@ class BatchQuery:
         self._thread.start()
 
     def _watch(self) -> None:
-        """Until the query ends, or the topology is killed and no batch is under way."""
+        """Until the query ends, or the topology is killed. The batch that is under way is finished first, unless that takes
+        longer than whoever kills it wants to wait."""
         while self._query.isActive and not self._ended.wait(LOOK_SECONDS):
-            if self._status() in (STOPPING, None):
-                with self._busy:  # the batch that is under way is finished first
-                    self._ended.set()
+            status = self._status()
+            if status is None:
+                break
+            if status == STOPPING and self._busy.acquire(timeout=LOOK_SECONDS):
+                self._ended.set()
+                self._busy.release()
         self._ended.set()
         error = None if self._query.isActive else self._query.exception()
         self._query.stop()
@@ -165,7 +170,7 @@ class BatchQuery:
             attempt = self._attempt(topology, frame, wave)
             try:
                 return self._run_attempt(attempt, frame), attempt
-            except (Py4JError, PySparkException, OSError) as error:
+            except (*SPARK_ERRORS, OSError) as error:
                 self._failed(error)
 
     def _failed(self, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +14,12 @@ import msgspec
 from millrace.errors import NotEnoughSlots
 from millrace.model.cluster import Node
 from millrace.spark.batch_tasks import say_hello
-from millrace.spark.placement import Executor, Placement, SparkTotals
+from millrace.spark.placement import SPARK_ERRORS, Executor, Placement, SparkTotals
 
 if TYPE_CHECKING:
     from millrace.master.service import Master
 
+log = logging.getLogger("millrace.master")
 LOOK_SECONDS = 0.2
 _hello = msgspec.msgpack.Decoder(tuple[str, Node, str])
 
@@ -34,12 +36,12 @@ class Executors:
     def look(self) -> None:
         """Tell the master who has come and who is gone."""
         with self._lock:
-            alive = self._placement.executors()
+            alive = {executor.id: executor for executor in self._placement.executors()}
             for slot, executor in list(self._slots.items()):
-                if executor not in alive:
+                if executor.id not in alive:
                     del self._slots[slot]
                     self._master.dismiss(slot, f"Spark's executor {executor.id} is gone")
-            new = [executor for executor in alive if executor not in self._slots.values()]
+            new = [executor for executor in alive.values() if executor.id not in self.by_id()]
             nodes = self._nodes(new) if new else {}
             for executor in new:
                 if executor.id in nodes:
@@ -51,7 +53,11 @@ class Executors:
     def _nodes(self, executors: list[Executor]) -> dict[str, tuple[Node, str]]:
         """As they say themselves. One that does not answer, because it is gone or too busy, is asked again the next time."""
         placed = self._placement.seeds([executor.location for executor in executors])
-        answers = self._placement.collect(self._placement.python(placed, partial(say_hello, self._master.settings)))
+        try:
+            answers = self._placement.collect(self._placement.python(placed, partial(say_hello, self._master.settings)))
+        except SPARK_ERRORS as error:
+            log.warning("new executors did not answer: %s", error)
+            return {}
         return {executor: (node, boot) for executor, node, boot in map(_hello.decode, answers)}
 
     def wait_for(self, count: int, seconds: float, over: Callable[[], bool] = lambda: False) -> None:

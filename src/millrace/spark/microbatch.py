@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -88,13 +88,19 @@ class MicrobatchEngine:
         check_guarantee(graph)
         if sources is None and isinstance(topology, type):
             sources = self._frames(topology)
+        check_sources(graph, sources or {})
+        offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, "")
         writers = frame_writers(graph)
         graph = with_schemas(graph, writers)
         event = self.master.checkpointing.submission(graph, resume)
         query = self._query(graph, sources or {}, event, writers)
         self.master.submit_batched(event)
         self._queries[graph.name] = query
-        query.start()
+        try:
+            query.start()
+        except BaseException:
+            self.master.finish(graph.name, "it could not be started")
+            raise
         return RunningTopology(self.master, graph.name)
 
     def _frames(self, topology: type[Topology]) -> dict[str, DataFrame]:
@@ -104,17 +110,12 @@ class MicrobatchEngine:
 
     def _query(self, graph: TopologyGraph, sources: dict[str, DataFrame], event: Submitted,
                writers: list[FrameWriter]) -> BatchQuery:
-        missing = [spout.name for spout in graph.spouts if spout.frame and spout.name not in sources]
-        if missing:
-            raise TopologyError(f"{', '.join(missing)} of {graph.name!r} reads a DataFrame, and none was given: submit the "
-                                "topology's class, or give submit(sources={...})")
         checkpoints = Checkpoints(open_store(str(CHECKPOINTS.of(self.master.settings))), graph.name)
         epoch = max(self.master.state.author, event.after[0]) + 1
         committed = event.checkpoint
         if committed is not None:
             offsets = committed.offsets or f"{epoch}-{committed.wave}"
             committed = msgspec.structs.replace(committed, epoch=epoch)
-            checkpoints.claim(committed)  # whoever else runs it can commit nothing from now on
         else:
             offsets = f"{epoch}-0"
         place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, offsets)
@@ -154,11 +155,18 @@ def batched(graph: TopologyGraph) -> TopologyGraph:
     return replace(graph, batched=True, config={**graph.config, GUARANTEE.key: EXACTLY_ONCE})
 
 
+def check_sources(graph: TopologyGraph, sources: Mapping[str, DataFrame]) -> None:
+    missing = [spout.name for spout in graph.spouts if spout.frame and spout.name not in sources]
+    if missing:
+        raise TopologyError(f"{', '.join(missing)} of {graph.name!r} reads a DataFrame, and none was given: submit the class of "
+                            "the topology, or give submit(sources={...})")
+
+
 def offsets_place(store: str, topology: str, offsets: str) -> str:
     """Where Spark keeps how far it has read: beside the checkpoints, on a file system that it knows."""
     if store.startswith(("redis://", "rediss://")):
-        raise TopologyError(f"{CHECKPOINTS.key} is {store}, and Spark keeps its offsets in files: name a directory, or a URI of "
-                            "a file system that Spark knows")
+        raise TopologyError(f"{CHECKPOINTS.key} is {store}, and Spark keeps its offsets in files: name a directory, or a URI "
+                            "of a file system that Spark knows")
     base = store if "://" in store else Path(store).expanduser().absolute().as_uri()
     return f"{base.rstrip('/')}/{OFFSETS}/{path_step(topology)}/{offsets}"
 
@@ -168,6 +176,6 @@ def check_batch_session(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     attempts = conf.get("spark.stage.maxConsecutiveAttempts", "4")
     if attempts != "1":
-        raise MillraceError(f"this Spark session runs a stage up to {attempts} times by itself, and a batch must be run again as "
-                            "a whole or not at all: make the session with spark.stage.maxConsecutiveAttempts=1, or let "
+        raise MillraceError(f"this Spark session runs a stage up to {attempts} times by itself, and a batch must be run again "
+                            "as a whole or not at all: make the session with spark.stage.maxConsecutiveAttempts=1, or let "
                             "Millrace make it")

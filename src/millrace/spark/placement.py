@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
 from pyspark import RDD
+from pyspark.errors import PySparkException
 from pyspark.serializers import NoOpSerializer
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+SPARK_ERRORS = (Py4JError, PySparkException)  # what a job that failed is, here in the driver
 LOCAL_EXECUTOR = "driver"  # its id where driver and executor are one process
 Body = Callable[[int, Iterable[bytes]], Iterable[bytes]]  # (partition, what comes in) -> what goes out
 
