@@ -90,12 +90,13 @@ class StagedCommands(Staging):
         self._refused = optional_module("redis", "redis", owner).exceptions.ResponseError
         self._all = f"millrace:staged:{{{staged_name(owner)}}}"
         self._add, self._prepare, self._publish = (client.register_script(script) for script in (_ADD, _PREPARE, _PUBLISH))
-        self._count: int | None = None  # commands staged in this epoch; None: look first
+        self._counted: tuple[int, int] | None = None  # an epoch, and how many commands are staged in it
 
     def add(self, commands: Iterable[Sequence[Any]]) -> None:
         """The commands of one chunk, all of them or none. After a failure the next ones take their place."""
         count = self._known()
-        self._count = count + self._fitted(self._add, count, [_netstrings(command) for command in commands])
+        staged = self._fitted(self._add, count, [_netstrings(command) for command in commands])
+        self._counted = self._owner.epoch, count + staged
 
     def prepare(self, wave: int) -> None:
         self._fitted(self._prepare, self._known(), [wave])
@@ -119,12 +120,12 @@ class StagedCommands(Staging):
         """The client is the sink's."""
 
     def _known(self) -> int:
-        if self._count is None:
+        if self._counted is None or self._counted[0] != self._owner.epoch:
             marks, commands = self._keys(self._owner.task_index, self._owner.epoch)
             with self._redis.pipeline(transaction=True) as pipe:
                 base, length = pipe.hget(marks, "base").llen(commands).execute()
-            self._count = int(base or 0) + length
-        return self._count
+            self._counted = self._owner.epoch, int(base or 0) + length
+        return self._counted[1]
 
     def _fitted(self, script: Any, count: int, arguments: list[Any]) -> int:
         task, epoch = self._owner.task_index, self._owner.epoch

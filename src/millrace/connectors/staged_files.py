@@ -104,6 +104,7 @@ class StagedFiles(Staging):
 
     def _account(self, wave: int) -> None:
         """For what this instance prepared up to the wave and did not make visible: then another incarnation has."""
+        self._prepared = {staged for staged in self._prepared if staged.epoch == self._owner.epoch}  # others are long visible
         due = {staged for staged in self._prepared if staged.wave is not None and staged.wave <= wave}
         lost = sorted(staged for staged in due if not self._final(staged).exists())
         if lost:

@@ -36,7 +36,7 @@ def stages_of(graph: TopologyGraph, placement: Mapping[TaskId, int]) -> Stages:
     heads: dict[str, str] = {}  # component -> the one that its tasks run behind
     levels: dict[str, int] = {}
     for component in graph.components:
-        source = _fused_with(graph, component, placement)
+        source = _fused_with(graph, component, placement, heads)
         heads[component.name] = component.name if source is None else heads[source]
         levels[component.name] = (max((levels[given.source] + 1 for given in component.inputs), default=0)
                                   if source is None else levels[source])
@@ -50,7 +50,8 @@ def stages_of(graph: TopologyGraph, placement: Mapping[TaskId, int]) -> Stages:
     return Stages(tuple(map(tuple, stages)), places)
 
 
-def _fused_with(graph: TopologyGraph, component: ComponentDef, placement: Mapping[TaskId, int]) -> str | None:
+def _fused_with(graph: TopologyGraph, component: ComponentDef, placement: Mapping[TaskId, int],
+                heads: Mapping[str, str]) -> str | None:
     """The component whose tasks this one's may run behind: all that it reads comes from there and may stay where it is, and
     the plan has each task beside its partner."""
     sources = {given.source for given in component.inputs}
@@ -60,7 +61,7 @@ def _fused_with(graph: TopologyGraph, component: ComponentDef, placement: Mappin
     local = all(given.grouping.kind == "local-or-shuffle" for given in component.inputs) or source.par == 1
     if not local or source.par != component.par:
         return None
-    if source.frame:  # Spark decides where it is read, so nothing that keeps state there may be tied to it
+    if graph.component(heads[source.name]).frame:  # read where Spark likes, in as many parts as it likes
         return source.name if not (component.stateful or component.commits) else None
     together = all(placement[TaskId(component.name, index)] == placement[TaskId(source.name, index)]
                    for index in range(component.par))

@@ -73,12 +73,14 @@ class Checkpointing:
 
     def _submission(self, graph: TopologyGraph, resume: bool) -> Submitted:
         checkpoints = self._checkpoints(graph.name)
-        if graph.name not in self._locks:  # else it runs here already, and will be refused for that
+        ours = graph.name not in self._locks  # else it runs here already, and will be refused for that
+        if ours:
             self._locks[graph.name] = checkpoints.store.lock(graph.name)
         try:
             return self._found(graph, checkpoints, resume)
         except BaseException:
-            self._unlock(graph.name)
+            if ours:
+                self._unlock(graph.name)
             raise
 
     def _unlock(self, topology: str) -> None:
@@ -158,6 +160,11 @@ class Checkpointing:
                                     "it without --resume")
             return Submitted(graph)
         return self._thread.submit(self._submission, graph, resume).result()
+
+    def refused(self, topology: str) -> None:
+        """It was not started after all: others may run it, unless it runs here already."""
+        if topology not in self._master.state.topologies:
+            self._thread.submit(self._unlock, topology)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 

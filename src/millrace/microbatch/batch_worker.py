@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -37,27 +38,30 @@ class BatchFailed(MillraceError):
 class ByGroups(ByFields):
     """Counts the tuples of each key group as well: by these numbers groups are given to other tasks."""
 
-    def __init__(self, route: ByFields, counts: np.ndarray) -> None:
+    def __init__(self, route: ByFields, counts: np.ndarray, known: dict[Any, int]) -> None:
+        """`known`: groups of keys that were seen before; the group of a key never changes."""
         super().__init__(route.channels, route._positions, route._owners)
-        self._counts, self._targets_of = counts, np.array(route._owners, np.int32)
-        self._groups: dict[Any, int] = {}
+        self._counts, self._targets_of, self._known = counts, np.array(route._owners, np.int32), known
 
     def _group_of(self, key: Any) -> int:
-        return stable_hash(key) % len(self._owners)
+        known = self._known
+        try:
+            return known[key]
+        except TypeError:  # a list or dict as key: it has a stable hash, but no place in a dict
+            return stable_hash(key) % len(self._owners)
+        except KeyError:
+            if len(known) >= KEYS_REMEMBERED:
+                known.clear()
+            group = known[key] = stable_hash(key) % len(self._owners)
+            return group
 
     def split(self, rows: Rows) -> Parts:
-        known, owners = self._groups, self._owners
+        owners = self._owners
         buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
         keys = list(map(itemgetter(*self._positions), rows))
         try:
-            new = set(keys).difference(known)
-            if len(known) + len(new) > KEYS_REMEMBERED:
-                known.clear()
-                new = set(keys)
-            for key in new:
-                known[key] = self._group_of(key)
-            groups = list(map(known.__getitem__, keys))
-        except TypeError:  # a list or dict as key
+            groups = list(map(self._known.__getitem__, keys))
+        except (KeyError, TypeError):
             groups = list(map(self._group_of, keys))
         for row, group in zip(rows, groups, strict=True):
             buckets[owners[group]].append(row)
@@ -121,6 +125,7 @@ class BatchWorker(Worker):
         self.outbox: list[tuple[int, bytes]] = []
         self.here: set[int] = set()
         self.group_counts: dict[tuple[int, str], np.ndarray] = {}
+        self._known_keys: dict[Any, dict[Any, int]] = {}  # by task and subscription: the groups of keys
         self._stages: Stages | None = None
         self._stage = 0
 
@@ -143,7 +148,8 @@ class BatchWorker(Worker):
                 if isinstance(route, ByFields) and route.channels[0].target_name.component == component.name:
                     counts = self.group_counts.setdefault((task.number, component.name),
                                                           np.zeros(len(route._owners), np.int64))
-                    output.routes[number] = ByGroups(route, counts)
+                    known = self._known_keys.setdefault((task.number, component.name, route._positions), {})
+                    output.routes[number] = ByGroups(route, counts, known)
 
     def _channel(self, task: Task, target: TaskId, number: int) -> Channel:
         assert self._stages is not None
@@ -183,15 +189,14 @@ class BatchWorker(Worker):
                 yield
 
     def _deliveries(self, task: BoltTask, frames: list[Frame]) -> Iterable[Delivery]:
-        arrow: list[Frame] = []
-        for frame in frames:
-            assert frame.header is not None
-            if frame.header.form == wire.ARROW and task.definition.mode == "process_arrow":
-                arrow.append(frame)
+        for merges, run in groupby(frames, key=partial(_merges, task.definition.mode)):
+            if merges:
+                for batch, header in _merged(list(run)):
+                    yield self._delivery(task, header, batch, batch.num_rows, True)
             else:
-                yield self._delivery(task, frame.header, frame.body, frame.header.count, False)
-        for batch, header in _merged(arrow):
-            yield self._delivery(task, header, batch, batch.num_rows, True)
+                for frame in run:
+                    assert frame.header is not None
+                    yield self._delivery(task, frame.header, frame.body, frame.header.count, False)
 
     def _delivery(self, task: BoltTask, header: wire.Chunk, body: Any, count: int, local: bool) -> Delivery:
         inlet = self._inlet(task, header.source, 0, self.slot, None)
@@ -214,6 +219,11 @@ def _stream(frame: Frame) -> tuple[int, int, int]:
     """What may be put together, in a sequence that is in order."""
     assert frame.header is not None
     return frame.target, frame.header.source >> 16, frame.header.stream
+
+
+def _merges(mode: str, frame: Frame) -> bool:
+    assert frame.header is not None
+    return mode == "process_arrow" and frame.header.form == wire.ARROW
 
 
 def _merged(frames: list[Frame]) -> Iterable[tuple[pa.RecordBatch, wire.Chunk]]:

@@ -1,4 +1,4 @@
-"""What travels from stage to stage through Spark's shuffle: chunks for tasks, and reports for the driver."""
+"""What travels from stage to stage through Spark's shuffle: chunks for tasks, reports for the driver, marks of who sent it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from millrace.errors import WireError
 from millrace.runtime import wire
 
-CHUNK, REPORT, NOTHING = 0, 1, 2  # NOTHING: so that no partition is empty
-_HEAD = struct.Struct(">BII")  # kind, number of the target task, length of the chunk's header
+CHUNK, REPORT, MARK = 0, 1, 2
+_HEAD = struct.Struct(">BII")  # kind, number of the target task or of a partition, length of the chunk's header
+_NUMBER = struct.Struct(">Q")
 
 
 class Frame(NamedTuple):
@@ -28,7 +29,14 @@ def pack_report(report: bytes) -> bytes:
     return _HEAD.pack(REPORT, 0, 0) + report
 
 
-EMPTY = _HEAD.pack(NOTHING, 0, 0)
+def pack_mark(partition: int, ran: int) -> bytes:
+    """From every partition to every one of the next stage: so that none is empty, and each knows whose output it has."""
+    return _HEAD.pack(MARK, partition, 0) + _NUMBER.pack(ran)
+
+
+def unpack_mark(frame: Frame) -> tuple[int, int]:
+    """The partition, and the number of the run that gave out what came from it."""
+    return frame.target, _NUMBER.unpack(frame.body)[0]
 
 
 def unpack(data: bytes) -> Frame:

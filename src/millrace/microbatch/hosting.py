@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from random import getrandbits
 
 import msgspec
 import psutil
@@ -43,6 +44,7 @@ from millrace.state.checkpoint import OWN, Blocks, PieceRef, TaskRecord, blob_na
 from millrace.state.packing import unpack_value
 
 log = logging.getLogger("millrace.worker")
+SEED = b"."  # what a partition is given that begins by itself
 Out = Iterator[tuple[int, bytes]]  # partition of the next stage, and what goes there
 
 
@@ -52,6 +54,7 @@ class Kept:
 
     task: Task
     stamp: int = 0
+    version: int = 0  # of the plan by which it was last run
     refs: dict[int, list[PieceRef]] = field(default_factory=dict)  # by key group: the pieces that its state amounts to
     blocks: dict[str, Blocks] = field(default_factory=dict)  # by blob: where fragments of it were sent
     fell_due: dict[str, float] = field(default_factory=dict)  # when its tick and its timer last did
@@ -61,9 +64,10 @@ class Hosted:
     """One topology in this process."""
 
     def __init__(self, work: BatchWork, slot: int) -> None:
-        settings, blocks = work.setup.settings, work.given.blocks
-        self.holding = _holding(work.setup) if blocks != (0, 0) else None
+        settings = work.setup.settings
+        self.holding = _holding(work.setup) if work.holds else None
         self.vault = Vault(partial(open_store, CHECKPOINTS.of(settings)), self.holding.exchange if self.holding else None)
+        self.vault.reach(work.workers)
         self.worker = BatchWorker(slot, SystemClock(), settings, self.vault)
         self.run = TopologyRun(self.worker, work.given)
         self.worker.topologies[self.run.number] = self.run
@@ -72,16 +76,24 @@ class Hosted:
 
     def take_up(self, work: BatchWork) -> None:
         if work is not self.work:
+            if work.given.version != self.work.given.version:
+                self._let_go(work)
             self.work = work
             self.run.replan(work.given)
             self.vault.reach(work.workers)
 
+    def _let_go(self, work: BatchWork) -> None:
+        """Of tasks that are no more, or have their place elsewhere by the new plan: their state is another's to keep."""
+        here = {work.given.graph.number(task) for task, place in work.given.places if place.slot == self.worker.slot}
+        for number in self.kept.keys() - here:
+            self._close(self.kept.pop(number).task)
+            self.run.tasks.pop(number, None)
+
     # -- a partition ---------------------------------------------------------------------------------------------------
 
-    def run_partition(self, stages: Stages, stage: int, partition: int, first: bool, given: Iterable[bytes]) -> Out:
-        """Everything that its tasks do in the batch. `given`: frames of the stage before; of a DataFrame, Arrow batches.
-        `first`: it is the one that sends something to every partition of the next stage, so that none is empty."""
-        started = time.monotonic()
+    def run_partition(self, stages: Stages, stage: int, partition: int, given: Iterable[bytes]) -> Out:
+        """Everything that its tasks do in the batch. `given`: frames of the stage before; of a DataFrame, Arrow batches."""
+        started, ran, heard = time.monotonic(), getrandbits(63), dict[int, int]()
         names = stages.partitions[stage][partition]
         counters: Counter[str] = Counter()
         kept = [self._kept(name) for name in names]
@@ -92,7 +104,7 @@ class Hosted:
         if stage == 0:
             yield from self._fill(kept[0].task, given)
         else:
-            yield from self._work_off(stages, stage, given)
+            yield from self._work_off(stages, stage, given, heard)
         for each in kept:
             self._run_due(each)
         reports = []
@@ -105,14 +117,11 @@ class Hosted:
             record = self._snapshot(each)
             reports.append(self._report(each.task, record))
             each.stamp = self.work.given.epoch
-        if stage + 1 < stages.count:
-            hop = partition % len(stages.partitions[stage + 1])
-            if first:
-                yield from ((number, frames.EMPTY) for number in range(len(stages.partitions[stage + 1])))
-        else:
-            hop = 0
+        after = len(stages.partitions[stage + 1]) if stage + 1 < stages.count else 0
+        yield from ((number, frames.pack_mark(partition, ran)) for number in range(after))
         report = self._partition_report(names[0], reports, counters, time.monotonic() - started)
-        yield hop, frames.pack_report(wire.encode(report))
+        report.stage, report.partition, report.ran, report.heard = stage, partition, ran, heard
+        yield partition % after if after else 0, frames.pack_report(wire.encode(report))
 
     def _fill(self, task: Task, given: Iterable[bytes]) -> Out:
         assert isinstance(task, SpoutTask)
@@ -134,16 +143,21 @@ class Hosted:
         schema = pa.ipc.read_schema(pa.py_buffer(self.work.schemas[task.name.component]))
         output = task.outputs[0]
         for data in given:
+            if data == SEED:
+                continue  # there is nothing to read in this batch
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
             task.groups.append(Group(output, output.batch(batch), None, None, [None]))
             task.send_waiting()
             self.worker.run_dry()
             yield from self._sent()
 
-    def _work_off(self, stages: Stages, stage: int, given: Iterable[bytes]) -> Out:
+    def _work_off(self, stages: Stages, stage: int, given: Iterable[bytes], heard: dict[int, int]) -> Out:
         mine = []
         for frame in map(frames.unpack, given):
-            if frame.kind == frames.REPORT:
+            if frame.kind == frames.MARK:
+                source, ran = frames.unpack_mark(frame)
+                heard[source] = ran if heard.get(source, ran) == ran else -1
+            elif frame.kind == frames.REPORT:
                 yield 0, frame.whole
             elif frame.kind == frames.CHUNK:
                 if frame.target in self.worker.here:
@@ -187,16 +201,33 @@ class Hosted:
         task, given = kept.task, self.work.given
         if task.definition.frame:
             return
-        is_same = kept.stamp != 0 and kept.stamp == given.restore[1] and not self._lacks_state(kept)
-        if not is_same:
+        is_same = (kept.stamp != 0 and kept.stamp == given.restore[1] and not self._lacks_state(kept)
+                   and not self._knows_old_targets(kept))
+        if not is_same and not self._is_only_behind(kept):
             self._build(kept, anew=not kept.stamp or self._lacks_state(kept))
         kept.stamp = 0
         fetched = self._sync_groups(kept)
         task.component.epoch, task.component.parallelism = given.epoch, task.definition.par
+        if kept.version != given.version:
+            task.component.context, kept.version = self.run.context(task.name), given.version
         if not is_same:
             self._restore(task)
+        elif task.commits and self.work.again:
+            task.component.recover(*given.restore[:2])  # what the failed attempt has staged is thrown away
         if task.definition.stateful:
             counters["resident" if is_same and not fetched else "restored"] += 1
+
+    def _knows_old_targets(self, kept: Kept) -> bool:
+        """Who names the tasks that it sends to has learnt their numbers in `initialize`."""
+        return (kept.version != self.work.given.version
+                and any(stream.direct for stream in kept.task.definition.outputs))
+
+    def _is_only_behind(self, kept: Kept) -> bool:
+        """It was right at the end of an earlier batch, and others have run here or there since. Then the component need not be
+        made anew if all that it keeps is in key groups, or is a position."""
+        definition = kept.task.definition
+        return (kept.stamp in self.work.good and not definition.own_state and not definition.commits
+                and not self._lacks_state(kept) and not self._knows_old_targets(kept))
 
     def _new_task(self, name: TaskId) -> Task:
         number = self.run.graph.number(name)
@@ -273,7 +304,7 @@ class Hosted:
         task, work = kept.task, self.work
         if task.definition.frame:
             return TaskRecord(*task.name)
-        mark = wire.WaveMark(PREPARE, work.wave, work.given.epoch)
+        mark = wire.WaveMark(PREPARE, work.wave, work.given.epoch, work.whole)
         snapshot = task.keeper.snapshot(mark, set())
         blob = blob_name(self.run.graph.name, *task.name, work.given.epoch, work.wave)
         parts, refs = pack(snapshot.pieces, blob)
@@ -313,7 +344,7 @@ class Hosted:
         errors = list(worker.errors)
         worker.errors.clear()
         return PartitionReport(worker.slot, self.run.places[head].slot, os.getpid(), reports, errors, dict(counters),
-                               time.process_time(), psutil.Process().memory_info().rss / 2**20, seconds,
+                               time.process_time(), psutil.Process().memory_info().rss / 2**20, seconds, 0, 0, 0, {},
                                self.holding.address(worker.slot) if self.holding is not None else None)
 
     # -- sinks ---------------------------------------------------------------------------------------------------------

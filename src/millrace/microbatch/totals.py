@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ class Totals:
     def __init__(self) -> None:
         self._tasks: dict[int, _TaskTotals] = {}
         self._cpu: dict[int, float] = {}  # by process, as it last said
-        self._used: Counter[int] = Counter()  # CPU seconds by slot
+        self._used: defaultdict[int, float] = defaultdict(float)  # CPU seconds by slot
 
     def take(self, given: TopologyAssignment, reports: list[PartitionReport], now: float) -> list[wire.Report]:
         """A report of each slot. Generation and revision are for the master to fill in."""
@@ -46,15 +46,21 @@ class Totals:
         counters: Counter[str] = Counter()
         for report in reports:
             counters.update(report.counters)
-            used = report.cpu_seconds - self._cpu.get(report.pid, 0.0)
-            self._cpu[report.pid] = report.cpu_seconds
-            self._used[slot] += used if used > 0 else report.cpu_seconds  # type: ignore[assignment]
-        if len(self._cpu) > PROCESSES_KNOWN:  # most of them have long ended
-            self._cpu = {report.pid: report.cpu_seconds for report in reports}
+        self._used[slot] += self._cpu_used(reports)
         memory = {report.pid: report.memory_mb for report in reports}
         return wire.Report(slot, 0, 0, now, tasks, positions, [(given.number, 0)], [],
                            [error for report in reports for error in report.errors], dict(counters), self._used[slot],
                            sum(memory.values()))
+
+    def _cpu_used(self, reports: list[PartitionReport]) -> float:
+        """CPU seconds since the last batch. A process reports several partitions, in any order; of one that is new, all that it
+        has used is of this batch."""
+        now: dict[int, float] = {}
+        for report in reports:
+            now[report.pid] = max(report.cpu_seconds, now.get(report.pid, 0.0))
+        used = sum(max(cpu - self._cpu.get(pid, 0.0), 0.0) for pid, cpu in now.items())
+        self._cpu = {**(self._cpu if len(self._cpu) < PROCESSES_KNOWN else {}), **now}
+        return used
 
     def _task(self, topology: int, report: TaskReport, incarnation: int) -> dict[str, Any]:
         totals = self._tasks.get(report.task)

@@ -29,6 +29,10 @@ class BatchWork(msgspec.Struct, frozen=True, array_like=True):
     most_tuples: int  # of one spout task
     most_seconds: float
     schemas: dict[str, bytes] = {}  # of DataFrames, by spout
+    good: list[int] = []  # the epochs of the last attempts that were committed
+    again: bool = False  # an attempt at this batch has failed before
+    whole: bool = False  # write all state: the store has lost some
+    holds: bool = False  # processes keep fragments for each other, now or when another executor comes
 
     def stages(self) -> Stages:
         return stages_of(self.given.graph, {task: place.slot for task, place in self.given.places})
@@ -57,6 +61,10 @@ class PartitionReport(msgspec.Struct, array_like=True):
     cpu_seconds: float
     memory_mb: float
     seconds: float
+    stage: int
+    partition: int
+    ran: int  # drawn for this very run of the partition
+    heard: dict[int, int]  # partition of the stage before -> the run whose output was used
     address: WorkerAddress | None = None  # where this process keeps fragments of others
 
 
@@ -73,6 +81,21 @@ def read_work(data: bytes) -> tuple[BatchWork, Stages]:
 
 def read_report(data: bytes | memoryview) -> PartitionReport:
     return _report_decoder.decode(data)
+
+
+def one_cut(reports: list[PartitionReport], stages: Stages) -> str:
+    """Whether every partition has used the output of the same run of each partition before it, the one whose report this is. If
+    Spark ran a part of the batch again by itself, some may have used what the first run gave out and others the second: then
+    what is wrong."""
+    ran = {(report.stage, report.partition): report.ran for report in reports}
+    if len(ran) != len(reports):
+        return "a partition has reported twice"
+    for report in reports:
+        before = {partition: ran.get((report.stage - 1, partition)) for partition in report.heard}
+        if report.heard != before or (report.stage and len(before) != sum(stage == report.stage - 1 for stage, _ in ran)):
+            return f"partition {report.partition} of stage {report.stage} has not used what its sources have reported"
+    missing = [stage for stage in range(1, stages.count) if sum(at == stage for at, _ in ran) != len(stages.partitions[stage])]
+    return f"not every partition of stage {missing[0]} has reported" if missing else ""
 
 
 def record_of(work: BatchWork, task: TaskId) -> TaskRecord | None:

@@ -11,25 +11,28 @@ import logging
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES, CHECKPOINTS
 from millrace.control.assignment import TopologyAssignment, WorkerAddress
-from millrace.control.backups import backups
+from millrace.control.backups import backup_shape, backups
 from millrace.control.events import Say
 from millrace.control.stages import Stages
 from millrace.control.topology_state import PAUSED, STOPPING, WAITING, TopologyState
-from millrace.errors import CorruptCheckpoint, MillraceError, NotTheAuthor
+from millrace.errors import CheckpointMissing, CorruptCheckpoint, MillraceError, NotTheAuthor
 from millrace.master.batches import BatchRecord
 from millrace.microbatch import frames
+from millrace.microbatch.batch_worker import BatchFailed
 from millrace.microbatch.totals import Totals
-from millrace.microbatch.work import BatchWork, PartitionReport, read_report
+from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime import wire
 from millrace.runtime.checkpoints import Checkpoints
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("millrace.master")
 FIRST_PAUSE, LAST_PAUSE = 0.1, 30.0  # before a batch that failed is run again
+GOOD_KNOWN = 200  # batches after which a process that was not used meanwhile makes its components anew
 LOOK_SECONDS = 0.2
 IDLE_SECONDS = 0.25  # before the next batch if the last one had nothing in it
 STOP_SECONDS = 30.0
@@ -64,6 +68,7 @@ class Attempt:
     work: BatchWork
     stages: Stages
     graph: TopologyGraph
+    slots: dict[TaskId, int]
 
 
 class BatchQuery:
@@ -76,11 +81,13 @@ class BatchQuery:
         self._sources, self.run, self._checkpoints = dict(sources), run, checkpoints
         self._committed, self._epoch, self._offsets, self._place = committed, epoch, offsets, place
         self._base = int(offsets.rpartition("-")[2])  # the wave after which its batches are counted
+        self.number = -1
         self._writers = writers
         self._published = committed is None  # the sinks have made visible what was committed
         self._totals = Totals()
         self._addresses: dict[int, WorkerAddress] = {}  # by slot: where fragments are kept
         self._attempts = 0  # at the batch at hand
+        self._good: deque[int] = deque(maxlen=GOOD_KNOWN)
         self._seen = engine.executors.totals()
         self._busy = threading.Lock()  # held while a batch runs
         self._ended = threading.Event()
@@ -90,7 +97,9 @@ class BatchQuery:
 
     # -- life --------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, number: int) -> None:
+        """`number`: the topology's, among all that its master has run."""
+        self.number = number
         if self._committed is not None:
             self._checkpoints.claim(self._committed)  # whoever else runs it can commit nothing from now on
         interval = BATCH_INTERVAL.of(self._graph.config)
@@ -122,13 +131,28 @@ class BatchQuery:
         if self._thread.is_alive():
             self._thread.join(timeout=STOP_SECONDS)
 
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended."""
+        self._thread.join(timeout=seconds)
+        return self.over
+
     @property
     def over(self) -> bool:
         return self._ended.is_set() and not self._thread.is_alive()
 
-    def _status(self) -> str | None:
+    def _topology(self) -> TopologyState | None:
+        """Ours; not another one that was given its name since."""
         topology = self._master.state.topologies.get(self.name)
+        return topology if topology is not None and topology.number == self.number else None
+
+    def _status(self) -> str | None:
+        topology = self._topology()
         return topology.status if topology is not None else None
+
+    def _check_mine(self) -> None:
+        """A topology that was given up while its batch ran commits nothing."""
+        if self._topology() is None:
+            raise Stopped(f"{self.name!r} has ended")
 
     def _say(self, text: str, level: str = "info") -> None:
         self._master.call(lambda: self._master.say(Say(text, self.name, level)))
@@ -141,7 +165,7 @@ class BatchQuery:
             self._publish()
             wave = self._base + number + 1
             done = self._committed.wave if self._committed is not None else self._base
-            if wave <= done:
+            if wave == done:
                 return  # all of it was done before a crash, but for Spark's own note of it
             if wave != done + 1:
                 raise CorruptCheckpoint(f"Spark goes on with batch {number} of {self.name!r}, and the last one in the store is "
@@ -153,29 +177,40 @@ class BatchQuery:
 
     def _run_batch(self, frame: DataFrame, number: int, wave: int) -> int:
         started, began = time.time(), time.monotonic()
-        self._master.begin_batch(self.name)
-        reports, attempt = self._reports(frame, wave)
-        manifest = self._commit(attempt, reports)
+        several = len(self._sources) > 1
+        if several:
+            frame.persist()  # each spout looks for its own rows in it
+        try:
+            manifest, reports, attempt = self._committed_batch(frame, wave)
+        finally:
+            if several:
+                frame.unpersist()
         self._publish()
         record = self._record(number, attempt, reports, started, time.monotonic() - began)
         self._tell(attempt, manifest, reports, record)
         return record.tuples_in
 
-    def _reports(self, frame: DataFrame, wave: int) -> tuple[list[PartitionReport], Attempt]:
-        """Of the first attempt that succeeds."""
-        self._attempts = 0
+    def _committed_batch(self, frame: DataFrame, wave: int) -> tuple[Manifest, list[PartitionReport], Attempt]:
+        """The first attempt that succeeds and can be committed."""
+        self._attempts, whole = 0, False
         while True:
             topology = self._wait_for_a_plan()
+            self._master.begin_batch(self.name)
             self._attempts += 1
-            attempt = self._attempt(topology, frame, wave)
             try:
-                return self._run_attempt(attempt, frame), attempt
-            except (*SPARK_ERRORS, OSError) as error:
+                attempt = self._attempt(topology, frame, wave, whole)
+                reports = self._run_attempt(attempt, frame)
+                self._check_mine()
+                return self._commit(attempt, reports), reports, attempt
+            except CheckpointMissing as error:  # blobs that were safe are gone: what is still in memory is written again
+                whole = True
+                self._failed(error)
+            except (*SPARK_ERRORS, BatchFailed, OSError) as error:
                 self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         if self._ended.is_set() or self._status() in (None, STOPPING):
-            raise Stopped(f"{self.name!r} is being killed") from error
+            raise Stopped(f"{self.name!r} is being killed") from None  # Spark chokes on texts as long as that of the cause
         pause = min(FIRST_PAUSE * 2 ** (self._attempts - 1), LAST_PAUSE)
         self._say(f"attempt {self._attempts} at the batch failed, it is run again in {pause:g} s: {first_words(error)}",
                   "warning")
@@ -185,24 +220,26 @@ class BatchQuery:
         """The topology as it is to be run now: it is neither paused nor without a slot."""
         while True:
             self._engine.executors.look()
-            topology = self._master.state.topologies.get(self.name)
+            topology = self._topology()
             if self._ended.is_set() or topology is None or topology.status == STOPPING:
                 raise Stopped(f"{self.name!r} is being killed")
             if topology.status not in (PAUSED, WAITING):
                 return topology
             self._ended.wait(LOOK_SECONDS)
 
-    def _attempt(self, topology: TopologyState, frame: DataFrame, wave: int) -> Attempt:
-        self._epoch += 1
+    def _attempt(self, topology: TopologyState, frame: DataFrame, wave: int, whole: bool) -> Attempt:
+        self._epoch = self._engine.next_epoch()
         schemas = {name: schema_of(frame_of(frame, self._sources, name)) for name in self._sources}
         given = self._master.call(lambda: self._assignment(topology))
         work = self._work(given, wave, self._committed.records if self._committed is not None else [], schemas)
-        return Attempt(work, work.stages(), given.graph)
+        work = msgspec.structs.replace(work, again=self._attempts > 1, whole=whole)
+        return Attempt(work, work.stages(), given.graph, {task: place.slot for task, place in given.places})
 
     def _work(self, given: TopologyAssignment, wave: int, records: list[TaskRecord], schemas: dict[str, bytes]) -> BatchWork:
         engine, config = self._engine, given.graph.config
         return BatchWork(self.run, engine.runs(), wave, given, records, engine.executors.by_id(), self._holders(), engine.setup,
-                         BATCH_TUPLES.of(config), BATCH_SECONDS.of(config), schemas)
+                         BATCH_TUPLES.of(config), BATCH_SECONDS.of(config), schemas, list(self._good),
+                         holds=engine.executors.several and backup_shape(given.graph) != (0, 0))
 
     def _assignment(self, topology: TopologyState) -> TopologyAssignment:
         """What is in force at this moment; on the master's thread."""
@@ -223,8 +260,6 @@ class BatchQuery:
     def _run_attempt(self, attempt: Attempt, frame: DataFrame) -> list[PartitionReport]:
         placement, data = self._engine.placement, wire.encode(attempt.work)
         first, partitions = self._first_stage(attempt, frame)
-        if first is None:
-            return []
         rdd = placement.python(first, partial(run_stage, data, 0, partitions))
         shuffles: list[int] = []
         try:
@@ -233,13 +268,17 @@ class BatchQuery:
                 shuffled = placement.shuffled(rdd, [self._location(attempt, each[0]) for each in tasks], shuffles)
                 rdd = placement.python(shuffled, partial(run_stage, data, stage, list(range(len(tasks)))))
             found = map(frames.unpack, placement.collect(rdd))
-            return [read_report(frame.body) for frame in found if frame.kind == frames.REPORT]
+            reports = [read_report(frame.body) for frame in found if frame.kind == frames.REPORT]
         finally:
             placement.clean(shuffles)
+        wrong = one_cut(reports, attempt.stages)
+        if wrong:
+            raise BatchFailed(f"Spark has run a part of the batch again: {wrong}")
+        return reports
 
     def _first_stage(self, attempt: Attempt, frame: DataFrame) -> tuple[Any, list[int]]:
         """What the spouts begin with, and which partition of the stage each of its partitions is. A DataFrame may have fewer
-        than its spout has tasks; None if there is nothing at all."""
+        than its spout has tasks, but one in any case: bolts run also in a batch that brings nothing."""
         placement, rdds, partitions = self._engine.placement, [], []
         heads = [tasks[0] for tasks in attempt.stages.partitions[0]]
         for spout in attempt.graph.spouts:
@@ -247,30 +286,37 @@ class BatchQuery:
             if spout.frame:
                 rdd = placement.arrow(frame_of(frame, self._sources, spout.name), spout.par)
                 own = own[:rdd.getNumPartitions()]
-            else:
+            if not spout.frame or not own:
+                own = own or [heads.index(TaskId(spout.name, 0))]
                 rdd = placement.seeds([self._location(attempt, heads[number]) for number in own])
-            if own:
-                rdds.append(rdd)
-                partitions += own
-        return (placement.union(rdds) if rdds else None), partitions
+            rdds.append(rdd)
+            partitions += own
+        return placement.union(rdds), partitions
 
     def _location(self, attempt: Attempt, task: TaskId) -> str:
-        places = dict(attempt.work.given.places)
-        return self._engine.executors.location(places[task].slot)
+        return self._engine.executors.location(attempt.slots[task])
 
     # -- its end -----------------------------------------------------------------------------------------------------
 
     def _commit(self, attempt: Attempt, reports: list[PartitionReport]) -> Manifest:
         """The manifest is the commit point, as for waves."""
-        told = {report.record.task: report.record for partition in reports for report in partition.tasks}
-        before = {record.task: record for record in self._committed.records} if self._committed is not None else {}
-        records = [record for task in attempt.graph.tasks() if (record := told.get(task) or before.get(task)) is not None]
+        records = sorted((task.record for report in reports for task in report.tasks), key=lambda record: record.task)
         manifest = Manifest(self.name, attempt.work.wave, self._epoch, attempt.graph.key_groups,
                             {component.name: component.par for component in attempt.graph.components}, records, time.time(),
                             self._epoch, self._offsets)
+        self._check_groups(manifest)
         self._until_done("write the manifest", lambda: self._checkpoints.commit(manifest))
         self._committed, self._published, self._graph = manifest, False, attempt.graph
+        self._good.append(self._epoch)
         return manifest
+
+    def _check_groups(self, manifest: Manifest) -> None:
+        """State may be empty, but what a group had it still has, or a piece that says that it is gone."""
+        for component in manifest.parallelism if self._committed is not None else ():
+            lost = self._committed.chains(component).keys() - manifest.chains(component).keys()  # type: ignore[union-attr]
+            if lost:
+                raise CorruptCheckpoint(f"key groups {sorted(lost)} of {component!r} are missing after wave {manifest.wave} of "
+                                        f"{self.name!r}, which is not committed. This is an error in Millrace")
 
     def _publish(self) -> None:
         """Let the sinks make visible what was committed; after a crash, what was committed before it."""
@@ -286,8 +332,10 @@ class BatchQuery:
         self._master.checkpointing.collect(self.name, self._epoch)
 
     def _commit_sinks(self, tasks: list[TaskId]) -> None:
-        topology = self._master.state.topology(self.name)
-        self._epoch += 1
+        topology = self._topology()
+        if topology is None:
+            raise Stopped(f"{self.name!r} has ended")
+        self._epoch = self._engine.next_epoch()
         given = replace(self._master.call(lambda: self._assignment(topology)), graph=self._graph)
         work = self._work(given, self._committed.wave if self._committed is not None else 0, [], {})
         places = dict(given.places)
@@ -307,11 +355,13 @@ class BatchQuery:
             try:
                 work()
                 return
-            except NotTheAuthor:
+            except (NotTheAuthor, CheckpointMissing):
+                raise
+            except Stopped:
                 raise
             except Exception as error:  # of a store, of Spark, or of a function of the user's
                 if self._ended.is_set():
-                    raise Stopped(f"{self.name!r} is being killed") from error
+                    raise Stopped(f"{self.name!r} is being killed") from None
                 attempt += 1
                 pause = min(FIRST_PAUSE * 2**attempt, LAST_PAUSE)
                 self._say(f"cannot {what}, and tries again in {pause:g} s: {first_words(error)}", "warning")
@@ -343,11 +393,20 @@ class BatchQuery:
 
     def _tell(self, attempt: Attempt, manifest: Manifest, reports: list[PartitionReport], record: BatchRecord) -> None:
         told = self._totals.take(attempt.work.given, reports, time.monotonic())
-        self._addresses.update({report.slot: report.address for report in reports if report.address is not None})
+        self._note_holders(reports)
         self._master.committed(self.name, manifest)
         for report in told:
             self._master.take_report(report)
         self._master.note_batch(self.name, record)
+
+
+    def _note_holders(self, reports: list[PartitionReport]) -> None:
+        """One process of each slot: the same for as long as it is there, since it has the fragments."""
+        here = [report.address for report in reports if report.address is not None]
+        for address in here:
+            known = self._addresses.get(address.slot)
+            if known is None or known not in here:
+                self._addresses[address.slot] = address
 
 
 def with_parallelism(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
@@ -356,8 +415,10 @@ def with_parallelism(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGr
 
 def schema_of(frame: DataFrame) -> bytes:
     """As Arrow has it: the batches come without."""
-    zone = frame.sparkSession.conf.get("spark.sql.session.timeZone")
-    schema: pa.Schema = to_arrow_schema(frame.schema, timezone=zone)
+    conf = frame.sparkSession.conf
+    large = conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
+    zone = conf.get("spark.sql.session.timeZone")
+    schema: pa.Schema = to_arrow_schema(frame.schema, timezone=zone, prefers_large_types=large)
     return schema.serialize().to_pybytes()
 
 

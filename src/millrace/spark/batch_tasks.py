@@ -28,7 +28,7 @@ def run_stage(data: bytes, stage: int, partitions: list[int], index: int, given:
     _refuse_repeats()
     work, stages = read_work(data)
     last = stage + 1 == stages.count
-    for partition, frame in _host(work).run_partition(stages, stage, partitions[index], index == 0, given):
+    for partition, frame in _host(work).run_partition(stages, stage, partitions[index], given):
         if not last:
             yield pack_long(partition)
         yield frame

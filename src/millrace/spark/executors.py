@@ -31,6 +31,7 @@ class Executors:
     def __init__(self, placement: Placement, master: Master) -> None:
         self._placement, self._master = placement, master
         self._slots: dict[int, Executor] = {}
+        self.several = not placement.local  # there may be more than one, if not now
         self._lock = threading.Lock()
 
     def look(self) -> None:
@@ -73,7 +74,7 @@ class Executors:
             time.sleep(LOOK_SECONDS)
 
     def by_id(self) -> dict[str, int]:
-        return {executor.id: slot for slot, executor in self._slots.items()}
+        return {executor.id: slot for slot, executor in dict(self._slots).items()}
 
     def location(self, slot: int) -> str:
         """Where Spark should run what is for the slot; anywhere if nobody has it any more."""

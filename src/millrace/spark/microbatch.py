@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE
 from millrace.control.checks import check_guarantee, check_settings
 from millrace.control.events import Submitted
-from millrace.errors import MillraceError, TopologyError
+from millrace.errors import CorruptCheckpoint, MillraceError, TopologyError
 from millrace.master.checkpointing import default_store
 from millrace.master.service import Master
 from millrace.model.graph import TopologyGraph, graph_of
@@ -30,6 +31,7 @@ from millrace.spark.frame_writer import FrameWriter, frame_writers, with_schemas
 from millrace.spark.launcher import ship_code
 from millrace.spark.placement import Placement
 from millrace.spark.session import LOOPBACK, make_batch_session, parse_master
+from millrace.state.checkpoint import Manifest, fits
 from millrace.state.path_step import path_step
 
 if TYPE_CHECKING:
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
 
 START_SECONDS = 120.0
 OFFSETS = ".spark"  # in the checkpoint store: how far Spark has read
+NEEDED = (
+    ("spark.stage.maxConsecutiveAttempts", "1", "4", "a batch must be run again as a whole or not at all"),
+    ("spark.speculation", "false", "false", "a task of a batch must not be run twice"),
+    ("spark.python.worker.reuse", "true", "true", "state stays in Python processes from one batch to the next"),
+)
 
 
 class MicrobatchEngine:
@@ -59,6 +66,7 @@ class MicrobatchEngine:
         name = name or f"millrace-{os.getpid()}"
         self._own_session = spark is None
         self._queries: dict[str, BatchQuery] = {}
+        self._epoch, self._epochs = 0, threading.Lock()
         self.spark = spark or make_batch_session(master, f"millrace {name}", spark_settings)
         if spark is not None:
             check_batch_session(spark)
@@ -92,12 +100,19 @@ class MicrobatchEngine:
         offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, "")
         writers = frame_writers(graph)
         graph = with_schemas(graph, writers)
+        self._wait_for_the_last(graph.name)
         event = self.master.checkpointing.submission(graph, resume)
-        query = self._query(graph, sources or {}, event, writers)
-        self.master.submit_batched(event)
+        try:
+            if event.checkpoint is not None:
+                fits(event.checkpoint, graph)
+            query = self._query(graph, sources or {}, event, writers)
+            self.master.submit_batched(event)
+        except BaseException:
+            self.master.checkpointing.refused(graph.name)
+            raise
         self._queries[graph.name] = query
         try:
-            query.start()
+            query.start(self.master.state.topologies[graph.name].number)
         except BaseException:
             self.master.finish(graph.name, "it could not be started")
             raise
@@ -111,10 +126,11 @@ class MicrobatchEngine:
     def _query(self, graph: TopologyGraph, sources: dict[str, DataFrame], event: Submitted,
                writers: list[FrameWriter]) -> BatchQuery:
         checkpoints = Checkpoints(open_store(str(CHECKPOINTS.of(self.master.settings))), graph.name)
-        epoch = max(self.master.state.author, event.after[0]) + 1
+        epoch = self.next_epoch(event.after[0])
         committed = event.checkpoint
         if committed is not None:
             offsets = committed.offsets or f"{epoch}-{committed.wave}"
+            self._check_offsets(graph.name, committed)
             committed = msgspec.structs.replace(committed, epoch=epoch)
         else:
             offsets = f"{epoch}-0"
@@ -122,9 +138,32 @@ class MicrobatchEngine:
         run = f"{self.master.cluster}/{graph.name}/{uuid.uuid4().hex[:8]}"
         return BatchQuery(self, graph, sources, run, checkpoints, committed, epoch, offsets, place, writers)
 
+    def _wait_for_the_last(self, name: str) -> None:
+        """One of the same name may have ended for the master, and still be in a batch that is being given up."""
+        last = self._queries.get(name)
+        if last is not None and name not in self.master.state.topologies and not last.wait(START_SECONDS):
+            raise MillraceError(f"the topology named {name!r} that was killed before is still in its last batch: its code does "
+                                "not return. Wait for it, or give this one another name")
+
+    def next_epoch(self, after: int = 0) -> int:
+        """Larger than any that this engine, or an earlier one, has used."""
+        with self._epochs:
+            self._epoch = max(self._epoch, self.master.state.author, after) + 1
+            return self._epoch
+
     def runs(self) -> list[str]:
         """Of topologies that have not ended."""
         return [query.run for query in list(self._queries.values()) if not query.over]
+
+    def _check_offsets(self, name: str, committed: Manifest) -> None:
+        """Does Spark still know how far the sources were read? If not it would begin anew with batches that are done."""
+        if not committed.offsets or committed.wave <= int(committed.offsets.rpartition("-")[2]):
+            return
+        place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), name, committed.offsets)
+        if not self.placement.exists(f"{place}/offsets"):
+            raise CorruptCheckpoint(f"the checkpoint of {name!r} is of a run whose sources Spark has read up to a point noted in "
+                                    f"{place}, and that is not there: bring it back from a backup, together with the "
+                                    "checkpoints. Without it what comes next would be left out")
 
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
@@ -158,8 +197,8 @@ def batched(graph: TopologyGraph) -> TopologyGraph:
 def check_sources(graph: TopologyGraph, sources: Mapping[str, DataFrame]) -> None:
     missing = [spout.name for spout in graph.spouts if spout.frame and spout.name not in sources]
     if missing:
-        raise TopologyError(f"{', '.join(missing)} of {graph.name!r} reads a DataFrame, and none was given: submit the class of "
-                            "the topology, or give submit(sources={...})")
+        raise TopologyError(f"{', '.join(missing)} of {graph.name!r} reads a DataFrame, and none was given: submit the class "
+                            "of the topology, or give submit(sources={...})")
 
 
 def offsets_place(store: str, topology: str, offsets: str) -> str:
@@ -174,8 +213,7 @@ def offsets_place(store: str, topology: str, offsets: str) -> str:
 def check_batch_session(spark: SparkSession) -> None:
     """A session of the user's: would Spark run a part of a batch again by itself?"""
     conf = spark.sparkContext.getConf()
-    attempts = conf.get("spark.stage.maxConsecutiveAttempts", "4")
-    if attempts != "1":
-        raise MillraceError(f"this Spark session runs a stage up to {attempts} times by itself, and a batch must be run again "
-                            "as a whole or not at all: make the session with spark.stage.maxConsecutiveAttempts=1, or let "
-                            "Millrace make it")
+    for key, needed, default, why in NEEDED:
+        if conf.get(key, default) != needed:
+            raise MillraceError(f"this Spark session has {key}={conf.get(key, default)}, and {why}: make the session with "
+                                f"{key}={needed}, or let Millrace make it")

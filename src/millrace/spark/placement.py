@@ -57,6 +57,7 @@ class Placement:
         jvm: Any = context._jvm
         self._jvm = jvm
         self._scala: Any = context._jsc.sc()
+        self.local = bool(self._scala.isLocal())  # driver and executor are one
         tags = jvm.scala.reflect.ClassTag
         self._any = tags.apply(jvm.java.lang.Class.forName("java.lang.Object"))
         self._bytes = tags.apply(jvm.java.lang.Class.forName("[B"))
@@ -77,7 +78,7 @@ class Placement:
     def _summaries(self) -> list[Any]:
         listed = self._scala.statusStore().executorList(True)
         found = [listed.apply(number) for number in range(listed.size())]
-        return found if self._scala.isLocal() else [summary for summary in found if summary.id() != LOCAL_EXECUTOR]
+        return found if self.local else [summary for summary in found if summary.id() != LOCAL_EXECUTOR]
 
     def seeds(self, locations: Sequence[str]) -> Any:
         """An RDD with one element for each location, which is where it likes to be."""
@@ -109,6 +110,10 @@ class Placement:
         shuffles.append(grouped.dependencies().head().shuffleId())
         placed = self.seeds(locations).zip(self._pairs(grouped).values(), self._any)
         return self._pairs(placed).values().flatMap(self._identity, self._bytes)
+
+    def exists(self, place: str) -> bool:
+        path = self._jvm.org.apache.hadoop.fs.Path(place)
+        return bool(path.getFileSystem(self._scala.hadoopConfiguration()).exists(path))
 
     def clean(self, shuffles: Iterable[int]) -> None:
         """Their files are not needed any more. Spark by itself would wait until the JVM collects its garbage, which in a driver

@@ -38,6 +38,8 @@ LOOPBACK = "127.0.0.1"
 # C1 and the serial collector start fastest and use the fewest threads; the JVMs here mostly host Python. The JVM's own
 # log is off: it goes to stdout, which belongs to the user's command, and complains about a class archive that is stale.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+# Batches pass through the JVMs, and DataFrames are read there: the compiler and the collector made for that pay.
+BATCH_JAVA_OPTIONS = "-XX:+UseParallelGC -Xlog:disable"
 
 # Of another Spark, or of Spark Connect: left in the environment they send this session somewhere else.
 MISLEADING_VARIABLES = ("SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE", "MASTER")
@@ -101,7 +103,8 @@ def _address(text: str, default_port: int, url: str) -> tuple[str, int]:
     return host, port
 
 
-def session_settings(master: str, slots: int, extra: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:
+def session_settings(master: str, slots: int, extra: Mapping[str, str] | None = None,
+                     java: str = JAVA_OPTIONS) -> tuple[str, dict[str, str]]:
     """The master URL to give to Spark and its settings, for `slots` long-lived workers. `extra` wins over all of it;
     options for the JVM are put together with ours instead of replacing them."""
     parsed = parse_master(master)
@@ -123,7 +126,7 @@ def session_settings(master: str, slots: int, extra: Mapping[str, str] | None = 
         settings["spark.executor.memory"] = f"{parsed.executor_memory_mb}m"
     extra = dict(extra or {})
     for side in ("driver", "executor"):
-        ours = JAVA_OPTIONS if side == "executor" and not parsed.on_this_machine else f"{JAVA_OPTIONS} {_log_option()}"
+        ours = java if side == "executor" and not parsed.on_this_machine else f"{java} {_log_option()}"
         settings[f"spark.{side}.defaultJavaOptions"] = _without_collector_clash(
             ours, extra.get(f"spark.{side}.extraJavaOptions", "")
         )
@@ -134,7 +137,7 @@ def batch_settings(master: str, extra: Mapping[str, str] | None = None) -> tuple
     """The same for jobs that are run batch by batch: all cores are theirs, partitions go where the plan says, and what fails is
     run again as a whole and not by Spark."""
     parsed = parse_master(master)
-    _, settings = session_settings(master, 0, extra)
+    _, settings = session_settings(master, 0, extra, BATCH_JAVA_OPTIONS)
     settings |= {
         "spark.task.maxFailures": "1",
         "spark.stage.maxConsecutiveAttempts": "1",

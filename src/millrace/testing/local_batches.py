@@ -10,7 +10,7 @@ from millrace.config import CHECKPOINTS
 from millrace.control.assignment import Place, TopologyAssignment
 from millrace.microbatch import frames
 from millrace.microbatch.hosting import Hosted
-from millrace.microbatch.work import BatchWork, PartitionReport, read_report
+from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
 from millrace.runtime.checkpoint_store import open_store
@@ -35,6 +35,7 @@ class LocalBatches:
                            for component in graph.bolts if component.keyed}
         self.version, self.epoch = 1, 0
         self.committed: Manifest | None = None
+        self.good: list[int] = []
         self.checkpoints = Checkpoints(open_store(store), graph.name)
         self.random = random.Random(seed)
         self.processes: list[Hosted | None] = [None] * processes
@@ -72,6 +73,7 @@ class LocalBatches:
                             {component.name: component.par for component in self.graph.components}, records, 0.0, self.epoch)
         self.checkpoints.commit(manifest)
         self.committed = manifest
+        self.good.append(work.given.epoch)
         self.publish()
         return reports
 
@@ -88,7 +90,8 @@ class LocalBatches:
         given = TopologyAssignment(1, self.graph, self.version, True, places, self.key_groups, [], 0, self.epoch,
                                    (done.wave, done.wave_epoch, done.epoch) if done else (0, 0, 0))
         setup = WorkerSetup("local", "", Keys(b"", b""), settings={CHECKPOINTS.key: self.store})
-        return BatchWork("run", ["run"], wave, given, done.records if done else [], {}, [], setup, self.most_tuples, 60.0)
+        return BatchWork("run", ["run"], wave, given, done.records if done else [], {}, [], setup, self.most_tuples, 60.0,
+                         good=self.good)
 
     def _run(self, work: BatchWork) -> list[PartitionReport]:
         stages = work.stages()
@@ -100,7 +103,7 @@ class LocalBatches:
             for partition in range(len(stages.partitions[stage])):
                 host = self._process(work)
                 self.random.shuffle(given[partition])  # a shuffle gives out blocks in any order
-                for target, frame in host.run_partition(stages, stage, partition, partition == 0, given[partition]):
+                for target, frame in host.run_partition(stages, stage, partition, given[partition]):
                     if not last:
                         out[target].append(frame)
                     elif frames.unpack(frame).kind == frames.REPORT:
@@ -109,6 +112,7 @@ class LocalBatches:
                     raise AttemptFailed(f"after partition {partition} of stage {stage}")
             assert last or all(out), "a partition is empty"
             given = out
+        assert not one_cut(reports, stages)
         return reports
 
     def _process(self, work: BatchWork) -> Hosted:

@@ -79,6 +79,15 @@ def run_rival(
     return parse_result(name, output, errors)
 
 
+def run_child(name: str, command: list[str], environment: dict[str, str], time_limit: float = TIME_LIMIT_SECONDS) -> str:
+    """Run a command that measures something, to its end; returns the last line that it printed."""
+    code, output, errors = _run(name, command, environment, time_limit)
+    last = output.strip().rpartition("\n")[2]
+    if code or not last:
+        raise RivalFailed(f"{name} ended with exit code {code}. Its last words:\n{tail(errors or output)}")
+    return last
+
+
 def script_environment(inherited: Mapping[str, str], java_home: Path | None) -> dict[str, str]:
     """The environment variables of a script: the inherited ones but for what would change the engine."""
     kept = {key: value for key, value in inherited.items() if not key.startswith(_NOT_INHERITED)}

@@ -127,6 +127,22 @@ def write_batches(directory: Path, seed: int, count: int, batch_lines: int, warm
     return batches
 
 
+class LinkedFiles:
+    """Batches that all have the same lines: one file is written, and what Spark reads are links to it, as many as wanted."""
+
+    def __init__(self, directory: Path, seed: int, batch_lines: int) -> None:
+        self.directory = directory
+        self._file = directory.with_suffix(".txt")
+        self._links = 0
+        directory.mkdir()
+        self._file.write_text("\n".join(lines(seed, batch_lines // FILES_PER_BATCH)) + "\n")
+
+    def add(self, batches: int) -> None:
+        for _ in range(batches * FILES_PER_BATCH):
+            os.link(self._file, self.directory / f"{self._links:06d}.txt")
+            self._links += 1
+
+
 def run_to_end(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
     """Run a query over all the files there are, batch after batch, into a sink that drops."""
     query = (
