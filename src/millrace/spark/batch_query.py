@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("millrace.master")
 FIRST_PAUSE, LAST_PAUSE = 0.1, 30.0  # before a batch that failed is run again
+LANES = 16  # of an executor at most: each is a process that forks, and those that it has forked
 GOOD_KNOWN = 200  # batches after which a process that was not used meanwhile makes its components anew
 LOOK_SECONDS = 0.2
 IDLE_SECONDS = 0.25  # before the next batch if the last one had nothing in it
@@ -266,7 +267,8 @@ class BatchQuery:
             for stage in range(1, attempt.stages.count):
                 tasks = attempt.stages.partitions[stage]
                 shuffled = placement.shuffled(rdd, [self._location(attempt, each[0]) for each in tasks], shuffles)
-                rdd = placement.python(shuffled, partial(run_stage, data, stage, list(range(len(tasks)))))
+                rdd = placement.python(shuffled, partial(run_stage, data, stage, list(range(len(tasks)))),
+                                       self._lanes(attempt.graph, tasks))
             found = map(frames.unpack, placement.collect(rdd))
             reports = [read_report(frame.body) for frame in found if frame.kind == frames.REPORT]
         finally:
@@ -275,6 +277,13 @@ class BatchQuery:
         if wrong:
             raise BatchFailed(f"Spark has run a part of the batch again: {wrong}")
         return reports
+
+    def _lanes(self, graph: TopologyGraph, tasks: Sequence[Sequence[TaskId]]) -> list[str]:
+        """Where an executor has several Python processes, tasks that keep something come back to the one that has it."""
+        components = [graph.component(task.component) for each in tasks for task in each]
+        if not self._engine.executors.wide or not any(component.stateful or component.commits for component in components):
+            return []
+        return [str(each[0].index % LANES) for each in tasks]
 
     def _first_stage(self, attempt: Attempt, frame: DataFrame) -> tuple[Any, list[int]]:
         """What the spouts begin with, and which partition of the stage each of its partitions is. A DataFrame may have fewer
@@ -341,7 +350,8 @@ class BatchQuery:
         places = dict(given.places)
         locations = [self._engine.executors.location(places[task].slot) if task in places else "" for task in tasks]
         placement = self._engine.placement
-        placement.collect(placement.python(placement.seeds(locations), partial(run_commit, wire.encode(work), tasks)))
+        lanes = self._lanes(self._graph, [[task] for task in tasks])
+        placement.collect(placement.python(placement.seeds(locations), partial(run_commit, wire.encode(work), tasks), lanes))
 
     def _write_frames(self) -> None:
         assert self._committed is not None

@@ -23,12 +23,14 @@ _executor_id = cache(executor_id)  # the same for the life of the process
 
 
 def run_stage(data: bytes, stage: int, partitions: list[int], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
-    """Partition `index` of Spark's is `partitions[index]` of the stage. Gives out a partition and a frame by turns; in the last
-    stage frames alone."""
-    _refuse_repeats()
+    """Partition n of Spark's is `partitions[n]` of the stage; `index` is only its number in a lane. Gives out a partition and
+    a frame by turns; in the last stage frames alone."""
+    context = TaskContext.get()
+    assert context is not None
+    _refuse_repeats(context)
     work, stages = read_work(data)
     last = stage + 1 == stages.count
-    for partition, frame in _host(work).run_partition(stages, stage, partitions[index], given):
+    for partition, frame in _host(work).run_partition(stages, stage, partitions[context.partitionId()], given):
         if not last:
             yield pack_long(partition)
         yield frame
@@ -38,7 +40,9 @@ def run_stage(data: bytes, stage: int, partitions: list[int], index: int, given:
 def run_commit(data: bytes, tasks: list[TaskId], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
     """Sinks make visible what they have prepared."""
     work, _ = read_work(data)
-    _host(work).commit(tasks[index])
+    context = TaskContext.get()
+    assert context is not None
+    _host(work).commit(tasks[context.partitionId()])
     _drain(given)
     return iter(())
 
@@ -58,9 +62,8 @@ def _host(work: BatchWork) -> Any:
     return host(work, work.slots.get(_executor_id(), -1))
 
 
-def _refuse_repeats() -> None:
+def _refuse_repeats(context: TaskContext) -> None:
     """Spark must not run one task of a batch again by itself: others may have used what the first attempt gave out, and the
     second may give out something else. The whole batch is run again instead."""
-    context = TaskContext.get()
-    if context is not None and context.attemptNumber():
+    if context.attemptNumber():
         raise BatchFailed("a task of the batch failed, or its executor was lost")

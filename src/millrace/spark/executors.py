@@ -76,6 +76,11 @@ class Executors:
     def by_id(self) -> dict[str, int]:
         return {executor.id: slot for slot, executor in dict(self._slots).items()}
 
+    @property
+    def wide(self) -> bool:
+        """Whether some have more than one core, and so more than one Python process."""
+        return any(executor.cores > 1 for executor in dict(self._slots).values())
+
     def location(self, slot: int) -> str:
         """Where Spark should run what is for the slot; anywhere if nobody has it any more."""
         executor = self._slots.get(slot)

@@ -161,8 +161,8 @@ class MicrobatchEngine:
             return
         place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), name, committed.offsets)
         if not self.placement.exists(f"{place}/offsets"):
-            raise CorruptCheckpoint(f"the checkpoint of {name!r} is of a run whose sources Spark has read up to a point noted in "
-                                    f"{place}, and that is not there: bring it back from a backup, together with the "
+            raise CorruptCheckpoint(f"the checkpoint of {name!r} is of a run whose sources Spark has read up to a point noted "
+                                    f"in {place}, and that is not there: bring it back from a backup, together with the "
                                     "checkpoints. Without it what comes next would be left out")
 
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,

@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 from pyspark import RDD
+from pyspark.core.rdd import _prepare_for_python_RDD
 from pyspark.errors import PySparkException
 from pyspark.serializers import NoOpSerializer
+
+from millrace.microbatch.hosting import SEED
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 SPARK_ERRORS = (Py4JError, PySparkException)  # what a job that failed is, here in the driver
+SEEDS_KEPT = 100
+LANE = "MILLRACE_LANE"
 LOCAL_EXECUTOR = "driver"  # its id where driver and executor are one process
 Body = Callable[[int, Iterable[bytes]], Iterable[bytes]]  # (partition, what comes in) -> what goes out
 
@@ -58,9 +63,17 @@ class Placement:
         self._jvm = jvm
         self._scala: Any = context._jsc.sc()
         self.local = bool(self._scala.isLocal())  # driver and executor are one
+        # Every dot in the name of a class is a call of the JVM: here once, instead of in each batch.
+        self._java_rdd, self._pair_rdd = jvm.org.apache.spark.api.java.JavaRDD, jvm.org.apache.spark.api.java.JavaPairRDD
+        self._python_rdd, self._function = jvm.PythonRDD, jvm.SimplePythonFunction
+        self._pairwise, self._partitioner = jvm.PairwiseRDD, jvm.PythonPartitioner
+        self._to_pairs, self._to_seq = jvm.org.apache.spark.rdd.RDD.rddToPairRDDFunctions, jvm.PythonUtils.toSeq
+        self._pruned = jvm.org.apache.spark.rdd.PartitionPruningRDD
+        self._tuple, self._map = jvm.scala.Tuple2, jvm.java.util.HashMap
         tags = jvm.scala.reflect.ClassTag
         self._any = tags.apply(jvm.java.lang.Class.forName("java.lang.Object"))
         self._bytes = tags.apply(jvm.java.lang.Class.forName("[B"))
+        self._seeds: dict[tuple[str, ...], Any] = {}
         predef = getattr(getattr(jvm.scala, "Predef$"), "MODULE$")
         self._identity = getattr(predef, "$conforms")()
 
@@ -81,11 +94,15 @@ class Placement:
         return found if self.local else [summary for summary in found if summary.id() != LOCAL_EXECUTOR]
 
     def seeds(self, locations: Sequence[str]) -> Any:
-        """An RDD with one element for each location, which is where it likes to be."""
-        jvm = self._jvm
-        pairs = [jvm.scala.Tuple2(bytearray(b"."), jvm.PythonUtils.toSeq([location] if location else []))
-                 for location in locations]
-        return self._scala.makeRDD(jvm.PythonUtils.toSeq(pairs), self._bytes)
+        """An RDD with one element for each location, which is where it likes to be. The same for the same locations, batch
+        after batch."""
+        key = tuple(locations)
+        if key not in self._seeds:
+            if len(self._seeds) >= SEEDS_KEPT:
+                self._seeds.clear()
+            pairs = [self._tuple(bytearray(SEED), self._to_seq([location] if location else [])) for location in locations]
+            self._seeds[key] = self._scala.makeRDD(self._to_seq(pairs), self._bytes)
+        return self._seeds[key]
 
     def arrow(self, frame: Any, most: int) -> Any:
         """A DataFrame as an RDD of Arrow batches, in at most so many partitions."""
@@ -94,19 +111,32 @@ class Placement:
             batches = batches.coalesce(most, False, self._jvm.scala.Option.empty(), None)
         return batches
 
-    def python(self, rdd: Any, body: Body) -> Any:
-        """An RDD of what `body` makes of each partition, all of it bytes."""
-        before: RDD[bytes] = RDD(self._jvm.org.apache.spark.api.java.JavaRDD(rdd, self._bytes), self._context, NoOpSerializer())
-        after: Any = before.mapPartitionsWithIndex(body, preservesPartitioning=True)
-        after._bypass_serializer = True
-        return after._jrdd.rdd()
+    def python(self, rdd: Any, body: Body, lanes: Sequence[str] = ()) -> Any:
+        """An RDD of what `body` makes of each partition, all of it bytes.
+
+        `lanes`, one for each partition: Spark takes any idle Python process of an executor for a partition, but only of those
+        that were started with the same environment. So partitions in a lane of their own find the process that they had in the
+        last batch, and their state in it."""
+        command = (body, None, NoOpSerializer(), NoOpSerializer())
+        pickled, broadcasts, env, includes = _prepare_for_python_RDD(self._context, command)
+
+        def made(part: Any, lane: str) -> Any:
+            environment = self._map(env)
+            environment.put(LANE, lane)
+            function = self._function(bytearray(pickled), environment, includes, self._context.pythonExec,
+                                      self._context.pythonVer, broadcasts, self._context._javaAccumulator)
+            return self._python_rdd(part, function, True, False)
+
+        if not lanes:
+            return made(rdd, "")
+        parts = [made(self._pruned.create(rdd, self._to_seq([number]).toSet()), lane) for number, lane in enumerate(lanes)]
+        return self._scala.union(self._to_seq(parts), self._bytes)
 
     def shuffled(self, rdd: Any, locations: Sequence[str], shuffles: list[int]) -> Any:
         """What a stage gave out, a partition's number and a frame by turns, each frame in its partition and that where it
         should be. No partition may be empty. `shuffles` gets the number by which Spark knows it."""
-        jvm = self._jvm
-        pairs = jvm.org.apache.spark.api.java.JavaPairRDD.toRDD(jvm.PairwiseRDD(rdd).asJavaPairRDD())
-        grouped = self._pairs(pairs).groupByKey(jvm.PythonPartitioner(len(locations), 0))
+        pairs = self._pair_rdd.toRDD(self._pairwise(rdd).asJavaPairRDD())
+        grouped = self._pairs(pairs).groupByKey(self._partitioner(len(locations), 0))
         shuffles.append(grouped.dependencies().head().shuffleId())
         placed = self.seeds(locations).zip(self._pairs(grouped).values(), self._any)
         return self._pairs(placed).values().flatMap(self._identity, self._bytes)
@@ -131,8 +161,7 @@ class Placement:
 
     def collect(self, rdd: Any) -> list[bytes]:
         """Run the job."""
-        jrdd = self._jvm.org.apache.spark.api.java.JavaRDD(rdd, self._bytes)
-        return list(RDD(jrdd, self._context, NoOpSerializer()).collect())
+        return list(RDD(self._java_rdd(rdd, self._bytes), self._context, NoOpSerializer()).collect())
 
     def _pairs(self, rdd: Any) -> Any:
-        return self._jvm.org.apache.spark.rdd.RDD.rddToPairRDDFunctions(rdd, self._any, self._any, None)
+        return self._to_pairs(rdd, self._any, self._any, None)

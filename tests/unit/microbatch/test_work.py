@@ -1,0 +1,152 @@
+"""One cut through all partitions of a batch, or none: what Spark has run again by itself is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.control.stages import Stages
+from millrace.microbatch.work import PartitionReport, one_cut
+from millrace.model.graph import TaskId
+
+
+def stages_with(*counts: int) -> Stages:
+    return Stages(tuple(tuple((TaskId(f"c{stage}", index),) for index in range(count)) for stage, count in enumerate(counts)), {})
+
+
+def report(stage: int, partition: int, ran: int, heard: dict[int, int]) -> PartitionReport:
+    return PartitionReport(0, 0, 1, [], [], {}, 0.0, 0.0, 0.0, stage, partition, ran, heard)
+
+
+def number(stage: int, partition: int, run: int = 0) -> int:
+    return 100 * stage + 10 * partition + run + 1
+
+
+def good(*counts: int) -> list[PartitionReport]:
+    """Everything ran once."""
+    return [report(stage, partition, number(stage, partition),
+                   {source: number(stage - 1, source) for source in range(counts[stage - 1] if stage else 0)})
+            for stage, count in enumerate(counts) for partition in range(count)]
+
+
+COUNTS = [(1,), (2,), (2, 3), (3, 1), (2, 3, 2), (1, 1, 1, 1), (3, 2, 4, 1)]
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+def test_what_ran_once_is_one_cut(counts: tuple[int, ...]) -> None:
+    assert one_cut(good(*counts), stages_with(*counts)) == ""
+
+
+@pytest.mark.parametrize("counts", [counts for counts in COUNTS if len(counts) > 1])
+def test_a_run_that_one_consumer_has_seen_and_another_not(counts: tuple[int, ...]) -> None:
+    """Whichever consumer of whichever partition it is."""
+    reports, stages = good(*counts), stages_with(*counts)
+    for at, each in enumerate(reports):
+        for source in each.heard:
+            changed = list(reports)
+            changed[at] = msgspec.structs.replace(each, heard={**each.heard, source: number(each.stage - 1, source, 1)})
+            assert "has not used what its sources have reported" in one_cut(changed, stages)
+
+
+@pytest.mark.parametrize("counts", [counts for counts in COUNTS if len(counts) > 1])
+def test_a_report_that_is_not_there(counts: tuple[int, ...]) -> None:
+    reports, stages = good(*counts), stages_with(*counts)
+    for missing in reports:
+        assert one_cut([each for each in reports if each is not missing], stages)
+    assert one_cut([], stages) == "not every partition of stage 1 has reported"
+
+
+def test_a_whole_stage_that_has_not_reported() -> None:
+    for stage in range(3):
+        assert one_cut([each for each in good(2, 3, 2) if each.stage != stage], stages_with(2, 3, 2))
+
+
+def test_a_partition_that_has_reported_twice() -> None:
+    reports = good(2, 2)
+    assert one_cut([*reports, reports[1]], stages_with(2, 2)) == "a partition has reported twice"
+
+
+def test_two_runs_in_one_consumer() -> None:
+    """The mark that it has kept then is of neither."""
+    reports = good(2, 2)
+    reports[-1] = msgspec.structs.replace(reports[-1], heard={0: -1, 1: number(0, 1)})
+    assert "partition 1 of stage 1" in one_cut(reports, stages_with(2, 2))
+
+
+def test_a_data_frame_in_fewer_parts_than_its_spout_has_tasks() -> None:
+    """Then partitions of the first stage do not run at all, and nobody has heard of them."""
+    assert one_cut(good(1, 3, 2), stages_with(4, 3, 2)) == ""
+
+
+def test_one_that_has_not_heard_of_a_source_that_ran() -> None:
+    reports = good(2, 2)
+    reports[-1] = msgspec.structs.replace(reports[-1], heard={0: number(0, 0)})
+    assert "partition 1 of stage 1" in one_cut(reports, stages_with(2, 2))
+
+
+class Run(NamedTuple):
+    """A partition that was run, and for each of its sources which of their runs it has used."""
+
+    stage: int
+    partition: int
+    which: int
+    used: tuple[int, ...]
+
+    def report(self) -> PartitionReport:
+        return report(self.stage, self.partition, number(self.stage, self.partition, self.which),
+                      {source: number(self.stage - 1, source, which) for source, which in enumerate(self.used)})
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[int], list[list[list[Run]]]]:
+    """Batches in which Spark has run any partition up to three times, each run on any output of those before it."""
+    counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    often = st.sampled_from([1, 1, 1, 2, 3])
+    runs: list[list[list[Run]]] = []
+    for stage, count in enumerate(counts):
+        sources = runs[-1] if runs else []
+        runs.append([[Run(stage, partition, which, tuple(draw(st.integers(0, len(of) - 1)) for of in sources))
+                      for which in range(draw(often))] for partition in range(count)])
+    return counts, runs
+
+
+def used_by(finals: list[Run], runs: list[list[list[Run]]]) -> set[Run]:
+    """All runs of which anything is in the results."""
+    found, waiting = set(finals), list(finals)
+    while waiting:
+        run = waiting.pop()
+        before = {runs[run.stage - 1][source][which] for source, which in enumerate(run.used)}
+        waiting += before - found
+        found |= before
+    return found
+
+
+def reports_of(final: Run, runs: list[list[list[Run]]], counts: list[int]) -> list[PartitionReport]:
+    """As they travel: from partition p to p modulo the next stage's number, and from there on through its partition 0."""
+    carried = [final.report()]
+
+    def passed_on(run: Run, takes: Callable[[int], bool]) -> None:
+        for source, which in enumerate(run.used):
+            before = runs[run.stage - 1][source][which]
+            if takes(source):
+                carried.append(before.report())
+            if run.partition == 0:
+                passed_on(before, lambda other, source=source: other % counts[run.stage - 1] == source)  # type: ignore[misc]
+
+    passed_on(final, lambda source: source % counts[final.stage] == final.partition)
+    return carried
+
+
+@given(histories())
+def test_in_any_history_only_one_cut_passes(history: tuple[list[int], list[list[list[Run]]]]) -> None:
+    counts, runs = history
+    finals = [of[-1] for of in runs[-1]]
+    used = used_by(finals, runs)
+    is_one = len(used) == len({(run.stage, run.partition) for run in used})
+    reports = [each for final in finals for each in reports_of(final, runs, counts)]
+    assert (one_cut(reports, stages_with(*counts)) == "") == is_one
