@@ -6,17 +6,19 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import wave_parts as parts
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from wave_parts import AtLeast, AtMost, Batched, Exact, ExactKeyed, NotReplayable, expected_counts, expected_rows
 
-from millrace.control.events import Paused, Resumed
+from millrace.control.events import Paused, Resumed, Submitted
 from millrace.control.waves import IDLE
 from millrace.errors import StoreUnreachable, TopologyError
-from millrace.model.graph import TaskId
+from millrace.model.graph import TaskId, graph_of
 from millrace.runtime import wire
+from millrace.runtime.checkpoints import Checkpoints
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
 
 LIMIT = 3000
@@ -585,6 +587,40 @@ def test_at_least_once_without_faults_is_exact_and_goes_on_after_the_driver_died
     until_wave(cluster, 3, "atleast")
     again = start(AtLeast, store=store, resume=True)
     finish_at_least(again)
+
+
+def test_checkpoints_name_the_run_whose_positions_go_with_them() -> None:
+    """Whatever was begun and killed between the run and its resumption."""
+    store = MemoryStore()
+
+    def submitted(offsets: str, resume: bool) -> LocalCluster:
+        cluster, checkpoints = LocalCluster(3, nodes=3, store=store), Checkpoints(store, "atleast")
+        parts.Numbers.clock = staticmethod(cluster.clock.now)
+        graph = graph_of(AtLeast, config={"limit": LIMIT, "rate": 3000.0})
+        cluster.tell(Submitted(graph, checkpoints.latest() if resume else None, checkpoints.newest(), offsets))
+        return cluster
+
+    until_wave(submitted("1", resume=False), 2, "atleast")
+    assert submitted("2", resume=False).master.topologies["atleast"].offsets == "2"  # and no wave is committed
+    resumed = submitted("3", resume=True)
+    until_wave(resumed, 1, "atleast")
+    assert resumed.master.topologies["atleast"].offsets == "1"
+    found = Checkpoints(store, "atleast").latest()
+    assert found is not None and found.offsets == "1" and not found.of_batches
+
+
+@pytest.mark.parametrize("before", ["", "7-0"])
+def test_a_checkpoint_of_no_such_run_leaves_the_new_one(before: str) -> None:
+    """It was made where nothing was fed, or in batches."""
+    store = MemoryStore()
+    until_wave(start(AtLeast, store=store), 1, "atleast")
+    checkpoints = Checkpoints(store, "atleast")
+    found = checkpoints.latest()
+    assert found is not None
+    cluster = LocalCluster(3, nodes=3, store=store)
+    found = msgspec.structs.replace(found, offsets=before)
+    cluster.tell(Submitted(graph_of(AtLeast, config={"limit": LIMIT}), found, checkpoints.newest(), "3"))
+    assert cluster.master.topologies["atleast"].offsets == "3"
 
 
 FAULTS = st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["kill", "start", "store", "cut", "move"]), st.integers(0, 3)),

@@ -3,6 +3,8 @@
 Every topology of the package is here, and some small ones (`engine_parts`) in which engines are likely to differ. Each is
 finite, runs exactly once, and is compared with `run_reference` in all that does not depend on how tasks take turns: the
 rows of each sink as a multiset, keyed state by key, and what tasks keep of their own summed up over the tasks.
+
+"resident" is that engine's master and workers, these as forked processes and not as Spark tasks: no Spark is started for it.
 """
 
 from __future__ import annotations

@@ -99,6 +99,22 @@ class TestEverySink:
         sink.commit(2)
         assert target.seen() == {0: target.wanted([1, 2, 3])}
 
+    def test_one_instance_in_one_epoch_after_another(self, target: Target) -> None:
+        """As in batches: each is an epoch, and sometimes a successor makes visible what this one has prepared."""
+        sink = target.sink(0, 1, 1)
+        sink.recover(0, 0)
+        for wave in range(1, 7):
+            sink.epoch = 2 * wave
+            for number in range(wave):  # none may be too few or too many for what was counted in the epoch before
+                sink.process_rows(target.rows(0, [10 * wave + number]))
+            sink.prepare(wave)
+            if wave % 2:
+                sink.commit(wave)
+            else:
+                target.sink(0, 1, 2 * wave + 1).recover(wave, 2 * wave)
+            assert target.seen() == {0: target.wanted([10 * past + number for past in range(1, wave + 1)
+                                                       for number in range(past)])}
+
     def test_a_crash_after_the_decision(self, engine: Engine, target: Target) -> None:
         engine.stage(0, 2)
         engine.stage(1, 2)

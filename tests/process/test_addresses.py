@@ -14,12 +14,17 @@ from pathlib import Path
 import pytest
 from audited import SECONDS
 from forked import ForkedCluster, forked
+from tapped import Tapped
 
+from millrace.config import CHECKPOINTS
 from millrace.errors import AddressInUse, MasterUnreachable, MillraceError, UnknownTopology
-from millrace.master.desk import ask, desk_directory, running_clusters
+from millrace.master.desk import ask, cluster_of, desk_directory, running_clusters
 from millrace.master.service import Master
+from millrace.model.graph import graph_of
 from millrace.runtime.process import WorkerSetup, run_worker
 from millrace.runtime.transport import Keys
+from millrace.spark.state_source import StateOptions
+from millrace.spark.stream_source import TapOptions
 from millrace.workloads.wordcount import WordCount
 
 
@@ -109,6 +114,24 @@ def test_ask_without_a_name_among_several(master: Master) -> None:
     finally:
         second.stop()
     assert ask(None, "status")["cluster"] == "here"
+
+
+def test_the_cluster_that_has_the_topology(master: Master, tmp_path: Path) -> None:
+    """Found once: a query that reads a tap goes on whatever else is started, and ended, on the machine."""
+    with ForkedCluster(1, "there", settings={CHECKPOINTS.key: str(tmp_path)}) as there:
+        there.master.submit(graph_of(Tapped, "readable", {"limit": 1}))
+        tap = TapOptions({"topology": "readable", "stream": "out"})
+        assert tap.find()[2] == ["number", "word"]
+        assert StateOptions.of({"topology": "readable", "component": "out"}).store == str(tmp_path)
+        with pytest.raises(MasterUnreachable, match=r"\(here, there\), and none of them runs .*'ghost'.*\.option\(.cluster"):
+            cluster_of("ghost")
+        with ForkedCluster(1, "again") as again:
+            again.master.submit(graph_of(Tapped, "readable", {"limit": 1}))
+            assert tap.find()[2] == ["number", "word"]
+            with pytest.raises(MasterUnreachable, match=r"2 of them run a topology 'readable'.*\.option\(.cluster"):
+                cluster_of("readable")
+        assert cluster_of("readable") == "there"
+    assert cluster_of("readable") == "here", "the only one, which says by itself what it does not have"
 
 
 def test_ask_for_what_is_not_there(master: Master) -> None:

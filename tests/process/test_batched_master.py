@@ -21,6 +21,7 @@ from millrace.cli.main import main
 from millrace.cli.show import batches_text, dashboard
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.master.batches import BatchRecord
+from millrace.master.checkpointing import only_state
 from millrace.master.desk import ask
 from millrace.master.service import Master
 from millrace.model.cluster import Node
@@ -51,6 +52,27 @@ class Count(Bolt):
     hits = CounterState()
 
     def process(self, tup: Any) -> None: ...
+
+
+class Several(Count):
+    misses = CounterState()
+
+
+class Both(Count):
+    def process(self, tup: Any) -> None:
+        self.state[tup.values[0]] = 1
+
+
+class Neither(Bolt):
+    def process(self, tup: Any) -> None: ...
+
+
+def with_bolt(bolt: type[Bolt]) -> type[Topology]:
+    class Other(Topology):
+        lines = Lines.spec()
+        count = bolt.spec(inputs={lines: Grouping.fields("word")})
+
+    return Other
 
 
 class Words(Topology):
@@ -164,7 +186,7 @@ def test_status_shows_batches(master: Master) -> None:
     shown = only(ask("batched", "status"))["batches"]
     assert (shown["count"], shown["last"]["tuples_in"], shown["misplaced"], shown["restored"]) == (1, 1000, 1, 2)
     text = str(batches_text(shown))
-    assert "1 batches: the last took 0.500 s for 1,000 tuples" in text and "ran for 3.5 s, ours were busy for 2.5 s" in text
+    assert "1 batches: the last took 0.500 s for 1,000 tuples" in text and "3.5 s by Spark, 2.5 s by us" in text
     dashboard(master.status())
 
 
@@ -184,7 +206,9 @@ def test_positions_are_those_of_the_last_batch(master: Master) -> None:
     assert master.state.topologies["words"].in_batch
     master.committed("words", committed(master, 3, {"a": 1}))
     topology = master.state.topologies["words"]
-    assert topology.positions == {LINES: 30} and not topology.in_batch
+    assert topology.positions == {LINES: 30} and topology.in_batch, "its sinks may still have to commit"
+    master.note_batch("words", record(2))
+    assert not topology.in_batch
 
 
 def test_it_goes_on_from_its_last_batch(master: Master) -> None:
@@ -222,6 +246,16 @@ def test_a_value_is_looked_up_in_the_checkpoint(master: Master) -> None:
     assert found("b")["value"] == 1 and found("b")["group"] == stable_hash("b") % GROUPS
     assert not found("never")["found"] and "nothing is kept under 'never'" in found("never")["error"]
     assert not found("a", "misses")["found"] and "has no state 'misses'" in found("a", "misses")["error"]
+
+
+@pytest.mark.parametrize(("bolt", "state"), [(Count, "hits"), (Both, "state"), (Neither, "state")])
+def test_the_state_that_is_meant(bolt: type[Bolt], state: str) -> None:
+    assert only_state(graph_of(with_bolt(bolt)), "count") == state
+
+
+def test_several_states_are_named() -> None:
+    with pytest.raises(UnknownName, match="'count' of 'words' has the states hits, misses: say which with --name"):
+        only_state(graph_of(with_bolt(Several), "words"), "count")
 
 
 # ---- scale ----
@@ -303,8 +337,10 @@ def test_the_other_verbs_work_on_batches(cli: Cli, master: Master) -> None:
     assert json.loads(cli("status", "--json")[1])["topologies"][0]["batches"]["count"] == 1
     code, out, _ = cli("plan")
     assert code == 0 and "key groups of count: [0] 2, [1] 2" in out and "(agent)" not in out
-    code, out, _ = cli("state", "--groups")
-    assert code == 0 and "wave 2 is committed" in out
+    for option in ([], ["--groups"]):
+        code, out, _ = cli("state", *option)
+        assert code == 0 and "wave 2 is committed" in out and "?" not in out and "not in a wave yet" not in out
+    assert cli("state", "--query", "count", "a") == (0, "3\n", "")
     assert cli("state", "--query", "count", "a", "--name", "hits") == (0, "3\n", "")
     assert cli("load")[0] == 0
     code, out, _ = cli("move", "count[0]", str(1 - master.state.topologies["words"].places[COUNT0].slot))

@@ -281,8 +281,8 @@ def test_state_and_queries(cluster: ProcessCluster, tmp_path: Path) -> None:
     for word in sorted(truth)[:3]:
         code, found = command(cluster, "state", "--query", "count", word, "--name", "counts")
         assert (code, found["found"], found["value"]) == (0, True, truth[word])
-    code, found = command(cluster, "state", "--query", "count", "no such word", "--name", "counts")
-    assert (code, found["found"]) == (1, False)
+    code, found = command(cluster, "state", "--query", "count", "no such word")  # in the only state that it declares
+    assert (code, found["found"], found["state"]) == (1, False, "counts")
     with pytest.raises(UnknownName, match=r"'split' of 'stateful' has no keyed state"):
         ask(cluster.master.name, "query", topology=stream.name, component="split", key="x", state="counts")
     before = stream.waves.committed

@@ -14,13 +14,6 @@ def _kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(engines, "keep", lambda name, result: tmp_path / name)
 
 
-def test_rescaling_is_measured_on_both() -> None:
-    result = engines.run_engines(live=False, quick=True, parts=["rescale"])
-    assert set(result["rescale"]) == {"microbatch_gap_ms", "spark_restart_gap_ms"}
-    medians = result["details"]["rescale"]["medians"]
-    assert medians["microbatch_longest_ms"] > 0 and medians["spark_longest_ms"] > 0
-
-
 def test_skewed_keys_are_shared_out_while_they_come() -> None:
     result = engines.run_engines(live=False, quick=True, parts=["skew"])
     assert result["skew_batch_ratio"] > 0

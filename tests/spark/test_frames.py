@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from audited import SECONDS
-from framed import Incoming, counting, keeping, writing, written
+from framed import Incoming, counting, keeping, tapping, writing, written
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -166,6 +166,57 @@ def test_a_query_goes_on_from_its_checkpoint(make_engine: Callable[[], ResidentE
     again = written(out) - before
     assert set(written(out)) == set(incoming.lines)
     assert set(again) < set(incoming.lines), "it does not begin anew"
+
+
+def test_in_by_one_query_and_out_by_another(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                            tmp_path: Path) -> None:
+    """What feeds waits for acks, and these for the query that reads: it finds a core, though there are partitions enough to
+    hold them all."""
+    incoming.add(files=8, lines=20)
+    running = engine.submit(tapping(lines_of(spark, incoming, files=8)), "through")
+    assert running.wait_running(SECONDS)
+    until_emitted(engine, running, 1)
+    found: Counter[str] = Counter()
+    tap = spark.readStream.format("millrace").option("topology", "through").option("stream", "out")
+    out = (tap.option("cluster", engine.master.name).schema("line string").load()
+           .writeStream.option("checkpointLocation", str(tmp_path / "out"))
+           .foreachBatch(lambda batch, number: found.update(row.line for row in batch.collect())).start())
+    try:
+        until(engine, lambda: set(found) == set(incoming.lines))
+        read_all(spark, running)
+    finally:
+        out.stop()
+        running.kill(wait=0)
+        assert running.wait(SECONDS)
+
+
+def test_state_is_resumed_with_the_positions_of_its_own_run(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                                            tmp_path: Path) -> None:
+    """Not with those of a later run that was killed before it had saved any state."""
+    config = {"path": str(tmp_path / "out")}
+    incoming.add(files=2, lines=50)
+    running = engine.submit(counting(lines_of(spark, incoming)), "again", config)
+    read_all(spark, running)
+    end(running)
+    running = engine.submit(counting(lines_of(spark, incoming)), "again", {**config, "topology.checkpoint.interval.secs": 600})
+    running.kill(wait=0)
+    assert running.wait(SECONDS)
+    incoming.add(files=1, lines=50)
+    running = engine.submit(counting(lines_of(spark, incoming)), "again", config, resume=True)
+    read_all(spark, running)
+    end(running)
+    assert stored_counts(open_store(engine.master.checkpointing.place), "again") == dict.fromkeys(incoming.lines, 1)
+
+
+def test_state_that_begins_empty_where_spark_goes_on_is_told(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                                             tmp_path: Path) -> None:
+    (tmp_path / "spark" / "offsets").mkdir(parents=True)
+    topology = counting(lines_of(spark, incoming), checkpoint=str(tmp_path / "spark"))
+    running = engine.submit(topology, "emptied", {"path": str(tmp_path / "out")})
+    until(engine, lambda: any("the state of the topology begins empty" in event["text"] for event in engine.master.events
+                              if event["level"] == "warning"))
+    running.kill(wait=0)
+    assert running.wait(SECONDS)
 
 
 def test_a_query_that_fails_is_told(engine: ResidentEngine, spark: SparkSession, incoming: Incoming, tmp_path: Path) -> None:

@@ -27,7 +27,23 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrobatchEngin
         yield engine
 
 
-def test_tasks_run_where_the_plan_says_and_plans_change_between_batches(engine: MicrobatchEngine, tmp_path: Path) -> None:
+def commits_seen(engine: MicrobatchEngine, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Whenever the sinks are about to commit: the wave that is in the store, and the one that the master shows."""
+    query, seen = engine._queries[name], []
+    publish = query._publish
+
+    def watched() -> None:
+        told = engine.master.state.topologies[name].checkpoint
+        if not query._published and query._committed is not None and told is not None:
+            seen.append((query._committed.wave, told.wave))
+        publish()
+
+    monkeypatch.setattr(query, "_publish", watched)
+    return seen
+
+
+def test_tasks_run_where_the_plan_says_and_plans_change_between_batches(engine: MicrobatchEngine, tmp_path: Path,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     stream = BatchedStream(engine, tmp_path, "planned")
     stream.advance(3)
     assert not any(record.misplaced for record in stream.records)
@@ -42,10 +58,19 @@ def test_tasks_run_where_the_plan_says_and_plans_change_between_batches(engine: 
     load = stream.running.load()
     assert load.traffic and sum(load.key_groups["count"]) == sum(
         tuples for (_, target), tuples in load.traffic.items() if target.component == "count")
-    stream.running.scale("count", 1)
+    stream.running.scale("count", 2)
     stream.advance(2)
     assert not any(record.misplaced for record in stream.records) and not stream.retried()
+    owners = stream.master.state.topologies["planned"].key_groups
     stream.finish()
+    again = BatchedStream(engine, tmp_path, "planned", resume=True)
+    assert again.graph.component("count").par == 2 and stream.master.state.topologies["planned"].key_groups == owners
+    assert "goes on with count x 2, as it was scaled" in [event["text"] for event in engine.master.events]
+    again.advance(1)
+    seen = commits_seen(engine, "planned", monkeypatch)
+    again.advance(2)
+    assert seen and all(stored == told for stored, told in seen)
+    again.finish()
 
 
 def test_a_python_process_is_killed_in_a_batch(engine: MicrobatchEngine, tmp_path: Path) -> None:

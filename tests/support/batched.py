@@ -24,11 +24,11 @@ SECONDS = 120.0  # a safety limit, never a measure
 class BatchedStream:
     """Submits a word count and waits for conditions of it; `finish` drains it and looks for every word and count."""
 
-    def __init__(self, engine: MicrobatchEngine, directory: Path, name: str, **config: Any) -> None:
+    def __init__(self, engine: MicrobatchEngine, directory: Path, name: str, resume: bool = False, **config: Any) -> None:
         self.engine, self.master, self.directory, self.name = engine, engine.master, directory, name
         self.hold = Hold(directory)
         self.running = engine.submit(HeldWordCount, name, {"path": str(directory), "topology.batch.tuples": 500,
-                                                               "topology.batch.interval.ms": 0, **config})
+                                                               "topology.batch.interval.ms": 0, **config}, resume=resume)
 
     @property
     def graph(self) -> TopologyGraph:

@@ -9,6 +9,7 @@ from typing import Any
 
 from millrace import Bolt, CounterState, Grouping, Spout, Topology, Tuple
 from millrace.connectors.sinks import JsonLinesSink
+from millrace.connectors.tap import Tap
 
 
 class CountLines(Bolt):
@@ -57,6 +58,16 @@ def counting(frame: Any, **options: Any) -> type[Topology]:
         sink = JsonLinesSink.spec(inputs={count: Grouping.SHUFFLE}, par=2)
 
     return Counting
+
+
+def tapping(frame: Any, **options: Any) -> type[Topology]:
+    """Out again as it came in."""
+
+    class Tapping(Topology):
+        lines = Spout.from_dataframe(frame, par=2, **options)
+        out = Tap.spec(inputs={lines: Grouping.SHUFFLE}, par=2)
+
+    return Tapping
 
 
 class Incoming:

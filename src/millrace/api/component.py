@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
-from millrace.api.state import State
+from millrace.api.state import State, declared_states
 from millrace.errors import NotRunning
 
 if TYPE_CHECKING:
@@ -478,9 +478,19 @@ class TicklessBatchingBolt(BatchingBolt):
 def uses_state(component_cls: type[Component]) -> bool:
     """Whether the class declares keyed state of its own or mentions `state` in its code. Found without running it, so that
     a topology knows before it starts whether it has something to snapshot."""
+    return any(isinstance(member, State) or "state" in _names(member) for member in _own_members(component_cls))
+
+
+def used_states(component_cls: type[Component]) -> list[str]:
+    """Names of the keyed states that the class declares; `state`, which every bolt has, only if its code mentions it."""
+    mentioned = any("state" in _names(member) for member in _own_members(component_cls))
+    return [name for name, state in declared_states(component_cls).items() if mentioned or state is not Bolt.state]
+
+
+def _own_members(component_cls: type[Component]) -> list[Any]:
+    """All that was written by whoever wrote the class."""
     own = [base for base in component_cls.__mro__ if base.__module__ != __name__]
-    members = [member for base in own for member in vars(base).values()]
-    return any(isinstance(member, State) or "state" in _names(member) for member in members)
+    return [member for base in own for member in vars(base).values()]
 
 
 def _names(member: Any) -> set[str]:

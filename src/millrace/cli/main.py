@@ -137,7 +137,7 @@ def plan(cluster: ClusterName = None, as_json: Json = False) -> None:
 def state(topology: Annotated[str | None, typer.Argument(help="Its name; all of them if not given.")] = None,
           query: Annotated[tuple[str, str] | None, typer.Option(
               help="COMPONENT KEY: show what the component has under the key (JSON or text) now.")] = None,
-          name: Annotated[str, typer.Option(help="With --query: which of the bolt's states.")] = "state",
+          name: Annotated[str | None, typer.Option(help="With --query: which of the bolt's states, if it has several.")] = None,
           groups: Annotated[bool, typer.Option(help="Show every key group.")] = False,
           cluster: ClusterName = None, as_json: Json = False) -> None:
     """Show what state is kept: waves, key groups, sizes, versions, and who has fragments of it."""

@@ -9,6 +9,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+COUNTED = {"keys": "keys", "dirty": "not in a wave yet"}  # what tasks say of themselves, if there are any to ask
+
 
 def components_table(topology: dict[str, Any], rates: dict[str, float] | None = None) -> Table:
     title = f"{topology['name']}: {topology['status']} ({topology['engine']})"
@@ -44,8 +46,8 @@ def batches_text(batches: dict[str, Any]) -> Text:
              f"20 {batches['mean_seconds']:.3f} s on average; {batches['retried']:,} attempts failed",
              f"tasks that ran elsewhere than planned: {batches['misplaced']:,}; that had to load their state: "
              f"{batches['restored']:,} (found it in their process: {batches['resident']:,})",
-             f"Spark's tasks ran for {batches['spark_run_seconds']:,.1f} s, ours were busy for "
-             f"{batches['own_busy_seconds']:,.1f} s of it; {batches['spark_shuffle_bytes']:,} bytes went through its shuffle"]
+             f"time in partitions: {batches['spark_run_seconds']:,.1f} s by Spark, {batches['own_busy_seconds']:,.1f} s by us; "
+             f"{batches['spark_shuffle_bytes']:,} bytes went through Spark's shuffle"]
     return Text("\n".join(lines) + "\n")
 
 
@@ -171,24 +173,25 @@ def print_state(found: dict[str, Any], groups: bool) -> None:
 
 
 def _tasks_table(component: dict[str, Any]) -> Table:
-    table = Table("task", "key groups", "keys", "not in a wave yet", "bytes", "newest wave", "fragments at workers",
-                  title_justify="left",
-                  title=f"{component['name']}: {component['bytes']:,} bytes")
+    counted = COUNTED if component["tasks"] else {}
+    table = Table("task", "key groups", *counted.values(), "bytes", "newest wave", "fragments at workers",
+                  title_justify="left", title=f"{component['name']}: {component['bytes']:,} bytes")
     held = {fragment["blob"]: fragment for fragment in component["fragments"]}
     for task in sorted({group["task"] for group in component["key_groups"]}):
         mine = [group for group in component["key_groups"] if group["task"] == task]
         newest = max(mine, key=lambda group: group["wave"])
         now = component["tasks"].get(task, component["tasks"].get(str(task), {}))
-        table.add_row(f"{component['name']}[{task}]", str(len(mine)), *(str(now.get(what, "?")) for what in ("keys", "dirty")),
+        table.add_row(f"{component['name']}[{task}]", str(len(mine)), *(str(now.get(what, "?")) for what in counted),
                       f"{sum(group['bytes'] for group in mine):,}", str(newest["wave"]), _fragments(held.get(newest["blob"])))
     return table
 
 
 def _groups_table(component: dict[str, Any]) -> Table:
-    table = Table("group", "task", "keys", "not in a wave yet", "bytes", "pieces", "newest wave", title_justify="left",
+    counted = COUNTED if component["tasks"] else {}
+    table = Table("group", "task", *counted.values(), "bytes", "pieces", "newest wave", title_justify="left",
                   title=f"{component['name']}: {component['bytes']:,} bytes")
     for group in component["key_groups"]:
-        table.add_row(str(group["group"]), str(group["task"]), *(str(group.get(what, "?")) for what in ("keys", "dirty")),
+        table.add_row(str(group["group"]), str(group["task"]), *(str(group.get(what, "?")) for what in counted),
                       f"{group['bytes']:,}", str(group["pieces"]), str(group["wave"]))
     return table
 

@@ -16,7 +16,7 @@ from millrace.runtime.tap_rows import TapRows
 from millrace.runtime.wire import encode_rows
 
 ACK_SECONDS = 0.05  # from a reader's commit to the acks
-TAP_METRIC, UNREAD_METRIC = "tap", "unread"
+TAP_METRIC, UNREAD_METRIC = "millrace.tap", "unread"
 
 
 class Tap(TwoPhaseSink):

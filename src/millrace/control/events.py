@@ -50,11 +50,13 @@ class WorkerReported:
 @dataclass(frozen=True, slots=True)
 class Submitted:
     """`checkpoint`: the one to go on from, None for the beginning. `after`: the (epoch, wave) of the newest checkpoint that
-    the store has of it, whether it goes on from that or not: its own must come after it."""
+    the store has of it, whether it goes on from that or not: its own must come after it. `offsets`: of one that DataFrames
+    feed, the run that Spark's positions are noted under, unless the checkpoint names one."""
 
     graph: TopologyGraph
     checkpoint: Manifest | None = None
     after: tuple[int, int] = (0, 0)
+    offsets: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +146,17 @@ class BatchBegan:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """The batch is over, and this is what the topology goes on from."""
+    """This is what the topology goes on from. The batch is not over before its sinks have made visible what they wrote."""
 
     name: str
     manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOver:
+    """Nothing of the batch is left to be done."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +175,7 @@ class Ticked:
 
 
 Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Resumed | Killed | Moved | Replanned | Rescaled
-         | BatchBegan | BatchCommitted | BatchesEnded | Ticked | WaveAcked | ManifestStored | ChannelBroke)
+         | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveAcked | ManifestStored | ChannelBroke)
 
 
 @dataclass(frozen=True, slots=True)

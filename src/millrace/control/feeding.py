@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 NEW, PENDING, DONE = "new", "pending", "done"
-FEED = "feed"  # the metric under which a task tells its `FeedAddress`
+FEED = "millrace.feed"  # the metric under which a task tells its `FeedAddress`
+WINDOW = 16  # batches of a partition that are on their way at the same time
 
 
 class Key(NamedTuple):

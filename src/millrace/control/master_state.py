@@ -17,6 +17,7 @@ from millrace.control.events import (
     BatchBegan,
     BatchCommitted,
     BatchesEnded,
+    BatchOver,
     ChannelBroke,
     Command,
     Distribute,
@@ -38,6 +39,7 @@ from millrace.control.events import (
     WorkerReported,
 )
 from millrace.control.recovery import Recovery, never_repeats
+from millrace.control.resuming import owners_in
 from millrace.control.topology_state import (
     PAUSED,
     RUNNING,
@@ -100,6 +102,9 @@ class MasterState:
                 return []
             case BatchCommitted():
                 return self._batch_committed(event)
+            case BatchOver():
+                self._batched(event.name).in_batch = False
+                return []
             case BatchesEnded():
                 return self.end(self._batched(event.name), event.how)
             case Ticked():
@@ -286,11 +291,12 @@ class MasterState:
         if event.checkpoint is not None:
             fits(event.checkpoint, event.graph)
             topology.positions = event.checkpoint.positions()
+            topology.key_groups = owners_in(event.checkpoint, event.graph)
         topology.epoch, topology.checkpoint = max(self.author, event.after[0]) + 1, event.checkpoint
 
     def _batch_committed(self, event: BatchCommitted) -> list[Command]:
         topology = self._batched(event.name)
-        topology.checkpoint, topology.in_batch = event.manifest, False
+        topology.checkpoint = event.manifest
         topology.epoch, topology.positions = event.manifest.epoch, event.manifest.positions()
         return []
 

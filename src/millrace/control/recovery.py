@@ -52,9 +52,12 @@ class Recovery:
         if checkpoint is not None:
             fits(checkpoint, graph)
         topology.epoch, topology.checkpoint = max(self._master.author, event.after[0]), checkpoint
+        topology.offsets = event.offsets
         topology.waves = Waves(WAVE_INTERVAL.of(graph.config), WAVE_TIMEOUT.of(graph.config), event.after[1])
         if checkpoint is not None:
             topology.waves.committed, topology.waves.committed_epoch = checkpoint.wave, checkpoint.wave_epoch
+            if event.offsets and not checkpoint.of_batches:
+                topology.offsets = checkpoint.offsets or event.offsets
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -258,7 +261,8 @@ def _claim(topology: TopologyState) -> Manifest:
     """The checkpoint that the epoch goes on from, under its own number; an empty one if it begins at the beginning."""
     if topology.checkpoint is not None:
         return msgspec.structs.replace(topology.checkpoint, epoch=topology.epoch)
-    return Manifest(topology.graph.name, 0, topology.epoch, topology.graph.key_groups, _parallelism(topology.graph), [], 0.0)
+    return Manifest(topology.graph.name, 0, topology.epoch, topology.graph.key_groups, _parallelism(topology.graph), [], 0.0,
+                    offsets=topology.offsets)
 
 
 def _manifest(topology: TopologyState, store: Store) -> Manifest:
@@ -279,7 +283,8 @@ def _manifest(topology: TopologyState, store: Store) -> Manifest:
             whole = msgspec.structs.replace(record, chains=own, blocks={})
             needed = {piece.blob for piece in whole.pieces()}
             records.append(msgspec.structs.replace(whole, blocks={blob: blocks[blob] for blob in needed if blob in blocks}))
-    return Manifest(graph.name, store.wave, topology.epoch, graph.key_groups, _parallelism(graph), records, 0.0, topology.epoch)
+    return Manifest(graph.name, store.wave, topology.epoch, graph.key_groups, _parallelism(graph), records, 0.0, topology.epoch,
+                    topology.offsets)
 
 
 def _parallelism(graph: TopologyGraph) -> dict[str, int]:

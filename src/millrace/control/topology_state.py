@@ -47,6 +47,7 @@ class TopologyState:
     epoch: int = 0
     waves: Waves | None = None  # None: it has nothing to snapshot, or each batch is a wave
     checkpoint: Manifest | None = None  # the last one committed
+    offsets: str = ""  # as in its manifests: which run Spark's positions are noted under
     moves: dict[TaskId, int] = field(default_factory=dict)  # asked for, and waiting for the wave under way
     storing: Manifest | None = None  # the one being written
     begun: bool = False  # its tasks have been started before

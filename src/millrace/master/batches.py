@@ -13,7 +13,8 @@ RECENT = 20  # batches that a mean is taken over
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One batch. `misplaced`: tasks that ran on another executor than the plan says. `resident`, `restored`: tasks that found
-    their state in their process, and that had to load it. What Spark says of its tasks is beside what ours say."""
+    their state in their process, and that had to load it. `spark_run_seconds`, `own_busy_seconds`: the time in partitions, by
+    Spark and by us; Spark tells of its own with delay, so neither is a part of the other."""
 
     batch: int
     wave: int

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from millrace.control.events import BatchBegan, BatchCommitted, BatchesEnded, WorkerJoined, WorkerLost
+from millrace.control.events import BatchBegan, BatchCommitted, BatchesEnded, BatchOver, WorkerJoined, WorkerLost
 from millrace.master.batches import BatchLog, BatchRecord
 from millrace.model.cluster import Node
 from millrace.runtime import wire
@@ -64,6 +64,7 @@ class Batching:
     def note(self, name: str, record: BatchRecord) -> None:
         if name in self._master.state.topologies:
             self.logs.setdefault(name, BatchLog()).add(record)
+            self._master.tell(BatchOver(name))
 
     def finish(self, name: str, how: str) -> None:
         if name in self._master.state.topologies:

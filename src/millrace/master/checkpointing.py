@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from millrace.api.component import used_states
 from millrace.api.grouping import stable_hash
 from millrace.config import CHECKPOINTS
 from millrace.control.events import ManifestStored, Submitted
@@ -23,7 +24,7 @@ from millrace.errors import CorruptCheckpoint, MillraceError, NotTheAuthor, Topo
 from millrace.master.state_home import state_home
 from millrace.model.graph import ACKER, TaskId, TopologyGraph, resolve
 from millrace.runtime import wire
-from millrace.runtime.checkpoint_store import CheckpointStore, open_store
+from millrace.runtime.checkpoint_store import CheckpointStore, open_store, shown_place
 from millrace.runtime.checkpoints import Checkpoints
 from millrace.runtime.directory_store import Lock
 from millrace.state.checkpoint import Manifest, wave_of
@@ -91,12 +92,12 @@ class Checkpointing:
     def _found(self, graph: TopologyGraph, checkpoints: Checkpoints, resume: bool) -> Submitted:
         found = checkpoints.latest() if resume else None
         if resume and found is None:
-            raise TopologyError(f"there is no checkpoint of {graph.name!r} in {self.place} to go on from: start it without "
-                                "--resume, or name the store and the cluster that it ran in")
+            raise TopologyError(f"there is no checkpoint of {graph.name!r} in {shown_place(self.place)} to go on from: start "
+                                "it without --resume, or name the store and the cluster that it ran in")
         if found is not None and graph.exactly_once and not checkpoints.is_newest(found):
-            raise CorruptCheckpoint(f"the newest checkpoint of {graph.name!r} in {self.place} cannot be used. To go on from an "
-                                    f"older one (wave {found.wave}) would write again what its sinks have made visible since: "
-                                    "bring the newest back from a backup, or delete its manifest to accept that")
+            raise CorruptCheckpoint(f"the newest checkpoint of {graph.name!r} in {shown_place(self.place)} cannot be used. To "
+                                    f"go on from an older one (wave {found.wave}) would write again what its sinks have made "
+                                    "visible since: bring the newest back from a backup, or delete its manifest to accept that")
         return Submitted(graph, found, checkpoints.newest())
 
     def _write(self, manifest: Manifest, claim: bool) -> None:
@@ -184,7 +185,7 @@ class Checkpointing:
         """What is kept of the running topologies, or of one; and how many keys their tasks have now, as far as they answer."""
         state = self._master.state
         topologies = [state.topology(name)] if name is not None else list(state.topologies.values())
-        shown = {"store": self.place, "topologies": [self._shown(topology) for topology in topologies]}
+        shown = {"store": shown_place(self.place), "topologies": [self._shown(topology) for topology in topologies]}
         asked = {(topology.graph.name, task.component, task.index): self._ask(topology, task, "", None)
                  for topology in topologies if not topology.batched for task, place in topology.places.items()
                  if task.component != ACKER and topology.graph.component(task.component).stateful
@@ -217,12 +218,14 @@ class Checkpointing:
                 "fragments": [{"blob": blob, "raw": blocks.r, "check": blocks.c, "workers": blocks.slots}
                               for blob, blocks in sorted(manifest.blocks(name).items())]}
 
-    def query(self, name: str | None, component: str, key: Any, state: str = DEFAULT_STATE) -> Future[dict[str, Any]]:
-        """What the component has under the key: now, asked of the task that owns it, or as of the last batch."""
+    def query(self, name: str | None, component: str, key: Any, state: str | None = None) -> Future[dict[str, Any]]:
+        """What the component has under the key: now, asked of the task that owns it, or as of the last batch. `state`: which
+        of its states; not needed if it uses `state`, or just one other."""
         topology = self._topology_with(name, component)
         if not topology.graph.component(component).keyed:
             raise UnknownName(f"{component!r} of {topology.graph.name!r} has no keyed state: none of its inputs is grouped by "
                               "fields")
+        state = state or only_state(topology.graph, component)
         key = tuple(key) if isinstance(key, list) else key
         owners = topology.key_groups[component]
         group = stable_hash(key) % len(owners)
@@ -269,6 +272,15 @@ class Checkpointing:
             raise UnknownName(f"{len(found)} running topologies have a component {component!r}; there are: {there}"
                               + ("" if not found else f". Say which: millrace state TOPOLOGY --query {component} KEY"))
         return found[0]
+
+
+def only_state(graph: TopologyGraph, component: str) -> str:
+    names = used_states(resolve(graph.component(component).code))
+    if not names or DEFAULT_STATE in names:
+        return DEFAULT_STATE
+    if len(names) > 1:
+        raise UnknownName(f"{component!r} of {graph.name!r} has the states {', '.join(names)}: say which with --name")
+    return names[0]
 
 
 def _merged(future: Future[dict[str, Any]], described: dict[str, Any]) -> Future[dict[str, Any]]:

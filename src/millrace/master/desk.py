@@ -104,6 +104,27 @@ def ask(cluster: str | None, verb: str, *, seconds: float = ANSWER_SECONDS, **ar
     return answer["ok"]
 
 
+def cluster_of(topology: str) -> str:
+    """The running cluster that has the topology; the only one there is, whatever it has."""
+    names = running_clusters()
+    if len(names) < 2:
+        return _only_cluster()
+    having = [name for name in names if _has(name, topology)]
+    if len(having) == 1:
+        return having[0]
+    what = f"{len(having)} of them run" if having else "none of them runs"
+    raise MasterUnreachable(f"{len(names)} clusters are running ({', '.join(names)}), and {what} a topology {topology!r}: say "
+                            "which one with .option(\"cluster\", ...)")
+
+
+def _has(cluster: str, topology: str) -> bool:
+    """One that does not answer, or ends just now, is none that could be read from."""
+    try:
+        return bool(ask(cluster, "has", topology=topology))
+    except MillraceError:
+        return False
+
+
 def _only_cluster() -> str:
     names = running_clusters()
     if len(names) == 1:

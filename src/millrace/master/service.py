@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -195,9 +196,9 @@ class Master:
         with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough
             os.write(self._signal_fd, b".")
 
-    def submit(self, graph: TopologyGraph, resume: bool = False) -> None:
-        """Start it; `resume`: from its last committed wave."""
-        event = self.checkpointing.submission(graph, resume)
+    def submit(self, graph: TopologyGraph, resume: bool = False, offsets: str = "") -> None:
+        """Start it; `resume`: from its last committed wave. `offsets`: as in `Submitted`."""
+        event = replace(self.checkpointing.submission(graph, resume), offsets=offsets)
         self.call(lambda: self._submit(event))
 
     def pause(self, name: str) -> None:
@@ -249,11 +250,11 @@ class Master:
         self.call(lambda: self._submit(event))
 
     def begin_batch(self, name: str) -> None:
-        """A batch runs until `committed` is told: whoever drains the topology waits for it."""
+        """A batch runs until `note_batch` is told: whoever drains the topology waits for it."""
         self.call(lambda: self.batching.began(name))
 
     def committed(self, name: str, manifest: Manifest) -> None:
-        """The batch is over. Its positions and its state are what people are shown."""
+        """Its positions and its state are what people are shown. The sinks may still have to make visible what they wrote."""
         self.call(lambda: self.batching.committed(name, manifest))
 
     def take_report(self, report: wire.Report) -> None:
@@ -261,6 +262,7 @@ class Master:
         self.call(lambda: self.batching.take_report(report))
 
     def note_batch(self, name: str, record: BatchRecord) -> None:
+        """The batch is over."""
         self.call(lambda: self.batching.note(name, record))
 
     def finish(self, name: str, how: str = "its last batch is committed") -> None:

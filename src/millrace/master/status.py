@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from millrace.connectors.tap import TAP_METRIC
+from millrace.control.feeding import FEED
 from millrace.control.master_state import MasterState
 from millrace.control.topology_state import TopologyState
 from millrace.master.batches import BatchLog
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from millrace.master.service import Master
 
 SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats")
+ADDRESSES = (FEED, TAP_METRIC)  # told as metrics, and meant for feeders and readers only
 
 
 def status_of(master: Master) -> dict[str, Any]:
@@ -26,7 +29,7 @@ def status_of(master: Master) -> dict[str, Any]:
         "cluster": master.name, "endpoint": master.endpoint, "revision": master.state.revision,
         "refused_connections": master.refused, "malformed": master.malformed,
         "workers": [_worker(master, slot) for slot in sorted(master.state.workers)],
-        "topologies": [_topology(state, master.observed[name], master.batches.get(name))
+        "topologies": [topology_status(state, master.observed[name], master.batches.get(name))
                        for name, state in master.state.topologies.items() if name in master.observed],
         "events": list(master.events)[-20:],
         "superseded": master.superseded,
@@ -44,15 +47,22 @@ def _worker(master: Master, slot: int) -> dict[str, Any]:
             "counters": dict(process.counters) if process else {}}
 
 
-def _topology(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:
+def topology_status(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:
     seconds = time.monotonic() - observed.since
     return {"name": state.graph.name, "engine": "microbatch" if state.batched else "resident", "status": state.status,
             "batches": (batches or BatchLog()).summary() if state.batched else None,
             "version": state.version, "uptime_seconds": round(seconds, 1), "tasks": len(state.places), "losses": state.losses,
             "components": [_component(state, observed, component.name, component.kind, component.par, seconds)
                            for component in state.graph.components],
-            "metrics": {str(task): seen.custom for task, seen in sorted(observed.tasks.items()) if seen.custom},
+            "metrics": _metrics(observed),
             "last_errors": observed.errors[-5:]}
+
+
+def _metrics(observed: TopologyObserved) -> dict[str, dict[str, Any]]:
+    """What tasks report of their own accord, by task."""
+    found = {str(task): {name: value for name, value in seen.custom.items() if name not in ADDRESSES}
+             for task, seen in sorted(observed.tasks.items())}
+    return {task: metrics for task, metrics in found.items() if metrics}
 
 
 def _component(state: TopologyState, observed: TopologyObserved, name: str, kind: str, par: int,

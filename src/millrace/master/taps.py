@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def reading_verbs(master: Master) -> dict[str, Callable[[dict[str, Any]], Any]]:
-    return {"taps": lambda request: _described(master, request["topology"], request["component"]),
+    return {"has": lambda request: request["topology"] in master.state.topologies,
+            "taps": lambda request: _described(master, request["topology"], request["component"]),
             "store": lambda request: master.checkpointing.place}
 
 

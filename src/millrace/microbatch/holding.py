@@ -29,3 +29,9 @@ class Holding:
     def address(self, slot: int) -> WorkerAddress:
         ends = self.exchange.endpoints
         return WorkerAddress(slot, 0, "", self._boot, "", "", ends.ipc, ends.tcp)
+
+    def close(self) -> None:
+        self.exchange.close()
+        if self._gate is not None:
+            self._gate.close()
+        self._context.term()

@@ -61,11 +61,10 @@ class Kept:
 
 
 class Hosted:
-    """One topology in this process."""
+    """One topology in this process, which keeps fragments of others' if there is a `holding`."""
 
-    def __init__(self, work: BatchWork, slot: int) -> None:
-        settings = work.setup.settings
-        self.holding = _holding(work.setup) if work.holds else None
+    def __init__(self, work: BatchWork, slot: int, holding: Holding | None = None) -> None:
+        settings, self.holding = work.setup.settings, holding
         self.vault = Vault(partial(open_store, CHECKPOINTS.of(settings)), self.holding.exchange if self.holding else None)
         self.vault.reach(work.workers)
         self.worker = BatchWorker(slot, SystemClock(), settings, self.vault)
@@ -385,7 +384,7 @@ def host(work: BatchWork, slot: int) -> Hosted:
     found = _hosted.get(work.run)
     if found is None:
         _set_up(work.setup.path)
-        found = _hosted[work.run] = Hosted(work, slot)
+        found = _hosted[work.run] = Hosted(work, slot, _holding(work.setup) if work.holds else None)
         for ended in _hosted.keys() - set(work.alive):
             _hosted.pop(ended).close()
     found.worker.slot = slot

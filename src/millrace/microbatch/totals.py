@@ -27,7 +27,7 @@ class Totals:
 
     def __init__(self) -> None:
         self._tasks: dict[int, _TaskTotals] = {}
-        self._cpu: dict[int, float] = {}  # by process, as it last said
+        self._cpu: dict[tuple[int, int], float] = {}  # by slot and process, as it last said: hosts may have the same pids
         self._used: defaultdict[int, float] = defaultdict(float)  # CPU seconds by slot
 
     def take(self, given: TopologyAssignment, reports: list[PartitionReport], now: float) -> list[wire.Report]:
@@ -55,10 +55,11 @@ class Totals:
     def _cpu_used(self, reports: list[PartitionReport]) -> float:
         """CPU seconds since the last batch. A process reports several partitions, in any order; of one that is new, all that it
         has used is of this batch."""
-        now: dict[int, float] = {}
+        now: dict[tuple[int, int], float] = {}
         for report in reports:
-            now[report.pid] = max(report.cpu_seconds, now.get(report.pid, 0.0))
-        used = sum(max(cpu - self._cpu.get(pid, 0.0), 0.0) for pid, cpu in now.items())
+            process = report.slot, report.pid
+            now[process] = max(report.cpu_seconds, now.get(process, 0.0))
+        used = sum(max(cpu - self._cpu.get(process, 0.0), 0.0) for process, cpu in now.items())
         self._cpu = {**(self._cpu if len(self._cpu) < PROCESSES_KNOWN else {}), **now}
         return used
 

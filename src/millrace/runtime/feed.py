@@ -18,14 +18,13 @@ import zmq
 
 from millrace.api.frame import Feed
 from millrace.config import FRAME_LIMIT
-from millrace.control.feeding import DONE, FEED, NEW, FeedAddress, Intake, Key
+from millrace.control.feeding import DONE, FEED, NEW, WINDOW, FeedAddress, Intake, Key
 from millrace.errors import MillraceError, WireError
 from millrace.runtime import wire
 from millrace.runtime.feed_messages import Done, Refused, read_push
 from millrace.runtime.transport import Keys, bind_tcp, serve
 
 log = logging.getLogger("millrace.worker")
-WAITING_LIMIT = 64  # batches from one feeder that wait in a socket
 PUSHES_PER_TURN = 64  # looked at in one call, if none of them is new
 
 
@@ -69,7 +68,7 @@ class SocketFeeds:
 
     def _socket(self) -> zmq.Socket[Any]:
         socket = self._context.socket(zmq.ROUTER)
-        socket.rcvhwm = WAITING_LIMIT
+        socket.rcvhwm = WINDOW  # no feeder sends more without an ack
         socket.maxmsgsize = self._frame_limit + 65536
         socket.linger = 500  # acks that are on their way save a repetition
         return socket
@@ -84,6 +83,9 @@ class SocketFeed:
         self._closed = False
 
     def take(self) -> tuple[Key, pa.RecordBatch] | None:
+        """None too from one that is closed: a task that is being replaced may be asked for tuples once more."""
+        if self._closed:
+            return None
         for _ in range(PUSHES_PER_TURN):
             found = self._receive()
             if found is None:

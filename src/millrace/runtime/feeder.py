@@ -17,13 +17,12 @@ import pyarrow as pa
 import zmq
 
 from millrace.config import FRAME_LIMIT
-from millrace.control.feeding import FeedAddress, Outbox, choose
+from millrace.control.feeding import WINDOW, FeedAddress, Outbox, choose
 from millrace.errors import FeedingFailed, WireError
 from millrace.runtime import wire
 from millrace.runtime.feed_messages import Push, Refused, read_answer
 from millrace.runtime.transport import Keys, boot_id, visit
 
-WINDOW = 16  # batches of a partition that are on their way at the same time
 ASK_SECONDS = 0.5  # between questions to the master, while nothing is acked
 RESEND_SECONDS = 10.0  # after which a batch is sent again to the same task: a connection may have lost it, or its ack
 MASTER_SECONDS = 20.0  # without an answer of the master

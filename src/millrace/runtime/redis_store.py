@@ -16,9 +16,9 @@ import contextlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from millrace.errors import MillraceError, StoreUnreachable
+from millrace.runtime.checkpoint_store import shown_place
 from millrace.runtime.directory_store import UNFINISHED_SECONDS, check_name, not_there
 
 PREFIX = "millrace:checkpoint:"
@@ -52,8 +52,7 @@ class RedisStore:
         except ModuleNotFoundError as error:
             raise MillraceError(f"checkpoints in Redis need the Python package {error.name!r}, which is not installed here: "
                                 "pip install millrace[redis]") from error
-        parts = urlsplit(url)
-        self.place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # a password is not shown
+        self.place = shown_place(url)
         self._errors = redis.exceptions
         try:
             self._client: Any = redis.Redis.from_url(

@@ -19,8 +19,8 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
 from millrace.schedulers.parameters import check_parameters, parameter
-from millrace.schedulers.placing import complete
-from millrace.schedulers.problem import MOST, ROUNDING, Floats, Ints, Problem
+from millrace.schedulers.placing import housed
+from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem, clean
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,7 @@ class Balance:
         problem = Problem.of(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
-        missing = int((problem.current < 0).sum())
-        placed = problem.answer(complete(problem, problem.current), f"{missing} tasks that had no worker are placed")
+        placed = housed(problem)
         if isinstance(placed, CannotPlace):
             return placed
         plans = dict(placed.plans) if isinstance(placed, NewPlan) else {graph.name: plan[graph.name] for graph in graphs}
@@ -74,7 +73,7 @@ class Balance:
         for component in graph.bolts:
             if not component.keyed or component.par < 2:
                 continue
-            loads = _clean(load.key_groups.get(component.name, ()), len(owned[component.name]))
+            loads = _counted(load.key_groups.get(component.name, ()), len(owned[component.name]))
             old = np.array(owned[component.name], dtype=np.int64)
             if loads.sum() < max(self.least_tuples, 1):
                 said.append(f"{graph.name}: {loads.sum():,.0f} tuples came for {component.name}, too few to tell")
@@ -162,7 +161,7 @@ def skew(graphs: Sequence[TopologyGraph], load: Mapping[str, Load], plans: Mappi
         owned = plans[graph.name].key_groups if graph.name in plans else {}
         for name, counts in measured.items():
             owners = np.array(owned.get(name, ()), dtype=np.int64)
-            loads = _clean(counts, len(owners))
+            loads = _counted(counts, len(owners))
             if loads.sum() > 0:
                 par = int(owners.max()) + 1
                 worst = max(worst, _largest(loads, owners, par) * par / float(loads.sum()))
@@ -188,8 +187,6 @@ def _told(component: str, loads: Floats, old: Ints, new: Ints, par: int) -> str:
     return f"the most loaded task of {component} has {before:.2f} times the mean{alone}"
 
 
-def _clean(counts: Sequence[float], groups: int) -> Floats:
+def _counted(counts: Sequence[float], groups: int) -> Floats:
     """Finite and not negative, whatever was measured; nothing if it was measured of another number of groups."""
-    if len(counts) != groups:
-        return np.zeros(groups)
-    return np.clip(np.nan_to_num(np.array(counts, dtype=np.float64), nan=0.0, posinf=MOST, neginf=0.0), 0.0, MOST)
+    return clean(counts) if len(counts) == groups else np.zeros(groups)

@@ -14,7 +14,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.parameters import check_parameters, parameter
-from millrace.schedulers.placing import affinity, complete
+from millrace.schedulers.placing import affinity, housed
 from millrace.schedulers.problem import ROUNDING, Flags, Floats, Ints, Problem
 
 
@@ -47,9 +47,8 @@ class Otd:
         problem = Problem.of(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
-        missing = int((problem.current < 0).sum())
-        if missing:  # they come first: what they will change is not measured yet
-            return problem.answer(complete(problem, problem.current), f"{missing} tasks that had no worker are placed")
+        if (problem.current < 0).any():  # they come first: what they will change is not measured yet
+            return housed(problem)
         workers = _Workers.of(problem, load, self)
         if workers.high.any() and workers.low.any():
             move, reason = self._balance(workers)

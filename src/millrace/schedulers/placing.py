@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
 
 
@@ -42,6 +43,12 @@ def complete(problem: Problem, assignment: Ints, capacity: float = 1.0) -> Ints:
         counts[node] += 1
         board.put(int(task), node)
     return board.assignment
+
+
+def housed(problem: Problem) -> SchedulingResult:
+    """A slot for every task that has none; nothing else moves."""
+    missing = int((problem.current < 0).sum())
+    return problem.answer(complete(problem, problem.current), f"{missing} tasks that had no worker are placed")
 
 
 def slots_within(problem: Problem, nodes: Ints) -> Ints:

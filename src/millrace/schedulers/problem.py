@@ -93,18 +93,18 @@ class Problem:
         return cls(
             graphs=tuple(graphs), plans=plan, tasks=tasks,
             topology=np.repeat(np.arange(len(graphs)), [len(graph.tasks()) for graph in graphs]).astype(np.int64),
-            cpu=_clean([seen.cpu_mhz if seen else 0.0 for seen in measured]),
-            memory=_clean([seen.memory_mb if seen else 0.0 for seen in measured]),
-            queue=_clean([seen.queue_length if seen else 0 for seen in measured]).astype(np.int64),
-            queue_floor=_clean([seen.queue_floor if seen else 0 for seen in measured]).astype(np.int64),
+            cpu=clean([seen.cpu_mhz if seen else 0.0 for seen in measured]),
+            memory=clean([seen.memory_mb if seen else 0.0 for seen in measured]),
+            queue=clean([seen.queue_length if seen else 0 for seen in measured]).astype(np.int64),
+            queue_floor=clean([seen.queue_floor if seen else 0 for seen in measured]).astype(np.int64),
             settling=np.array([key in settling for key in tasks], dtype=bool),
             pinned=(current >= 0) & ~np.array([graph.movable(task) for graph in graphs for task in graph.tasks()], dtype=bool),
             current=current, left=left, right=right, rate=rate,
             slot_numbers=np.array([slot.number for slot in slots], dtype=np.int64), slot_node=slot_node,
             slot_taken=taken, slot_tasks_taken=tasks_taken, node_names=tuple(nodes),
-            node_mhz=_clean([by_name[name].mhz for name in nodes]),
-            node_capacity=_clean([by_name[name].capacity_mhz for name in nodes]),
-            node_memory=_clean([by_name[name].memory_mb for name in nodes]), node_memory_taken=memory_taken,
+            node_mhz=clean([by_name[name].mhz for name in nodes]),
+            node_capacity=clean([by_name[name].capacity_mhz for name in nodes]),
+            node_memory=clean([by_name[name].memory_mb for name in nodes]), node_memory_taken=memory_taken,
         )
 
     @property
@@ -224,7 +224,7 @@ class Problem:
                                  "slot, and none of the cluster's nodes has one alive. Start workers, or wait for them")
 
 
-def _clean(values: Sequence[float]) -> Floats:
+def clean(values: Sequence[float]) -> Floats:
     """Finite and not negative, whatever was measured."""
     return np.clip(np.nan_to_num(np.array(values, dtype=np.float64), nan=0.0, posinf=MOST, neginf=0.0), 0.0, MOST)
 
@@ -252,7 +252,7 @@ def _edges(index: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load]) ->
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
     pairs = np.array(left, dtype=np.int64) * len(index) + np.array(right, dtype=np.int64)
     unique, inverse = np.unique(pairs, return_inverse=True)
-    total = np.minimum(np.bincount(inverse, weights=_clean(rate)), MOST)
+    total = np.minimum(np.bincount(inverse, weights=clean(rate)), MOST)
     kept = total > 0
     return unique[kept] // len(index), unique[kept] % len(index), total[kept]
 
@@ -272,6 +272,6 @@ def _others(asked: set[str], load: Mapping[str, Load], plan: Mapping[str, Plan],
                 seen = measured.get(task)
                 tasks[slot_index[slot]] += 1
                 if seen is not None:
-                    taken[slot_index[slot]] += _clean([seen.cpu_mhz])[0]
-                    memory[slot_node[slot_index[slot]]] += _clean([seen.memory_mb])[0]
+                    taken[slot_index[slot]] += clean([seen.cpu_mhz])[0]
+                    memory[slot_node[slot_index[slot]]] += clean([seen.memory_mb])[0]
     return np.minimum(taken, MOST), tasks, np.minimum(memory, MOST)

@@ -110,9 +110,10 @@ class ResidentEngine:
         declared = {} if isinstance(topology, TopologyGraph) else frames_of(topology)
         check_frames(graph, declared)
         frames = resolve_frames(self.spark, topology) if isinstance(topology, type) and declared else {}
-        queries = FrameQueries(self.spark, self.master, graph, frames)
+        queries = FrameQueries(self.spark, self.master, graph, frames, self.slots)
         queries.prepare()
-        self.master.submit(graph, resume and (graph.waves or not frames))  # what Spark has read is resumed all the same
+        # Without state there is nothing for the master to resume; what Spark has read is resumed all the same.
+        self.master.submit(graph, resume and (graph.waves or not frames), queries.run)
         if frames:
             self._feed(queries, resume)
         return RunningTopology(self.master, graph.name)

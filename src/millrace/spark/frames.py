@@ -8,12 +8,10 @@ checkpoint is the replay log: what was under way when anything died comes again.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,7 +28,6 @@ from millrace.config import (
     CHECKPOINTS,
     CHUNK_TUPLES,
     EXACTLY_ONCE,
-    FRAME_CHECKPOINT,
     FRAME_LIMIT,
     FRAME_TIMEOUT,
     FRAME_TRIGGER,
@@ -43,7 +40,9 @@ from millrace.model.graph import ComponentDef, TopologyGraph, resolve
 from millrace.runtime.checkpoint_store import local_directory
 from millrace.runtime.feeder import Feeding
 from millrace.spark.feed_job import SENT, feed_partition
-from millrace.state.path_step import path_step
+from millrace.spark.frame_checkpoints import Runs, claim_checkpoint, given_checkpoint, new_run
+from millrace.spark.free_cores import FreeCores, feeding_share, leaves_none
+from millrace.spark.placement import Placement
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,7 +55,6 @@ WAVE_SECONDS = 1.0  # between requests for a wave
 IDLE_SECONDS = 10.0  # without a single Spark task running for a micro-batch, before someone is told
 STOP_SECONDS = 10.0  # for the micro-batch under way, when the engine stops
 TASK_FAILURES = 8  # of one stage: Spark itself would go on trying, as it must for workers
-OWNER = "_millrace"  # in a checkpoint's directory: whose it is
 SPARK_ERRORS = (PySparkException, Py4JError)
 PLAIN_TYPES = (types.BooleanType, types.ByteType, types.ShortType, types.IntegerType, types.LongType, types.FloatType,
                types.DoubleType, types.DecimalType, types.StringType, types.BinaryType, types.DateType, types.TimestampType,
@@ -96,11 +94,15 @@ def _check_type(label: str, column: str, kind: types.DataType) -> None:
 
 
 class FrameQueries:
-    """The queries that feed one topology."""
+    """The queries that feed one topology, on a cluster of which workers hold so many cores (`slots`). `run` names where Spark
+    is to keep how far they have read, if the topology begins anew; empty if nothing feeds it."""
 
-    def __init__(self, spark: SparkSession, master: Master, graph: TopologyGraph, frames: dict[str, DataFrame]) -> None:
-        self._master, self.name = master, graph.name
-        self._queries = [FrameQuery(spark, master, graph, graph.component(name), frame) for name, frame in frames.items()]
+    def __init__(self, spark: SparkSession, master: Master, graph: TopologyGraph, frames: dict[str, DataFrame],
+                 slots: int) -> None:
+        self._master, self._graph, self.name = master, graph, graph.name
+        self._queries = [FrameQuery(spark, master, graph, graph.component(name), frame, slots)
+                         for name, frame in frames.items()]
+        self.run = new_run() if frames else ""
 
     def prepare(self) -> None:
         """What can be found wrong before the topology is submitted."""
@@ -108,10 +110,13 @@ class FrameQueries:
             query.prepare()
 
     def start(self, resume: bool) -> None:
-        """All of them, or none."""
+        """All of them, or none. What state is resumed from says which run's positions go with it."""
+        run = self.run
+        if self._graph.waves:
+            run = self._master.call(lambda: self._master.state.topology(self.name).offsets)
         try:
             for query in self._queries:
-                query.start(resume)
+                query.start(run, resume)
         except BaseException:
             self.stop(0)
             raise
@@ -145,17 +150,19 @@ class FrameQuery:
     """One query. Spark calls `_push` with each micro-batch; it returns when that need not be sent again."""
 
     def __init__(self, spark: SparkSession, master: Master, graph: TopologyGraph, component: ComponentDef,
-                 frame: DataFrame) -> None:
+                 frame: DataFrame, slots: int) -> None:
         self._spark, self._master, self._graph, self._component, self._frame = spark, master, graph, component, frame
         self._conf = {**graph.config, **component.config}
         self._label = f"the query that feeds {component.name!r}"
         self._query: StreamingQuery | None = None
-        self._id = self._place = ""
+        self._cores = FreeCores(spark.sparkContext, slots)
+        self._id = self._place = self._run = ""
+        self._runs: Runs | None = None  # None: the settings name a checkpoint, or older runs are forgotten already
         self._state = threading.Condition()
         self._pushing = self._refusing = self._refused = self._stopped = False
         self._failure = ""
         self._idle_since: float | None = None
-        self._told_idle = False
+        self._told_idle = self._told_tight = False
         self._watcher = threading.Thread(target=self._watch, daemon=True, name=f"query of {component.name}")
 
     # -- from outside ------------------------------------------------------------------------------------------------
@@ -167,16 +174,16 @@ class FrameQuery:
             claim_checkpoint(directory, self._graph.name, self._component.name)
             self._place = directory.absolute().as_uri()
 
-    def start(self, resume: bool) -> None:
+    def start(self, run: str, resume: bool) -> None:
         """Not before the topology has its name for itself: the last run's checkpoint must not be touched while it runs."""
-        place = self._place or default_checkpoint(str(CHECKPOINTS.of(self._master.settings)), self._graph.name,
-                                                  self._component.name, resume)
+        place = self._place or self._place_of(run, resume)
         writer = (self._frame.writeStream.queryName(f"millrace {self._graph.name}/{self._component.name}")
                   .option("checkpointLocation", place).foreachBatch(self._push))
         seconds = FRAME_TRIGGER.of(self._conf)
         if seconds:
             writer = writer.trigger(processingTime=f"{int(seconds * 1000)} milliseconds")
         try:
+            self._warn_of_lost_state(resume)
             with self._state:  # the first micro-batch may come before `start` returns
                 self._query = writer.start()
                 self._id = str(self._query.id)
@@ -184,6 +191,29 @@ class FrameQuery:
             raise MillraceError(f"{self._label} of {self._graph.name!r} cannot start: {first_line(error)}. Its checkpoint is "
                                 f"{place}; does that belong to this DataFrame?") from error
         self._watcher.start()
+
+    def _place_of(self, run: str, resume: bool) -> str:
+        """Below the checkpoint store. Without state, the last run is as good as what it has read."""
+        self._runs = Runs(str(CHECKPOINTS.of(self._master.settings)), self._graph.name, self._component.name)
+        self._run = run
+        if resume and not self._graph.waves:
+            self._run = self._runs.last() or run
+        place = self._runs.place(self._run)
+        if resume and self._graph.waves and not place.exists():
+            self._warn(f"{self._label} begins with the beginning of its DataFrame, on top of the state that is resumed: how "
+                       f"far that run had read is not in {place}")
+        return place.as_uri()
+
+    def _warn_of_lost_state(self, resume: bool) -> None:
+        """A checkpoint that the settings name is gone on from, always."""
+        if self._place and not resume and self._graph.waves \
+                and Placement(self._spark.sparkContext).exists(f"{self._place}/offsets"):
+            self._warn(f"{self._label} goes on from its checkpoint {self._place}, and the state of the topology begins empty: "
+                       "what was read before is not in it. With --resume state goes on too; with another checkpoint everything "
+                       "is read again")
+
+    def _warn(self, text: str) -> None:
+        self._master.later(lambda: self._master.say(Say(text, self._graph.name, "warning")))
 
     def _files_are_local(self) -> bool:
         """Whether a path without a scheme is one of this host, and not of the cluster's own file system."""
@@ -226,6 +256,7 @@ class FrameQuery:
         try:
             while not self._pushed(frame, batch):
                 log.info("%s sends batch %d again: the topology has gone back meanwhile", self._label, batch)
+            self._forget_other_runs()
         except Exception as error:  # Spark's own account of it is a stack trace of two languages
             self._failure = first_line(error)
             raise
@@ -238,11 +269,36 @@ class FrameQuery:
         version = self._version()
         feeding = Feeding(self._master.endpoint, self._master.keys, self._graph.name, self._component.name, self._id, batch,
                           CHUNK_TUPLES.of(self._conf), FRAME_TIMEOUT.of(self._conf), FRAME_LIMIT.of(self._master.settings))
-        for sent in map_in_arrow(frame, partial(feed_partition, feeding), SENT).collect():
+        narrow = frame.coalesce(self._partitions())
+        for sent in map_in_arrow(narrow, partial(feed_partition, feeding), SENT).collect():
             if sent.error:
                 raise FeedingFailed(sent.error)
         keeps_up = self._graph.waves and GUARANTEE.of(self._graph.config) == AT_LEAST_ONCE
         return not keeps_up or self._saved(version)
+
+    def _partitions(self) -> int:
+        """How many may be sent at the same time, now."""
+        free, feeders = self._cores.count(), self._master.call(self._feeders)
+        if leaves_none(free, feeders) and not self._told_tight:
+            self._told_tight = True
+            self._warn(f"{self._label} takes the last core that workers leave free: a query that reads a tap of this cluster "
+                       "would wait for one, and nothing be acked. For that, give the Spark cluster one more core")
+        return feeding_share(free, feeders)
+
+    def _feeders(self) -> int:
+        """Queries like this one, of all topologies: they share what is free."""
+        return max(1, sum(component.frame for topology in self._master.state.topologies.values()
+                          for component in topology.graph.components))
+
+    def _forget_other_runs(self) -> None:
+        """When a resumption would take this one: without state that is at once, else with the first wave."""
+        if self._runs is not None and (not self._graph.waves or self._master.call(self._saved_run) == self._run):
+            self._runs.forget_others(self._run)
+            self._runs = None
+
+    def _saved_run(self) -> str:
+        topology = self._master.state.topologies.get(self._graph.name)
+        return topology.checkpoint.offsets if topology is not None and topology.checkpoint is not None else ""
 
     def _version(self) -> int:
         """It rises each time that tasks go back to a wave."""
@@ -305,8 +361,7 @@ class FrameQuery:
         self._idle_since = self._idle_since or now
         if now - self._idle_since > IDLE_SECONDS and not self._told_idle:
             self._told_idle = True
-            text = f"{self._label} waits for a core: give the Spark cluster more of them than it has workers"
-            self._master.later(lambda: self._master.say(Say(text, self._graph.name, "warning")))
+            self._warn(f"{self._label} waits for a core: give the Spark cluster more of them than it has workers")
 
     def _give_up(self, stage: SparkStageInfo) -> None:
         """Spark tries a task that fails again and again, a million times if need be, and says nothing: what user code in the
@@ -362,48 +417,6 @@ def check_frames(graph: TopologyGraph, frames: dict[str, Any]) -> None:
     if missing := [name for name in fed if name not in frames]:
         raise TopologyError(f"{', '.join(missing)} of {graph.name!r} is fed by a DataFrame, which a graph does not hold: "
                             "submit the topology's class instead")
-
-
-def given_checkpoint(graph: TopologyGraph, component: ComponentDef) -> str:
-    """The one that its own settings name; or below that of the topology's, which may have several frame spouts. Empty: none."""
-    own, common = FRAME_CHECKPOINT.of(component.config), FRAME_CHECKPOINT.of(graph.config)
-    if own is None and common is not None:
-        return f"{common.rstrip('/')}/{path_step(component.name)}"
-    return str(own or "")
-
-
-def claim_checkpoint(directory: Path, topology: str, component: str) -> None:
-    """`TopologyError` if it is another spout's: Spark would take that one's positions for ours."""
-    owner = directory / OWNER
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        found = owner.read_text() if owner.exists() else ""
-        if not found:
-            owner.write_text(f"{topology}/{component}")
-    except OSError as error:
-        raise MillraceError(f"{directory} cannot be the checkpoint of {component!r} of {topology!r}: {error}. Name another "
-                            f"directory in {FRAME_CHECKPOINT.key}") from None
-    if found and found != f"{topology}/{component}":
-        raise TopologyError(f"the checkpoint {directory} is that of {found}, and not of {topology}/{component}: what has been "
-                            "read of one DataFrame says nothing about another. Name another directory in "
-                            f"{FRAME_CHECKPOINT.key}")
-
-
-def default_checkpoint(store: str, topology: str, component: str, resume: bool) -> str:
-    """Below a checkpoint store that is a directory: the last run's if it is to be resumed, else a new one. The last run's stays
-    until the run after that, for those who forgot to resume."""
-    directory = local_directory(store)
-    if directory is None:
-        raise TopologyError(f"Spark needs a directory to keep how far the DataFrame of {component!r} has been read, and the "
-                            f"checkpoint store {store} is none: set {FRAME_CHECKPOINT.key} to one that driver and executors "
-                            "share")
-    place = directory.absolute() / f"{path_step(topology)}.frames" / path_step(component)  # no topology's own path has a dot
-    runs = sorted(int(path.name) for path in place.glob("*") if path.name.isdigit())
-    if not resume:
-        for run in runs[:-1]:
-            shutil.rmtree(place / str(run), ignore_errors=True)
-    number = runs[-1] if resume and runs else (runs[-1] if runs else 0) + 1
-    return (place / str(number)).as_uri()
 
 
 def first_line(error: BaseException) -> str:

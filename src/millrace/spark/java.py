@@ -32,6 +32,7 @@ SECURITY_ACTION = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 WITHOUT_SECURITY_ACTION = 24  # from here on that package is gone, and opening it only brings a warning
 PROBE_SECONDS = 30.0
 ARCHIVE_PREFIX = "classes-"
+HOME_NAME = "spark-home"  # beside the Java wrapper: see session.home_for_this_machine
 
 log = logging.getLogger(__name__)
 
@@ -206,8 +207,9 @@ def wrapper_directory() -> Path:
 
 def archive_path(java_home: Path) -> Path:
     """Where the class archive for this Java and this Spark is, or would be (see archive.py). Its name is made from the
-    wrapper, which names the exact Java, and from Spark's release, so that no upgrade meets an archive from before."""
-    subject = (java_home / "bin" / "java").read_text(encoding="utf-8") + version("pyspark")
+    wrapper, which names the exact Java, from Spark's release and from where its jars are, which the JVM compares too, so
+    that no upgrade meets an archive from before."""
+    subject = (java_home / "bin" / "java").read_text(encoding="utf-8") + version("pyspark") + HOME_NAME
     return java_home / f"{ARCHIVE_PREFIX}{hashlib.sha256(subject.encode()).hexdigest()[:16]}.jsa"
 
 

@@ -16,12 +16,13 @@ import msgspec
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE
 from millrace.control.checks import check_guarantee, check_settings
-from millrace.control.events import Submitted
-from millrace.errors import CorruptCheckpoint, MillraceError, TopologyError
+from millrace.control.events import Say, Submitted
+from millrace.control.resuming import as_scaled
+from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, TopologyError
 from millrace.master.checkpointing import default_store
 from millrace.master.service import Master
 from millrace.model.graph import TopologyGraph, graph_of
-from millrace.runtime.checkpoint_store import open_store
+from millrace.runtime.checkpoint_store import open_store, shown_place
 from millrace.runtime.checkpoints import Checkpoints
 from millrace.schedulers.beside import Beside
 from millrace.spark.batch_query import BatchQuery
@@ -35,6 +36,7 @@ from millrace.state.checkpoint import Manifest, fits
 from millrace.state.path_step import path_step
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import DataFrame, SparkSession
 
 START_SECONDS = 120.0
@@ -62,16 +64,16 @@ class MicrobatchEngine:
                  spark_settings: dict[str, str] | None = None) -> None:
         if slots < 1:
             raise MillraceError(f"{slots} slots were asked for: a topology needs at least 1")
+        check_slots(str(spark.sparkContext.master) if spark is not None else master, slots)
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
         self._own_session = spark is None
         self._queries: dict[str, BatchQuery] = {}
         self._epoch, self._epochs = 0, threading.Lock()
         self.spark = spark or make_batch_session(master, f"millrace {name}", spark_settings)
-        if spark is not None:
-            check_batch_session(spark)
         where = parse_master(str(self.spark.sparkContext.master))
         try:
+            check_batch_settings(self.spark.sparkContext.getConf())
             host = LOOPBACK if where.on_loopback else str(self.spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK))
             self.master = Master(name, host, 0, settings, Beside())
             self.placement = Placement(self.spark.sparkContext)
@@ -88,7 +90,8 @@ class MicrobatchEngine:
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None, config: dict[str, Any] | None = None,
                par: dict[str, int] | None = None, resume: bool = False,
                sources: dict[str, DataFrame] | None = None) -> RunningTopology:
-        """Start a topology; `resume`: from its last committed batch. `sources`: streaming DataFrames of its frame spouts, by
+        """Start a topology; `resume`: from its last committed batch, with as many tasks as it was scaled to where `par` does
+        not say otherwise; a graph has the parallelism that it has. `sources`: streaming DataFrames of its frame spouts, by
         component, if a graph is given instead of the class that knows them."""
         graph = batched(topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par))
         check_code(graph, "microbatch")
@@ -101,10 +104,13 @@ class MicrobatchEngine:
         writers = frame_writers(graph)
         graph = with_schemas(graph, writers)
         self._wait_for_the_last(graph.name)
-        event = self.master.checkpointing.submission(graph, resume)
+        event, said = self.master.checkpointing.submission(graph, resume), ""
         try:
             if event.checkpoint is not None:
+                if isinstance(topology, type):
+                    graph, said = as_scaled(graph, event.checkpoint, frozenset(par or {}))
                 fits(event.checkpoint, graph)
+                event = replace(event, graph=graph)
             query = self._query(graph, sources or {}, event, writers)
             self.master.submit_batched(event)
         except BaseException:
@@ -116,6 +122,8 @@ class MicrobatchEngine:
         except BaseException:
             self.master.finish(graph.name, "it could not be started")
             raise
+        if said:
+            self.master.call(lambda: self.master.say(Say(said, graph.name)))
         return RunningTopology(self.master, graph.name)
 
     def _frames(self, topology: type[Topology]) -> dict[str, DataFrame]:
@@ -129,7 +137,7 @@ class MicrobatchEngine:
         epoch = self.next_epoch(event.after[0])
         committed = event.checkpoint
         if committed is not None:
-            offsets = committed.offsets or f"{epoch}-{committed.wave}"
+            offsets = committed.offsets if committed.of_batches else f"{epoch}-{committed.wave}"
             self._check_offsets(graph.name, committed)
             committed = msgspec.structs.replace(committed, epoch=epoch)
         else:
@@ -157,7 +165,7 @@ class MicrobatchEngine:
 
     def _check_offsets(self, name: str, committed: Manifest) -> None:
         """Does Spark still know how far the sources were read? If not it would begin anew with batches that are done."""
-        if not committed.offsets or committed.wave <= int(committed.offsets.rpartition("-")[2]):
+        if not committed.of_batches or committed.wave <= int(committed.offsets.rpartition("-")[2]):
             return
         place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), name, committed.offsets)
         if not self.placement.exists(f"{place}/offsets"):
@@ -204,16 +212,23 @@ def check_sources(graph: TopologyGraph, sources: Mapping[str, DataFrame]) -> Non
 def offsets_place(store: str, topology: str, offsets: str) -> str:
     """Where Spark keeps how far it has read: beside the checkpoints, on a file system that it knows."""
     if store.startswith(("redis://", "rediss://")):
-        raise TopologyError(f"{CHECKPOINTS.key} is {store}, and Spark keeps its offsets in files: name a directory, or a URI "
-                            "of a file system that Spark knows")
+        raise TopologyError(f"{CHECKPOINTS.key} is {shown_place(store)}, and Spark keeps its offsets in files: name a "
+                            "directory, or a URI of a file system that Spark knows")
     base = store if "://" in store else Path(store).expanduser().absolute().as_uri()
     return f"{base.rstrip('/')}/{OFFSETS}/{path_step(topology)}/{offsets}"
 
 
-def check_batch_session(spark: SparkSession) -> None:
-    """A session of the user's: would Spark run a part of a batch again by itself?"""
-    conf = spark.sparkContext.getConf()
+def check_slots(master: str, slots: int) -> None:
+    """Refused before anyone waits for executors that cannot come."""
+    if parse_master(master).kind == "local" and slots > 1:
+        raise NotEnoughSlots(f"{slots} slots were asked for, and a slot is one of Spark's executors: {master} has 1, whatever "
+                             "the number of its cores. Take 1 slot, whose cores run tasks side by side, or the master "
+                             f"local-cluster[{slots},CORES,MEGABYTES]")
+
+
+def check_batch_settings(conf: SparkConf) -> None:
+    """A session of the user's, or settings of the user's for ours: would Spark run a part of a batch again by itself?"""
     for key, needed, default, why in NEEDED:
         if conf.get(key, default) != needed:
-            raise MillraceError(f"this Spark session has {key}={conf.get(key, default)}, and {why}: make the session with "
-                                f"{key}={needed}, or let Millrace make it")
+            raise MillraceError(f"this Spark session has {key}={conf.get(key, default)}, and {why}: it must be made with "
+                                f"{key}={needed}, as Millrace does unless a setting says otherwise")

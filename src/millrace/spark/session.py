@@ -7,6 +7,7 @@ settings here are for the long-lived kind; `session_settings` computes them with
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -14,9 +15,9 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from millrace.errors import MasterUnreachable, MillraceError, NotEnoughSlots
-from millrace.spark.java import archive_option, ensure_java
+from millrace.spark.java import HOME_NAME, archive_option, ensure_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -215,6 +216,27 @@ def spark_home(environ: Mapping[str, str]) -> Path:
     return Path(spec.origin).parent
 
 
+def home_for_this_machine(home: Path, java_home: Path) -> Path:
+    """Spark's files without its zip of PySpark, as a directory of links beside the Java that is used. Python processes that
+    Spark starts look into that zip first, and it has sources only: each would compile them anew, for more than a second.
+    Without it they find the installed package, which is the same."""
+    place = java_home / f"{HOME_NAME}-{version('pyspark')}"
+    try:
+        if not place.is_dir():
+            with tempfile.TemporaryDirectory(dir=java_home) as scratch:
+                made = Path(scratch, "home")
+                made.mkdir()
+                for path in home.iterdir():
+                    if path.name != "python":
+                        (made / path.name).symlink_to(path)
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    made.rename(place)
+    except OSError as error:
+        log.info("Python processes will start slower: %s", error)
+        return home
+    return place if (place / "jars").resolve() == (home / "jars").resolve() else home
+
+
 def _prepare_environment(master: MasterUrl) -> Path | None:
     """Set the variables that PySpark and its children read; the JAVA_HOME to use, or None when spark-submit has already
     started the JVM. They stay set: what Spark starts again later reads them too."""
@@ -223,7 +245,10 @@ def _prepare_environment(master: MasterUrl) -> Path | None:
             log.warning("%s is left out of account: it would send the session elsewhere than to %s", name, master.url)
     java_home = None if "PYSPARK_GATEWAY_PORT" in os.environ else ensure_java()
     if java_home is not None:
-        os.environ |= {"JAVA_HOME": str(java_home), "SPARK_HOME": str(spark_home(os.environ))}
+        home = spark_home(os.environ)
+        if master.on_this_machine and home == spark_home({}):
+            home = home_for_this_machine(home, java_home)
+        os.environ |= {"JAVA_HOME": str(java_home), "SPARK_HOME": str(home)}
     os.environ |= {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONHASHSEED": HASH_SEED}
     if master.on_this_machine:
         os.environ.pop("SPARK_LOCAL_HOSTNAME", None)
@@ -233,7 +258,7 @@ def _prepare_environment(master: MasterUrl) -> Path | None:
     return java_home
 
 
-@contextmanager
+@contextlib.contextmanager
 def _own_interrupt_handler() -> Iterator[None]:
     """Keep the caller's Ctrl-C. SparkContext installs a handler that cancels every job at once, which would kill the
     workers before the driver could ask them to stop."""

@@ -19,8 +19,8 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from millrace.errors import CheckpointMissing, MillraceError, StoreUnreachable, UnknownName
 from millrace.master.checkpointing import DEFAULT_STATE, default_store
-from millrace.master.desk import ask, running_clusters
-from millrace.runtime.checkpoint_store import CheckpointStore, open_store
+from millrace.master.desk import ask, cluster_of, running_clusters
+from millrace.runtime.checkpoint_store import CheckpointStore, open_store, shown_place
 from millrace.runtime.checkpoints import Checkpoints
 from millrace.spark.columns import record_batch
 from millrace.state.checkpoint import Manifest, PieceRef, manifest_names
@@ -51,7 +51,7 @@ class StateOptions:
             if not options.get(name):
                 raise MillraceError(f"format(\"millrace-state\") needs .option(\"{name}\", ...)")
         return cls(options["topology"], options["component"], options.get("state") or DEFAULT_STATE,
-                   options.get("store") or _store_of(options.get("cluster")))
+                   options.get("store") or _store_of(options.get("cluster"), options["topology"]))
 
     @property
     def label(self) -> str:
@@ -60,8 +60,7 @@ class StateOptions:
     @property
     def place(self) -> str:
         """The store as messages show it: without a password."""
-        parts = urlsplit(self.store)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in self.store else self.store
+        return shown_place(self.store)
 
     def open(self) -> CheckpointStore:
         """Makes no directory where there is none: to look is not to keep."""
@@ -73,10 +72,12 @@ class StateOptions:
         return open_store(self.store)
 
 
-def _store_of(cluster: str | None) -> str:
-    """That of the running cluster; if none runs, where one of that name keeps it."""
+def _store_of(cluster: str | None, topology: str) -> str:
+    """That of the running cluster, of several the one that has the topology; if none runs, where one of that name keeps it."""
     running = running_clusters()
-    if cluster in running or (cluster is None and running):
+    if cluster is None and running:
+        cluster = cluster_of(topology)
+    if cluster in running:
         return str(ask(cluster, "store"))
     return default_store(cluster or "default")
 
@@ -87,7 +88,7 @@ class StateSource(DataSource):
     | `topology`, `component` | whose state |
     | `state` | which of the component's states; `state` if it declares no other |
     | `store` | the checkpoint store: a path or URI. Absent: that of the running cluster |
-    | `cluster` | which Millrace, if several run here or none does |
+    | `cluster` | which Millrace, if several run here and not just one has the topology, or if none runs |
     """
 
     @classmethod

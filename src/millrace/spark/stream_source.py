@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from millrace.errors import MillraceError
-from millrace.master.desk import ask
+from millrace.master.desk import ask, cluster_of
 from millrace.runtime.tap_link import Silence, TapLinks, as_place
 from millrace.runtime.tap_messages import TapPlace
 from millrace.runtime.tap_reader import (
@@ -35,7 +35,8 @@ SAMPLE_ROWS = 100
 
 
 class TapOptions:
-    """Which tap, as the options say; where it is, as the cluster's master says at the time of asking."""
+    """Which tap, as the options say; where it is, as the cluster's master says at the time of asking. A cluster that is not
+    named is looked for once: others may come and go while a query runs."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self.cluster = options.get("cluster")
@@ -51,6 +52,7 @@ class TapOptions:
 
     def find(self) -> tuple[TapAddress, dict[int, TapPlace], list[str]]:
         """How to find it, where its tasks are now, and its fields."""
+        self.cluster = self.cluster or cluster_of(self.topology)
         found = ask(self.cluster, "taps", topology=self.topology, component=self.stream)
         address = TapAddress(found["master"], Keys(found["public"], found["secret"]), self.topology, self.stream,
                              found["exactly_once"])
@@ -62,7 +64,7 @@ class StreamSource(DataSource):
     | --- | --- |
     | `topology` | name of a running topology |
     | `stream` | the component that is a `Tap` |
-    | `cluster` | which Millrace, if several run here |
+    | `cluster` | which Millrace, if several here run a topology of that name |
     """
 
     @classmethod

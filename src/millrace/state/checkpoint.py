@@ -83,7 +83,12 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     records: list[TaskRecord]
     at: float
     wave_epoch: int = 0
-    offsets: str = ""  # of a batched topology: names the directory in which Spark keeps how far its sources were read
+    offsets: str = ""  # names the directories in which Spark keeps how far its sources, or what feeds its spouts, were read
+
+    @property
+    def of_batches(self) -> bool:
+        """Its `offsets` are those of a batched topology, <epoch>-<wave>; of a resident one they are the number of a run."""
+        return "-" in self.offsets
 
     def encode(self) -> bytes:
         """Refuses what could not be restored: better that a wave is not committed than that it only looks so."""

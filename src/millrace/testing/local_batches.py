@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from millrace.config import CHECKPOINTS
-from millrace.control.assignment import Place, TopologyAssignment
+from millrace.control.assignment import Place, TopologyAssignment, WorkerAddress
+from millrace.control.backups import backups
 from millrace.microbatch import frames
+from millrace.microbatch.holding import Holding
 from millrace.microbatch.hosting import Hosted
 from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
 from millrace.runtime.checkpoint_store import open_store
 from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.clock import Clock
 from millrace.runtime.process import WorkerSetup
 from millrace.runtime.transport import Keys
 from millrace.state.checkpoint import Manifest
@@ -27,10 +31,17 @@ class AttemptFailed(Exception):
 
 
 class LocalBatches:
-    """Runs one topology, `processes` Python processes as Spark would have them; each partition in one that `choose` names."""
+    """Runs one topology, `processes` Python processes as Spark would have them; each partition in one that `choose` names, by
+    its first task. `whole`: processes write all the state that they have. `clock`: the time for all of them. `holds`: they keep
+    fragments for each other, through real sockets; then end it with `close`."""
 
-    def __init__(self, graph: TopologyGraph, store: str, processes: int = 2, seed: int = 0, most_tuples: int = 100) -> None:
-        self.graph, self.store, self.most_tuples = graph, store, most_tuples
+    def __init__(self, graph: TopologyGraph, store: str, processes: int = 2, seed: int = 0, most_tuples: int = 100,
+                 clock: Clock | None = None, holds: bool = False) -> None:
+        self.graph, self.store, self.most_tuples, self.clock = graph, store, most_tuples, clock
+        self.setup = WorkerSetup(f"local-{uuid.uuid4().hex[:8]}", "", Keys.make() if holds else Keys(b"", b""),
+                                 settings={CHECKPOINTS.key: store})
+        self.holds = holds
+        self.addresses: dict[int, WorkerAddress] = {}  # of processes that keep fragments
         self.key_groups = {component.name: initial_key_groups(graph.key_groups, component.par)
                            for component in graph.bolts if component.keyed}
         self.version, self.epoch = 1, 0
@@ -40,6 +51,10 @@ class LocalBatches:
         self.random = random.Random(seed)
         self.processes: list[Hosted | None] = [None] * processes
         self.fault: Fault = lambda stage, partition: False
+        # Which one Spark takes cannot be known: any.
+        self.choose: Callable[[TaskId], int] = lambda task: self.random.randrange(len(self.processes))
+        self.whole = False
+        self._again = False  # the last attempt has failed
 
     # -- plans ---------------------------------------------------------------------------------------------------------
 
@@ -56,7 +71,14 @@ class LocalBatches:
         self.version += 1
 
     def kill(self, process: int) -> None:
-        self.processes[process] = None
+        killed, self.processes[process] = self.processes[process], None
+        self.addresses.pop(process, None)
+        if killed is not None and killed.holding is not None:
+            killed.holding.close()
+
+    def close(self) -> None:
+        for process in range(len(self.processes)):
+            self.kill(process)
 
     def place(self, task: TaskId) -> int:
         return task.index % len(self.processes)
@@ -67,13 +89,15 @@ class LocalBatches:
         """One attempt at the next batch, and if it succeeds all that follows it."""
         self.epoch += 1
         work = self._work((self.committed.wave if self.committed else 0) + 1)
+        self._again = True
         reports = self._run(work)
         records = [task.record for report in reports for task in report.tasks]
         manifest = Manifest(self.graph.name, work.wave, self.epoch, self.graph.key_groups,
                             {component.name: component.par for component in self.graph.components}, records, 0.0, self.epoch)
         self.checkpoints.commit(manifest)
-        self.committed = manifest
+        self.committed, self._again = manifest, False
         self.good.append(work.given.epoch)
+        self.addresses.update({report.slot: report.address for report in reports if report.address is not None})
         self.publish()
         return reports
 
@@ -82,16 +106,20 @@ class LocalBatches:
         work = self._work(self.committed.wave if self.committed else 0)
         for component in self.graph.components:
             for index in range(component.par if component.commits else 0):
-                self._process(work).commit(TaskId(component.name, index))
+                task = TaskId(component.name, index)
+                self._process(work, task).commit(task)
 
     def _work(self, wave: int) -> BatchWork:
         done = self.committed
-        places = [(task, Place(self.place(task), 1)) for task in sorted(self.graph.tasks())]
-        given = TopologyAssignment(1, self.graph, self.version, True, places, self.key_groups, [], 0, self.epoch,
-                                   (done.wave, done.wave_epoch, done.epoch) if done else (0, 0, 0))
-        setup = WorkerSetup("local", "", Keys(b"", b""), settings={CHECKPOINTS.key: self.store})
-        return BatchWork("run", ["run"], wave, given, done.records if done else [], {}, [], setup, self.most_tuples, 60.0,
-                         good=self.good)
+        slots = {task: self.place(task) for task in sorted(self.graph.tasks())}
+        nodes = {slot: f"node-{slot}" for slot in range(len(self.processes))} if self.holds else {}
+        given = TopologyAssignment(1, self.graph, self.version, True, [(task, Place(slot, 1)) for task, slot in slots.items()],
+                                   self.key_groups, [], 0, self.epoch,
+                                   (done.wave, done.wave_epoch, done.epoch) if done else (0, 0, 0),
+                                   *backups(self.graph, slots, nodes))
+        return BatchWork("run", ["run"], wave, given, done.records if done else [], {}, list(self.addresses.values()),
+                         self.setup, self.most_tuples, 60.0, good=self.good, again=self._again, whole=self.whole,
+                         holds=self.holds)
 
     def _run(self, work: BatchWork) -> list[PartitionReport]:
         stages = work.stages()
@@ -101,7 +129,7 @@ class LocalBatches:
             last = stage + 1 == stages.count
             out: list[list[bytes]] = [[] for _ in (stages.partitions[0] if last else stages.partitions[stage + 1])]
             for partition in range(len(stages.partitions[stage])):
-                host = self._process(work)
+                host = self._process(work, stages.partitions[stage][partition][0])
                 self.random.shuffle(given[partition])  # a shuffle gives out blocks in any order
                 for target, frame in host.run_partition(stages, stage, partition, given[partition]):
                     if not last:
@@ -115,11 +143,12 @@ class LocalBatches:
         assert not one_cut(reports, stages)
         return reports
 
-    def _process(self, work: BatchWork) -> Hosted:
-        """Any of them: which one Spark takes cannot be known."""
-        number = self.random.randrange(len(self.processes))
+    def _process(self, work: BatchWork, task: TaskId) -> Hosted:
+        number = self.choose(task)
         found = self.processes[number]
         if found is None:
-            found = self.processes[number] = Hosted(work, number)
+            holding = Holding(self.setup) if self.holds else None
+            found = self.processes[number] = Hosted(work, number, holding)
+            found.worker.clock = self.clock or found.worker.clock
         found.take_up(work)
         return found

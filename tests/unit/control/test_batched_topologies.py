@@ -13,6 +13,7 @@ from millrace.control.events import (
     BatchBegan,
     BatchCommitted,
     BatchesEnded,
+    BatchOver,
     Ended,
     Killed,
     Moved,
@@ -23,10 +24,11 @@ from millrace.control.events import (
     Submitted,
     Ticked,
 )
+from millrace.control.resuming import as_scaled
 from millrace.errors import StalePlan, TopologyError, UnknownName
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan, initial_key_groups
-from millrace.state.checkpoint import Manifest, TaskRecord
+from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord
 
 GROUPS = 12
 
@@ -110,6 +112,8 @@ def test_it_is_drained_when_it_is_paused_and_no_batch_runs() -> None:
     story.on(Paused("words"))
     assert not story.state.drained(topology)
     story.on(BatchCommitted("words", manifest(1, 5)))
+    assert not story.state.drained(topology), "its sinks may still have to commit"
+    story.on(BatchOver("words"))
     assert story.state.drained(topology)
 
 
@@ -119,6 +123,46 @@ def test_it_resumes_where_its_checkpoint_was_in_an_epoch_after_it() -> None:
     story.on(Submitted(batched(), manifest(4, 40), (9, 4)))
     topology = story.state.topologies["words"]
     assert (topology.epoch, topology.positions, topology.checkpoint) == (10, {LINES: 40}, manifest(4, 40))
+
+
+def scaled(*owners: int, par: int = 3) -> Manifest:
+    """A checkpoint in which these tasks of count had the first key groups; nothing was kept in the others."""
+    ref = PieceRef("blob", 0, 1, 0, True)
+    records = [TaskRecord("count", index, {group: [ref] for group, owner in enumerate(owners) if owner == index})
+               for index in range(par)]
+    return Manifest("words", 4, 7, GROUPS, {"lines": 1, "count": par, "top": 2},
+                    [TaskRecord("lines", 0, position=40), *records], 0.0, 7)
+
+
+def test_it_goes_on_with_the_tasks_that_it_was_scaled_to() -> None:
+    found, said = as_scaled(batched(), scaled(0, 1, 2), frozenset())
+    assert {component.name: component.par for component in found.components} == {"lines": 1, "count": 3, "top": 2}
+    assert said == "goes on with count x 3, as it was scaled"
+    assert as_scaled(found, scaled(0, 1, 2), frozenset()) == (found, "")
+    assert as_scaled(batched(), scaled(0, 1, 2), frozenset(["count"])) == (batched(), "")
+
+
+def test_a_spout_or_a_bolt_with_a_snapshot_has_what_is_declared() -> None:
+    made = batched()
+    own = replace(made, components=tuple(replace(component, own_state=True, par=2) for component in made.components))
+    assert as_scaled(own, scaled(0, 1, 2), frozenset()) == (own, "")
+
+
+def test_key_groups_stay_with_the_tasks_that_had_them() -> None:
+    story = Story(2)
+    kept = scaled(2, 2, 0, 0, 1)
+    story.on(Submitted(as_scaled(batched(), kept, frozenset())[0], kept, (7, 4)))
+    rest = initial_key_groups(GROUPS, 3)[5:]
+    assert story.state.topologies["words"].key_groups == {"count": (2, 2, 0, 0, 1, *rest)}
+
+
+def test_with_another_parallelism_few_key_groups_change_hands() -> None:
+    story = Story(2)
+    before = (2, 1, 0, 1, 1, 0, 0, 2, 2, 0, 1, 2)
+    story.on(Submitted(batched(), scaled(*before), (7, 4)))
+    owners = story.state.topologies["words"].key_groups["count"]
+    assert Counter(owners) == {0: 6, 1: 6}
+    assert all(owner == had for owner, had in zip(owners, before, strict=True) if had < 2)
 
 
 def test_a_checkpoint_of_another_number_of_key_groups_is_refused() -> None:
@@ -156,7 +200,8 @@ def test_killed_without_a_slot_it_ends_at_once() -> None:
 
 def test_batches_are_not_for_resident_topologies() -> None:
     story = Story(1).running()
-    for event in (BatchBegan("words"), BatchCommitted("words", manifest(1, 1)), BatchesEnded("words", "")):
+    for event in (BatchBegan("words"), BatchCommitted("words", manifest(1, 1)), BatchOver("words"),
+                  BatchesEnded("words", "")):
         with pytest.raises(TopologyError, match="runs on resident workers"):
             story.on(event)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 import zmq
 
-from millrace.control.feeding import FEED, FeedAddress, Key
+from millrace.control.feeding import FEED, WINDOW, FeedAddress, Key
 from millrace.errors import FeedingFailed, MillraceError
 from millrace.runtime import feeder, wire
 from millrace.runtime.feed import NoFeeds, SocketFeed, SocketFeeds
@@ -115,10 +115,15 @@ def test_a_task_that_starts_again_has_another_address(place: Workplace) -> None:
     after = place.open()
     assert place.addresses[0].ipc != place.addresses[1].ipc
     assert not Path(place.addresses[0].ipc.removeprefix("ipc://")).exists()
+    assert before.take() is None, "asked once more, while its successor is being started"
     before.close()
     before.done(Key("q", 0, 0, 0, 5))
     after.close()
     assert not Path(place.addresses[1].ipc.removeprefix("ipc://")).exists()
+
+
+def test_no_more_waits_in_it_than_a_feeder_sends_without_an_ack(place: Workplace) -> None:
+    assert [socket.rcvhwm for socket in place.open()._sockets] == [WINDOW, WINDOW]
 
 
 def test_a_worker_without_sockets_says_so() -> None:

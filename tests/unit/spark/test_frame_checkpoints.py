@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -11,46 +10,52 @@ from millrace.config import FRAME_CHECKPOINT
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph
 from millrace.runtime.directory_store import DirectoryStore
-from millrace.spark.frames import claim_checkpoint, default_checkpoint, given_checkpoint
+from millrace.spark.frame_checkpoints import Runs, claim_checkpoint, given_checkpoint, new_run
 
 
-def run(store: Path, resume: bool, topology: str = "words", component: str = "lines") -> Path:
-    """The place for a run, which uses it."""
-    url = urlsplit(default_checkpoint(str(store), topology, component, resume))
-    assert url.scheme == "file"
-    place = Path(unquote(url.path))
-    (place / "offsets").mkdir(parents=True, exist_ok=True)
+def begin(runs: Runs, run: str) -> Path:
+    """Spark begins to keep its positions there."""
+    place = runs.place(run)
+    (place / "offsets").mkdir(parents=True)
     return place
 
 
-def test_a_new_run_begins_anew_and_the_last_one_can_be_resumed(tmp_path: Path) -> None:
-    first = run(tmp_path, resume=False)
-    assert run(tmp_path, resume=True) == first
-    second = run(tmp_path, resume=False)
-    assert second != first and first.exists()
-    assert run(tmp_path, resume=True) == second
-    third = run(tmp_path, resume=False)
-    assert not first.exists() and second.exists() and third not in (first, second)
+def test_the_last_run_is_known_and_the_one_before_it_is_kept(tmp_path: Path) -> None:
+    runs = Runs(str(tmp_path), "words", "lines")
+    assert runs.last() == ""
+    places = [begin(runs, run) for run in ("9", "10", "11")]
+    assert runs.last() == "11"
+    runs.forget_others("11")
+    assert [place.exists() for place in places] == [False, True, True]
 
 
-def test_there_is_nothing_to_resume_at_first(tmp_path: Path) -> None:
-    assert run(tmp_path, resume=True) == run(tmp_path, resume=True)
+def test_one_that_is_resumed_is_kept_whatever_came_after_it(tmp_path: Path) -> None:
+    runs = Runs(str(tmp_path), "words", "lines")
+    places = [begin(runs, run) for run in ("1", "2", "3")]
+    runs.forget_others("1")
+    assert [place.exists() for place in places] == [True, False, True]
+
+
+def test_no_run_has_the_name_of_another() -> None:
+    first, second = new_run(), new_run()
+    assert int(first) < int(second)
 
 
 def test_every_spout_has_its_own(tmp_path: Path) -> None:
-    places = {run(tmp_path, False, topology, component) for topology in ("a", "a/b", "ä") for component in ("x", "../x")}
+    places = {Runs(str(tmp_path), topology, component).place("1")
+              for topology in ("a", "a/b", "ä") for component in ("x", "../x")}
     assert len(places) == 6
-    assert all(place.is_relative_to(tmp_path) for place in places)
+    assert all(place.resolve().is_relative_to(tmp_path) for place in places)
 
 
 def test_it_is_no_blob_of_the_topology(tmp_path: Path) -> None:
-    (run(tmp_path, resume=False) / "offsets" / "0").write_text("v1")
+    (begin(Runs(str(tmp_path), "words", "lines"), "1") / "offsets" / "0").write_text("v1")
     assert DirectoryStore(tmp_path).names("words/") == []
 
 
 def test_a_store_that_is_no_directory_is_refused() -> None:
     with pytest.raises(TopologyError, match=r"redis://here is none: set topology\.frame\.checkpoint"):
-        default_checkpoint("redis://here", "words", "lines", False)
+        Runs("redis://here", "words", "lines")
 
 
 def given(common: str | None, own: str | None) -> str:

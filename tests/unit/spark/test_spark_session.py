@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MasterUnreachable, MillraceError, NotEnoughSlots
-from millrace.spark.session import check_reachable, parse_master, session_settings, spark_home
+from millrace.spark.session import check_reachable, home_for_this_machine, parse_master, session_settings, spark_home
 
 
 @pytest.mark.parametrize(
@@ -129,3 +129,16 @@ def test_spark_home_of_another_release_is_passed_over(tmp_path: Path, caplog: py
     core = next((package / "jars").glob("spark-core_*.jar"))
     (tmp_path / "jars" / core.name).touch()
     assert spark_home({"SPARK_HOME": str(tmp_path)}) == tmp_path
+
+
+def test_a_home_of_links_has_all_but_the_zip_of_sources(tmp_path: Path) -> None:
+    home, java = tmp_path / "pyspark", tmp_path / "java"
+    java.mkdir()
+    for name in ("jars", "bin", "python"):
+        (home / name).mkdir(parents=True)
+    linked = home_for_this_machine(home, java)
+    assert sorted(path.name for path in linked.iterdir()) == ["bin", "jars"] and linked.parent == java
+    assert home_for_this_machine(home, java) == linked
+    other = tmp_path / "other"
+    (other / "jars").mkdir(parents=True)
+    assert home_for_this_machine(other, java) == other  # the links are of another installation
