@@ -33,7 +33,7 @@ from millrace.microbatch import frames
 from millrace.microbatch.batch_worker import BatchFailed
 from millrace.microbatch.totals import Totals
 from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report
-from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.runtime import wire
 from millrace.runtime.checkpoints import Checkpoints
 from millrace.spark.batch_source import frame_of, stream_of
@@ -186,9 +186,10 @@ class BatchQuery:
         finally:
             if several:
                 frame.unpersist()
+        self._master.committed(self.name, manifest)  # now: the sinks may keep the batch waiting for long
         self._publish()
         record = self._record(number, attempt, reports, started, time.monotonic() - began)
-        self._tell(attempt, manifest, reports, record)
+        self._tell(attempt, reports, record)
         return record.tuples_in
 
     def _committed_batch(self, frame: DataFrame, wave: int) -> tuple[Manifest, list[PartitionReport], Attempt]:
@@ -261,7 +262,8 @@ class BatchQuery:
     def _run_attempt(self, attempt: Attempt, frame: DataFrame) -> list[PartitionReport]:
         placement, data = self._engine.placement, wire.encode(attempt.work)
         first, partitions = self._first_stage(attempt, frame)
-        rdd = placement.python(first, partial(run_stage, data, 0, partitions))
+        heads = [attempt.stages.partitions[0][number] for number in partitions]
+        rdd = placement.python(first, partial(run_stage, data, 0, partitions), self._lanes(attempt.graph, heads))
         shuffles: list[int] = []
         try:
             for stage in range(1, attempt.stages.count):
@@ -279,11 +281,13 @@ class BatchQuery:
         return reports
 
     def _lanes(self, graph: TopologyGraph, tasks: Sequence[Sequence[TaskId]]) -> list[str]:
-        """Where an executor has several Python processes, tasks that keep something come back to the one that has it."""
-        components = [graph.component(task.component) for each in tasks for task in each]
-        if not self._engine.executors.wide or not any(component.stateful or component.commits for component in components):
+        """Where an executor has several Python processes, tasks that keep something come back to the one that has it. So do
+        spouts: one that was made anew has lost its pace, or its connection."""
+        if not self._engine.executors.wide:
             return []
-        return [str(each[0].index % LANES) for each in tasks]
+        kept = [any(keeps(graph.component(task.component)) for task in each) for each in tasks]
+        lanes = [str(each[0].index % LANES) if stays else "" for each, stays in zip(tasks, kept, strict=True)]
+        return lanes if any(kept) else []
 
     def _first_stage(self, attempt: Attempt, frame: DataFrame) -> tuple[Any, list[int]]:
         """What the spouts begin with, and which partition of the stage each of its partitions is. A DataFrame may have fewer
@@ -401,14 +405,12 @@ class BatchQuery:
         head = attempt.graph.task(report.tasks[0].task)
         return report.slot != report.planned and not attempt.graph.component(head.component).frame
 
-    def _tell(self, attempt: Attempt, manifest: Manifest, reports: list[PartitionReport], record: BatchRecord) -> None:
+    def _tell(self, attempt: Attempt, reports: list[PartitionReport], record: BatchRecord) -> None:
         told = self._totals.take(attempt.work.given, reports, time.monotonic())
         self._note_holders(reports)
-        self._master.committed(self.name, manifest)
         for report in told:
             self._master.take_report(report)
         self._master.note_batch(self.name, record)
-
 
     def _note_holders(self, reports: list[PartitionReport]) -> None:
         """One process of each slot: the same for as long as it is there, since it has the fragments."""
@@ -417,6 +419,11 @@ class BatchQuery:
             known = self._addresses.get(address.slot)
             if known is None or known not in here:
                 self._addresses[address.slot] = address
+
+
+def keeps(component: ComponentDef) -> bool:
+    """Whether a task of it has something from one batch to the next."""
+    return component.stateful or component.commits or (component.kind == "spout" and not component.frame)
 
 
 def with_parallelism(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
