@@ -198,6 +198,10 @@ def test_who_does_not_name_any_stays_as_it_is_under_a_new_plan(tmp_path: Path) -
     batches.scale("sink", 3)
     run_to_the_end(batches)
     assert made == MADE
+    host = batches.processes[0]
+    assert host is not None
+    for kept in host.kept.values():
+        assert list(kept.task.component.context["task->component"].values()).count("sink") == 3
     check_tally(batches, tmp_path / "out")
 
 
@@ -424,7 +428,7 @@ def test_nothing_is_committed_whose_blobs_are_gone(tmp_path: Path) -> None:
 
 
 def test_what_neither_the_store_nor_a_process_has_must_be_brought_back(tmp_path: Path) -> None:
-    """The attempt that has found out has added to a key which it cannot take back. It goes on when the blobs are there again."""
+    """The attempt that has found out has added to a key and cannot take it back. It goes on when the blobs are there again."""
     batches = three_batches(tmp_path, 7)
     shutil.copytree(tmp_path / "store", tmp_path / "saved")
     lose_blobs(batches)
@@ -481,6 +485,9 @@ def test_a_process_that_takes_over_gets_state_from_fragments(tmp_path: Path) -> 
         assert (found["restored"], found["resident"]) == (2, 1), "tally[0] and tally[2] were in the one that is gone"
         batches.whole = False
         batches.choose = lambda task: batches.place(task)
+        wait_for_fragments(batches, 1)
+        found = counters(batches)
+        assert found["blobs_from_fragments"] and not found["blobs_from_store"], "one that has just come knows where they are"
         run_to_the_end(batches)
         check_tally(batches, tmp_path / "out")
 

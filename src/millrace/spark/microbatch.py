@@ -29,6 +29,7 @@ from millrace.spark.batch_query import BatchQuery
 from millrace.spark.engine import RunningTopology, check_code
 from millrace.spark.executors import Executors
 from millrace.spark.frame_writer import FrameWriter, frame_writers, with_schemas
+from millrace.spark.frames import resolve_frames
 from millrace.spark.launcher import ship_code
 from millrace.spark.placement import Placement
 from millrace.spark.session import LOOPBACK, make_batch_session, parse_master
@@ -98,7 +99,7 @@ class MicrobatchEngine:
         check_settings(graph)
         check_guarantee(graph)
         if sources is None and isinstance(topology, type):
-            sources = self._frames(topology)
+            sources = resolve_frames(self.spark, topology)
         check_sources(graph, sources or {})
         offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, "")
         writers = frame_writers(graph)
@@ -126,11 +127,6 @@ class MicrobatchEngine:
             self.master.call(lambda: self.master.say(Say(said, graph.name)))
         return RunningTopology(self.master, graph.name)
 
-    def _frames(self, topology: type[Topology]) -> dict[str, DataFrame]:
-        from millrace.spark.frames import resolve_frames
-
-        return resolve_frames(self.spark, topology)
-
     def _query(self, graph: TopologyGraph, sources: dict[str, DataFrame], event: Submitted,
                writers: list[FrameWriter]) -> BatchQuery:
         checkpoints = Checkpoints(open_store(str(CHECKPOINTS.of(self.master.settings))), graph.name)
@@ -139,6 +135,10 @@ class MicrobatchEngine:
         if committed is not None:
             offsets = committed.offsets if committed.of_batches else f"{epoch}-{committed.wave}"
             self._check_offsets(graph.name, committed)
+            if sources and not committed.of_batches:
+                raise TopologyError(f"the checkpoint of {graph.name!r} was made by the resident engine, which keeps elsewhere "
+                                    f"how far {', '.join(sources)} was read: it would be read from its start once more. Resume "
+                                    "it there, or start it under another name")
             committed = msgspec.structs.replace(committed, epoch=epoch)
         else:
             offsets = f"{epoch}-0"

@@ -16,7 +16,8 @@ from millrace.model.graph import TaskId
 
 
 def stages_with(*counts: int) -> Stages:
-    return Stages(tuple(tuple((TaskId(f"c{stage}", index),) for index in range(count)) for stage, count in enumerate(counts)), {})
+    return Stages(tuple(tuple((TaskId(f"c{stage}", index),) for index in range(count))
+                        for stage, count in enumerate(counts)), {})
 
 
 def report(stage: int, partition: int, ran: int, heard: dict[int, int]) -> PartitionReport:
