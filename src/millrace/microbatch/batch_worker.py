@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from millrace.api.grouping import stable_hash
 from millrace.control.stages import Stages
 from millrace.errors import MillraceError
 from millrace.microbatch.frames import Frame, pack_chunk
@@ -21,7 +18,7 @@ from millrace.runtime import wire
 from millrace.runtime.bolt_task import BoltTask
 from millrace.runtime.channel import Channel, Delivery, Inlet, Link
 from millrace.runtime.clock import Clock
-from millrace.runtime.routing import KEYS_REMEMBERED, ByFields, Parts, Rows
+from millrace.runtime.routing import ByFields, ByGroups
 from millrace.runtime.spout_task import SpoutTask
 from millrace.runtime.task import Task
 from millrace.runtime.vault import Vault
@@ -33,59 +30,6 @@ MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are put together up to so many
 
 class BatchFailed(MillraceError):
     """This attempt cannot be finished; the batch is run again as a whole."""
-
-
-class ByGroups(ByFields):
-    """Counts the tuples of each key group as well: by these numbers groups are given to other tasks."""
-
-    def __init__(self, route: ByFields, counts: np.ndarray, known: dict[Any, int]) -> None:
-        """`known`: groups of keys that were seen before; the group of a key never changes."""
-        super().__init__(route.channels, route._positions, route._owners)
-        self._counts, self._targets_of, self._known = counts, np.array(route._owners, np.int32), known
-
-    def _group_of(self, key: Any) -> int:
-        known = self._known
-        try:
-            return known[key]
-        except TypeError:  # a list or dict as key: it has a stable hash, but no place in a dict
-            return stable_hash(key) % len(self._owners)
-        except KeyError:
-            if len(known) >= KEYS_REMEMBERED:
-                known.clear()
-            group = known[key] = stable_hash(key) % len(self._owners)
-            return group
-
-    def split(self, rows: Rows) -> Parts:
-        owners = self._owners
-        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
-        keys = list(map(itemgetter(*self._positions), rows))
-        try:
-            groups = list(map(self._known.__getitem__, keys))
-        except (KeyError, TypeError):
-            groups = list(map(self._group_of, keys))
-        for row, group in zip(rows, groups, strict=True):
-            buckets[owners[group]].append(row)
-        for group, count in Counter(groups).items():
-            self._counts[group] += count
-        return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
-
-    def _task_of(self, key: Any) -> int:
-        """What `split_batch` works with is groups, until they have been counted."""
-        return self._group_of(key)
-
-    def split_batch(self, batch: pa.RecordBatch) -> Parts:
-        if len(self._positions) > 1:
-            keys = list(zip(*(batch.column(position).to_pylist() for position in self._positions), strict=True))
-            groups = np.fromiter(map(self._group_of, keys), dtype=np.int32, count=batch.num_rows)
-        else:
-            groups = self._targets(batch.column(self._positions[0]))
-        self._counts += np.bincount(groups, minlength=len(self._counts))
-        targets = self._targets_of[groups]
-        order = np.argsort(targets, kind="stable")
-        bounds = np.searchsorted(targets[order], np.arange(len(self.channels) + 1))
-        sorted_batch = batch.take(pa.array(order))
-        return [(channel, sorted_batch.slice(bounds[index], bounds[index + 1] - bounds[index]))
-                for index, channel in enumerate(self.channels) if bounds[index + 1] > bounds[index]]
 
 
 class ToShuffle:
@@ -146,9 +90,8 @@ class BatchWorker(Worker):
             output = next(output for output in task.outputs if output.name == given.stream)
             for number, route in enumerate(output.routes):
                 if isinstance(route, ByFields) and route.channels[0].target_name.component == component.name:
-                    counts = self.group_counts.setdefault((task.number, component.name),
-                                                          np.zeros(len(route._owners), np.int64))
-                    known = self._known_keys.setdefault((task.number, component.name, route._positions), {})
+                    counts = self.group_counts.setdefault((task.number, component.name), np.zeros(len(route.owners), np.int64))
+                    known = self._known_keys.setdefault((task.number, component.name, route.positions), {})
                     output.routes[number] = ByGroups(route, counts, known)
 
     def _channel(self, task: Task, target: TaskId, number: int) -> Channel:

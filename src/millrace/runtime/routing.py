@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -124,17 +125,17 @@ class ByFields(Route):
 
     def __init__(self, channels: list[Channel], positions: Sequence[int], owners: Sequence[int]) -> None:
         super().__init__(channels)
-        self._positions, self._owners = tuple(positions), tuple(owners)
+        self.positions, self.owners = tuple(positions), tuple(owners)
         self._memory = _Memory(self._task_of)
 
     def _task_of(self, key: Any) -> int:
-        return self._owners[stable_hash(key) % len(self._owners)]
+        return self.owners[stable_hash(key) % len(self.owners)]
 
     def split(self, rows: Rows) -> Parts:
         memory = self._memory
         buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
         try:
-            for row, task in zip(rows, map(memory.__getitem__, map(itemgetter(*self._positions), rows)), strict=True):
+            for row, task in zip(rows, map(memory.__getitem__, map(itemgetter(*self.positions), rows)), strict=True):
                 buckets[task].append(row)
         except TypeError:  # a list or dict as key: it has a stable hash, but no place in a dict
             buckets = self._split_unhashable(rows)
@@ -142,20 +143,22 @@ class ByFields(Route):
 
     def _split_unhashable(self, rows: Rows) -> list[list[tuple[Any, ...]]]:
         buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
-        key = itemgetter(*self._positions)
+        key = itemgetter(*self.positions)
         for row in rows:
             buckets[self._task_of(key(row))].append(row)
         return buckets
 
     def split_batch(self, batch: pa.RecordBatch) -> Parts:
-        if len(self._positions) > 1:
-            keys = list(zip(*(batch.column(position).to_pylist() for position in self._positions), strict=True))
-            targets = np.fromiter(map(self._task_of, keys), dtype=np.int32, count=batch.num_rows)
-        else:
-            targets = self._targets(batch.column(self._positions[0]))
+        targets = self._of_rows(batch)
         return [(channel, batch.filter(pa.array(targets == index)))
                 for index, channel in enumerate(self.channels) if (targets == index).any()]
 
+    def _of_rows(self, batch: pa.RecordBatch) -> np.ndarray:
+        """What `_task_of` says of the key of each row."""
+        if len(self.positions) == 1:
+            return self._targets(batch.column(self.positions[0]))
+        keys = list(zip(*(batch.column(position).to_pylist() for position in self.positions), strict=True))
+        return np.fromiter(map(self._task_of, keys), dtype=np.int32, count=batch.num_rows)
 
     def _targets(self, column: pa.Array) -> np.ndarray:
         if pa.types.is_dictionary(column.type):
@@ -165,6 +168,55 @@ class ByFields(Route):
         encoded = column.dictionary_encode(null_encoding="encode")
         of_distinct = np.fromiter(map(self._task_of, encoded.dictionary.to_pylist()), dtype=np.int32)
         return of_distinct[encoded.indices.to_numpy(zero_copy_only=False)]
+
+
+class ByGroups(ByFields):
+    """Counts the tuples of each key group as well: by these numbers groups are given to other tasks."""
+
+    def __init__(self, route: ByFields, counts: np.ndarray, known: dict[Any, int]) -> None:
+        """`known`: groups of keys that were seen before; the group of a key never changes."""
+        super().__init__(route.channels, route.positions, route.owners)
+        self._counts, self._targets_of, self._known = counts, np.array(route.owners, np.int32), known
+
+    def _group_of(self, key: Any) -> int:
+        known = self._known
+        try:
+            return known[key]
+        except TypeError:  # a list or dict as key: it has a stable hash, but no place in a dict
+            return stable_hash(key) % len(self.owners)
+        except KeyError:
+            if len(known) >= KEYS_REMEMBERED:
+                known.clear()
+            group = known[key] = stable_hash(key) % len(self.owners)
+            return group
+
+    def split(self, rows: Rows) -> Parts:
+        owners = self.owners
+        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
+        keys = list(map(itemgetter(*self.positions), rows))
+        try:
+            groups = list(map(self._known.__getitem__, keys))
+        except (KeyError, TypeError):
+            groups = list(map(self._group_of, keys))
+        for row, group in zip(rows, groups, strict=True):
+            buckets[owners[group]].append(row)
+        for group, count in Counter(groups).items():
+            self._counts[group] += count
+        return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
+
+    def _task_of(self, key: Any) -> int:
+        """What `_of_rows` gives is groups, until they have been counted."""
+        return self._group_of(key)
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        groups = self._of_rows(batch)
+        self._counts += np.bincount(groups, minlength=len(self._counts))
+        targets = self._targets_of[groups]
+        order = np.argsort(targets, kind="stable")
+        bounds = np.searchsorted(targets[order], np.arange(len(self.channels) + 1))
+        sorted_batch = batch.take(pa.array(order))
+        return [(channel, sorted_batch.slice(bounds[index], bounds[index + 1] - bounds[index]))
+                for index, channel in enumerate(self.channels) if bounds[index + 1] > bounds[index]]
 
 
 def rows_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
