@@ -55,7 +55,7 @@ def test_a_file(tmp_path: Path) -> None:
     best = result["schedulers"]["optimal"]
     assert best["inter_node"] == pytest.approx(result["optimum"])
     assert {"inter_process", "nodes_used", "largest_load", "moved", "plan_ms", "ratio"} <= set(best)
-    assert "tuples/s between" in printed(output)
+    assert "tuples/s between" in " ".join(printed(output).split())  # wherever the line is broken
 
 
 def test_a_file_too_large_for_the_optimum(tmp_path: Path) -> None:
