@@ -39,7 +39,7 @@ from millrace.runtime.checkpoints import Checkpoints
 from millrace.spark.batch_source import frame_of, stream_of
 from millrace.spark.batch_tasks import run_commit, run_stage
 from millrace.spark.frame_writer import FrameWriter, write_frames
-from millrace.spark.placement import SPARK_ERRORS
+from millrace.spark.spark_errors import SPARK_ERRORS, lines_of
 from millrace.state.checkpoint import Manifest, TaskRecord
 
 if TYPE_CHECKING:
@@ -441,9 +441,9 @@ def schema_of(frame: DataFrame) -> bytes:
 
 def first_words(error: BaseException) -> str:
     """What it says of itself, without the stacks: the last line of the Python error in it, if there is one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = lines_of(error)
     python = [line for line in lines if _PYTHON_ERROR.match(line)]
-    return (python or lines or [type(error).__name__])[-1 if python else 0][:300]
+    return (python[-1] if python else lines[0])[:300]
 
 
 def _keep_quiet(record: logging.LogRecord) -> bool:

@@ -14,7 +14,8 @@ import msgspec
 from millrace.errors import NotEnoughSlots
 from millrace.model.cluster import Node
 from millrace.spark.batch_tasks import say_hello
-from millrace.spark.placement import SPARK_ERRORS, Executor, Placement, SparkTotals
+from millrace.spark.placement import Executor, Placement, SparkTotals
+from millrace.spark.spark_errors import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from millrace.master.service import Master

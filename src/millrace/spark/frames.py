@@ -15,8 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import types
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
@@ -43,6 +41,7 @@ from millrace.spark.feed_job import SENT, feed_partition
 from millrace.spark.frame_checkpoints import Runs, claim_checkpoint, given_checkpoint, new_run
 from millrace.spark.free_cores import FreeCores, feeding_share, leaves_none
 from millrace.spark.placement import Placement
+from millrace.spark.spark_errors import SPARK_ERRORS, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +54,6 @@ WAVE_SECONDS = 1.0  # between requests for a wave
 IDLE_SECONDS = 10.0  # without a single Spark task running for a micro-batch, before someone is told
 STOP_SECONDS = 10.0  # for the micro-batch under way, when the engine stops
 TASK_FAILURES = 8  # of one stage: Spark itself would go on trying, as it must for workers
-SPARK_ERRORS = (PySparkException, Py4JError)
 PLAIN_TYPES = (types.BooleanType, types.ByteType, types.ShortType, types.IntegerType, types.LongType, types.FloatType,
                types.DoubleType, types.DecimalType, types.StringType, types.BinaryType, types.DateType, types.TimestampType,
                types.TimestampNTZType, types.NullType)
@@ -417,8 +415,3 @@ def check_frames(graph: TopologyGraph, frames: dict[str, Any]) -> None:
     if missing := [name for name in fed if name not in frames]:
         raise TopologyError(f"{', '.join(missing)} of {graph.name!r} is fed by a DataFrame, which a graph does not hold: "
                             "submit the topology's class instead")
-
-
-def first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

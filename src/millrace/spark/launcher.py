@@ -17,6 +17,7 @@ from pyspark import InheritableThread, TaskContext
 
 import millrace
 from millrace.runtime.process import WorkerSetup, run_worker
+from millrace.spark.spark_errors import first_line
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -45,7 +46,7 @@ class SparkLauncher:
             slots = self._context.parallelize(range(self._slots), self._slots)
             slots.foreachPartition(partial(run_slot, self._setup))
         except Exception as error:  # whatever Spark raises, it is the end of all workers: it must be told
-            self._ended(_first_line(error))
+            self._ended(f"{type(error).__name__}: {first_line(error)}")
         else:
             self._ended("")
 
@@ -115,8 +116,3 @@ def _archive(path: Path) -> str:
     directory = tempfile.mkdtemp(prefix="millrace-code-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)  # Spark serves it from there as long as it runs
     return shutil.make_archive(str(Path(directory) / path.name), "zip", path.parent, path.name)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError
 from pyspark import RDD
 from pyspark.core.rdd import _prepare_for_python_RDD
-from pyspark.errors import PySparkException
 from pyspark.serializers import NoOpSerializer
 
 from millrace.microbatch.hosting import SEED
@@ -22,7 +20,6 @@ from millrace.microbatch.hosting import SEED
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-SPARK_ERRORS = (Py4JError, PySparkException)  # what a job that failed is, here in the driver
 SEEDS_KEPT = 100
 LANE = "MILLRACE_LANE"
 LOCAL_EXECUTOR = "driver"  # its id where driver and executor are one process
