@@ -3,20 +3,14 @@
 Subclass `Spout` and `Bolt`, put them together in a `Topology`, and run it with `millrace run module:Topology`.
 """
 
-from millrace.api.component import (
-    BatchingBolt,
-    Bolt,
-    Component,
-    ReliableSpout,
-    ReplayableSpout,
-    Spout,
-    TicklessBatchingBolt,
-    Tuple,
-)
+from millrace.api.bolt import BatchingBolt, Bolt, TicklessBatchingBolt
+from millrace.api.component import Component
 from millrace.api.grouping import Grouping
 from millrace.api.sink import TwoPhaseSink
+from millrace.api.spout import ReliableSpout, ReplayableSpout, Spout
 from millrace.api.state import CounterState, ListState, State, Typed
 from millrace.api.topology import Stream, Topology
+from millrace.api.tuple import Tuple
 from millrace.errors import MillraceError
 
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from millrace.api.component import ReliableSpout
+from millrace.api.spout import ReliableSpout
 from millrace.api.topology import ComponentSpec, Topology
 from millrace.config import FRAME_CHECKPOINT
 from millrace.errors import NotRunning, TopologyError

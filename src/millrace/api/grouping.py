@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from types import FunctionType
 from typing import Any, ClassVar
 
@@ -64,8 +66,8 @@ for _kind in ("SHUFFLE", "LOCAL_OR_SHUFFLE", "ALL", "GLOBAL", "NONE", "DIRECT"):
 def stable_hash(key: Any) -> int:
     """A 32-bit hash that is equal on every worker, in every run and release, for equal keys.
 
-    Not Python's own: that of a str is salted per process. Values that Python calls equal (1, 1.0, True) must meet at
-    the same task, because the routers remember keys in dicts.
+    Not Python's own: that of a str is salted per process. Values that Python calls equal (1, 1.0, True, Decimal("1.00"))
+    must meet at the same task, because the routers remember keys in dicts.
     """
     try:
         return zlib.crc32(_encode(key if type(key) is str else _canonical(key)))
@@ -85,4 +87,16 @@ def _canonical(key: Any, lone_surrogates: bool = False) -> Any:
     if isinstance(key, dict):
         return {name if isinstance(name, tuple) else _canonical(name, lone_surrogates): _canonical(item, lone_surrogates)
                 for name, item in key.items()}
+    if isinstance(key, Decimal) and key.is_finite():
+        return _canonical(_plain_number(key))
+    if isinstance(key, datetime) and key.fold:
+        return key.replace(fold=0)  # in one zone, the second time in an hour that comes twice equals the first
     return key
+
+
+def _plain_number(key: Decimal) -> int | float | str:
+    """What else in Python equals it, or its digits without the noughts at the end, however many it came with."""
+    if key == key.to_integral_value():
+        return int(key)
+    digits = key.normalize(Context(prec=len(key.as_tuple().digits), Emax=MAX_EMAX, Emin=MIN_EMIN))
+    return float(key) if key == float(key) else str(digits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.api.component import Bolt
+from millrace.api.bolt import Bolt
 
 
 class TwoPhaseSink(Bolt):

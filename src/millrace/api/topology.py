@@ -19,17 +19,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from millrace.api.component import (
-    DEAD_LETTER_FIELDS,
-    DEAD_LETTERS,
-    DEFAULT_STREAM,
-    BatchingBolt,
-    Bolt,
-    Component,
-    ReplayableSpout,
-    Spout,
-)
+from millrace.api.bolt import BatchingBolt, Bolt
+from millrace.api.component import Component
 from millrace.api.grouping import Grouping
+from millrace.api.spout import ReplayableSpout, Spout
+from millrace.api.tuple import DEAD_LETTER_FIELDS, DEAD_LETTERS, DEFAULT_STREAM
 from millrace.errors import TopologyError, UnknownName
 
 BOLT_METHODS = ("process", "process_rows", "process_arrow")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from millrace.api.component import ReplayableSpout
+from millrace.api.spout import ReplayableSpout
 from millrace.connectors.settings import setting
 from millrace.errors import TopologyError
 

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from millrace.api.component import DEAD_LETTERS, Bolt
+from millrace.api.bolt import Bolt
+from millrace.api.tuple import DEAD_LETTERS
+from millrace.connectors.checked_column import UNFIT, column
 from millrace.connectors.settings import setting
 
 SCHEMA = "arrow-schema"  # in the configuration that tasks get: the schema as the driver has worked it out, in Base64
@@ -36,7 +38,7 @@ class DataFrameSink(Bolt):
     def process_rows(self, rows: list[Any]) -> None:
         try:
             self._batches.append(self._batch(rows))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        except UNFIT:
             for row in rows:
                 self._keep(row)
 
@@ -44,13 +46,13 @@ class DataFrameSink(Bolt):
         """One that does not fit the schema is a dead letter, and the others are written all the same."""
         try:
             self._batches.append(self._batch([row]))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        except UNFIT as error:
             self.raise_exception(error)
             self.emit([self.component_name, self.task_index, "", list(row), f"{type(error).__name__}: {error}"],
                       stream=DEAD_LETTERS)
 
     def _batch(self, rows: list[Any]) -> pa.RecordBatch:
-        columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), self._schema, strict=True)]
+        columns = [column(values, field) for values, field in zip(zip(*rows, strict=True), self._schema, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def snapshot(self) -> Any:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from millrace.api.component import ReplayableSpout
+from millrace.api.spout import ReplayableSpout
 from millrace.connectors.settings import setting
 
 if TYPE_CHECKING:

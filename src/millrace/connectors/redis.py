@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from millrace.api.component import Component, ReliableSpout
+from millrace.api.component import Component
+from millrace.api.spout import ReliableSpout
 from millrace.connectors.settings import optional_module, setting
 from millrace.connectors.sinks import field_names
 from millrace.connectors.staged_commands import StagedCommands

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
-from millrace.api.component import ReplayableSpout
 from millrace.api.grouping import stable_hash
+from millrace.api.spout import ReplayableSpout
 from millrace.connectors.redis import IDLE_SECONDS, connect, text_of
 from millrace.connectors.settings import optional_module, setting
 from millrace.errors import MillraceError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import msgspec
 
-from millrace.api.component import Bolt
+from millrace.api.bolt import Bolt
 from millrace.connectors.settings import setting
 from millrace.connectors.staged_files import StagedFiles
 from millrace.connectors.staging import StagedSink

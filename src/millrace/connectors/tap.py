@@ -6,14 +6,13 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from millrace.api.component import Tuple
 from millrace.api.sink import TwoPhaseSink
-from millrace.config import TAP_ROWS
+from millrace.api.tuple import Tuple
+from millrace.config import TAP_MEGABYTES, TAP_ROWS
 from millrace.errors import TopologyError
-from millrace.runtime.tap_messages import decode_rows
+from millrace.runtime.tap_messages import join_rows, split_rows
 from millrace.runtime.tap_port import TapPort, port_here
 from millrace.runtime.tap_rows import TapRows
-from millrace.runtime.wire import encode_rows
 
 ACK_SECONDS = 0.05  # from a reader's commit to the acks
 TAP_METRIC, UNREAD_METRIC = "millrace.tap", "unread"
@@ -28,7 +27,7 @@ class Tap(TwoPhaseSink):
 
     | config | meaning |
     | --- | --- |
-    | `tap.rows` | most rows that a task keeps unread; then its senders wait, up to the spouts |
+    | `tap.rows`, `tap.mb` | most rows, and most MB of rows, that a task keeps unread; then its senders wait, up to the spouts |
 
     At-least-once: rows can be read at once, and are acked when they are committed; those of a lost task come again.
     Exactly-once: rows can be read when their wave is committed; those that nobody has committed are part of the snapshot, and
@@ -42,11 +41,11 @@ class Tap(TwoPhaseSink):
     def __init__(self) -> None:
         super().__init__()
         self.rows = TapRows()
-        self._most = TAP_ROWS.default
+        self._most, self._most_bytes = TAP_ROWS.default, TAP_MEGABYTES.default * 1e6
         self._port: TapPort | None = None
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
-        self._most = TAP_ROWS.of(storm_conf)
+        self._most, self._most_bytes = TAP_ROWS.of(storm_conf), TAP_MEGABYTES.of(storm_conf) * 1e6
         self._check_inputs(context)
         self._port = port_here()
         if self.exactly_once:
@@ -81,7 +80,7 @@ class Tap(TwoPhaseSink):
     # -- room and acks ---------------------------------------------------------------------------------------------------
 
     def _takes_more(self) -> bool:
-        return self.rows.unread < self._most
+        return self.rows.unread < self._most and self.rows.unread_bytes < self._most_bytes
 
     def _timer_seconds(self) -> float:
         return ACK_SECONDS
@@ -95,10 +94,10 @@ class Tap(TwoPhaseSink):
 
     def _kept(self) -> dict[str, Any]:
         """All rows: at the time that someone goes on from this wave, they can be read."""
-        return {"tap": self.rows.name, "first": self.rows.first, "rows": encode_rows(self.rows.all())}
+        return {"tap": self.rows.name, "first": self.rows.first, "rows": join_rows(self.rows.all())}
 
     def restore(self, snapshot: Any) -> None:
-        self.rows = TapRows(snapshot["tap"], snapshot["first"], decode_rows(snapshot["rows"]))
+        self.rows = TapRows(snapshot["tap"], snapshot["first"], split_rows(snapshot["rows"]))
 
     def prepare(self, wave: int) -> None:
         self.rows.mark(wave)

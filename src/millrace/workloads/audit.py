@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from millrace.api.component import Bolt, Tuple
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.state import CounterState
 from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.sinks import PartFileSink
 from millrace.workloads.wordcount import SEED, TABLE_LINES, VOCABULARY, WORDS_PER_LINE, configured_table, table_words

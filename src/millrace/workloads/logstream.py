@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from millrace.api.component import Bolt, Tuple
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.sink import TwoPhaseSink
 from millrace.api.state import State
 from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.settings import setting
 from millrace.connectors.sinks import JsonLinesSink

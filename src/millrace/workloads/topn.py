@@ -6,9 +6,10 @@ import heapq
 from collections import Counter, deque
 from typing import Any, ClassVar
 
-from millrace.api.component import Bolt, Tuple
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
 from millrace.connectors.settings import setting
 from millrace.workloads.wordcount import Lines, Split
 

@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.api.component import Bolt, Tuple
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.state import CounterState
 from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
 from millrace.connectors.generator import ArrowGeneratorSpout, GeneratorSpout
 from millrace.connectors.settings import setting
 from millrace.connectors.sinks import Drop, DropArrow

@@ -6,7 +6,10 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from millrace.api.grouping import Grouping, stable_hash
 
 CONSTANTS = ("SHUFFLE", "LOCAL_OR_SHUFFLE", "ALL", "GLOBAL", "NONE", "DIRECT")
+BERLIN = ZoneInfo("Europe/Berlin")
 
 
 def by_length(values: Sequence[Any], tasks: int) -> list[int]:
@@ -60,13 +64,21 @@ def test_a_grouping_travels(grouping: Grouping) -> None:
 @pytest.mark.parametrize(("one", "other"), [
     (1, 1.0), (1, True), (0, False), (0.0, -0.0), ((1, "a"), [1.0, "a"]), (2**70, float(2**70)),
     (float(2**63), 2**63), (-(2**63), -float(2**63)), (((1,),), [[True]]),
+    (Decimal("1.0"), Decimal("1.00")), (Decimal("1.00"), 1), (Decimal("-0.0"), 0), (Decimal("1E+2"), 100),
+    (Decimal("1.50"), 1.5),
+    (Decimal("1.10"), Decimal("1.1")), (Decimal("0.00000010"), Decimal("1E-7")), (Decimal(2**70), 2**70),
+    (Decimal("12345678901234567890123456789012345678.10"), Decimal("12345678901234567890123456789012345678.1")),
+    ((Decimal("2.0"), "a"), [2, "a"]),
+    (datetime(2026, 1, 1, 3, tzinfo=timezone(timedelta(hours=3))), datetime(2026, 1, 1, tzinfo=UTC)),
+    (datetime(2025, 10, 26, 2, 30, tzinfo=BERLIN), datetime(2025, 10, 26, 2, 30, tzinfo=BERLIN, fold=1)),
 ])
 def test_keys_that_python_calls_equal_have_one_hash(one: Any, other: Any) -> None:
     assert stable_hash(one) == stable_hash(other)
 
 
 def test_different_keys_are_told_apart() -> None:
-    keys = ["", "a", b"a", 0, 1, -1, 1.5, None, ("a",), ("a", "b"), ("ab",), 2**64]
+    keys = ["", "a", b"a", 0, 1, -1, 1.5, None, ("a",), ("a", "b"), ("ab",), 2**64, Decimal("1.1"), Decimal("NaN"),
+            Decimal("12345678901234567890123456789012345678.1"), Decimal("12345678901234567890123456789012345678.2")]
     assert len({stable_hash(key) for key in keys}) == len(keys)
 
 
@@ -78,6 +90,8 @@ def test_the_hash_is_the_same_in_every_process() -> None:
     assert hashes == {f"{stable_hash(('straße', 7, 1.5, None))}\n"}
     # Snapshots hold keys by key group, so the value must not change from one release to the next either.
     assert stable_hash("word") == zlib.crc32(b"\xa4word") == 2704303174
+    assert [stable_hash(key) for key in (1, 1.5, ("a", 2), datetime(2026, 1, 1, tzinfo=UTC))] == [
+        2768625435, 3622288468, 2086664878, 2795493438]
 
 
 def test_equal_numbers_of_any_size_are_spread_over_all_tasks() -> None:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from millrace.api import key_places
-from millrace.api.component import Bolt
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import stable_hash
 from millrace.api.keyed_state import KeyedState
 from millrace.api.paged_state import PagedState

@@ -8,18 +8,12 @@ from typing import Any
 
 import pytest
 
-from millrace.api.component import (
-    DEAD_LETTER_FIELDS,
-    BatchingBolt,
-    Bolt,
-    Component,
-    ReliableSpout,
-    ReplayableSpout,
-    Spout,
-    TicklessBatchingBolt,
-)
+from millrace.api.bolt import BatchingBolt, Bolt, TicklessBatchingBolt
+from millrace.api.component import Component
 from millrace.api.grouping import Grouping
+from millrace.api.spout import ReliableSpout, ReplayableSpout, Spout
 from millrace.api.topology import ComponentSpec, SpecInput, Stream, StreamRef, Topology, mode_of
+from millrace.api.tuple import DEAD_LETTER_FIELDS
 from millrace.errors import MillraceError, TopologyError
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from millrace.api.component import DEAD_LETTER_FIELDS, Bolt, Spout
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
+from millrace.api.spout import Spout
 from millrace.api.topology import Stream, StreamRef, Topology
+from millrace.api.tuple import DEAD_LETTER_FIELDS
 from millrace.errors import TopologyError
 from millrace.model.graph import Input, StreamDef, TaskId, TopologyGraph, graph_of, resolve
 
