@@ -1,33 +1,34 @@
-"""A running bolt: takes a chunk at a time from its inbox, keeps account of what it has not acked, and sends on."""
+"""A running bolt: takes a chunk at a time from its inbox, keeps account of what it has not acked, and sends on. The bolt's own
+code is run by execution.py; what is here is on the worker's loop, but for what that calls."""
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import count, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-import pyarrow as pa
-
-from millrace.api.component import DEAD_LETTERS, SYSTEM_COMPONENT, TICK_STREAM, Bolt, Tuple
+from millrace.api.bolt import Bolt
+from millrace.api.tuple import DEAD_LETTERS, SYSTEM_COMPONENT, TICK_STREAM, Tuple
 from millrace.config import MESSAGE_TIMEOUT, TICK_SECONDS
-from millrace.errors import EncodingError, MillraceError
+from millrace.errors import EncodingError
 from millrace.model.graph import TaskId
 from millrace.runtime import wire
 from millrace.runtime.alignment import Alignment
 from millrace.runtime.channel import Delivery, Inlet
+from millrace.runtime.execution import Execution
+from millrace.runtime.held import Held
+from millrace.runtime.outbox import Group
 from millrace.runtime.output import Output
+from millrace.runtime.reader import Reader
 from millrace.runtime.routing import rows_of
-from millrace.runtime.task import USER_ERRORS, Group, Task, describe
+from millrace.runtime.task import Task
+from millrace.runtime.user_errors import USER_ERRORS, describe
 
 if TYPE_CHECKING:
     from millrace.runtime.topology_run import TopologyRun
     from millrace.runtime.worker import Worker
 
-PLAIN_ROWS = wire.row_decoder(tuple)
 STALE = 1.1  # message timeouts after which a chunk is not worth working on
 HELD_TUPLES = 200_000  # tuples in chunks that a bolt may hold on to before its senders have to wait
 OPEN_DELIVERIES = 64  # a bolt settles after so many input chunks even if they made it emit little
@@ -46,15 +47,14 @@ class BoltTask(Task):
         self.inbox: deque[Delivery] = deque()
         self.inlets: dict[tuple[int, int], Inlet] = {}
         self.open: list[Delivery] = []  # executed, but what they emitted has not been sent
-        self.held: dict[str, Delivery] = {}  # chunks with tuples that the bolt will ack by hand
-        self.holding = 0  # tuples in them
+        self.held = Held()
         self.verdicts: list[tuple[Tuple | str, bool]] = []  # acked or failed by hand, not settled yet
         self.by_hand = False  # the bolt acks, not the engine
-        self._broken = ""  # why the chunk at hand could not be written
+        self.broken = ""  # why what it was given could not be written, until that is told
         self.alignment = Alignment(map(topology.graph.number, topology.graph.upstream(name.component)))
-        self._decoders: dict[tuple[str, int], tuple[Any, Any]] = {}
-        self._run = {"process": self._run_each, "process_rows": self._run_rows,
-                     "process_arrow": self._run_arrow}[self.definition.mode]
+        self.reader = Reader(topology)
+        execution = Execution(self)
+        self._execute, self._execute_calls = execution.run, execution.run_calls
 
     def on_start(self) -> None:
         self.by_hand = self.component.acks_itself or not self.component.auto_ack
@@ -112,7 +112,7 @@ class BoltTask(Task):
                            if delivery.form != wire.WAVE or delivery.body.wave > wave)
 
     def before_wave(self) -> None:
-        self._guarded([self.component._before_wave])
+        self._execute_calls([self.component._before_wave])
 
     def send_waiting(self) -> None:
         self.settle()
@@ -128,38 +128,6 @@ class BoltTask(Task):
     def abandon(self) -> None:
         self.inbox.clear()
         self.alignment.release()
-
-    def _row_type(self, delivery: Delivery) -> tuple[Any, Any]:
-        """The named tuple of the delivery's stream, and its decoder."""
-        key = (delivery.component, delivery.stream_index)
-        found = self._decoders.get(key)
-        if found is None:
-            fields = self.topology.graph.component(delivery.component).outputs[delivery.stream_index].fields
-            title = re.sub(r"[\W_]", "", f"{delivery.component}_{delivery.stream}".title())
-            row_type = NamedTuple(f"T{title}Tuple", [(field, Any) for field in fields])  # type: ignore[misc]
-            found = self._decoders[key] = (list[row_type], wire.row_decoder(row_type))
-        return found
-
-    def rows(self, delivery: Delivery) -> list[Any]:
-        """The chunk's tuples as named tuples, wherever they came from."""
-        body = delivery.body
-        if delivery.form == wire.ARROW:
-            body, local = rows_of(self._received_batch(delivery)), True
-        else:
-            local = delivery.local
-        if not self.component.named_rows:
-            return body if local else PLAIN_ROWS.decode(body)
-        row_type, decoder = self._row_type(delivery)
-        if local:
-            return msgspec.convert(body, row_type)
-        return decoder.decode(body)
-
-    def _received_batch(self, delivery: Delivery) -> pa.RecordBatch:
-        return delivery.body if delivery.local else wire.decode_batch(delivery.body)
-
-    def _as_batch(self, delivery: Delivery, rows: list[Any]) -> pa.RecordBatch:
-        fields = self.topology.graph.component(delivery.component).outputs[delivery.stream_index].fields
-        return pa.RecordBatch.from_arrays([pa.array(column) for column in zip(*rows, strict=True)], names=list(fields))
 
     # -- work ------------------------------------------------------------------------------------------------------
 
@@ -183,87 +151,9 @@ class BoltTask(Task):
             return
         self.on_own_thread(partial(self._execute, delivery), partial(self._executed, delivery))
 
-    def _execute(self, delivery: Delivery) -> None:
-        """User code, perhaps on a thread of the task's own."""
-        clock = self.worker.clock
-        start, cpu = clock.now(), clock.cpu()
-        try:
-            self._run(delivery)
-        except wire.WireError as error:
-            delivery.failed = True  # a body that cannot be read: its sender will be told, and send it again
-            self.worker.counters["malformed"] += 1
-            self.report_error(error, None)
-        elapsed = clock.now() - start
-        meters = self.meters
-        meters.cpu_seconds += clock.cpu() - cpu
-        meters.busy_seconds += elapsed
-        meters.executed += delivery.count
-        meters.execute_latency.record(elapsed / (delivery.count or 1), delivery.count)
+    # -- when something failed -------------------------------------------------------------------------------------
 
-    def _run_each(self, delivery: Delivery) -> None:
-        component = self.component
-        tuples = map(Tuple, self._readable(delivery), repeat(delivery), count())
-        process, tup = component.process, None
-        while True:
-            try:
-                for tup in tuples:
-                    process(tup)
-                return
-            except USER_ERRORS as error:
-                self._user_error(error, delivery, tup)
-                if delivery.failed and delivery.roots:
-                    return  # the whole root comes again, so the rest of the chunk can wait for it
-                process = self.component.process
-
-    def _run_rows(self, delivery: Delivery) -> None:
-        rows = self._readable(delivery)
-        try:
-            self.component.process_rows(rows)  # type: ignore[attr-defined]
-        except USER_ERRORS as error:
-            self._chunk_error(error, delivery, rows, lambda row: self.component.process_rows([row]))  # type: ignore[attr-defined]
-
-    def _run_arrow(self, delivery: Delivery) -> None:
-        rows = None if delivery.form == wire.ARROW else self._readable(delivery)
-        try:
-            batch = self._received_batch(delivery) if rows is None else self._as_batch(delivery, rows)
-            self.component.process_arrow(batch)  # type: ignore[attr-defined]
-        except wire.WireError:
-            raise
-        except USER_ERRORS as error:  # of the bolt, or because no column can hold these values together
-            given = rows_of(batch) if rows is None else rows
-            self._chunk_error(error, delivery, given, lambda row: self.component.process_arrow(  # type: ignore[attr-defined]
-                self._as_batch(delivery, [row])))
-
-    def _readable(self, delivery: Delivery) -> list[Any]:
-        try:
-            return self.rows(delivery)
-        except wire.UNREADABLE as error:
-            raise wire.WireError(f"a chunk from {delivery.component} does not fit {delivery.stream!r}: {error}") from None
-
-    # -- errors in user code ---------------------------------------------------------------------------------------
-
-    def _goes_back(self, error: BaseException) -> bool:
-        """A sink of an exactly-once topology could not write: what it did not get may not be left out, so everything goes
-        back to the last wave, for as long as it takes. Only what is wrong with a row itself makes it a dead letter."""
-        if not self.commits or is_about_the_data(error):
-            return False
-        self.meters.failed += 1
-        self.report_error(error, None)
-        self._broken = f"{self.name} could not write ({describe(error)})"
-        return True
-
-    def _user_error(self, error: BaseException, delivery: Delivery, tup: Tuple | None) -> None:
-        if self._goes_back(error):
-            return
-        self.meters.failed += 1
-        self.report_error(error, tup)
-        if tup is not None and self.component.auto_fail:
-            self._give_up_or_fail(tup, delivery, error)
-        elif not self.by_hand:
-            delivery.left = -1  # neither acked nor failed: the root will time out, as the bolt asked for
-        self._rebuild()
-
-    def _rebuild(self) -> None:
+    def rebuild(self) -> None:
         """A new instance, if the component asked for one; the old one stays if the new one cannot be made."""
         old = self.component
         if not old.exit_on_exception:
@@ -276,48 +166,28 @@ class BoltTask(Task):
             self.component = old
             self._attach_emit(old)
 
-    def _give_up_or_fail(self, tup: Tuple, delivery: Delivery, error: BaseException | str) -> None:
+    def give_up_or_fail(self, tup: Tuple, delivery: Delivery, error: BaseException | str) -> None:
         """A tuple that failed too often, or that nothing would send again, becomes a dead letter; else its root fails."""
         if delivery.roots and delivery.attempt < self.max_fails:
             delivery.failed = True
             return
         self.meters.dead_letters += 1
-        output = self._by_stream[DEAD_LETTERS]
+        output = self.outbox.by_stream[DEAD_LETTERS]
         letter = self._letter(delivery.stream, tup.values, error if isinstance(error, str) else describe(error))
-        self.worker.dead_letter(self, letter)
+        self.worker.errors.dead_letter(self, letter)
         if self.by_hand:
-            self._add_group(output, letter, (tup,), None, None)
+            self.outbox.add(output, letter, (tup,), None, None)
             self.verdicts.append((tup, True))
         else:
             output.rows.append(letter)
 
     def _letter(self, stream: str, values: Iterable[Any], text: str) -> tuple[Any, ...]:
         """A row for the dead letters. Values that cannot be encoded, which may be why it is one, are shown instead."""
-        row, given = self._by_stream[DEAD_LETTERS].row, [self.name.component, self.name.index, stream]
+        row, given = self.outbox.by_stream[DEAD_LETTERS].row, [self.name.component, self.name.index, stream]
         try:
             return row([*given, list(values), text])
         except EncodingError:
             return row([*given, [repr(value) for value in values], text])
-
-    def _chunk_error(self, error: BaseException, delivery: Delivery, rows: list[Any], one: Callable[[Any], None]) -> None:
-        """A whole-chunk call raised. If the chunk will come again, fail it; if not, find the tuples that are to blame."""
-        if delivery.roots and delivery.attempt < self.max_fails:
-            self._user_error(error, delivery, Tuple(rows[0], delivery))
-            return
-        if self._goes_back(error):
-            return
-        if not delivery.roots and not self.commits:  # nothing may be tried twice, so all of the chunk is given up
-            self.meters.failed += len(rows)
-            self.report_error(error, None)
-            for index, row in enumerate(rows):
-                self._give_up_or_fail(Tuple(row, delivery, index), delivery, error)
-            self._rebuild()
-            return
-        for index, row in enumerate(rows):
-            try:
-                one(row)
-            except USER_ERRORS as culprit:
-                self._user_error(culprit, delivery, Tuple(row, delivery, index))
 
     # -- settling --------------------------------------------------------------------------------------------------
 
@@ -337,14 +207,16 @@ class BoltTask(Task):
 
     def _pay(self) -> None:
         """Give credits back, unless the bolt holds on to more chunks than it should or has no room: then its senders wait."""
-        while self.owed and self.holding < HELD_TUPLES and self.component._takes_more():
-            self.worker.consumed(self, self.owed.popleft())
+        owed = self.owed
+        while owed and self.held.tuples < HELD_TUPLES and self.component._takes_more():
+            self.worker.consumed(self, owed.popleft())
 
     def settle(self) -> None:
         opened, self.open = self.open, []
         if self.verdicts and not self.by_hand:
             self._settle_failures(opened)
-        while groups := self.take_groups():  # sending may add dead letters
+        take = self.outbox.take
+        while groups := take():  # sending may add dead letters
             for group in groups:
                 self._send_group(group, opened)
         for delivery in opened:
@@ -373,15 +245,8 @@ class BoltTask(Task):
     def _fail_all(self, deliveries: list[Delivery], opened: list[Delivery]) -> None:
         for delivery in deliveries:
             delivery.failed = True
-            if not any(one is delivery for one in opened) and self._let_go(delivery):
+            if not any(one is delivery for one in opened) and self.held.let_go(delivery):
                 self._close(delivery)
-
-    def _let_go(self, delivery: Delivery) -> bool:
-        """Stop holding the chunk; whether it was held."""
-        if self.held.pop(delivery.key, None) is None:
-            return False
-        self.holding -= delivery.count
-        return True
 
     def _send_singly(self, group: Group, roots: tuple[int, ...], attempt: int, birth: float) -> int:
         """The last attempt: every tuple by itself, so that only those that cannot be sent are given up."""
@@ -396,29 +261,17 @@ class BoltTask(Task):
     def unsendable(self, output: Output, row: Any, error: BaseException) -> None:
         super().unsendable(output, row, error)
         if output.name != DEAD_LETTERS:
-            self._by_stream[DEAD_LETTERS].rows.append(self._letter(output.name, row, describe(error)))
+            self.outbox.by_stream[DEAD_LETTERS].rows.append(self._letter(output.name, row, describe(error)))
 
     def _anchored(self, anchors: Iterable[Tuple | str], opened: list[Delivery]) -> list[Delivery]:
         """The chunks that explicit anchors belong to."""
-        found = (self._delivery_of(anchor, opened)[0] for anchor in anchors)
+        found = (self.held.find(anchor, opened)[0] for anchor in anchors)
         return list({id(delivery): delivery for delivery in found if delivery is not None}.values())
-
-    def _delivery_of(self, tup: Tuple | str, opened: Sequence[Delivery] = ()) -> tuple[Delivery | None, int]:
-        """The chunk that a tuple, or a tuple's id, belongs to, and its place there."""
-        if isinstance(tup, Tuple):
-            delivery, index = tup.origin, tup.index
-        else:
-            key, _, place = str(tup).rpartition(":")
-            delivery = self.held.get(key) or next((one for one in opened if one.key == key), None)
-            index = int(place) if place.isdecimal() else -1
-        known = isinstance(delivery, Delivery) and 0 <= index < delivery.count
-        return (delivery if known else None), index
 
     def _finish(self, delivery: Delivery) -> None:
         if self.by_hand and not delivery.failed:
             if delivery.left and (delivery.roots or (self.component.acks_itself and self.component.auto_ack)):
-                self.held[delivery.key] = delivery
-                self.holding += delivery.count
+                self.held.add(delivery)
             return
         self._close(delivery)
 
@@ -443,7 +296,7 @@ class BoltTask(Task):
     def _settle_verdicts(self) -> None:
         verdicts, self.verdicts = self.verdicts, []
         for tup, good in verdicts:
-            delivery, index = self._delivery_of(tup)
+            delivery, index = self.held.find(tup)
             if delivery is not None:
                 self._settle_one(delivery, index, tup, good)
 
@@ -451,14 +304,15 @@ class BoltTask(Task):
         """The engine acks for this bolt, so an ack by hand says nothing new; but what it fails is failed."""
         verdicts, self.verdicts = self.verdicts, []
         for tup, good in verdicts:
-            delivery, index = self._delivery_of(tup, opened)
+            delivery, index = self.held.find(tup, opened)
             if delivery is not None and not good and not delivery.failed and any(one is delivery for one in opened):
                 self._fail_by_hand(delivery, index, tup)
 
     def _fail_by_hand(self, delivery: Delivery, index: int, tup: Tuple | str) -> None:
         self.meters.failed += 1
-        known = tup if isinstance(tup, Tuple) else Tuple(self.rows(delivery)[index], delivery, index)
-        self._give_up_or_fail(known, delivery, "failed by the bolt")
+        if not isinstance(tup, Tuple):
+            tup = Tuple(self.reader.rows(delivery, self.component.named_rows)[index], delivery, index)
+        self.give_up_or_fail(tup, delivery, "failed by the bolt")
 
     def _settle_one(self, delivery: Delivery, index: int, tup: Tuple | str, good: bool) -> None:
         if delivery.done is None:
@@ -473,14 +327,13 @@ class BoltTask(Task):
         delivery.done.add(index)
         delivery.left -= 1
         if delivery.failed or not delivery.left:
-            self._let_go(delivery)
+            self.held.let_go(delivery)
             self._close(delivery)
             self._pay()
 
     def forget_held(self, before: float) -> None:
         """Chunks whose tuples the bolt never acked: their roots have long timed out."""
-        for delivery in [delivery for delivery in self.held.values() if delivery.arrived < before]:
-            self._let_go(delivery)
+        self.held.forget(before)
         self._pay()
 
     # -- ticks -----------------------------------------------------------------------------------------------------
@@ -504,13 +357,13 @@ class BoltTask(Task):
         """User code that belongs to no chunk: what it emits is untracked unless it names anchors."""
         self.settle()
         calls, self.due = list(self.due.values()), {}
-        self.on_own_thread(partial(self._guarded, calls), self._after_call)
+        self.on_own_thread(partial(self._execute_calls, calls), self._after_call)
 
     def _tell_broken(self) -> None:
         """On the loop: user code may have run on a thread of its own."""
-        if self._broken:
-            self.worker.broken(self, self._broken)
-            self._broken = ""
+        if self.broken:
+            self.worker.broken(self, self.broken)
+            self.broken = ""
 
     def _after_call(self) -> None:
         self.busy = False
@@ -519,27 +372,6 @@ class BoltTask(Task):
             self.settle()
             self._pay()  # there may be room again
             self.worker.ready(self)
-
-    def _guarded(self, calls: list[Callable[[], None]]) -> None:
-        clock = self.worker.clock
-        start, cpu = clock.now(), clock.cpu()
-        for call in calls:
-            try:
-                call()
-            except USER_ERRORS as error:
-                if not self._goes_back(error):
-                    self.meters.failed += 1
-                    self.report_error(error, None)
-        self.meters.cpu_seconds += clock.cpu() - cpu
-        self.meters.busy_seconds += clock.now() - start
-
-
-def is_about_the_data(error: BaseException) -> bool:
-    """Python's own complaints about values are; an error of a server, a disk or a library is taken for an outage, and one of
-    ours for a wrong setting: both are for people to put right."""
-    if isinstance(error, MillraceError):
-        return isinstance(error, EncodingError)
-    return isinstance(error, TypeError | ValueError | LookupError | ArithmeticError | AttributeError | AssertionError)
 
 
 class _TickOrigin:

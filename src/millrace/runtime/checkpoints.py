@@ -32,6 +32,7 @@ class Checkpoints:
 
     def __init__(self, store: CheckpointStore, topology: str) -> None:
         self.store, self.topology = store, topology
+        self.author = f"{topology_prefix(topology)}/author"  # whose batches are taken; see microbatch.batch_checkpoints
 
     def save(self, blob_name: str, parts: Sequence[bytes | memoryview]) -> None:
         """Durable when this returns."""
@@ -41,17 +42,28 @@ class Checkpoints:
         """The wave is committed when, and only when, this returns. It asks for the blobs first: a store that was emptied
         since a task was told that its blob is safe must not be trusted. `NotTheAuthor` if a later epoch is there: another
         master has gone on with the topology."""
+        self.check_blobs(manifest)
+        self.check_epoch(manifest.epoch)
+        self.enter(manifest)
+
+    def check_blobs(self, manifest: Manifest) -> None:
+        """CheckpointMissing if some are not in the store."""
         missing = self.store.missing(manifest.blobs())
         if missing:
             raise CheckpointMissing(f"wave {manifest.wave} of {self.topology!r} cannot be committed: {len(missing)} of the "
-                                    f"blobs it needs are not in the store ({_shown(missing)}). Was it emptied, or started "
+                                    f"blobs it needs are not in the store ({shown(missing)}). Was it emptied, or started "
                                     "again without its data? The next wave must write everything whole")
-        self.claim(manifest)
 
     def claim(self, manifest: Manifest) -> None:
         """Enters an epoch that goes on from an older wave. Its blobs are not asked for: fragments may have what the store has
         lost."""
-        self._check_epoch(self._names(), manifest.epoch)
+        self.check_epoch(manifest.epoch)
+        if not self.store.missing([self.author]):  # batches may still be run by another, who looks only there
+            self.store.write(self.author, [f"epoch {manifest.epoch}".encode()])
+        self.enter(manifest)
+
+    def enter(self, manifest: Manifest) -> None:
+        """For one who knows that nobody else has gone on with the topology."""
         self.store.write(manifest_name(self.topology, manifest.epoch, manifest.wave), [manifest.encode()])
 
     def latest(self) -> Manifest | None:
@@ -62,8 +74,8 @@ class Checkpoints:
         committed = manifest_names(names)
         if found is None and committed:
             raise CorruptCheckpoint(f"the store has {len(committed)} checkpoints of {self.topology!r} and none can be used; "
-                                    f"the log says what is wrong with each ({_shown(committed)}). Bring back the store's files "
-                                    "from a backup, or delete these to start without state")
+                                    f"the log says what is wrong with each ({shown(committed)}). Bring back the store's files "
+                                    "from a backup, or begin anew with --fresh (resume=False), without state")
         return found
 
     def is_newest(self, manifest: Manifest) -> bool:
@@ -98,12 +110,20 @@ class Checkpoints:
             self._check_epoch(names, epoch)
         kept = list(islice(self._usable(names), keep))
         # Not the highest wave of all that are kept: one of an earlier epoch may be ahead of what is under way now.
-        unused = garbage(names, kept, kept[0].wave if kept else -1)
-        # Manifests first: should this end half-way, none is left whose blobs are gone.
-        gone = manifest_names(unused)
-        self.store.delete(gone)
-        self.store.delete(set(unused).difference(gone))
+        # An earlier epoch has nothing under way, however far it had come: a run that begins anew may count from the start.
+        unused = garbage(names, kept, kept[0].wave, kept[0].epoch) if kept else []
+        self.discard(unused)
         return len(unused)
+
+    def discard(self, names: Sequence[str]) -> None:
+        """Manifests first: should this end half-way, none is left whose blobs are gone."""
+        gone = manifest_names(names)
+        self.store.delete(gone)
+        self.store.delete(set(names).difference(gone))
+
+    def check_epoch(self, epoch: int) -> None:
+        """`NotTheAuthor` if the store has a checkpoint of a later one."""
+        self._check_epoch(self._names(), epoch)
 
     def _check_epoch(self, names: Iterable[str], epoch: int) -> None:
         later = max((epoch_of(name) for name in manifest_names(names)), default=0)
@@ -126,7 +146,7 @@ class Checkpoints:
             missing = manifest.blobs() - there
             if missing:
                 log.warning("checkpoint %s is left out: %d of its blobs are not in the store (%s)", name, len(missing),
-                            _shown(missing))
+                            shown(missing))
                 continue
             yield manifest
 
@@ -154,6 +174,6 @@ def _runs(refs: Sequence[PieceRef]) -> Iterator[list[int]]:
         yield run
 
 
-def _shown(names: Iterable[str]) -> str:
+def shown(names: Iterable[str]) -> str:
     ordered = sorted(names)
     return ", ".join(ordered[:SHOWN]) + (f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else "")

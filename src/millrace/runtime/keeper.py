@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millrace.api.component import Bolt, Component, ReplayableSpout
+from millrace.api.bolt import Bolt
+from millrace.api.component import Component
 from millrace.api.grouping import stable_hash
+from millrace.api.spout import ReplayableSpout
 from millrace.control.waves import INIT
 from millrace.errors import EncodingError
 from millrace.runtime import wire

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from millrace.errors import EmitError, EncodingError
 from millrace.model.graph import StreamDef, TaskId
+from millrace.runtime.channel import Channel
 from millrace.runtime.routing import Custom, Route, ToAll
 from millrace.runtime.wire import through_the_wire
 
@@ -29,7 +30,7 @@ class Output:
         self.rows: list[tuple[Any, ...]] = []
         self.ids: list[Any] = []
         self.routes: list[Route] = []
-        self.targets: set[int] = set()  # of a direct stream: the tasks that read it
+        self.targets: dict[int, Channel] = {}  # of a direct stream: to the tasks that read it
         self.nested = False  # a row with lists or dicts in it has been emitted
         self.rebinds: list[Callable[[list[Any], list[Any]], None]] = []
 

@@ -293,12 +293,13 @@ class WorkerProcess:
         return ""
 
     def _take_in(self, worker: Worker, data: zmq.Socket[Any]) -> None:
+        receive = worker.arrivals.receive
         for _ in range(FRAMES_PER_TURN):
             try:
                 frames = data.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            worker.receive(frames)
+            receive(frames)
 
 
 def log_to_stderr(setup: WorkerSetup) -> None:

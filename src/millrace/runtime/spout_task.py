@@ -7,13 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millrace.api.component import ReliableSpout, ReplayableSpout, Spout
 from millrace.api.frame import FrameSpout
+from millrace.api.spout import ReliableSpout, ReplayableSpout, Spout
 from millrace.config import CHUNK_LINGER, MAX_SPOUT_PENDING, MESSAGE_TIMEOUT, SPOUT_WAIT
 from millrace.control.acking import InFlight
 from millrace.model.graph import TaskId
+from millrace.runtime.outbox import Group
 from millrace.runtime.routing import rows_of
-from millrace.runtime.task import USER_ERRORS, Group, Task
+from millrace.runtime.task import Task
+from millrace.runtime.user_errors import USER_ERRORS
 
 if TYPE_CHECKING:
     from millrace.runtime.topology_run import TopologyRun
@@ -155,7 +157,7 @@ class SpoutTask(Task):
         self._send_groups(self.worker.clock.now())
 
     def _send_groups(self, now: float) -> bool:
-        groups = self.take_groups()
+        groups = self.outbox.take()
         for group in groups:
             self._send_tracked(group, now)
         return bool(groups)

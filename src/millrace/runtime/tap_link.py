@@ -18,6 +18,7 @@ from millrace.runtime.tap_messages import (
     Request,
     Rows,
     Seen,
+    Taken,
     TapPlace,
     decode_answer,
     decode_rows,
@@ -31,6 +32,13 @@ class Silence(MillraceError):
     """Nothing came back in time: the other side is gone, or busy. Ask again, perhaps elsewhere."""
 
 
+class HasAnotherReader(MillraceError):
+    """The tap is being read by someone else, who began later and was heard from so many seconds ago."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"it has another reader, which began later and was heard from {seconds:.1f} s ago")
+
+
 class TapLinks:
     """Connections to workers' ports, made when first needed. One request at a time; not for several threads."""
 
@@ -39,14 +47,19 @@ class TapLinks:
         self._context = zmq.Context()
         self._sockets: dict[TapPlace, zmq.Socket[Any]] = {}
 
-    def look(self, place: TapPlace, upto: int = 0) -> Seen | None:
-        """What can be read, after rows before `upto` have been committed. None: it is not there any more. Silence."""
-        answer, _ = self._ask(place, Commit(place.name, upto))
+    def look(self, place: TapPlace, upto: int = 0, reader: str = "") -> Seen | None:
+        """What can be read, after `reader` has committed rows before `upto`. None: it is not there any more. Silence,
+        HasAnotherReader."""
+        answer, _ = self._ask(place, Commit(place.name, upto, reader), ANSWER_SECONDS)
+        if isinstance(answer, Taken):
+            raise HasAnotherReader(answer.seconds)
         return answer if isinstance(answer, Seen) else None
 
-    def read(self, place: TapPlace, start: int, stop: int) -> tuple[int, list[Any]] | None:
-        """Some rows from `start` on, or from the first that is left, and its number. None as for `look`. Silence."""
-        answer, body = self._ask(place, Read(place.name, start, stop))
+    def read(self, place: TapPlace, start: int, stop: int, reader: str = "",
+             seconds: float = 0.0) -> tuple[int, list[Any]] | None:
+        """Some rows from `start` on, or from the first that is left, and its number. `seconds`: to wait for, if that is longer
+        than for other answers. None as for `look`. Silence."""
+        answer, body = self._ask(place, Read(place.name, start, stop, reader), max(seconds, ANSWER_SECONDS))
         if not isinstance(answer, Rows):
             return None
         rows = decode_rows(body)
@@ -54,14 +67,14 @@ class TapLinks:
             raise WireError(f"a tap announced {answer.count} rows and sent {len(rows)}")
         return answer.start, rows
 
-    def _ask(self, place: TapPlace, request: Request) -> tuple[Answer, bytes]:
+    def _ask(self, place: TapPlace, request: Request, seconds: float) -> tuple[Answer, bytes]:
         socket = self._sockets.get(place)
         if socket is None:
             socket = self._sockets[place] = self._connected(place)
         socket.send(wire.encode(request))
-        if not socket.poll(int(ANSWER_SECONDS * 1000)):
+        if not socket.poll(int(seconds * 1000)):
             self._sockets.pop(place).close(linger=0)  # a late answer must not be taken for that to the next request
-            raise Silence(f"the tap at {place.ipc} does not answer within {ANSWER_SECONDS:g} s")
+            raise Silence(f"the tap at {place.ipc} does not answer within {seconds:g} s")
         frames = socket.recv_multipart()
         return decode_answer(frames[0]), frames[1] if len(frames) > 1 else b""
 

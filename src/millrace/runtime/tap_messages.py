@@ -1,11 +1,12 @@
 """What is said between a tap and its reader. Typed msgpack, as everything else that crosses a socket.
 
-    Commit, Read          from a reader to the port of a worker
-    Seen, Rows, NotHere   the answers; Rows has a second frame, the rows as msgpack
+    Commit, Read                 from a reader to the port of a worker
+    Seen, Rows, NotHere, Taken   the answers; Rows has a second frame, the rows as msgpack
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -24,16 +25,21 @@ class TapPlace(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
-    """Rows before `upto` have been read for good; 0 only asks what there is."""
+    """Rows before `upto` have been read for good; 0 only asks what there is. `reader` is who says so, and then the only one;
+    nobody: who just looks. Of two readers the one that sorts last began last."""
 
     name: str
     upto: int = 0
+    reader: str = ""
 
 
 class Read(msgspec.Struct, array_like=True, tag=2, tag_field="type"):
+    """Rows from `start` to `stop` - 1. `reader`: who is heard from by that."""
+
     name: str
     start: int
     stop: int
+    reader: str = ""
 
 
 class Seen(msgspec.Struct, array_like=True, tag=3, tag_field="type"):
@@ -54,11 +60,18 @@ class NotHere(msgspec.Struct, array_like=True, tag=5, tag_field="type"):
     """No rows of that name are kept in this process."""
 
 
+class Taken(msgspec.Struct, array_like=True, tag=6, tag_field="type"):
+    """The rows have a reader that began later, heard from so many seconds ago: nothing was committed."""
+
+    seconds: float
+
+
 Request = Commit | Read
-Answer = Seen | Rows | NotHere
+Answer = Seen | Rows | NotHere | Taken
 _request_decoder = msgspec.msgpack.Decoder(Request)
 _answer_decoder = msgspec.msgpack.Decoder(Answer)
 _rows_decoder = row_decoder(tuple)
+_apart_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def decode_request(frame: Any) -> Request:
@@ -73,6 +86,19 @@ def decode_answer(frame: Any) -> Answer:
         return _answer_decoder.decode(frame)
     except UNREADABLE as error:
         raise WireError(f"a frame of {len(frame)} bytes is no answer of a tap: {error}") from None
+
+
+def join_rows(rows: Sequence[bytes]) -> bytes:
+    """Rows that are encoded, as a body: an array of msgpack is its length and what is in it."""
+    return b"".join((b"\xdd", len(rows).to_bytes(4, "big"), *rows))
+
+
+def split_rows(body: Any) -> list[bytes]:
+    """The rows of a body, still encoded."""
+    try:
+        return [bytes(row) for row in _apart_decoder.decode(body)]
+    except UNREADABLE as error:
+        raise WireError(f"a body of {len(body)} bytes has no rows of a tap: {error}") from None
 
 
 def decode_rows(body: Any) -> list[Any]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from millrace.errors import MillraceError, WireError
-from millrace.runtime.tap_messages import Commit, NotHere, Read, Rows, Seen, TapPlace, decode_request
+from millrace.runtime.tap_messages import Commit, NotHere, Read, Rows, Seen, Taken, TapPlace, decode_request, join_rows
 from millrace.runtime.tap_rows import TapRows
 from millrace.runtime.transport import Keys, bind_tcp, private_directory, serve
-from millrace.runtime.wire import encode, encode_rows
+from millrace.runtime.wire import encode
 
 log = logging.getLogger("millrace.worker")
-ROWS_PER_ANSWER = 5000  # a few milliseconds to encode: the loop has other things to do
+ROWS_PER_ANSWER, BYTES_PER_ANSWER = 5000, 4 << 20  # put together in a millisecond or two: the loop has other things to do
 REQUESTS_PER_TURN = 8
 LONGEST_REQUEST = 4096
 
@@ -101,11 +102,19 @@ class TapPort:
         if tap is None:
             return [encode(NotHere())]
         if isinstance(request, Commit):
-            tap.commit(request.upto)
-            return [encode(Seen(tap.first, tap.readable))]
+            return [encode(self._commit(tap, request))]
         assert isinstance(request, Read)
-        start, rows = tap.read(request.start, request.stop, ROWS_PER_ANSWER)
-        return [encode(Rows(start, len(rows))), encode_rows(rows)]
+        tap.hear(request.reader, time.monotonic())
+        start, rows = tap.read(request.start, request.stop, ROWS_PER_ANSWER, BYTES_PER_ANSWER)
+        return [encode(Rows(start, len(rows))), join_rows(rows)]
+
+    def _commit(self, tap: TapRows, request: Commit) -> Seen | Taken:
+        if request.reader:
+            silent = tap.claim(request.reader, time.monotonic())
+            if silent is not None:
+                return Taken(silent)
+        tap.commit(request.upto)
+        return Seen(tap.first, tap.readable)
 
 
 # A component knows its task by what `TaskHandle` has, and that has no place for sockets: a tap finds the port of its process.

@@ -4,6 +4,9 @@
 
 A task that starts anew after a loss keeps its rows under another name, and numbers from 0. What it lost of the rows before
 comes again, under that name: an old range is then read as nothing. Exactly-once, a task keeps name and numbers.
+
+A tap has one reader. It commits rows when the batch that read them is done for good, as Spark's log of commits says: no batch
+that is run again asks for them. So rows of a range that are gone were committed by someone else, and that is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from millrace.errors import MillraceError, UnknownName
-from millrace.runtime.tap_link import Silence, TapLinks, ask_places
+from millrace.runtime.tap_link import ANSWER_SECONDS, Silence, TapLinks, ask_places
 from millrace.runtime.tap_messages import Seen, TapPlace
 from millrace.runtime.transport import Keys
 
@@ -41,6 +44,15 @@ class TapAddress:
     topology: str
     component: str
     exactly_once: bool
+    reader: str = ""  # who reads: it is heard from while its executors do
+
+
+class RowsGone(MillraceError):
+    """Someone else has committed rows that are to be read."""
+
+    def __init__(self, what: str, tap: str) -> None:
+        super().__init__(f"{what} of {tap} were committed by another reader. A tap has one: give each query a Tap of its own, "
+                         "and do not start two from copies of one checkpoint")
 
 
 def first_offset(seen: Mapping[int, tuple[str, Seen]]) -> Offset:
@@ -82,14 +94,15 @@ def taken_by_another(wanted: list[TapRange], seen: Mapping[int, tuple[str, Seen]
     return ""
 
 
-def look_at(links: TapLinks, places: Mapping[int, TapPlace], committed: Offset) -> dict[int, tuple[str, Seen]]:
-    """What each task has, after being told what is committed. Those that do not answer are left out, and asked the next
-    time."""
+def look_at(links: TapLinks, places: Mapping[int, TapPlace], committed: Offset,
+            reader: str = "") -> dict[int, tuple[str, Seen]]:
+    """What each task has, after `reader` has told what is committed. Those that do not answer are left out, and asked the next
+    time. HasAnotherReader."""
     found: dict[int, tuple[str, Seen]] = {}
     for task, place in places.items():
         till = committed.get(str(task))
         try:
-            seen = links.look(place, till["next"] if till is not None and till["tap"] == place.name else 0)
+            seen = links.look(place, till["next"] if till is not None and till["tap"] == place.name else 0, reader)
         except Silence:
             continue
         if seen is not None:
@@ -98,9 +111,10 @@ def look_at(links: TapLinks, places: Mapping[int, TapPlace], committed: Offset) 
 
 
 def read_range(address: TapAddress, wanted: TapRange) -> Iterator[list[Any]]:
-    """The rows of a range, piece by piece, wherever the task is by then."""
+    """The rows of a range, all of them, piece by piece, wherever the task is by then. RowsGone."""
     with TapLinks(address.keys) as links:
         number, deadline = wanted.start, time.monotonic() + READ_SECONDS
+        patience = ANSWER_SECONDS  # of a large row on a slow way nothing is seen until it is here whole
         while number < wanted.stop:
             trouble = ""
             try:
@@ -110,12 +124,11 @@ def read_range(address: TapAddress, wanted: TapRange) -> Iterator[list[Any]]:
                 elif place.name != wanted.name:
                     return  # its forerunner's rows that were not committed come again, under the new name
                 else:
-                    for start, rows in _pieces(links, place, number, wanted.stop):
-                        if rows:
-                            yield rows
-                        number, deadline = start + len(rows), time.monotonic() + READ_SECONDS
+                    for rows in _pieces(links, place, address, wanted._replace(start=number), patience):
+                        yield rows
+                        number, deadline = number + len(rows), time.monotonic() + READ_SECONDS
             except Silence as error:
-                trouble = str(error)
+                trouble, patience = str(error), min(2 * patience, READ_SECONDS / 2)
             except UnknownName as error:
                 if not address.exactly_once:
                     return  # it has ended: nothing of what was not committed was acked
@@ -124,14 +137,21 @@ def read_range(address: TapAddress, wanted: TapRange) -> Iterator[list[Any]]:
                 _wait(address, wanted, trouble or "these rows are not there yet", deadline)
 
 
-def _pieces(links: TapLinks, place: TapPlace, start: int, stop: int) -> Iterator[tuple[int, list[Any]]]:
-    """As long as something comes; also an empty one, if what was asked for has been committed before."""
-    while start < stop:
-        found = links.read(place, start, stop)
-        if found is None or (found[0] == start and not found[1]):
+def _pieces(links: TapLinks, place: TapPlace, address: TapAddress, wanted: TapRange, patience: float) -> Iterator[list[Any]]:
+    """As long as something comes."""
+    number = wanted.start
+    while number < wanted.stop:
+        found = links.read(place, number, wanted.stop, address.reader, patience)
+        if found is None:
             return
-        yield found
-        start = found[0] + len(found[1])
+        first, rows = found
+        if first > number:
+            raise RowsGone(f"rows {number} to {min(first, wanted.stop) - 1} of task {wanted.task}",
+                           f"{address.topology}.{address.component}")
+        if not rows:
+            return
+        yield rows
+        number += len(rows)
 
 
 def _wait(address: TapAddress, wanted: TapRange, trouble: str, deadline: float) -> None:

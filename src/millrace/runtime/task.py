@@ -1,6 +1,7 @@
-"""One running task: its inbox, its component, and what leaves it. Bolts here, spouts in spout_task.py.
+"""One running task: its component from the first attempt to start it, its part in waves, and what it sends. What only bolts
+or only spouts do is in bolt_task.py and spout_task.py.
 
-Work is done in two steps. *Execute* runs user code and only fills the task's own outputs, so a task that blocks can do
+Work is done in two steps. *Execute* runs user code and only fills the task's own outbox, so a task that blocks can do
 it on a thread of its own. *Settle* routes and sends what was emitted and settles acks, always on the worker's loop.
 """
 
@@ -9,14 +10,15 @@ from __future__ import annotations
 import logging
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from millrace.api.component import DEFAULT_STREAM, Bolt, Component, Spout, Tuple
+from millrace.api.bolt import Bolt
+from millrace.api.component import Component
+from millrace.api.spout import Spout
+from millrace.api.tuple import DEFAULT_STREAM, Tuple
 from millrace.config import CHUNK_TUPLES, MAX_FAILS
 from millrace.control.waves import INIT, PREPARE, ROLLBACK
 from millrace.errors import EmitError, EncodingError, StateNotKept
@@ -25,42 +27,17 @@ from millrace.runtime import wire
 from millrace.runtime.channel import Channel, Delivery
 from millrace.runtime.keeper import Keeper, Snapshot
 from millrace.runtime.meters import Meters
+from millrace.runtime.outbox import Group, Outbox
 from millrace.runtime.output import BOLT, HANDLE, SPOUT, Output, fast_emit
 from millrace.runtime.routing import rows_of
+from millrace.runtime.user_errors import USER_ERRORS, describe, error_of
 
 if TYPE_CHECKING:
     from millrace.runtime.topology_run import TopologyRun
     from millrace.runtime.worker import Worker
 
-USER_ERRORS = (Exception, SystemExit)  # what user code may raise without taking the worker down
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 30.0  # between attempts to start a component that cannot be initialized
 CHUNK_STRETCH = 4  # tuples that were emitted together may overfill a chunk so many times before they are cut up
-
-
-def describe(error: BaseException) -> str:
-    """The error in one line that can be sent anywhere, whatever its author did."""
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception as worse:
-        text = f"{type(error).__name__}, whose own text raises {type(worse).__name__}"
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _fixed(anchors: Any) -> Any:
-    """Anchors as they are now: the list may be another one by the time the tuple is sent."""
-    if anchors is None or isinstance(anchors, tuple):
-        return anchors
-    return (anchors,) if isinstance(anchors, Tuple | str) else tuple(anchors)
-
-
-class Group(NamedTuple):
-    """Tuples that were emitted in an unusual way and leave apart from the rest: own anchors, chosen channels, Arrow."""
-
-    output: Output
-    body: Any  # list of rows, or a RecordBatch
-    anchors: Any  # None: whatever is being processed; a tuple of tuples or ids otherwise
-    channels: tuple[Channel, ...] | None  # None: by the groupings
-    ids: list[Any]
 
 
 class Task:
@@ -79,12 +56,13 @@ class Task:
         self.ended = False
         self.warned = False  # that it keeps state which nothing saves
         self.retiring: float | None = None  # time before which a task that moved away does not end
-        self.groups: list[Group] = []
         self.random = Random()
         self.chunk_tuples: int = CHUNK_TUPLES.of(topology.graph.config)
         self.max_fails: int = MAX_FAILS.of(topology.graph.config)
-        self.outputs = [Output(name, i, stream) for i, stream in enumerate(self.definition.outputs)]
-        self._by_stream = {output.name: output for output in self.outputs}
+        self.outbox = Outbox(name, self.definition)
+        # For each tuple, or each chunk, a call less than methods of the same names would cost.
+        self.emit, self.emit_rows, self.emit_arrow = self.outbox.emit, self.outbox.emit_rows, self.outbox.emit_arrow
+        self.waiting = self.outbox.waiting
         self.component: Any = None
         self.commits = self.definition.commits and topology.graph.exactly_once
         self.keeper = Keeper(self)
@@ -112,7 +90,7 @@ class Task:
             done()
 
     def _build(self) -> None:
-        self._start_error = self._error_of(self._build_component)
+        self._start_error = error_of(self._build_component)
 
     def _build_component(self) -> None:
         self.component = self._make(anew=True)
@@ -121,14 +99,6 @@ class Task:
             text = (f"initialize of {self.name} puts something else in the place of self.{name}, which is keyed state: what is "
                     "kept there is lost with the worker. Use it as it is, or give the attribute another name")
             self.report_error(StateNotKept(text), None)
-
-    def _error_of(self, call: Callable[[], None]) -> BaseException | None:
-        """What user code raised."""
-        try:
-            call()
-        except USER_ERRORS as error:
-            return error
-        return None
 
     def _built(self) -> None:
         self.busy = False
@@ -153,7 +123,7 @@ class Task:
             self.on_own_thread(self._take_up, self._taken_up)
 
     def _take_up(self) -> None:
-        self._start_error = self._error_of(self.keeper.take_up)
+        self._start_error = error_of(self.keeper.take_up)
 
     def _taken_up(self) -> None:
         self.busy = False
@@ -172,7 +142,7 @@ class Task:
 
     def _start_again(self) -> None:
         assert self._start_error is not None
-        self.worker.start_failed(self, self._start_error)
+        self.worker.errors.start_failed(self, self._start_error)
         if self.topology.graph.waves:
             self.keeper.initialized(describe(self._start_error))
         self.worker.timers.at(self.worker.clock.now() + self._retry_seconds, self.begin)
@@ -200,14 +170,14 @@ class Task:
 
     def _attach_emit(self, component: Component) -> None:
         """The fast path: as the component's own `emit`, unless its class has another one, and in its handle."""
-        default = self._by_stream.get(DEFAULT_STREAM)
+        default = self.outbox.by_stream.get(DEFAULT_STREAM)
         if default is None or not default.width or default.direct:
             return
         spout = self.definition.kind == "spout"
         default.rebinds.clear()
-        vars(self)["emit"] = fast_emit(default, self._emit, HANDLE, track=spout)
+        self.emit = fast_emit(default, self.outbox.emit, HANDLE, track=spout)
         if type(component).emit in (Bolt.emit, Spout.emit):  # type: ignore[attr-defined]
-            vars(component)["emit"] = fast_emit(default, self._emit, SPOUT if spout else BOLT, track=spout)
+            vars(component)["emit"] = fast_emit(default, self.outbox.emit, SPOUT if spout else BOLT, track=spout)
 
     def initialize(self) -> None:
         self.component.initialize(self.component.storm_conf, self.component.context)
@@ -221,39 +191,6 @@ class Task:
 
     # -- what the component calls (TaskHandle) --------------------------------------------------------------------
 
-    def emit(self, values: Sequence[Any], tup_id: Any, stream: str | None, anchors: Any, direct_task: int | None,
-             need_task_ids: bool) -> list[int] | None:
-        return self._emit(values, tup_id, stream, anchors, direct_task, need_task_ids)
-
-    def _emit(self, values: Sequence[Any], tup_id: Any, stream: str | None, anchors: Any, direct_task: int | None,
-              need_task_ids: bool) -> list[int] | None:
-        """Every case that the fast path leaves: other streams, anchors, direct tasks, nested values, mistakes."""
-        output = self._output(stream)
-        row = output.row(values)
-        anchors = _fixed(anchors)
-        if anchors is None and direct_task is None and not need_task_ids and not output.direct:
-            output.rows.append(row)
-            if self.definition.kind == "spout":
-                output.ids.append(tup_id)
-            return None
-        channels = self._chosen(output, row, direct_task, need_task_ids)
-        self._add_group(output, row, anchors, channels, tup_id)
-        return [channel.target for channel in channels] if need_task_ids and channels is not None else None
-
-    def emit_rows(self, rows: Sequence[Sequence[Any]], stream: str | None) -> None:
-        output = self._output(stream)
-        if output.direct:
-            raise EmitError(f"{self.name}, stream {output.name!r}: a direct stream needs emit with direct_task=")
-        output.extend(rows)
-
-    def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any, stream: str | None, anchors: Any,
-                   direct_task: int | None) -> None:
-        output = self._output(stream)
-        checked = output.batch(batch)
-        channels = self._chosen(output, None, direct_task, False)
-        self._keep_order(output)
-        self.groups.append(Group(output, checked, _fixed(anchors), channels, [tup_id]))
-
     def report_metric(self, name: str, value: Any) -> None:
         try:
             wire.encode({name: value})
@@ -263,52 +200,13 @@ class Task:
         self.meters.custom[name] = value
 
     def report_error(self, error: BaseException, tup: Tuple | None) -> None:
-        self.worker.report_error(self, error, traceback.format_exception(error), tup)
+        self.worker.errors.add(self, error, traceback.format_exception(error), tup)
 
     def ack(self, tup: Tuple | str) -> None:
         raise TypeError("only bolts ack tuples")
 
     def fail(self, tup: Tuple | str) -> None:
         raise TypeError("only bolts fail tuples")
-
-    def _output(self, stream: str | None) -> Output:
-        output = self._by_stream.get(stream or DEFAULT_STREAM)
-        if output is None:
-            names = ", ".join(repr(name) for name in self._by_stream) or "none"
-            raise EmitError(f"{self.name} emitted on stream {stream or DEFAULT_STREAM!r}, which it does not declare; "
-                            f"it has {names}. Add it to `outputs`.")
-        return output
-
-    def _chosen(self, output: Output, row: Any, direct_task: int | None, need_task_ids: bool) -> tuple[Channel, ...] | None:
-        if output.direct != (direct_task is not None):
-            raise EmitError(f"{self.name}, stream {output.name!r}: " + (
-                "a direct stream needs direct_task=" if output.direct else
-                f"direct_task={direct_task} was given, but the stream is not direct. Declare it with direct=True."))
-        if direct_task is not None:
-            channel = self.channels.get(direct_task) if direct_task in output.targets else None
-            if channel is None:
-                raise EmitError(f"{self.name} emitted to task {direct_task} on stream {output.name!r}; "
-                                f"its targets are {sorted(output.targets)}")
-            return (channel,)
-        if need_task_ids:
-            return tuple(channel for route in output.routes for channel, _ in route.split([row]))
-        return None
-
-    def _keep_order(self, output: Output) -> None:
-        """Rows that wait already were emitted before what comes now: they go first."""
-        if output.rows:
-            rows, ids = output.take()
-            self.groups.append(Group(output, rows, None, None, ids))
-
-    def _add_group(self, output: Output, row: tuple[Any, ...], anchors: Any, channels: Any, tup_id: Any) -> None:
-        self._keep_order(output)
-        last = self.groups[-1] if self.groups else None
-        if last and last.output is output and (last.anchors is anchors or last.anchors == anchors) \
-                and last.channels == channels and isinstance(last.body, list):
-            last.body.append(row)
-            last.ids.append(tup_id)
-        else:
-            self.groups.append(Group(output, [row], anchors, channels, [tup_id]))
 
     # -- waves -----------------------------------------------------------------------------------------------------
 
@@ -367,7 +265,7 @@ class Task:
             self._snapshot = self.keeper.snapshot(mark, spoiled)
 
         self.before_wave()
-        self._wave_error = self._error_of(prepare)
+        self._wave_error = error_of(prepare)
 
     def before_wave(self) -> None:
         """Where the task runs: what the component has kept for later is due now."""
@@ -389,7 +287,7 @@ class Task:
         self.worker.ready(self)
 
     def _commit(self, mark: wire.WaveMark) -> None:
-        self._wave_error = self._error_of(lambda: self.component.commit(mark.wave))
+        self._wave_error = error_of(lambda: self.component.commit(mark.wave))
 
     def _committed(self, mark: wire.WaveMark) -> None:
         self.busy = False
@@ -407,24 +305,6 @@ class Task:
         raise NotImplementedError
 
     # -- sending ---------------------------------------------------------------------------------------------------
-
-    def waiting(self) -> int:
-        """Tuples emitted and not yet sent."""
-        total = 0
-        for output in self.outputs:
-            total += len(output.rows)
-        for group in self.groups:
-            total += len(group.body)
-        return total
-
-    def take_groups(self) -> list[Group]:
-        """Everything emitted since the last time, in order of emission within each stream."""
-        for output in self.outputs:
-            if output.rows:
-                rows, ids = output.take()
-                self.groups.append(Group(output, rows, None, None, ids))
-        groups, self.groups = self.groups, []
-        return groups
 
     def send(self, group: Group, roots: tuple[int, ...], attempt: int, birth: float) -> int:
         """Send a group down its channels. Returns the XOR of the chunks' ids (0 if untracked). Raises what a custom

@@ -9,6 +9,7 @@ from millrace.control.acking import Owner
 from millrace.control.assignment import TopologyAssignment
 from millrace.model.graph import ACKER, TaskId
 from millrace.runtime import wire
+from millrace.runtime.spout_task import SpoutTask
 from millrace.runtime.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ class TopologyRun:
         self.number, self.graph = given.number, given.graph
         self.tracked = GUARANTEE.of(given.graph.config) == AT_LEAST_ONCE and ACKERS.of(given.graph.config) != 0
         self.window: int = CHANNEL_WINDOW.of(given.graph.config)
-        self.tracker = Tracker(given.number, worker.slot, worker.generation, worker.send_to, self._tell)
+        self.tracker = Tracker(given.number, worker.slot, worker.generation, worker.links.send, self._tell)
         self.worker = worker
         self.tasks: dict[int, Task] = {}
+        self.retired: list[Task] = []  # moved elsewhere: they work off their inbox, for a while, and get nothing new
         self.ackers: dict[int, int] = {}  # acker index -> incarnation, of the ackers that run here
         self.losses, self.epoch = given.losses, given.epoch
         self.broken = ""  # why nothing more may be committed in this epoch: something is missing
@@ -50,6 +52,17 @@ class TopologyRun:
         self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]
         self.tracker.version = given.version
 
+    def everyone(self) -> list[Task]:
+        """The tasks that run here, and those that have moved away and are not done."""
+        return [*self.tasks.values(), *self.retired]
+
+    def find(self, number: int, incarnation: int) -> Task | None:
+        """The very task that a message is for, or of."""
+        task = self.tasks.get(number)
+        if task is not None and task.incarnation == incarnation:
+            return task
+        return next((old for old in self.retired if old.number == number and old.incarnation == incarnation), None)
+
     def context(self, task: TaskId) -> dict[str, Any]:
         """What Storm tells a component about its surroundings, under Storm's names."""
         graph, definition = self.graph, self.graph.component(task.component)
@@ -73,10 +86,16 @@ class TopologyRun:
         """Verdicts for a spout task, here or at another worker."""
         slot, number, incarnation = owner
         if slot == self.worker.slot:
-            self.worker.on_verdicts(self, number, incarnation, finished, failed)
+            self.on_verdicts(number, incarnation, finished, failed)
         else:
-            self.worker.send_to(slot, wire.Verdicts(self.worker.slot, self.worker.generation, self.number, number,
-                                                    incarnation, finished, failed))
+            self.worker.links.send(slot, wire.Verdicts(self.worker.slot, self.worker.generation, self.number, number,
+                                                       incarnation, finished, failed))
+
+    def on_verdicts(self, number: int, incarnation: int, finished: list[int], failed: list[int]) -> None:
+        """What became of roots, for the spout task that sent them, if it is still the same."""
+        task = self.tasks.get(number)
+        if isinstance(task, SpoutTask) and task.incarnation == incarnation:
+            task.told(finished, failed)
 
 
 def grouping_context(given: Any) -> dict[str, Any]:

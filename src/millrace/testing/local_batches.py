@@ -10,9 +10,12 @@ from dataclasses import replace
 from millrace.config import CHECKPOINTS
 from millrace.control.assignment import Place, TopologyAssignment, WorkerAddress
 from millrace.control.backups import backups
+from millrace.errors import CheckpointMissing
 from millrace.microbatch import frames
+from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.microbatch.holding import Holding
-from millrace.microbatch.hosting import Hosted
+from millrace.microbatch.hosting import Hosted, Out
+from millrace.microbatch.mending import damaged, mended, mending_work
 from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
@@ -32,8 +35,8 @@ class AttemptFailed(Exception):
 
 class LocalBatches:
     """Runs one topology, `processes` Python processes as Spark would have them; each partition in one that `choose` names, by
-    its first task. `whole`: processes write all the state that they have. `clock`: the time for all of them. `holds`: they keep
-    fragments for each other, through real sockets; then end it with `close`."""
+    its first task. `whole`: processes write all the state that they have; `mends`: what the store has lost of it. `clock`: the
+    time for all of them. `holds`: they keep fragments for each other, through real sockets; then end it with `close`."""
 
     def __init__(self, graph: TopologyGraph, store: str, processes: int = 2, seed: int = 0, most_tuples: int = 100,
                  clock: Clock | None = None, holds: bool = False) -> None:
@@ -48,12 +51,16 @@ class LocalBatches:
         self.committed: Manifest | None = None
         self.good: list[int] = []
         self.checkpoints = Checkpoints(open_store(store), graph.name)
+        self._store = BatchCheckpoints(self.checkpoints, self.setup.cluster)
+        self._store.begin(None)
         self.random = random.Random(seed)
         self.processes: list[Hosted | None] = [None] * processes
         self.fault: Fault = lambda stage, partition: False
         # Which one Spark takes cannot be known: any.
         self.choose: Callable[[TaskId], int] = lambda task: self.random.randrange(len(self.processes))
-        self.whole = False
+        self.whole = self.mends = False
+        self.most_frames: int | None = None  # that are taken from a partition before the attempt breaks off
+        self.last = 0  # the process that has run something last
         self._again = False  # the last attempt has failed
 
     # -- plans ---------------------------------------------------------------------------------------------------------
@@ -94,12 +101,34 @@ class LocalBatches:
         records = [task.record for report in reports for task in report.tasks]
         manifest = Manifest(self.graph.name, work.wave, self.epoch, self.graph.key_groups,
                             {component.name: component.par for component in self.graph.components}, records, 0.0, self.epoch)
-        self.checkpoints.commit(manifest)
+        manifest = self._commit(manifest, work)
         self.committed, self._again = manifest, False
         self.good.append(work.given.epoch)
         self.addresses.update({report.slot: report.address for report in reports if report.address is not None})
         self.publish()
         return reports
+
+    def _commit(self, manifest: Manifest, work: BatchWork) -> Manifest:
+        try:
+            self._store.commit(manifest)
+        except CheckpointMissing:
+            if not self.mends:
+                raise
+            manifest = self._mended(manifest, work)
+            self._store.commit(manifest)
+        unused = self._store.superseded(manifest, work.again is False and manifest.epoch == manifest.wave_epoch)
+        if unused is None:
+            self.checkpoints.collect()
+        else:
+            self.checkpoints.discard(unused)
+        return manifest
+
+    def _mended(self, manifest: Manifest, work: BatchWork) -> Manifest:
+        self.epoch += 1
+        lost = self._store.lost(manifest)
+        work = mending_work(work, manifest, damaged(manifest, lost), self.epoch)
+        written = [self._process(work, record.task).rewrite(record, lost) for record in work.records]
+        return mended(manifest, filter(None, written), self.epoch)
 
     def publish(self) -> None:
         self.epoch += 1
@@ -131,7 +160,7 @@ class LocalBatches:
             for partition in range(len(stages.partitions[stage])):
                 host = self._process(work, stages.partitions[stage][partition][0])
                 self.random.shuffle(given[partition])  # a shuffle gives out blocks in any order
-                for target, frame in host.run_partition(stages, stage, partition, given[partition]):
+                for target, frame in self._taken(host.run_partition(stages, stage, partition, given[partition])):
                     if not last:
                         out[target].append(frame)
                     elif frames.unpack(frame).kind == frames.REPORT:
@@ -143,8 +172,14 @@ class LocalBatches:
         assert not one_cut(reports, stages)
         return reports
 
+    def _taken(self, given: Out) -> Out:
+        for number, each in enumerate(given):
+            if number == self.most_frames:
+                raise AttemptFailed(f"after {number} frames of a partition")
+            yield each
+
     def _process(self, work: BatchWork, task: TaskId) -> Hosted:
-        number = self.choose(task)
+        self.last = number = self.choose(task)
         found = self.processes[number]
         if found is None:
             holding = Holding(self.setup) if self.holds else None

@@ -18,6 +18,7 @@ from typing import Any
 
 from millrace.config import HEARTBEAT_TIMEOUT
 from millrace.control.assignment import WorkerAddress
+from millrace.control.earlier_run import check_choice
 from millrace.control.events import (
     ChannelBroke,
     CollectCheckpoints,
@@ -170,10 +171,12 @@ class LocalCluster:
 
     # -- what tests do -------------------------------------------------------------------------------------------------
 
-    def submit(self, topology: Any, resume: bool = False, **options: Any) -> TopologyGraph:
+    def submit(self, topology: Any, resume: bool | None = None, **options: Any) -> TopologyGraph:
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, **options)
         checkpoints = Checkpoints(self.store, graph.name)
-        self.tell(Submitted(graph, checkpoints.latest() if resume else None, checkpoints.newest()))
+        found = checkpoints.latest() if resume is not False else None
+        check_choice(resume, found, "the store")
+        self.tell(Submitted(graph, found if resume else None, checkpoints.newest()))
         return graph
 
     def start(self, slot: int) -> None:
@@ -306,7 +309,7 @@ class LocalCluster:
         box = self._mail[(slot, worker.generation)]
         for _ in range(len(box)):
             self.delivered += 1
-            worker.receive(box.popleft())
+            worker.arrivals.receive(box.popleft())
         self._threads[slot].work()
         worker.step()
 

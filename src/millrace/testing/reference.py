@@ -21,9 +21,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from millrace.api.component import DEAD_LETTERS, DEFAULT_STREAM, Bolt, Component, ReplayableSpout, Spout, Tuple
+from millrace.api.bolt import Bolt
+from millrace.api.component import Component
 from millrace.api.grouping import stable_hash
+from millrace.api.spout import ReplayableSpout, Spout
 from millrace.api.topology import Topology
+from millrace.api.tuple import DEAD_LETTERS, DEFAULT_STREAM, Tuple
 from millrace.errors import EmitError, EncodingError, TopologyError
 from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph, graph_of, resolve
 from millrace.state.task_state import TaskState, open_states

@@ -10,10 +10,11 @@ import pytest
 import zmq
 
 from millrace.errors import MillraceError
-from millrace.runtime import tap_link
-from millrace.runtime.tap_link import Silence, TapLinks
+from millrace.runtime import tap_link, tap_reader
+from millrace.runtime.tap_link import HasAnotherReader, Silence, TapLinks
 from millrace.runtime.tap_messages import Seen, TapPlace
-from millrace.runtime.tap_port import ROWS_PER_ANSWER, TapPort, open_here, port_here
+from millrace.runtime.tap_port import BYTES_PER_ANSWER, ROWS_PER_ANSWER, TapPort, open_here, port_here
+from millrace.runtime.tap_reader import RowsGone, TapAddress, TapRange, look_at, read_range
 from millrace.runtime.tap_rows import TapRows
 from millrace.runtime.transport import Gate, Keys, boot_id
 
@@ -65,6 +66,57 @@ def test_rows_are_read_and_committed(loop: Loop) -> None:
         assert links.look(loop.place, ROWS_PER_ANSWER) == Seen(ROWS_PER_ANSWER, ROWS_PER_ANSWER + 3)
         assert links.read(loop.place, 0, ROWS_PER_ANSWER + 1) == (ROWS_PER_ANSWER, [(ROWS_PER_ANSWER, "text", 2**70)])
     assert len(loop.rows.take_done()) == ROWS_PER_ANSWER
+
+
+@pytest.fixture
+def address(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> TapAddress:
+    """Of a tap whose master says that its only task is at the port."""
+    monkeypatch.setattr(tap_reader, "ask_places", lambda *_: {0: loop.place})
+    return TapAddress("", loop.keys, "t", "out", False, "one")
+
+
+def test_rows_that_another_reader_commits_meanwhile_are_an_error(loop: Loop, address: TapAddress) -> None:
+    count = 4 * ROWS_PER_ANSWER
+    for number in range(count):
+        loop.rows.add_readable((number,), None)
+    pieces = read_range(address, TapRange(0, loop.place.name, 0, count))
+    assert len(next(pieces)) == ROWS_PER_ANSWER
+    with TapLinks(loop.keys) as links:
+        links.look(loop.place, ROWS_PER_ANSWER)
+        assert len(next(pieces)) == ROWS_PER_ANSWER, "what is still to be read is there"
+        links.look(loop.place, 3 * ROWS_PER_ANSWER)
+    first, last = 2 * ROWS_PER_ANSWER, 3 * ROWS_PER_ANSWER - 1
+    with pytest.raises(RowsGone, match=f"rows {first} to {last} of task 0 of t.out were committed by another reader"):
+        next(pieces)
+
+
+def test_a_range_of_which_nothing_is_left_is_an_error(loop: Loop, address: TapAddress) -> None:
+    for number in range(5):
+        loop.rows.add_readable((number,), None)
+    loop.rows.commit(5)
+    with pytest.raises(RowsGone, match="rows 1 to 2 of task 0"):
+        list(read_range(address, TapRange(0, loop.place.name, 1, 3)))
+
+
+def test_large_rows_come_in_small_answers(loop: Loop, address: TapAddress) -> None:
+    size, count = BYTES_PER_ANSWER // 4, 10
+    for number in range(count):
+        loop.rows.add_readable((number, bytes(size)), None)
+    loop.rows.add_readable((count, bytes(2 * BYTES_PER_ANSWER)), None)
+    pieces = list(read_range(address, TapRange(0, loop.place.name, 0, count + 1)))
+    assert [[number for number, _ in piece] for piece in pieces] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9], [10]]
+    assert len(pieces[-1][0][1]) == 2 * BYTES_PER_ANSWER
+
+
+def test_one_reader_at_a_time(loop: Loop) -> None:
+    loop.rows.add_readable((0,), None)
+    places = {0: loop.place}
+    with TapLinks(loop.keys) as links:
+        assert look_at(links, places, {}, "1") == look_at(links, places, {}, "2") == {0: (loop.place.name, Seen(0, 1))}
+        with pytest.raises(HasAnotherReader, match="it has another reader, which began later"):
+            look_at(links, places, {"0": {"tap": loop.place.name, "next": 1}}, "1")
+        assert links.look(loop.place) == Seen(0, 1), "nothing was committed, and who just looks may"
+        assert look_at(links, places, {"0": {"tap": loop.place.name, "next": 1}}, "2") == {0: (loop.place.name, Seen(1, 1))}
 
 
 def test_rows_of_another_name_are_not_there(loop: Loop) -> None:
