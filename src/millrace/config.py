@@ -1,7 +1,7 @@
 """Every setting: key, default, unit and one sentence. docs/settings.md is made from this table.
 
 Topology settings live in `Topology.config` (or a component's `config`) under the names Storm's users know; engine
-settings are given to `millrace run` and `ResidentEngine`.
+settings are given to `millrace run` and to the engines.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
-from millrace.errors import TopologyError
+from millrace.errors import MillraceError, TopologyError
 
 AT_MOST_ONCE = "at-most-once"
 AT_LEAST_ONCE = "at-least-once"
@@ -104,6 +105,9 @@ FRAME_TIMEOUT = Setting("topology.frame.ack.timeout.secs", 120.0, low=1,
 TAP_ROWS = Setting("tap.rows", 100_000, low=1,
                    about="Most rows that a task of a Tap keeps for its reader; then its senders wait, up to the spouts. "
                          "Exactly-once, rows of the wave under way do not count. May be set for one component.")
+TAP_MEGABYTES = Setting("tap.mb", 64.0, low=0.001,
+                        about="Most megabytes of rows that a task of a Tap keeps for its reader, as `tap.rows` bounds their "
+                              "number. May be set for one component.")
 BATCH_INTERVAL = Setting("topology.batch.interval.ms", 200.0, low=0,
                          about="Microbatch engine: least milliseconds from the beginning of one batch to that of the next.")
 BATCH_TUPLES = Setting("topology.batch.tuples", 50_000, low=1,
@@ -160,12 +164,47 @@ LOG_LEVEL = Setting("worker.log.level", "info", choices=("debug", "info", "warni
                     about="Least level of what components log that is written to the worker's stderr.")
 
 SETTINGS = [value for value in list(globals().values()) if isinstance(value, Setting)]
+_OF_TOPOLOGIES = ("topology.", "tap.")
+TOPOLOGY_SETTINGS = {setting.key: setting for setting in SETTINGS if setting.key.startswith(_OF_TOPOLOGIES)}
+ENGINE_SETTINGS = {setting.key: setting for setting in SETTINGS if setting.key not in TOPOLOGY_SETTINGS}
 # Of Storm's, used here without being numbers or choices.
 OTHER_KEYS = {"topology.name", "topology.debug", "topology.environment"}
 
 
-def unknown_settings(conf: Iterable[str]) -> list[str]:
-    """Keys that look like a setting and are none: a misspelt one would be without effect, silently."""
-    known = {setting.key for setting in SETTINGS} | OTHER_KEYS
+def check_engine_settings(given: Mapping[str, Any]) -> None:
+    """`MillraceError` for one that is not a setting of the engine, or has a value that it cannot have."""
+    for key in given:
+        if key in TOPOLOGY_SETTINGS:
+            raise MillraceError(f"{key}: a setting of a topology, not of the engine. Give it with --config, in Python with "
+                                "submit(config={...}) or in the topology's own config")
+        if key not in ENGINE_SETTINGS:
+            meant = _meant(key, ENGINE_SETTINGS) or f"; those are {', '.join(ENGINE_SETTINGS)}"
+            raise MillraceError(f"{key}: not a setting of the engine{meant}. All are in docs/settings.md")
+        ENGINE_SETTINGS[key].of(given)
+
+
+def check_topology_config(given: Mapping[str, Any]) -> None:
+    """`TopologyError` for a setting that would be passed over in silence. Other keys are the users' own."""
+    for key in given:
+        if (key in ENGINE_SETTINGS or str(key).startswith("topology.")) and (reason := _without_effect(key)):
+            raise TopologyError(reason)
+
+
+def settings_without_effect(conf: Iterable[str]) -> list[str]:
+    """Of keys that look like a setting of a topology and are none: what is wrong with them."""
+    return [reason for key in sorted(conf) if (reason := _without_effect(key))]
+
+
+def _without_effect(key: str) -> str:
+    if key in ENGINE_SETTINGS:
+        return f"{key}: a setting of the engine, not of a topology. Give it with --set, in Python with settings={{...}}"
+    known = TOPOLOGY_SETTINGS.keys() | OTHER_KEYS
     prefixes = tuple({setting.key.partition(".")[0] + "." for setting in SETTINGS})
-    return sorted(key for key in conf if key.startswith(prefixes) and key not in known)
+    if key in known or not str(key).startswith(prefixes):
+        return ""
+    return f"{key}: there is no such setting{_meant(key, known)}. All are in docs/settings.md"
+
+
+def _meant(key: str, known: Iterable[str]) -> str:
+    near = get_close_matches(str(key), sorted(known), 1, cutoff=0.8)
+    return f"; did you mean {near[0]}" if near else ""

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
+from millrace.api.tuple import DEAD_LETTERS
 from millrace.config import ACKERS, AT_LEAST_ONCE, EXACTLY_ONCE, GUARANTEE, SETTINGS
 from millrace.control.backups import backup_shape
 from millrace.errors import TopologyError
-from millrace.model.graph import TopologyGraph
+from millrace.model.graph import ComponentDef, TopologyGraph
+
+
+def check_not_running(name: str, running: Container[str]) -> None:
+    """`TopologyError` if one of that name runs."""
+    if name in running:
+        raise TopologyError(f"a topology named {name!r} is running already: kill it first, or give this one another name")
 
 
 def check_settings(graph: TopologyGraph) -> None:
@@ -18,31 +27,36 @@ def check_settings(graph: TopologyGraph) -> None:
 def check_guarantee(graph: TopologyGraph) -> None:
     """`TopologyError` for a guarantee that the topology's spouts cannot keep."""
     backup_shape(graph)
-    if graph.batched and not graph.exactly_once:
-        raise TopologyError(f"{graph.name!r} asks for {GUARANTEE.of(graph.config)}, and a topology that runs in batches is "
-                            f"always {EXACTLY_ONCE}: leave {GUARANTEE.key} out")
     if graph.exactly_once:
         stuck = [spout.name for spout in graph.spouts if not spout.movable]
         if stuck:
-            raise TopologyError(f"{graph.name!r} asks for {EXACTLY_ONCE}, and {', '.join(stuck)} cannot be read again from a "
-                                "position: derive it from ReplayableSpout (GeneratorSpout, FileSpout and RedisLogSpout are), "
-                                f"or set {GUARANTEE.key} to {AT_LEAST_ONCE}")
+            why, instead = f"asks for {EXACTLY_ONCE}", f"set {GUARANTEE.key} to {AT_LEAST_ONCE}"
+            if graph.batched:
+                why, instead = f"runs in batches, which is always {EXACTLY_ONCE}", "run it on the resident engine"
+            raise TopologyError(f"{graph.name!r} {why}, and {', '.join(stuck)} cannot be read again from a position: derive it "
+                                f"from ReplayableSpout (GeneratorSpout, FileSpout and RedisLogSpout are), or {instead}")
 
 
 def weak_points(graph: TopologyGraph) -> list[str]:
     """What the guarantee does not cover, for people to know."""
     found = []
     if graph.exactly_once:
-        plain = [bolt.name for bolt in graph.bolts if not graph.downstream(bolt.name) and not bolt.commits]
-        if plain:
-            found.append(f"not part of the two-phase commit: {', '.join(plain)}; what they write outside, if anything, may be "
-                         "written again after a failure")
+        writing = [bolt.name for bolt in graph.bolts if _acts_outside(bolt)]
+        if writing:
+            found.append(f"{EXACTLY_ONCE} does not cover what {', '.join(writing)} may write outside: after a failure it is "
+                         "written again. A TwoPhaseSink is covered")
     elif graph.waves and GUARANTEE.of(graph.config) == AT_LEAST_ONCE:
         stuck = [spout.name for spout in graph.spouts if not spout.movable]
         if stuck:
             found.append(f"{', '.join(stuck)} cannot be read again: state that is lost with a worker goes back to the last "
                          "wave, and what came since is missing from it")
     return found
+
+
+def _acts_outside(bolt: ComponentDef) -> bool:
+    """One that emits nothing but dead letters and keeps no state is there for what it does outside. Of others nothing is known,
+    and most do nothing there. What a sink keeps in its snapshot, as those for DataFrames and taps do, is covered."""
+    return all(stream.name == DEAD_LETTERS for stream in bolt.outputs) and not bolt.stateful and not bolt.commits
 
 
 def ackers_for(graph: TopologyGraph, workers: int) -> int:

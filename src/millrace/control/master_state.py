@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from millrace.config import unknown_settings
-from millrace.control.assignment import Assignment, Place, TopologyAssignment, WorkerAddress, parts_of
-from millrace.control.backups import backups
-from millrace.control.checks import ackers_for, check_guarantee, check_settings, weak_points
+from millrace.config import settings_without_effect
+from millrace.control.assignment import Assignment, Place, WorkerAddress, parts_of
+from millrace.control.checks import ackers_for, check_guarantee, check_not_running, check_settings, weak_points
 from millrace.control.events import (
     BatchBegan,
     BatchCommitted,
@@ -38,7 +36,8 @@ from millrace.control.events import (
     WorkerLost,
     WorkerReported,
 )
-from millrace.control.recovery import Recovery, never_repeats
+from millrace.control.recovery import Recovery
+from millrace.control.replanning import Replanning
 from millrace.control.resuming import owners_in
 from millrace.control.topology_state import (
     PAUSED,
@@ -47,13 +46,13 @@ from millrace.control.topology_state import (
     STOPPING,
     WAITING,
     TopologyState,
-    WorkerView,
 )
-from millrace.errors import StalePlan, TopologyError, UnknownName, UnknownTopology
-from millrace.model.cluster import Cluster, Node, Slot
-from millrace.model.graph import ACKER, TaskId, TopologyGraph
-from millrace.model.plan import Plan, rescaled_key_groups
-from millrace.model.rescaling import rescaled
+from millrace.control.wording import tasks_named, workers_named
+from millrace.control.workforce import WorkerView, agents_of, cluster_of
+from millrace.errors import TopologyError, UnknownTopology
+from millrace.model.cluster import Cluster
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.plan import Plan
 from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult, key_groups_for
 from millrace.schedulers.even import Even
 from millrace.state.checkpoint import fits
@@ -73,6 +72,7 @@ class MasterState:
         self.agents: dict[str, int] = {}  # node -> slot of the worker whose agent keeps the node's plan store
         self.revision = 0
         self._recovery = Recovery(self)
+        self._replanning = Replanning(self, self._recovery)
         self._numbers = 0
 
     def handle(self, event: Event) -> list[Command]:
@@ -92,11 +92,11 @@ class MasterState:
             case Killed():
                 return self._killed(event)
             case Moved():
-                return self._moved(event)
+                return self._replanning.moved(event)
             case Replanned():
-                return self._replanned(event)
+                return self._replanning.replanned(event)
             case Rescaled():
-                return self._rescaled(event)
+                return self._replanning.rescaled(event)
             case BatchBegan():
                 self._batched(event.name).in_batch = True
                 return []
@@ -131,7 +131,7 @@ class MasterState:
             if self._unplaced(topology):
                 commands += self._place(topology)
             else:
-                commands += self._move_home(topology, event.slot)
+                commands += self._replanning.move_home(topology, event.slot)
         return [*commands, self.distribute()]
 
     def _lost(self, event: WorkerLost) -> list[Command]:
@@ -150,19 +150,6 @@ class MasterState:
                     del topology.places[task]
                 commands += self._place(topology)
         return [*commands, self.distribute()]
-
-    def _move_home(self, topology: TopologyState, slot: int) -> list[Command]:
-        """Tasks that had to leave this slot go back, so that it is used again. Spouts and ackers stay where they are:
-        what they have in flight is theirs alone. Between two batches nothing is."""
-        if topology.status not in (RUNNING, PAUSED, STARTING):
-            return []
-        back = [task for task, place in topology.places.items()
-                if topology.homes.get(task) == slot and place.slot != slot and task.component != ACKER
-                and (topology.batched or topology.graph.component(task.component).kind == "bolt")]
-        if not back:
-            return []
-        return [Say(f"worker {slot} is back: {_tasks(back)} moved there", topology.graph.name),
-                *self._enact(topology, dict.fromkeys(back, slot))]
 
     def _reported(self, event: WorkerReported) -> list[Command]:
         worker = self.workers.get(event.slot)
@@ -214,9 +201,7 @@ class MasterState:
 
     def _submitted(self, event: Submitted) -> list[Command]:
         graph = event.graph
-        if graph.name in self.topologies:
-            raise TopologyError(f"a topology named {graph.name!r} is running already: kill it first, or give this one "
-                                "another name")
+        check_not_running(graph.name, self.topologies)
         check_settings(graph)
         check_guarantee(graph)
         self._numbers += 1
@@ -232,14 +217,12 @@ class MasterState:
         except Exception:
             del self.topologies[graph.name]  # refused as a whole: nothing of it stays
             raise
-        unknown = [Say(f"setting {key!r} is not one of Millrace's and has no effect", graph.name, "warning")
-                   for key in unknown_settings(graph.config)]
-        warned = [Say(text, graph.name, "warning") for text in weak_points(graph)]
+        keys = {key for config in (graph.config, *(component.config for component in graph.components)) for key in config}
+        warned = [Say(text, graph.name, "warning") for text in (*settings_without_effect(keys), *weak_points(graph))]
         if event.checkpoint is None and event.after != (0, 0):
-            text = (f"begins anew, though the store has checkpoints of it up to wave {event.after[1]}: with --resume it would "
-                    "go on from them. They go when it has committed waves of its own")
-            warned.append(Say(text, graph.name, "warning"))
-        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *unknown, *warned, *placed, self.distribute()]
+            warned.append(Say(f"begins anew: what the store has of earlier runs, up to wave {event.after[1]}, goes when it has "
+                              "committed waves of its own", graph.name))
+        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *warned, *placed, self.distribute()]
 
     def _set_paused(self, name: str, paused: bool) -> list[Command]:
         topology = self.topology(name)
@@ -300,129 +283,10 @@ class MasterState:
         topology.epoch, topology.positions = event.manifest.epoch, event.manifest.positions()
         return []
 
-    def _rescaled(self, event: Rescaled) -> list[Command]:
-        """More tasks or fewer, all of what is asked for or nothing. As few key groups as possible change hands."""
-        topology = self.topology(event.name)
-        graph = rescaled(topology.graph, event.par)
-        self._check_movable(topology)
-        if graph is topology.graph:
-            return [Say(f"has {_counts(event.par)} already", event.name)]
-        stay = {task: place.slot for task, place in topology.places.items() if task in set(graph.tasks())}
-        result = self._placed(graph, Plan(topology.version, stay, topology.key_groups))
-        if isinstance(result, CannotPlace):
-            raise TopologyError(f"{event.name!r} cannot have {_counts(event.par)}, and stays as it is: {result.reason}")
-        placement = result.plans[event.name].placement if isinstance(result, NewPlan) else stay
-        owners = {name: rescaled_key_groups(groups, graph.component(name).par) if name in event.par else groups
-                  for name, groups in topology.key_groups.items()}
-        self._take_plan(topology, graph, placement, owners)
-        return [Say(f"{_counts(event.par)} from the next batch on", event.name), self.distribute()]
-
-    def _take_plan(self, topology: TopologyState, graph: TopologyGraph, placement: Mapping[TaskId, int],
-                   key_groups: Mapping[str, tuple[int, ...]]) -> None:
-        """The next batch runs by it. Tasks that stay keep their incarnation."""
-        topology.version += 1
-        before = topology.places
-        topology.places = {task: before[task] if task in before and before[task].slot == slot else Place(slot, topology.version)
-                           for task, slot in placement.items()}
-        topology.homes = {task: place.slot if place.incarnation == topology.version else topology.homes.get(task, place.slot)
-                          for task, place in topology.places.items()}
-        topology.graph, topology.key_groups = graph, dict(key_groups)
-
-    # -- moves -------------------------------------------------------------------------------------------------------
-
-    def _moved(self, event: Moved) -> list[Command]:
-        topology = self.topology(event.name)
-        if event.task not in topology.places:
-            of = [str(task) for task in sorted(topology.places) if task.component == event.task.component]
-            raise UnknownName(f"{event.name!r} has no running task {event.task}; it has "
-                              f"{', '.join(of) or ', '.join(sorted({task.component for task in topology.places}))}")
-        if event.slot not in self.workers:
-            raise UnknownName(f"there is no worker {event.slot}; there are {', '.join(map(str, sorted(self.workers)))}")
-        source = topology.places[event.task].slot
-        if not topology.graph.movable(event.task):
-            raise TopologyError(f"{event.task} is a spout whose source cannot be read again: what it has in flight is its own "
-                                "alone, so it stays where it is. A ReplayableSpout can be moved")
-        if source == event.slot:
-            topology.moves.pop(event.task, None)  # it was to leave with the next wave
-            return [Say(f"{event.task} is on worker {event.slot} already", event.name)]
-        self._check_movable(topology)
-        return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name),
-                *self._enact(topology, {event.task: event.slot}), self.distribute()]
-
-    def _replanned(self, event: Replanned) -> list[Command]:
-        """All plans or none: they were made together. A plan that was made for another one than that in force, or for
-        workers that are gone, must not be run."""
-        for name, plan in event.plans.items():
-            topology = self.topology(name)
-            self._check_movable(topology)
-            if event.based_on.get(name) != topology.version:
-                raise StalePlan(f"{name!r} is at version {topology.version} by now, and the plan was made for version "
-                                f"{event.based_on.get(name)}: nothing of it is run. Ask the scheduler again")
-            gone = sorted({slot for slot in plan.placement.values() if slot not in self.workers})
-            stuck = sorted(task for task, slot in plan.placement.items() if task in topology.places
-                           and topology.places[task].slot != slot and not topology.graph.movable(task))
-            if stuck:
-                raise TopologyError(f"the plan for {name!r} moves {stuck[0]}, a spout whose source cannot be read again")
-            graph = rescaled(topology.graph, plan.parallelism) if topology.batched else topology.graph
-            if gone or set(plan.placement) != set(graph.tasks()) or len(topology.places) != len(topology.graph.tasks()):
-                raise StalePlan(f"the plan for {name!r} " + (f"puts tasks on workers {gone}, which are not there" if gone else
-                                "has other tasks than are running") + ": nothing of it is run. Ask the scheduler again")
-        commands: list[Command] = []
-        for name, plan in event.plans.items():
-            topology = self.topologies[name]
-            if topology.batched:
-                commands += self._replanned_batches(topology, plan, event.reason)
-                continue
-            moves = {task: slot for task, slot in plan.placement.items() if topology.places[task].slot != slot}
-            if moves:
-                commands.append(Say(f"{_tasks(sorted(moves))} moved to {_slots(moves.values())}: {event.reason}", name))
-                commands += self._enact(topology, moves)
-        return [*commands, self.distribute()] if commands else []
-
-    def _replanned_batches(self, topology: TopologyState, plan: Plan, reason: str) -> list[Command]:
-        changed = Plan.diff(topology.plan, plan)
-        if not changed:
-            return []
-        self._take_plan(topology, rescaled(topology.graph, plan.parallelism), plan.placement, plan.key_groups)
-        what = [f"{_tasks(tasks)} {how}" for tasks, how in ((changed.moved, "moved"), (changed.started, "begun"),
-                                                            (changed.stopped, "ended")) if tasks]
-        what += [f"{len(changed.key_groups)} key groups given to other tasks"] if changed.key_groups else []
-        return [Say(f"{', '.join(what)}, from the next batch on: {reason}", topology.graph.name)]
-
-    def _check_movable(self, topology: TopologyState) -> None:
-        if topology.status not in (STARTING, RUNNING, PAUSED):
-            raise TopologyError(f"topology {topology.graph.name!r} is {topology.status}: its tasks can be moved only while it "
-                                "runs or is paused, and so can their number be changed")
-
-    def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
-        """Put the tasks there. What has state to take along waits for a wave, so that little is done twice."""
-        for task, slot in moves.items():
-            topology.homes[task] = slot
-        if topology.waves is not None:
-            return self._recovery.move(topology, moves)
-        topology.version += 1
-        for task, slot in moves.items():
-            topology.places[task] = Place(slot, topology.version)
-        topology.quiet = {}
-        return []
-
-    def _appoint(self) -> None:
-        """Every node has one agent: the same as long as it lives, then the worker with the lowest slot."""
-        lowest = {worker.node.name: slot for slot, worker in sorted(self.workers.items(), reverse=True)
-                  if worker.address.ipc}  # an executor has no address, and no agent
-        still = {node: slot for node, slot in self.agents.items()
-                 if slot in self.workers and self.workers[slot].node.name == node}
-        self.agents = {**lowest, **still}
-
     # -- placement ---------------------------------------------------------------------------------------------------
 
     def cluster(self) -> Cluster:
-        workers = sorted(self.workers.items())
-        nodes = {worker.node.name: worker for _, worker in workers}
-        on_machine = Counter(worker.address.boot for _, worker in workers)
-        on_node = Counter(worker.node.name for _, worker in workers)
-        shares = [_share(worker.node, on_node[name], on_machine[worker.address.boot]) for name, worker in sorted(nodes.items())]
-        return Cluster(tuple(shares), tuple(Slot(worker.node.name, worker.executor, slot) for slot, worker in workers))
+        return cluster_of(self.workers)
 
     def _unplaced(self, topology: TopologyState) -> Sequence[TaskId]:
         return [task for task in topology.graph.tasks() if task not in topology.places]
@@ -431,7 +295,7 @@ class MasterState:
         """Find a slot for every task that has none; nothing else moves."""
         name = topology.graph.name
         homeless = self._unplaced(topology)
-        result = self._placed(topology.graph, topology.plan)
+        result = self.placed(topology.graph, topology.plan)
         if isinstance(result, CannotPlace):
             topology.status = WAITING if topology.status != STOPPING else STOPPING
             return [Say(f"waits: {result.reason}", name, "warning")]
@@ -447,13 +311,15 @@ class MasterState:
             topology.status, topology.ready_at = STARTING, self.revision + 1
         if topology.batched and topology.status == STARTING:  # there is nothing to start before its next batch
             topology.status = PAUSED if topology.paused else RUNNING
-        placed = Say(f"{_tasks(homeless)} placed on {_slots(placement[task] for task in homeless)}", name)
+        placed = Say(f"{tasks_named(homeless)} placed on {workers_named(placement[task] for task in homeless)}", name)
         return [placed, *self._recovery.go_back(topology)] if topology.waves is not None else [placed]
 
-    def _placed(self, graph: TopologyGraph, plan: Plan) -> SchedulingResult:
+    def placed(self, graph: TopologyGraph, plan: Plan) -> SchedulingResult:
         """Where its tasks that have no slot should go, beside all that runs."""
         others = {name: other.plan for name, other in self.topologies.items() if name != graph.name}
         return self.first.schedule([graph], self.cluster(), {}, {**others, graph.name: plan})
+
+    # -- what workers are told ---------------------------------------------------------------------------------------
 
     def distribute(self) -> Distribute:
         self.revision += 1
@@ -461,32 +327,23 @@ class MasterState:
 
     def distribution(self) -> Distribute:
         """What is in force, whole and by node."""
-        self._appoint()
-        whole = self.assignment()
-        node_of = {slot: worker.node.name for slot, worker in self.workers.items()}
+        self.agents = agents_of(self.workers, self.agents)
+        whole, nodes = self.assignment(), self._nodes()
         for topology in self.topologies.values():
-            topology.note_hosts(node_of)
+            topology.note_hosts(nodes)
         return Distribute(whole, parts_of(whole, {topology.number: topology.hosted for topology in self.topologies.values()}))
 
     def assignment(self) -> Assignment:
         """The whole truth, as of this revision."""
+        nodes = self._nodes()
         return Assignment(
             self.revision,
             [worker.address for _, worker in sorted(self.workers.items())],
-            [self._topology_assignment(topology) for topology in self.topologies.values()],
+            [topology.assignment(nodes) for topology in self.topologies.values()],
             [topology.number for topology in self.topologies.values()], self.author)
 
-    def _topology_assignment(self, topology: TopologyState) -> TopologyAssignment:
-        plain = TopologyAssignment(topology.number, topology.graph, topology.version, topology.active,
-                                   sorted(topology.places.items()), topology.key_groups, sorted(topology.positions.items()),
-                                   topology.losses)
-        if topology.waves is None:
-            return plain
-        slots = {task: place.slot for task, place in topology.places.items()}
-        blocks, holders = backups(topology.graph, slots, {slot: worker.node.name for slot, worker in self.workers.items()})
-        positions = plain.positions if never_repeats(topology.graph) else []  # others have theirs from the checkpoint
-        return replace(plain, positions=positions, epoch=topology.epoch, blocks=blocks, holders=holders,
-                       restore=_restore_point(topology))
+    def _nodes(self) -> dict[int, str]:
+        return {slot: worker.node.name for slot, worker in self.workers.items()}
 
 
 def _killed_how(topology: TopologyState) -> str:
@@ -497,29 +354,3 @@ def _killed_how(topology: TopologyState) -> str:
     else:
         wave = topology.waves.committed
     return f"killed as of wave {wave}: what came after it is not committed, --resume goes on from there"
-
-
-def _restore_point(topology: TopologyState) -> tuple[int, int, int]:
-    found = topology.checkpoint
-    return (found.wave, found.wave_epoch, found.epoch) if found is not None else (0, 0, 0)
-
-
-def _share(node: Node, workers: int, all_workers: int) -> Node:
-    """Nodes that are on one machine, as executors may be, share what it has by the number of their workers."""
-    if workers == all_workers:
-        return node
-    share = workers / all_workers
-    return Node(node.name, max(1, round(node.cores * share)), node.mhz, max(1, int(node.memory_mb * share)))
-
-
-def _counts(par: Mapping[str, int]) -> str:
-    return ", ".join(f"{tasks} {'task' if tasks == 1 else 'tasks'} of {name}" for name, tasks in sorted(par.items()))
-
-
-def _tasks(tasks: Sequence[TaskId]) -> str:
-    return ", ".join(map(str, tasks)) if len(tasks) <= 6 else f"{len(tasks)} tasks"
-
-
-def _slots(slots: object) -> str:
-    found = sorted(set(slots))  # type: ignore[call-overload]
-    return f"worker {found[0]}" if len(found) == 1 else f"workers {', '.join(map(str, found))}"

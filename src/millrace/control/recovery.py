@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from millrace.config import AT_LEAST_ONCE, AT_MOST_ONCE, GUARANTEE, MESSAGE_TIMEOUT, WAVE_INTERVAL, WAVE_TIMEOUT
+from millrace.config import AT_LEAST_ONCE, GUARANTEE, MESSAGE_TIMEOUT, WAVE_INTERVAL, WAVE_TIMEOUT
 from millrace.control.assignment import Place
 from millrace.control.events import (
     ChannelBroke,
@@ -28,6 +28,7 @@ from millrace.control.events import (
 )
 from millrace.control.topology_state import PAUSED, RUNNING, STARTING, STOPPING, WAITING, TopologyState
 from millrace.control.waves import CLAIM, COMMIT, IDLE, INIT, Claim, Committed, GivenUp, Restored, Send, Step, Store, Waves
+from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.state.checkpoint import Manifest, TaskRecord, fits
 
@@ -51,12 +52,13 @@ class Recovery:
         graph, checkpoint = event.graph, event.checkpoint
         if checkpoint is not None:
             fits(checkpoint, graph)
+            _check_read(checkpoint, event)
         topology.epoch, topology.checkpoint = max(self._master.author, event.after[0]), checkpoint
         topology.offsets = event.offsets
         topology.waves = Waves(WAVE_INTERVAL.of(graph.config), WAVE_TIMEOUT.of(graph.config), event.after[1])
         if checkpoint is not None:
             topology.waves.committed, topology.waves.committed_epoch = checkpoint.wave, checkpoint.wave_epoch
-            if event.offsets and not checkpoint.of_batches:
+            if event.offsets:
                 topology.offsets = checkpoint.offsets or event.offsets
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ class Recovery:
             topology.epoch += 1
         for task in [task for task in topology.places if graph.exactly_once or _rewinds(graph, task)]:
             topology.places[task] = Place(topology.places[task].slot, topology.version)
-        if not never_repeats(graph):
+        if not topology.never_repeats:
             topology.positions = dict(topology.checkpoint.positions()) if topology.checkpoint is not None else {}
         topology.quiet, topology.starting, topology.closing = {}, {}, 0
         said: list[Command] = []
@@ -230,15 +232,19 @@ class Recovery:
             said.append(Say(f"it ends as of wave {waves.committed}: --resume goes on from there", graph.name, "warning"))
         topology.ready_at = self._master.revision + 1
         tasks = [task for task in graph.tasks() if task.component != ACKER]
-        # A topology that begins anew leaves older checkpoints alone: whoever forgot --resume can still say it.
+        # A topology that begins anew leaves older checkpoints alone: whoever said --fresh too soon can still say --resume.
         claim = graph.exactly_once and (topology.checkpoint is not None or topology.begun)
         topology.begun = True
         return said + self._carry_out(topology, waves.restore(tasks, topology.epoch, claim, self.now))
 
 
-def never_repeats(graph: TopologyGraph) -> bool:
-    """At most once: a spout goes on from where it was last heard of, whatever state goes back."""
-    return bool(GUARANTEE.of(graph.config) == AT_MOST_ONCE)
+def _check_read(checkpoint: Manifest, event: Submitted) -> None:
+    """`TopologyError` if state would be resumed on top of which a DataFrame is read from its start once more."""
+    if event.offsets and checkpoint.of_batches:
+        fed = ", ".join(component.name for component in event.graph.spouts if component.frame)
+        raise TopologyError(f"the checkpoint of {event.graph.name!r} was made by the microbatch engine, which keeps elsewhere "
+                            f"how far {fed} was read: it would be read from its start once more, on top of the state. Resume "
+                            "it with --engine microbatch, or start it under another name")
 
 
 def _rewinds(graph: TopologyGraph, task: TaskId) -> bool:

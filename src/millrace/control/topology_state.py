@@ -1,28 +1,19 @@
-"""What the master knows of one worker and of one topology."""
+"""What the master knows of one topology."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from millrace.control.assignment import Place, WorkerAddress
+from millrace.config import AT_MOST_ONCE, GUARANTEE
+from millrace.control.assignment import Place, TopologyAssignment
+from millrace.control.backups import backups
 from millrace.control.waves import Waves
-from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
 from millrace.state.checkpoint import Manifest
 
 WAITING, STARTING, RUNNING, PAUSED, STOPPING = "waiting", "starting", "running", "paused", "stopping"
-
-
-@dataclass(slots=True)
-class WorkerView:
-    """A worker as the master sees it."""
-
-    address: WorkerAddress
-    executor: str
-    node: Node
-    revision: int = 0
 
 
 @dataclass(slots=True)
@@ -71,6 +62,27 @@ class TopologyState:
     @property
     def active(self) -> bool:
         return self.status == RUNNING
+
+    @property
+    def never_repeats(self) -> bool:
+        """At most once: a spout goes on from where it was last heard of, whatever state goes back."""
+        return bool(GUARANTEE.of(self.graph.config) == AT_MOST_ONCE)
+
+    @property
+    def restore_point(self) -> tuple[int, int, int]:
+        found = self.checkpoint
+        return (found.wave, found.wave_epoch, found.epoch) if found is not None else (0, 0, 0)
+
+    def assignment(self, nodes: Mapping[int, str]) -> TopologyAssignment:
+        """What workers are told of it. `nodes`: slot -> node, of all workers that there are."""
+        plain = TopologyAssignment(self.number, self.graph, self.version, self.active, sorted(self.places.items()),
+                                   self.key_groups, sorted(self.positions.items()), self.losses)
+        if self.waves is None:
+            return plain
+        blocks, holders = backups(self.graph, {task: place.slot for task, place in self.places.items()}, nodes)
+        positions = plain.positions if self.never_repeats else []  # others have theirs from the checkpoint
+        return replace(plain, positions=positions, epoch=self.epoch, blocks=blocks, holders=holders,
+                       restore=self.restore_point)
 
     def note_hosts(self, node_of: Mapping[int, str]) -> None:
         for task, place in self.places.items():

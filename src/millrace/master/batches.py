@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any
 
 import msgspec
 
 RECORDS_KEPT = 200
+RUN_TASKS = "run its tasks"  # what most of a batch is
+REST = "rest before the next attempt"
 RECENT = 20  # batches that a mean is taken over
 
 
@@ -34,8 +37,27 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     own_busy_seconds: float = 0.0
 
 
+class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that has been running for a while. `doing`: what it is at; `tasks`: those of its tasks that have a core.
+    `committed`: its state is; what its sinks have is still to be written. `error`: why it was tried again last."""
+
+    batch: int
+    attempt: int
+    doing: str
+    since: float  # by the clock of `time.monotonic`
+    tasks: list[str]
+    committed: bool = False
+    error: str = ""
+
+    def summary(self) -> dict[str, Any]:
+        return {"batch": self.batch, "attempt": self.attempt, "seconds": round(time.monotonic() - self.since, 1),
+                "doing": self.doing, "tasks": self.tasks, "committed": self.committed, "error": self.error}
+
+
 class BatchLog:
     """The batches of one topology."""
+
+    under_way: UnderWay | None = None
 
     def __init__(self) -> None:
         self.records: deque[BatchRecord] = deque(maxlen=RECORDS_KEPT)
@@ -45,6 +67,7 @@ class BatchLog:
 
     def add(self, record: BatchRecord) -> None:
         self.records.append(record)
+        self.under_way = None
         self.count += 1
         self.retried += record.attempts - 1
         for name in ("misplaced", "resident", "restored", "tuples_in", "tuples_processed", "spark_shuffle_bytes", "seconds",
@@ -61,5 +84,6 @@ class BatchLog:
             "seconds": round(self.seconds, 3), "spark_run_seconds": round(self.spark_run_seconds, 3),
             "own_busy_seconds": round(self.own_busy_seconds, 3), "spark_shuffle_bytes": self.spark_shuffle_bytes,
             "mean_seconds": round(sum(record.seconds for record in recent) / len(recent), 4) if recent else None,
+            "running": self.under_way.summary() if self.under_way is not None else None,
             "last": msgspec.to_builtins(last) if last is not None else None,
         }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millrace.control.events import BatchBegan, BatchCommitted, BatchesEnded, BatchOver, WorkerJoined, WorkerLost
-from millrace.master.batches import BatchLog, BatchRecord
+from millrace.master.batches import BatchLog, BatchRecord, UnderWay
 from millrace.model.cluster import Node
 from millrace.runtime import wire
 from millrace.state.checkpoint import Manifest
@@ -57,6 +57,11 @@ class Batching:
         if name in self._master.state.topologies:
             self._master.tell(BatchBegan(name))
 
+    def under_way(self, name: str, batch: UnderWay | None) -> None:
+        """It takes long. None: it does not any more."""
+        if name in self._master.state.topologies:
+            self.logs.setdefault(name, BatchLog()).under_way = batch
+
     def committed(self, name: str, manifest: Manifest) -> None:
         if name in self._master.state.topologies:
             self._master.tell(BatchCommitted(name, manifest))
@@ -66,6 +71,13 @@ class Batching:
             self.logs.setdefault(name, BatchLog()).add(record)
             self._master.tell(BatchOver(name))
 
+    def note_error(self, name: str, component: str, text: str, stack: str) -> None:
+        """Of what the engine itself has run for the component, in the driver."""
+        observed = self._master.observed.get(name)
+        if observed is not None:
+            observed.note_error({"topology": name, "task": component, "error": text, "traceback": stack})
+
     def finish(self, name: str, how: str) -> None:
+        self.under_way(name, None)
         if name in self._master.state.topologies:
             self._master.tell(BatchesEnded(name, how))

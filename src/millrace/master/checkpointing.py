@@ -15,9 +15,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from millrace.api.component import used_states
 from millrace.api.grouping import stable_hash
+from millrace.api.state_use import used_states
 from millrace.config import CHECKPOINTS
+from millrace.control.checks import check_not_running
+from millrace.control.earlier_run import check_choice
 from millrace.control.events import ManifestStored, Submitted
 from millrace.control.topology_state import TopologyState
 from millrace.errors import CorruptCheckpoint, MillraceError, NotTheAuthor, TopologyError, UnknownName
@@ -72,9 +74,10 @@ class Checkpointing:
             self._store = open_store(self.place)
         return Checkpoints(self._store, topology)
 
-    def _submission(self, graph: TopologyGraph, resume: bool) -> Submitted:
+    def _submission(self, graph: TopologyGraph, resume: bool | None) -> Submitted:
+        check_not_running(graph.name, self._master.state.topologies)  # of one that runs, the store has checkpoints too
         checkpoints = self._checkpoints(graph.name)
-        ours = graph.name not in self._locks  # else it runs here already, and will be refused for that
+        ours = graph.name not in self._locks  # else it has just been started here, and this will be refused for that
         if ours:
             self._locks[graph.name] = checkpoints.store.lock(graph.name)
         try:
@@ -89,16 +92,21 @@ class Checkpointing:
         if lock is not None:
             lock.close()
 
-    def _found(self, graph: TopologyGraph, checkpoints: Checkpoints, resume: bool) -> Submitted:
-        found = checkpoints.latest() if resume else None
-        if resume and found is None:
+    def _found(self, graph: TopologyGraph, checkpoints: Checkpoints, resume: bool | None) -> Submitted:
+        found = checkpoints.latest() if resume is not False else None  # to begin anew, they need not be good
+        check_choice(resume, found, shown_place(self.place))
+        if resume:
+            self._check_usable(graph, checkpoints, found)
+        return Submitted(graph, found if resume else None, checkpoints.newest())
+
+    def _check_usable(self, graph: TopologyGraph, checkpoints: Checkpoints, found: Manifest | None) -> None:
+        if found is None:
             raise TopologyError(f"there is no checkpoint of {graph.name!r} in {shown_place(self.place)} to go on from: start "
                                 "it without --resume, or name the store and the cluster that it ran in")
-        if found is not None and graph.exactly_once and not checkpoints.is_newest(found):
+        if graph.exactly_once and not checkpoints.is_newest(found):
             raise CorruptCheckpoint(f"the newest checkpoint of {graph.name!r} in {shown_place(self.place)} cannot be used. To "
                                     f"go on from an older one (wave {found.wave}) would write again what its sinks have made "
                                     "visible since: bring the newest back from a backup, or delete its manifest to accept that")
-        return Submitted(graph, found, checkpoints.newest())
 
     def _write(self, manifest: Manifest, claim: bool) -> None:
         error = ""
@@ -119,6 +127,12 @@ class Checkpointing:
             self._checkpoints(topology).collect(epoch=epoch)
         except Exception as error:  # whatever a store raises: it is tried again after the next wave
             log.warning("old checkpoints of %s are left: %s", topology, error)
+
+    def _discard(self, topology: str, names: list[str]) -> None:
+        try:
+            self._checkpoints(topology).discard(names)
+        except Exception as error:  # whatever a store raises: they are found when all names are looked at
+            log.warning("%d old names of %s are left: %s", len(names), topology, error)
 
     def _looked_up(self, topology: TopologyState, task: TaskId, group: int, state: str, key: Any) -> dict[str, Any]:
         """What a topology that runs in batches had under the key when its last batch was committed: what its tasks have in
@@ -153,8 +167,9 @@ class Checkpointing:
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
-    def submission(self, graph: TopologyGraph, resume: bool) -> Submitted:
-        """The event that starts the topology, with what the store has of it. Waits for the store."""
+    def submission(self, graph: TopologyGraph, resume: bool | None) -> Submitted:
+        """The event that starts the topology, with what the store has of it. `resume`: True goes on from there, False begins
+        anew, None is refused if there is anything. Waits for the store."""
         if not graph.waves:
             if resume:
                 raise TopologyError(f"{graph.name!r} keeps no state and is not exactly-once: there is nothing to resume. Start "
@@ -178,6 +193,10 @@ class Checkpointing:
 
     def collect(self, topology: str, epoch: int) -> None:
         self._thread.submit(self._collect, topology, epoch)
+
+    def discard(self, topology: str, names: list[str]) -> None:
+        """Names that nobody needs any more."""
+        self._thread.submit(self._discard, topology, names)
 
     # -- for people --------------------------------------------------------------------------------------------------
 
@@ -226,7 +245,7 @@ class Checkpointing:
             raise UnknownName(f"{component!r} of {topology.graph.name!r} has no keyed state: none of its inputs is grouped by "
                               "fields")
         state = state or only_state(topology.graph, component)
-        key = tuple(key) if isinstance(key, list) else key
+        key = hashable(component, tuple(key) if isinstance(key, list) else key)
         owners = topology.key_groups[component]
         group = stable_hash(key) % len(owners)
         task = TaskId(component, owners[group])
@@ -243,8 +262,8 @@ class Checkpointing:
     def _ask(self, topology: TopologyState, task: TaskId, state: str, key: Any) -> Future[dict[str, Any]]:
         number, future = next(self._numbers), Future[dict[str, Any]]()
         self._asked[number] = time.monotonic() + ANSWER_SECONDS, future
-        self._master.ask_worker(topology.places[task].slot, wire.Query(number, topology.number, topology.graph.number(task),
-                                                                       state, key))
+        query = wire.Query(number, topology.number, topology.graph.number(task), state, key)
+        self._master.worker_port.send(topology.places[task].slot, query)
         return future
 
     def answered(self, answer: wire.Answer) -> None:
@@ -266,12 +285,23 @@ class Checkpointing:
             return topology
         found = [topology for topology in topologies.values()
                  if any(one.name == component for one in topology.graph.components)]
-        if len(found) != 1:
-            there = ", ".join(f"{topology.graph.name}: {', '.join(one.name for one in topology.graph.components)}"
-                              for topology in topologies.values()) or "none"
-            raise UnknownName(f"{len(found)} running topologies have a component {component!r}; there are: {there}"
-                              + ("" if not found else f". Say which: millrace state TOPOLOGY --query {component} KEY"))
+        if len(found) > 1:
+            raise UnknownName(f"{', '.join(topology.graph.name for topology in found)} all have a component {component!r}: say "
+                              f"which with `millrace state TOPOLOGY --query {component} KEY`")
+        if not found:
+            there = "; ".join(f"{topology.graph.name} has {', '.join(one.name for one in topology.graph.components)}"
+                              for topology in topologies.values())
+            raise UnknownName(f"no running topology has a component {component!r}; {there or 'none is running'}")
         return found[0]
+
+
+def hashable(component: str, key: Any) -> Any:
+    try:
+        hash(key)
+    except TypeError:
+        raise MillraceError(f"{component!r} keeps nothing under {key!r}: a key is a text, a number, true, false or null, or a "
+                            "list of these if several fields make it up") from None
+    return key
 
 
 def only_state(graph: TopologyGraph, component: str) -> str:

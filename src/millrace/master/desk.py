@@ -132,4 +132,4 @@ def _only_cluster() -> str:
     if not names:
         raise MasterUnreachable("no Millrace cluster is running on this machine. Start one with `millrace run "
                                 "module:Topology`, or `millrace demo`.")
-    raise MasterUnreachable(f"{len(names)} clusters are running ({', '.join(names)}): say which with --cluster NAME")
+    raise MasterUnreachable(f"{len(names)} clusters are running ({', '.join(names)}): say which, such as --cluster {names[0]}")

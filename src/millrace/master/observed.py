@@ -12,6 +12,7 @@ from millrace.model.load import Latency, Load, TaskLoad
 from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, LatencyHistogram
 
 TOTALS = COUNTERS + SECONDS
+ERRORS_KEPT = 50
 
 
 def _histograms() -> dict[str, LatencyHistogram]:
@@ -86,6 +87,9 @@ class TopologyObserved:
         self.tasks: dict[TaskId, TaskObserved] = {}
         self.errors: list[dict[str, Any]] = []
         self._former: dict[int, TaskId] = {}  # tasks of graphs that it had before: what was sent to them still counts
+
+    def note_error(self, error: dict[str, Any]) -> None:
+        self.errors = [*self.errors, error][-ERRORS_KEPT:]
 
     def follow(self, graph: TopologyGraph) -> None:
         """Some component has another number of tasks from now on."""

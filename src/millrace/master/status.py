@@ -27,7 +27,7 @@ ADDRESSES = (FEED, TAP_METRIC)  # told as metrics, and meant for feeders and rea
 def status_of(master: Master) -> dict[str, Any]:
     return {
         "cluster": master.name, "endpoint": master.endpoint, "revision": master.state.revision,
-        "refused_connections": master.refused, "malformed": master.malformed,
+        "refused_connections": master.worker_port.refused, "malformed": master.worker_port.malformed,
         "workers": [_worker(master, slot) for slot in sorted(master.state.workers)],
         "topologies": [topology_status(state, master.observed[name], master.batches.get(name))
                        for name, state in master.state.topologies.items() if name in master.observed],

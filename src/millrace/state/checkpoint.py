@@ -262,16 +262,17 @@ def latest_numbers(names: Iterable[str]) -> tuple[int, int]:
     return max((parsed.epoch for parsed in known), default=0), max((parsed.wave for parsed in known), default=0)
 
 
-def garbage(names: Iterable[str], kept: Iterable[Manifest], before_wave: int) -> list[str]:
-    """Blobs and manifests of waves up to `before_wave` that no kept manifest needs. Later ones belong to a wave that is
-    under way. Names of topologies that no kept manifest is of, and names not made here, are left alone."""
+def garbage(names: Iterable[str], kept: Iterable[Manifest], before_wave: int, before_epoch: int = 0) -> list[str]:
+    """Blobs and manifests of waves up to `before_wave`, and all of epochs before `before_epoch`, that no kept manifest needs.
+    Others belong to a wave that is under way. Names of topologies that no kept manifest is of, and names not made here, are
+    left alone."""
     needed: set[str] = set()
     topologies: set[str] = set()
     for manifest in kept:
         needed |= {*manifest.blobs(), manifest_name(manifest.topology, manifest.epoch, manifest.wave)}
         topologies.add(path_step(manifest.topology))
     return [name for name in names if name not in needed and (parsed := _parsed(name)) is not None
-            and parsed.topology in topologies and parsed.wave <= before_wave]
+            and parsed.topology in topologies and (parsed.wave <= before_wave or parsed.epoch < before_epoch)]
 
 
 def _parsed(name: str) -> _Name | None:

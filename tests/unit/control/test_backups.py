@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.api.component import Bolt
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.control.backups import backup_shape, backups
@@ -64,6 +64,6 @@ def test_what_has_state_is_found_without_running_it():
     class Not(Bolt):
         def process(self, tup): ...
 
-    from millrace.api.component import uses_state
+    from millrace.api.state_use import uses_state
 
     assert [uses_state(kind) for kind in (Uses, Nested, Not, Count, Split)] == [True, True, False, True, False]

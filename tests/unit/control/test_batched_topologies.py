@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from test_master_state import COUNT0, COUNT1, LINES, Story, graph, last, said
+from story import COUNT0, COUNT1, LINES, Story, graph, last, said
 
 from millrace.control.assignment import Place
 from millrace.control.events import (
@@ -172,9 +172,11 @@ def test_a_checkpoint_of_another_number_of_key_groups_is_refused() -> None:
     assert story.state.topologies == {}
 
 
-def test_another_guarantee_is_refused() -> None:
-    with pytest.raises(TopologyError, match="always exactly-once"):
-        Story(1).on(Submitted(batched(**{"topology.guarantee": "at-least-once"})))
+def test_a_spout_that_cannot_be_read_again_is_refused() -> None:
+    made = batched()
+    stuck = replace(made, components=(replace(made.components[0], movable=False), *made.components[1:]))
+    with pytest.raises(TopologyError, match=r"always exactly-once, and lines cannot .*, or run it on the resident engine"):
+        Story(1).on(Submitted(stuck))
 
 
 def test_killed_it_ends_after_the_batch_that_runs() -> None:

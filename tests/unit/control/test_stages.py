@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.api.component import Bolt, Spout, Tuple
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
+from millrace.api.spout import Spout
 from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
 from millrace.connectors.frame_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.control.stages import Stages, stages_of

@@ -174,6 +174,8 @@ def test_garbage_is_what_nobody_needs() -> None:
              "t/notes.txt", blob_name("other", "c", 0, 1, 1)]
     assert garbage(names, [kept], 5) == [old, unused, manifest_name("t", 2, 3)]
     assert garbage(names, [], 5) == []
+    further = [manifest_name("t", 1, 9), manifest_name("t", 2, 9), blob_name("t", "count", 0, 1, 9)]
+    assert garbage(further, [kept], 5, before_epoch=2) == [further[0], further[2]], "an earlier epoch has nothing under way"
 
 
 # ---- does it fit ----
