@@ -18,11 +18,13 @@ from millrace.runtime import wire
 from millrace.runtime.bolt_task import BoltTask
 from millrace.runtime.channel import Channel, Delivery, Inlet, Link
 from millrace.runtime.clock import Clock
+from millrace.runtime.links import Nowhere
 from millrace.runtime.routing import ByFields, ByGroups
 from millrace.runtime.spout_task import SpoutTask
 from millrace.runtime.task import Task
 from millrace.runtime.vault import Vault
-from millrace.runtime.worker import Nowhere, Worker
+from millrace.runtime.wiring import Wiring, connect_local, inlet_of
+from millrace.runtime.worker import Worker
 
 UNLIMITED = 1 << 62  # a window: what a batch brings is bounded already
 MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are put together up to so many rows, so that a call of user code is worth it
@@ -40,6 +42,21 @@ class ToShuffle:
 
     def send(self, frames: list[Any]) -> None:
         self._outbox.append((self._partition, pack_chunk(self._target, *frames)))
+
+
+class ShuffleWiring(Wiring):
+    """Joins the tasks of one partition: those that are `here` to each other, and all to the shuffle."""
+
+    def __init__(self, stages: Stages, stage: int, here: set[int], outbox: list[tuple[int, bytes]]) -> None:
+        self._stages, self._stage, self._here, self._outbox = stages, stage, here, outbox
+
+    def channel(self, task: Task, target: TaskId, number: int) -> Channel:
+        channel = Channel(task, number, 0, target, UNLIMITED)
+        if number in self._here:
+            connect_local(channel, task, number)
+        elif self._stages.places[target][0] > self._stage:  # else it is fused with another task: nothing goes there from here
+            channel.link = ToShuffle(self._outbox, self._stages.next_hop(target, self._stage), number)
+        return channel
 
 
 class _NoPeers:
@@ -69,39 +86,32 @@ class BatchWorker(Worker):
         self.outbox: list[tuple[int, bytes]] = []
         self.here: set[int] = set()
         self.group_counts: dict[tuple[int, str], np.ndarray] = {}
-        self._known_keys: dict[Any, dict[Any, int]] = {}  # by task and subscription: the groups of keys
-        self._stages: Stages | None = None
-        self._stage = 0
+        self._known_keys: dict[Any, dict[Any, int]] = {}  # by task and subscription: the groups of some keys
 
     def enter(self, stages: Stages, stage: int, tasks: Iterable[Task]) -> None:
         """A partition begins: its tasks are wired to each other, and to the shuffle."""
         tasks = list(tasks)
-        self._stages, self._stage = stages, stage
         self.here = {task.number for task in tasks}
         self.outbox.clear()
         self.group_counts.clear()
+        wiring = ShuffleWiring(stages, stage, self.here, self.outbox)
         for task in tasks:
             task.channels = {}
-            self._wire(task)
+            wiring.wire(task)
             self._count_groups(task)
 
     def _count_groups(self, task: Task) -> None:
         for component, given in task.topology.graph.downstream(task.name.component):
-            output = next(output for output in task.outputs if output.name == given.stream)
+            output = next(output for output in task.outbox.outputs if output.name == given.stream)
             for number, route in enumerate(output.routes):
                 if isinstance(route, ByFields) and route.channels[0].target_name.component == component.name:
                     counts = self.group_counts.setdefault((task.number, component.name), np.zeros(len(route.owners), np.int64))
                     known = self._known_keys.setdefault((task.number, component.name, route.positions), {})
                     output.routes[number] = ByGroups(route, counts, known)
 
-    def _channel(self, task: Task, target: TaskId, number: int) -> Channel:
-        assert self._stages is not None
-        channel = Channel(task, number, 0, target, UNLIMITED)
-        if number in self.here:
-            self._connect_local(channel, task, number)
-        elif self._stages.places[target][0] > self._stage:  # else it is fused with another task: nothing goes there from here
-            channel.link = ToShuffle(self.outbox, self._stages.next_hop(target, self._stage), number)
-        return channel
+    def let_go(self, number: int) -> None:
+        """The task has its place elsewhere: what is remembered of the keys that it sent goes."""
+        self._known_keys = {sent: known for sent, known in self._known_keys.items() if sent[0] != number}
 
     def ready(self, task: Task) -> None:
         """A spout is asked for more by whoever knows how much the batch may have."""
@@ -142,7 +152,7 @@ class BatchWorker(Worker):
                     yield self._delivery(task, frame.header, frame.body, frame.header.count, False)
 
     def _delivery(self, task: BoltTask, header: wire.Chunk, body: Any, count: int, local: bool) -> Delivery:
-        inlet = self._inlet(task, header.source, 0, self.slot, None)
+        inlet = inlet_of(task, header.source, 0, self.slot, None)
         return Delivery(inlet, header.stream, body, count, header.form, local, 0, (), 0, self.clock.now())
 
     def run_dry(self) -> None:

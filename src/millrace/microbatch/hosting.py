@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import getrandbits
@@ -21,7 +21,7 @@ import msgspec
 import psutil
 import pyarrow as pa
 
-from millrace.api.component import ReplayableSpout
+from millrace.api.spout import ReplayableSpout
 from millrace.config import CHECKPOINTS
 from millrace.control.stages import Stages
 from millrace.control.waves import PREPARE
@@ -34,10 +34,12 @@ from millrace.runtime import wire
 from millrace.runtime.bolt_task import BoltTask
 from millrace.runtime.checkpoint_store import open_store
 from millrace.runtime.clock import SystemClock
+from millrace.runtime.keeper import Pieces
 from millrace.runtime.meters import Meters
+from millrace.runtime.outbox import Group
 from millrace.runtime.process import WorkerSetup
 from millrace.runtime.spout_task import SpoutTask
-from millrace.runtime.task import Group, Task
+from millrace.runtime.task import Task
 from millrace.runtime.topology_run import TopologyRun
 from millrace.runtime.vault import Vault
 from millrace.state.checkpoint import OWN, Blocks, PieceRef, TaskRecord, blob_name, pack
@@ -87,6 +89,7 @@ class Hosted:
         for number in self.kept.keys() - here:
             self._close(self.kept.pop(number).task)
             self.run.tasks.pop(number, None)
+            self.worker.let_go(number)
 
     # -- a partition ---------------------------------------------------------------------------------------------------
 
@@ -140,12 +143,12 @@ class Hosted:
 
     def _read_frame(self, task: SpoutTask, given: Iterable[bytes]) -> Out:
         schema = pa.ipc.read_schema(pa.py_buffer(self.work.schemas[task.name.component]))
-        output = task.outputs[0]
+        output = task.outbox.outputs[0]
         for data in given:
             if data == SEED:
                 continue  # there is nothing to read in this batch
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
-            task.groups.append(Group(output, output.batch(batch), None, None, [None]))
+            task.outbox.groups.append(Group(output, output.batch(batch), None, None, [None]))
             task.send_waiting()
             self.worker.run_dry()
             yield from self._sent()
@@ -305,15 +308,37 @@ class Hosted:
             return TaskRecord(*task.name)
         mark = wire.WaveMark(PREPARE, work.wave, work.given.epoch, work.whole)
         snapshot = task.keeper.snapshot(mark, set())
+        own = self._write(kept, snapshot.pieces)
+        return self._record(kept, own, snapshot.position)
+
+    def rewrite(self, record: TaskRecord, lost: Collection[str]) -> TaskRecord | None:
+        """What the task ended the batch with, without the blobs that are lost. None if that was not in this process; or if its
+        `snapshot()` is lost, which may not be asked for twice."""
+        kept, state = self.kept.get(self.run.graph.number(record.task)), None
+        if kept is not None and kept.stamp == self.work.given.restore[1]:
+            state = kept.task.keeper.state
+        if kept is None or state is None or (record.own is not None and record.own.blob in lost):
+            return None
+        self._write(kept, state.snapshot({group for group, chain in record.chains.items()
+                                          if any(ref.blob in lost for ref in chain)}))
+        return self._record(kept, record.own, record.position)
+
+    def _write(self, kept: Kept, pieces: Pieces) -> PieceRef | None:
+        """Where its own snapshot is then, if there is one among the pieces."""
+        task, work = kept.task, self.work
         blob = blob_name(self.run.graph.name, *task.name, work.given.epoch, work.wave)
-        parts, refs = pack(snapshot.pieces, blob)
+        parts, refs = pack(pieces, blob)
         if parts:
             self.vault.save(self.run.graph.name, blob, parts)
             self._back_up(kept, blob, parts)
         own = refs.pop(OWN, None)
         for group, ref in refs.items():
             kept.refs[group] = [ref] if ref.whole else [*kept.refs[group], ref]
-        record = TaskRecord(*task.name, {group: chain for group, chain in kept.refs.items() if chain}, own, snapshot.position)
+        return own
+
+    def _record(self, kept: Kept, own: PieceRef | None, position: int | None) -> TaskRecord:
+        chains = {group: chain for group, chain in kept.refs.items() if chain}
+        record = TaskRecord(*kept.task.name, chains, own, position)
         needed = {piece.blob for piece in record.pieces()}
         kept.blocks = {blob: blocks for blob, blocks in kept.blocks.items() if blob in needed}
         return msgspec.structs.replace(record, blocks=kept.blocks)
@@ -340,11 +365,9 @@ class Hosted:
         counters += worker.counters
         counters += self.vault.counters
         self.vault.counters.clear()
-        errors = list(worker.errors)
-        worker.errors.clear()
-        return PartitionReport(worker.slot, self.run.places[head].slot, os.getpid(), reports, errors, dict(counters),
-                               time.process_time(), psutil.Process().memory_info().rss / 2**20, seconds, 0, 0, 0, {},
-                               self.holding.address(worker.slot) if self.holding is not None else None)
+        return PartitionReport(worker.slot, self.run.places[head].slot, os.getpid(), reports, worker.errors.take(),
+                               dict(counters), time.process_time(), psutil.Process().memory_info().rss / 2**20, seconds,
+                               0, 0, 0, {}, self.holding.address(worker.slot) if self.holding is not None else None)
 
     # -- sinks ---------------------------------------------------------------------------------------------------------
 

@@ -12,34 +12,37 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES, CHECKPOINTS
 from millrace.control.assignment import TopologyAssignment, WorkerAddress
 from millrace.control.backups import backup_shape, backups
 from millrace.control.events import Say
-from millrace.control.stages import Stages
 from millrace.control.topology_state import PAUSED, STOPPING, WAITING, TopologyState
-from millrace.errors import CheckpointMissing, CorruptCheckpoint, MillraceError, NotTheAuthor
-from millrace.master.batches import BatchRecord
-from millrace.microbatch import frames
+from millrace.errors import CheckpointMissing, CorruptCheckpoint, MillraceError, NotTheAuthor, TopologyError
+from millrace.master.batches import REST, RUN_TASKS, BatchRecord
+from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.microbatch.batch_worker import BatchFailed
+from millrace.microbatch.mending import damaged, mended, mending_work
 from millrace.microbatch.totals import Totals
-from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report
-from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
-from millrace.runtime import wire
-from millrace.runtime.checkpoints import Checkpoints
+from millrace.microbatch.work import BatchWork, PartitionReport
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.runtime.checkpoints import Checkpoints, shown
+from millrace.spark.batch_jobs import Attempt, BatchJobs
 from millrace.spark.batch_source import frame_of, stream_of
-from millrace.spark.batch_tasks import run_commit, run_stage
-from millrace.spark.frame_writer import FrameWriter, write_frames
-from millrace.spark.spark_errors import SPARK_ERRORS, lines_of
+from millrace.spark.batch_tasks import run_commit, run_rewrite
+from millrace.spark.frame_writer import FrameWriter, WriteFailed, write_frames
+from millrace.spark.long_batch import LongBatch
+from millrace.spark.spark_errors import SPARK_ERRORS, first_words
+from millrace.spark.spark_gone import GONE, is_gone
 from millrace.state.checkpoint import Manifest, TaskRecord
 
 if TYPE_CHECKING:
@@ -49,27 +52,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("millrace.master")
 FIRST_PAUSE, LAST_PAUSE = 0.1, 30.0  # before a batch that failed is run again
-LANES = 16  # of an executor at most: each is a process that forks, and those that it has forked
 GOOD_KNOWN = 200  # batches after which a process that was not used meanwhile makes its components anew
 LOOK_SECONDS = 0.2
 IDLE_SECONDS = 0.25  # before the next batch if the last one had nothing in it
-STOP_SECONDS = 30.0
-_PYTHON_ERROR = re.compile(r"(?!org\.apache|java\.|py4j)[A-Za-z_][\w.]*"
-                           r"(Error|Exception|Failed|Missing|Unreachable|Checkpoint)\b.*: ")
+PROCESS_SECONDS = 60.0  # after which Spark ends Python processes that it had no use for
+STOP_SECONDS = 10.0  # that Spark is given to end a query, whose batch is broken off; user code in this process may never return
+MENDS = 3  # rounds in which tasks are asked to write again what the store has lost: one may miss the process that has it
+LACKING = 5  # attempts in a row that do not find a part of the state, until that is taken for lost
+OFFSETS = re.compile(r"\d+-\d+")  # names of directories, as in manifests
+
+_record = msgspec.msgpack.Decoder(TaskRecord)
 
 
 class Stopped(MillraceError):
     """The topology is being killed: the batch that has begun is not run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt at a batch, put together and not run yet."""
-
-    work: BatchWork
-    stages: Stages
-    graph: TopologyGraph
-    slots: dict[TaskId, int]
 
 
 class BatchQuery:
@@ -79,7 +75,8 @@ class BatchQuery:
                  checkpoints: Checkpoints, committed: Manifest | None, epoch: int, offsets: str, place: str,
                  writers: list[FrameWriter]) -> None:
         self._engine, self._master, self.name = engine, engine.master, graph.name
-        self._sources, self.run, self._checkpoints = dict(sources), run, checkpoints
+        self._jobs = BatchJobs(engine.placement, engine.executors, sources, engine.number)
+        self._sources, self.run, self._store = dict(sources), run, BatchCheckpoints(checkpoints, run)
         self._committed, self._epoch, self._offsets, self._place = committed, epoch, offsets, place
         self._base = int(offsets.rpartition("-")[2])  # the wave after which its batches are counted
         self.number = -1
@@ -87,8 +84,15 @@ class BatchQuery:
         self._published = committed is None  # the sinks have made visible what was committed
         self._totals = Totals()
         self._addresses: dict[int, WorkerAddress] = {}  # by slot: where fragments are kept
-        self._attempts = 0  # at the batch at hand
+        self._heard = 0.0  # when processes last reported
+        self._attempts = self._lacking = 0  # at the batch at hand; of them in a row that missed something in the store
+        self._began = 0.0, 0.0  # its first attempt: unix time, and by the clock of `time.monotonic`
+        self._last: Attempt | None = None  # the one that was committed last
+        self._collect_all = True
         self._good: deque[int] = deque(maxlen=GOOD_KNOWN)
+        self._long = LongBatch(graph.name, engine.master, self._jobs, engine.free_cores)
+        self._forgot = False  # what earlier runs have left
+        self._unwritten = ""  # of what is committed: what was given up because the topology is being killed
         self._seen = engine.executors.totals()
         self._busy = threading.Lock()  # held while a batch runs
         self._ended = threading.Event()
@@ -101,31 +105,55 @@ class BatchQuery:
     def start(self, number: int) -> None:
         """`number`: the topology's, among all that its master has run."""
         self.number = number
-        if self._committed is not None:
-            self._checkpoints.claim(self._committed)  # whoever else runs it can commit nothing from now on
+        self._store.begin(self._committed)
         interval = BATCH_INTERVAL.of(self._graph.config)
         stream = stream_of(self._engine.spark, self._graph, self._sources)
         writer = stream.writeStream.foreachBatch(self._batch).option("checkpointLocation", self._place)
-        self._query = writer.trigger(processingTime=f"{interval:g} milliseconds").start()
+        try:
+            self._query = writer.trigger(processingTime=f"{interval:g} milliseconds").start()
+        except SPARK_ERRORS as error:
+            raise TopologyError(f"Spark does not begin to read for {self.name!r}: {first_words(error)}") from error
         self._thread.start()
 
     def _watch(self) -> None:
         """Until the query ends, or the topology is killed. The batch that is under way is finished first, unless that takes
         longer than whoever kills it wants to wait."""
+        try:
+            error = self._watched()
+        except SPARK_ERRORS as lost:
+            error = lost
+        self._ended.set()
+        if error is not None and is_gone(self._engine.spark):
+            self._engine.lost = GONE
+        if self._status() is not None:
+            self._tell_end(error)
+
+    def _watched(self) -> Exception | None:
+        """How the query has ended, if by an error."""
         while self._query.isActive and not self._ended.wait(LOOK_SECONDS):
             status = self._status()
             if status is None:
                 break
+            self._long.look(str(self._query.runId))
             if status == STOPPING and self._busy.acquire(timeout=LOOK_SECONDS):
                 self._ended.set()
                 self._busy.release()
         self._ended.set()
-        error = None if self._query.isActive else self._query.exception()
+        error: Exception | None = None if self._query.isActive else self._query.exception()
         self._query.stop()
-        if self._status() is not None:
-            if error is not None and self._status() != STOPPING:
-                self._say(f"the query ended: {first_words(error)}. With --resume it goes on from the last batch", "error")
-            self._master.finish(self.name)
+        return error
+
+    def _tell_end(self, error: Exception | None) -> None:
+        how = "its last batch is committed"
+        if self._engine.lost:
+            self._say(self._engine.lost, "warning")
+            how = "Spark has ended"
+        elif self._unwritten:
+            self._say(f"it ends before it could {self._unwritten}: that is in the checkpoint, and written when it is resumed",
+                      "error")
+        elif error is not None and self._status() != STOPPING:
+            self._say(f"the query ended: {first_words(error)}. With --resume it goes on from the last batch", "error")
+        self._master.finish(self.name, how)
 
     def stop(self) -> None:
         self._ended.set()
@@ -171,13 +199,12 @@ class BatchQuery:
             if wave != done + 1:
                 raise CorruptCheckpoint(f"Spark goes on with batch {number} of {self.name!r}, and the last one in the store is "
                                         f"batch {done - self._base - 1}: the two do not belong together. Bring back the store "
-                                        "from a backup, or start without --resume")
+                                        "from a backup, or begin anew with --fresh")
             tuples = self._run_batch(frame, number, wave)
         if not tuples:
             self._ended.wait(IDLE_SECONDS)
 
     def _run_batch(self, frame: DataFrame, number: int, wave: int) -> int:
-        started, began = time.time(), time.monotonic()
         several = len(self._sources) > 1
         if several:
             frame.persist()  # each spout looks for its own rows in it
@@ -188,35 +215,65 @@ class BatchQuery:
                 frame.unpersist()
         self._master.committed(self.name, manifest)  # now: the sinks may keep the batch waiting for long
         self._publish()
-        record = self._record(number, attempt, reports, started, time.monotonic() - began)
+        record = self._record(number, attempt, reports)
         self._tell(attempt, reports, record)
         return record.tuples_in
 
     def _committed_batch(self, frame: DataFrame, wave: int) -> tuple[Manifest, list[PartitionReport], Attempt]:
         """The first attempt that succeeds and can be committed."""
-        self._attempts, whole = 0, False
+        self._attempts, self._lacking, whole = 0, 0, False
         while True:
-            topology = self._wait_for_a_plan()
-            self._master.begin_batch(self.name)
-            self._attempts += 1
             try:
+                topology = self._wait_for_a_plan()
+                self._master.begin_batch(self.name)
+                self._attempts += 1
+                if self._attempts == 1:  # before that nothing of it ran: the topology may have been paused for hours
+                    self._began = time.time(), time.monotonic()
+                self._long.begins(wave - self._base - 1, self._attempts)
+                self._mend_for(topology.version)
                 attempt = self._attempt(topology, frame, wave, whole)
-                reports = self._run_attempt(attempt, frame)
+                reports = self._jobs.run(attempt, frame)
                 self._check_mine()
                 return self._commit(attempt, reports), reports, attempt
-            except CheckpointMissing as error:  # blobs that were safe are gone: what is still in memory is written again
+            except CheckpointMissing as error:  # not all of the state was where it was run: what is there is written whole
                 whole = True
                 self._failed(error)
             except (*SPARK_ERRORS, BatchFailed, OSError) as error:
                 self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        if self._ended.is_set() or self._status() in (None, STOPPING):
+        if self._is_over() or is_gone(self._engine.spark):
             raise Stopped(f"{self.name!r} is being killed") from None  # Spark chokes on texts as long as that of the cause
-        pause = min(FIRST_PAUSE * 2 ** (self._attempts - 1), LAST_PAUSE)
-        self._say(f"attempt {self._attempts} at the batch failed, it is run again in {pause:g} s: {first_words(error)}",
-                  "warning")
-        self._ended.wait(pause)
+        self._check_lacking(error)
+        pause, said = min(FIRST_PAUSE * 2 ** (self._attempts - 1), LAST_PAUSE), first_words(error)
+        self._long.failed(said)
+        self._long.doing = REST
+        self._say(f"attempt {self._attempts} at the batch failed, it is run again in {pause:g} s: {said}", "warning")
+        self._rest(pause)
+
+    def _is_over(self) -> bool:
+        """Or will be, as soon as the batch under way is."""
+        return self._ended.is_set() or self._status() in (None, STOPPING)
+
+    def _rest(self, seconds: float) -> None:
+        """Before the next attempt; not when someone waits for the end."""
+        until = time.monotonic() + seconds
+        while not self._is_over() and (left := until - time.monotonic()) > 0:
+            self._ended.wait(min(left, LOOK_SECONDS))
+
+    def _check_lacking(self, error: Exception) -> None:
+        """State that is nowhere does not come back by itself. That it is, is known when several attempts have not found it: a
+        task may be run in another process than the one that has it."""
+        lacks = isinstance(error, CheckpointMissing) or CheckpointMissing.__name__ in first_words(error)
+        self._lacking = self._lacking + 1 if lacks else 0
+        if self._lacking < LACKING or self._committed is None:
+            return
+        lost = self._lost(self._committed)
+        if lost:
+            tasks = ", ".join(str(record.task) for record in damaged(self._committed, lost))
+            raise CheckpointMissing(f"the state of {tasks} of {self.name!r} as of wave {self._committed.wave} is in no "
+                                    f"process, in no fragments and not in the store, which has lost {shown(lost)}. Bring that "
+                                    "back from a backup and start with --resume, or with --fresh, from nothing") from None
 
     def _wait_for_a_plan(self) -> TopologyState:
         """The topology as it is to be run now: it is neither paused nor without a slot."""
@@ -227,6 +284,7 @@ class BatchQuery:
                 raise Stopped(f"{self.name!r} is being killed")
             if topology.status not in (PAUSED, WAITING):
                 return topology
+            self._long.over()
             self._ended.wait(LOOK_SECONDS)
 
     def _attempt(self, topology: TopologyState, frame: DataFrame, wave: int, whole: bool) -> Attempt:
@@ -254,74 +312,68 @@ class BatchQuery:
                                   dict(topology.key_groups), [], 0, self._epoch, restore, blocks, holders)
 
     def _holders(self) -> list[WorkerAddress]:
-        """Processes that keep fragments, of executors that are alive."""
+        """Processes that keep fragments, of executors that are alive. After a pause they are gone, and nobody asks them."""
+        if time.monotonic() - self._heard > PROCESS_SECONDS:
+            self._addresses.clear()
         alive = set(self._engine.executors.by_id().values())
         self._addresses = {slot: address for slot, address in self._addresses.items() if slot in alive}
         return list(self._addresses.values())
-
-    def _run_attempt(self, attempt: Attempt, frame: DataFrame) -> list[PartitionReport]:
-        placement, data = self._engine.placement, wire.encode(attempt.work)
-        first, partitions = self._first_stage(attempt, frame)
-        heads = [attempt.stages.partitions[0][number] for number in partitions]
-        rdd = placement.python(first, partial(run_stage, data, 0, partitions), self._lanes(attempt.graph, heads))
-        shuffles: list[int] = []
-        try:
-            for stage in range(1, attempt.stages.count):
-                tasks = attempt.stages.partitions[stage]
-                shuffled = placement.shuffled(rdd, [self._location(attempt, each[0]) for each in tasks], shuffles)
-                rdd = placement.python(shuffled, partial(run_stage, data, stage, list(range(len(tasks)))),
-                                       self._lanes(attempt.graph, tasks))
-            found = map(frames.unpack, placement.collect(rdd))
-            reports = [read_report(frame.body) for frame in found if frame.kind == frames.REPORT]
-        finally:
-            placement.clean(shuffles)
-        wrong = one_cut(reports, attempt.stages)
-        if wrong:
-            raise BatchFailed(f"Spark has run a part of the batch again: {wrong}")
-        return reports
-
-    def _lanes(self, graph: TopologyGraph, tasks: Sequence[Sequence[TaskId]]) -> list[str]:
-        """Where an executor has several Python processes, tasks that keep something come back to the one that has it. So do
-        spouts: one that was made anew has lost its pace, or its connection."""
-        if not self._engine.executors.wide:
-            return []
-        kept = [any(keeps(graph.component(task.component)) for task in each) for each in tasks]
-        lanes = [str(each[0].index % LANES) if stays else "" for each, stays in zip(tasks, kept, strict=True)]
-        return lanes if any(kept) else []
-
-    def _first_stage(self, attempt: Attempt, frame: DataFrame) -> tuple[Any, list[int]]:
-        """What the spouts begin with, and which partition of the stage each of its partitions is. A DataFrame may have fewer
-        than its spout has tasks, but one in any case: bolts run also in a batch that brings nothing."""
-        placement, rdds, partitions = self._engine.placement, [], []
-        heads = [tasks[0] for tasks in attempt.stages.partitions[0]]
-        for spout in attempt.graph.spouts:
-            own = [number for number, head in enumerate(heads) if head.component == spout.name]
-            if spout.frame:
-                rdd = placement.arrow(frame_of(frame, self._sources, spout.name), spout.par)
-                own = own[:rdd.getNumPartitions()]
-            if not spout.frame or not own:
-                own = own or [heads.index(TaskId(spout.name, 0))]
-                rdd = placement.seeds([self._location(attempt, heads[number]) for number in own])
-            rdds.append(rdd)
-            partitions += own
-        return placement.union(rdds), partitions
-
-    def _location(self, attempt: Attempt, task: TaskId) -> str:
-        return self._engine.executors.location(attempt.slots[task])
 
     # -- its end -----------------------------------------------------------------------------------------------------
 
     def _commit(self, attempt: Attempt, reports: list[PartitionReport]) -> Manifest:
         """The manifest is the commit point, as for waves."""
         records = sorted((task.record for report in reports for task in report.tasks), key=lambda record: record.task)
-        manifest = Manifest(self.name, attempt.work.wave, self._epoch, attempt.graph.key_groups,
+        epoch = attempt.work.given.epoch
+        manifest = Manifest(self.name, attempt.work.wave, epoch, attempt.graph.key_groups,
                             {component.name: component.par for component in attempt.graph.components}, records, time.time(),
-                            self._epoch, self._offsets)
+                            epoch, self._offsets)
         self._check_groups(manifest)
-        self._until_done("write the manifest", lambda: self._checkpoints.commit(manifest))
-        self._committed, self._published, self._graph = manifest, False, attempt.graph
-        self._good.append(self._epoch)
+        for mend in (*[True] * MENDS, False):
+            try:
+                self._until_done("write the manifest", partial(self._store.commit, manifest))
+                break
+            except CheckpointMissing:
+                if not mend:
+                    raise
+                manifest = self._mended(attempt, manifest)
+        self._committed, self._published, self._graph, self._last = manifest, False, attempt.graph, attempt
+        self._good.append(epoch)
         return manifest
+
+    def _mend_for(self, version: int) -> None:
+        """Under a new plan tasks leave the processes that they are in, and what they have there is forgotten. So what the store
+        has lost must be in it again by then."""
+        if self._last is None or self._committed is None or self._last.work.given.version == version:
+            return
+        if self._lost(self._committed):
+            self._committed = self._mended(self._last, self._committed)
+            self._until_done("write the manifest", partial(self._store.enter, self._committed))
+            self._master.committed(self.name, self._committed)
+        self._last = None  # once for each plan
+
+    def _lost(self, manifest: Manifest) -> set[str]:
+        lost: set[str] = set()
+        self._until_done("look for blobs", lambda: lost.update(self._store.lost(manifest)))
+        return lost
+
+    def _mended(self, attempt: Attempt, manifest: Manifest) -> Manifest:
+        """The same, as far as the tasks of the attempt could write again what the store has lost."""
+        lost = self._lost(manifest)
+        records, epoch = damaged(manifest, lost), self._engine.next_epoch()
+        work = mending_work(attempt.work, manifest, records, epoch)
+        written: list[TaskRecord] = []
+
+        def write() -> None:
+            answers = self._jobs.run_in_place(attempt.graph, attempt.slots, [record.task for record in records], work,
+                                              run_rewrite, frozenset(lost))
+            written[:] = map(_record.decode, answers)
+
+        self._until_done("write again what the store has lost", write)
+        self._collect_all = True  # what was written first, and is still there, is in no manifest
+        self._say(f"the store has lost {shown(lost)}: {len(written)} of the {len(records)} tasks that need it have written "
+                  "their state again", "warning")
+        return mended(manifest, written, epoch)
 
     def _check_groups(self, manifest: Manifest) -> None:
         """State may be empty, but what a group had it still has, or a piece that says that it is gone."""
@@ -337,12 +389,15 @@ class BatchQuery:
             return
         tasks = [TaskId(component.name, index) for component in self._graph.components if component.commits
                  for index in range(component.par)]
+        assert self._committed is not None
+        self._long.is_committed(self._committed.wave - self._base - 1)
         if tasks:
             self._until_done("commit what the sinks have prepared", lambda: self._commit_sinks(tasks))
         if self._writers:
-            self._until_done("write what the sinks have kept", self._write_frames)
+            self._until_done("write what the sinks have kept", self._write_frames, later=True)
         self._published = True
-        self._master.checkpointing.collect(self.name, self._epoch)
+        self._long.over()
+        self._collect()
 
     def _commit_sinks(self, tasks: list[TaskId]) -> None:
         topology = self._topology()
@@ -351,45 +406,74 @@ class BatchQuery:
         self._epoch = self._engine.next_epoch()
         given = replace(self._master.call(lambda: self._assignment(topology)), graph=self._graph)
         work = self._work(given, self._committed.wave if self._committed is not None else 0, [], {})
-        places = dict(given.places)
-        locations = [self._engine.executors.location(places[task].slot) if task in places else "" for task in tasks]
-        placement = self._engine.placement
-        lanes = self._lanes(self._graph, [[task] for task in tasks])
-        placement.collect(placement.python(placement.seeds(locations), partial(run_commit, wire.encode(work), tasks), lanes))
+        slots = {task: place.slot for task, place in given.places}
+        self._jobs.run_in_place(self._graph, slots, tasks, work, run_commit, tasks)
+
+    def _collect(self) -> None:
+        """What the batch was the last to need. After one that did not go straight, all names must be looked at."""
+        assert self._committed is not None
+        unused = self._store.superseded(self._committed, self._attempts == 1 and not self._collect_all)
+        self._collect_all = False
+        if unused is None:
+            self._master.checkpointing.collect(self.name, self._committed.epoch)
+        else:
+            self._master.checkpointing.discard(self.name, unused)
+            self._forget_other_runs()
+
+    def _forget_other_runs(self) -> None:
+        """All checkpoints there are now are of this run, so nobody will ask how far Spark had read in others."""
+        if self._forgot:
+            return
+        self._forgot = True
+        try:
+            self._engine.placement.delete_beside(self._place, OFFSETS)
+        except SPARK_ERRORS as error:
+            log.warning("what Spark had read in earlier runs of %s is left: %s", self.name, first_words(error))
 
     def _write_frames(self) -> None:
         assert self._committed is not None
         write_frames(self._engine.spark, self._writers, self._committed, str(CHECKPOINTS.of(self._master.settings)),
                      self._committed.wave - 1)
 
-    def _until_done(self, what: str, work: Any) -> None:
-        """What is decided must be done, however long a store or a server is away."""
-        attempt = 0
+    def _until_done(self, what: str, work: Any, later: bool = False) -> None:
+        """What is decided must be done, however long a store or a server is away. `later`: it can wait for a resumption, and
+        does if the topology is killed."""
+        attempt, told, self._long.doing = 0, "", what
         while True:
             try:
                 work()
+                self._long.doing = RUN_TASKS
                 return
             except (NotTheAuthor, CheckpointMissing):
                 raise
             except Stopped:
                 raise
             except Exception as error:  # of a store, of Spark, or of a function of the user's
-                if self._ended.is_set():
+                if isinstance(error, WriteFailed) and str(error) != told:
+                    told = str(error)
+                    self._note_error(error)
+                if self._ended.is_set() or is_gone(self._engine.spark) or (later and self._is_over()):
+                    self._unwritten = what if later else ""
                     raise Stopped(f"{self.name!r} is being killed") from None
                 attempt += 1
                 pause = min(FIRST_PAUSE * 2**attempt, LAST_PAUSE)
-                self._say(f"cannot {what}, and tries again in {pause:g} s: {first_words(error)}", "warning")
-                self._ended.wait(pause)
+                said = str(error) if isinstance(error, WriteFailed) else first_words(error)
+                self._long.failed(said)
+                self._say(f"cannot {what}, and tries again in {pause:g} s: {said}", "warning")
+                self._rest(pause) if later else self._ended.wait(pause)
+
+    def _note_error(self, error: WriteFailed) -> None:
+        self._master.call(lambda: self._master.batching.note_error(self.name, error.component, str(error), error.stack))
 
     # -- telling -----------------------------------------------------------------------------------------------------
 
-    def _record(self, number: int, attempt: Attempt, reports: list[PartitionReport], started: float,
-                seconds: float) -> BatchRecord:
+    def _record(self, number: int, attempt: Attempt, reports: list[PartitionReport]) -> BatchRecord:
         spouts = {attempt.graph.number(task) for task in attempt.graph.tasks()
                   if attempt.graph.component(task.component).kind == "spout"}
         tasks = [task for report in reports for task in report.tasks]
         now = self._engine.executors.totals()
         spark, self._seen = now.since(self._seen), now
+        started, seconds = self._began[0], time.monotonic() - self._began[1]
         return BatchRecord(
             batch=number, wave=attempt.work.wave, plan_version=attempt.work.given.version, started=started, seconds=seconds,
             attempts=self._attempts, tuples_in=sum(task.meters["emitted"] for task in tasks if task.task in spouts),
@@ -414,16 +498,12 @@ class BatchQuery:
 
     def _note_holders(self, reports: list[PartitionReport]) -> None:
         """One process of each slot: the same for as long as it is there, since it has the fragments."""
+        self._heard = time.monotonic()
         here = [report.address for report in reports if report.address is not None]
         for address in here:
             known = self._addresses.get(address.slot)
             if known is None or known not in here:
                 self._addresses[address.slot] = address
-
-
-def keeps(component: ComponentDef) -> bool:
-    """Whether a task of it has something from one batch to the next."""
-    return component.stateful or component.commits or (component.kind == "spout" and not component.frame)
 
 
 def with_parallelism(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
@@ -439,16 +519,10 @@ def schema_of(frame: DataFrame) -> bytes:
     return schema.serialize().to_pybytes()
 
 
-def first_words(error: BaseException) -> str:
-    """What it says of itself, without the stacks: the last line of the Python error in it, if there is one."""
-    lines = lines_of(error)
-    python = [line for line in lines if _PYTHON_ERROR.match(line)]
-    return (python[-1] if python else lines[0])[:300]
-
-
 def _keep_quiet(record: logging.LogRecord) -> bool:
-    """Py4J logs, with a stack trace, whatever the function that Spark calls raises: also that a topology was killed."""
-    return not (record.exc_info and isinstance(record.exc_info[1], Stopped))
+    """Py4J logs, with a stack trace, whatever the function that Spark calls raises: also that a topology was killed, or that
+    there is no JVM any more."""
+    return not (record.exc_info and isinstance(record.exc_info[1], (Stopped, Py4JNetworkError, ConnectionError)))
 
 
 logging.getLogger("py4j.clientserver").addFilter(_keep_quiet)

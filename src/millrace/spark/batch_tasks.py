@@ -10,6 +10,7 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.serializers import pack_long
 
+from millrace.control.stages import Stages
 from millrace.microbatch.batch_worker import BatchFailed
 from millrace.microbatch.hosting import host
 from millrace.microbatch.work import BatchWork, read_work
@@ -18,17 +19,18 @@ from millrace.runtime import wire
 from millrace.runtime.node import this_node
 from millrace.runtime.transport import boot_id
 from millrace.spark.launcher import executor_id
+from millrace.spark.placement import Carried
 
 _executor_id = cache(executor_id)  # the same for the life of the process
 
 
-def run_stage(data: bytes, stage: int, partitions: list[int], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
+def run_stage(data: Carried, stage: int, partitions: list[int], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
     """Partition n of Spark's is `partitions[n]` of the stage; `index` is only its number in a lane. Gives out a partition and
     a frame by turns; in the last stage frames alone."""
     context = TaskContext.get()
     assert context is not None
     _refuse_repeats(context)
-    work, stages = read_work(data)
+    work, stages = _read(data)
     last = stage + 1 == stages.count
     for partition, frame in _host(work).run_partition(stages, stage, partitions[context.partitionId()], given):
         if not last:
@@ -37,14 +39,24 @@ def run_stage(data: bytes, stage: int, partitions: list[int], index: int, given:
     _drain(given)
 
 
-def run_commit(data: bytes, tasks: list[TaskId], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
+def run_commit(data: Carried, tasks: list[TaskId], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
     """Sinks make visible what they have prepared."""
-    work, _ = read_work(data)
+    work, _ = _read(data)
     context = TaskContext.get()
     assert context is not None
     _host(work).commit(tasks[context.partitionId()])
     _drain(given)
     return iter(())
+
+
+def run_rewrite(data: Carried, lost: frozenset[str], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
+    """Tasks whose state is here write again what the store has lost of it. Partition n is that of the work's record n."""
+    work, _ = _read(data)
+    context = TaskContext.get()
+    assert context is not None
+    written = _host(work).rewrite(work.records[context.partitionId()], lost)
+    _drain(given)
+    return iter(() if written is None else (wire.encode(written),))
 
 
 def say_hello(settings: dict[str, Any], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
@@ -56,6 +68,10 @@ def say_hello(settings: dict[str, Any], index: int, given: Iterable[bytes]) -> I
 def _drain(given: Iterable[bytes]) -> None:
     """To the end: a process that leaves anything unread is not used again, and what it keeps is gone with it."""
     deque(given, maxlen=0)
+
+
+def _read(data: Carried) -> tuple[BatchWork, Stages]:
+    return read_work(data if isinstance(data, bytes) else data.value)
 
 
 def _host(work: BatchWork) -> Any:

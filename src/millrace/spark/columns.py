@@ -9,9 +9,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from millrace.connectors.checked_column import UNFIT, column
 from millrace.errors import MillraceError
-
-UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def record_batch(columns: Sequence[Sequence[Any]], schema: StructType, what: str) -> pa.RecordBatch:
@@ -24,16 +23,16 @@ def record_batch(columns: Sequence[Sequence[Any]], schema: StructType, what: str
 
 def _array(values: Sequence[Any], field: pa.Field, declared: str, what: str) -> pa.Array:
     try:
-        return pa.array(values, type=field.type)
+        return column(values, field)
     except UNFIT as error:
-        culprit = next(value for value in values if not _fits(value, field.type))
+        culprit = next(value for value in values if not _fits(value, field))
         raise MillraceError(f"{what}: column {field.name!r} is declared {declared}, and {culprit!r:.200} "
                             f"({type(culprit).__name__}) does not fit: {error}. Declare another type in .schema(...)") from None
 
 
-def _fits(value: Any, kind: pa.DataType) -> bool:
+def _fits(value: Any, field: pa.Field) -> bool:
     try:
-        pa.array([value], type=kind)
+        column([value], field)
     except UNFIT:
         return False
     return True

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from millrace.api.frame import frames_of
 from millrace.api.topology import Topology
-from millrace.config import CHECKPOINTS
-from millrace.control.events import Say
+from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
+from millrace.control.checks import check_not_running
+from millrace.control.events import Killed, Say
 from millrace.errors import MillraceError, NotEnoughSlots, TopologyError, UnknownTopology
 from millrace.master.checkpointing import default_store
 from millrace.master.observed import TopologyObserved
@@ -22,15 +23,22 @@ from millrace.model.load import Load
 from millrace.schedulers.even import Even
 from millrace.spark.frames import STOP_SECONDS, FrameQueries, check_frames, resolve_frames
 from millrace.spark.launcher import SparkLauncher, ship_code
-from millrace.spark.session import LOOPBACK, MasterUrl, make_session, parse_master
+from millrace.spark.session import EXCLUDING, LOOPBACK, MasterUrl, make_session, parse_master, stop_session
+from millrace.spark.spark_gone import GONE, is_gone
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 START_SECONDS = 120.0
 LOOK_SECONDS = 2.0
 START_FAILURES = 5  # failed Spark tasks for each worker before the start is given up
+MUST_BE_OFF = (
+    ("spark.speculation", "a second copy of a worker must not be started"),
+    ("spark.python.worker.killOnIdleTimeout", "a worker has nothing to tell Spark for days"),
+    *((key, "a worker that dies is started again, which Spark must not refuse an executor for") for key in EXCLUDING),
+)
 FAILURES_NEEDED = 100  # of a task, before Spark may give up the job: workers die and are started again for days
 
 
@@ -52,6 +60,7 @@ class ResidentEngine:
                  spark_settings: dict[str, str] | None = None) -> None:
         if slots < 1:
             raise MillraceError(f"{slots} slots were asked for: a topology needs at least 1")
+        check_engine_settings(settings or {})
         # A name that was made up is another one each time: what is to be resumed must be found all the same.
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
@@ -59,6 +68,7 @@ class ResidentEngine:
         self._own_session = spark is None
         self._launcher: SparkLauncher | None = None
         self._stopping = False
+        self.lost = ""  # Spark is gone: why nothing runs any more
         self._feeding: list[FrameQueries] = []
         self.spark = spark or make_session(master, f"millrace {name}", slots, spark_settings)
         if spark is not None:
@@ -102,23 +112,26 @@ class ResidentEngine:
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None,
-               resume: bool = False) -> RunningTopology:
-        """Start a topology; `resume`: from its last committed wave. Returns at once; `RunningTopology.wait_running` waits for
-        its tasks."""
+               resume: bool | None = None) -> RunningTopology:
+        """Start a topology. `resume`: True goes on from its last committed wave; False begins anew, and what an earlier run has
+        left goes; None is refused if there is any such thing. Returns at once; `RunningTopology.wait_running` waits for its
+        tasks."""
+        check_topology_config(config or {})
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
         check_code(graph, "resident")
         declared = {} if isinstance(topology, TopologyGraph) else frames_of(topology)
         check_frames(graph, declared)
         frames = resolve_frames(self.spark, topology) if isinstance(topology, type) and declared else {}
         queries = FrameQueries(self.spark, self.master, graph, frames, self.slots)
-        queries.prepare()
+        check_not_running(graph.name, self.master.state.topologies)  # or its own positions would be taken for an earlier run's
+        queries.prepare(resume)
         # Without state there is nothing for the master to resume; what Spark has read is resumed all the same.
-        self.master.submit(graph, resume and (graph.waves or not frames), queries.run)
+        self.master.submit(graph, resume if graph.waves or not frames else None, queries.run)
         if frames:
             self._feed(queries, resume)
         return RunningTopology(self.master, graph.name)
 
-    def _feed(self, queries: FrameQueries, resume: bool) -> None:
+    def _feed(self, queries: FrameQueries, resume: bool | None) -> None:
         try:
             queries.start(resume)
         except BaseException:
@@ -149,13 +162,21 @@ class ResidentEngine:
             self.master.stop()
         if self._launcher is not None:
             self._launcher.stop()
-        if self._own_session:
-            self.spark.stop()
+        if self._own_session and not stop_session(self.spark):
+            self.lost = GONE
 
     def _workers_ended(self, error: str) -> None:
         if not self._stopping:
-            text = f"the workers' Spark job ended: {error or 'no worker is left'}"
+            self.lost = GONE if is_gone(self.spark) else ""
+            text = self.lost or f"the workers' Spark job ended: {error or 'no worker is left'}"
             self.master.call(lambda: self.master.say(Say(text, level="warning")))
+            if self.lost:
+                self.master.call(self._end_all)
+
+    def _end_all(self) -> None:
+        """Nobody would start a worker again."""
+        for name in list(self.master.state.topologies):
+            self.master.tell(Killed(name, 0.0, time.monotonic()))
 
     def __enter__(self) -> ResidentEngine:
         return self
@@ -188,6 +209,14 @@ def check_session(spark: SparkSession) -> None:
         raise MillraceError(f"this Spark session gives a job up after {allowed} failures of a task, and a worker that dies is "
                             "one: make the session with spark.task.maxFailures=1000000"
                             + (" and the master local[N,1000000]" if local else "") + ", or let Millrace make it")
+    check_off(context.getConf())
+
+
+def check_off(conf: SparkConf) -> None:
+    for key, why in MUST_BE_OFF:
+        if str(conf.get(key, "false")).strip().lower() == "true":
+            raise MillraceError(f"this Spark session has {key}=true, and {why}: make the session with {key}=false, or let "
+                                "Millrace make it")
 
 
 class RunningTopology:

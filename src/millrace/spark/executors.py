@@ -13,6 +13,8 @@ import msgspec
 
 from millrace.errors import NotEnoughSlots
 from millrace.model.cluster import Node
+from millrace.runtime.node import this_node
+from millrace.runtime.transport import boot_id
 from millrace.spark.batch_tasks import say_hello
 from millrace.spark.placement import Executor, Placement, SparkTotals
 from millrace.spark.spark_errors import SPARK_ERRORS
@@ -27,11 +29,13 @@ _hello = msgspec.msgpack.Decoder(tuple[str, Node, str])
 
 class Executors:
     """Slots by number. An executor that Spark brings in the place of a lost one takes the lowest number that is free, so that
-    tasks which had to leave the slot go back to it."""
+    tasks which had to leave the slot go back to it. `here`: all of them are on this machine."""
 
-    def __init__(self, placement: Placement, master: Master) -> None:
-        self._placement, self._master = placement, master
+    def __init__(self, placement: Placement, master: Master, here: bool = False) -> None:
+        self._placement, self._master, self._here = placement, master, here
         self._slots: dict[int, Executor] = {}
+        self._nodes: dict[str, tuple[Node, str]] = {}  # by executor: where it is, and the boot of that machine
+        self._asked: set[str] = set()  # executors that have not answered yet
         self.several = not placement.local  # there may be more than one, if not now
         self._lock = threading.Lock()
 
@@ -42,25 +46,38 @@ class Executors:
             for slot, executor in list(self._slots.items()):
                 if executor.id not in alive:
                     del self._slots[slot]
+                    self._nodes.pop(executor.id, None)
                     self._master.dismiss(slot, f"Spark's executor {executor.id} is gone")
-            new = [executor for executor in alive.values() if executor.id not in self.by_id()]
-            nodes = self._nodes(new) if new else {}
-            for executor in new:
-                if executor.id in nodes:
+            for executor in [executor for executor in alive.values() if executor.id not in self.by_id()]:
+                found = self._node(executor)
+                if found is not None:
                     slot = min(set(range(len(self._slots) + 1)) - self._slots.keys())
                     self._slots[slot] = executor
-                    node, boot = nodes[executor.id]
-                    self._master.enlist(slot, node, executor.id, boot)
+                    self._master.enlist(slot, found[0], executor.id, found[1])
 
-    def _nodes(self, executors: list[Executor]) -> dict[str, tuple[Node, str]]:
-        """As they say themselves. One that does not answer, because it is gone or too busy, is asked again the next time."""
-        placed = self._placement.seeds([executor.location for executor in executors])
+    def _node(self, executor: Executor) -> tuple[Node, str] | None:
+        """Spark does not know what a machine can carry: an executor elsewhere is asked. Nobody waits for its answer, which one
+        that is busy gives late."""
+        if self._here:
+            return this_node(self._master.settings, executor.id), boot_id()
+        found = self._nodes.get(executor.id)
+        if found is None and executor.id not in self._asked:
+            self._asked.add(executor.id)
+            threading.Thread(target=self._greet, args=(executor,), daemon=True, name=f"hello to {executor.id}").start()
+        return found
+
+    def _greet(self, executor: Executor) -> None:
+        """One that does not answer, because it is gone, is asked again if it is seen again."""
         try:
+            placed = self._placement.seeds([executor.location])
             answers = self._placement.collect(self._placement.python(placed, partial(say_hello, self._master.settings)))
+            # It may be another one that answers: Spark goes elsewhere if an executor is busy for long.
+            for name, node, boot in map(_hello.decode, answers):
+                self._nodes[name] = node, boot
         except SPARK_ERRORS as error:
-            log.warning("new executors did not answer: %s", error)
-            return {}
-        return {executor: (node, boot) for executor, node, boot in map(_hello.decode, answers)}
+            log.warning("a new executor did not answer: %s", error)
+        finally:
+            self._asked.discard(executor.id)
 
     def wait_for(self, count: int, seconds: float, over: Callable[[], bool] = lambda: False) -> None:
         deadline = time.monotonic() + seconds

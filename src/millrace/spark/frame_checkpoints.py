@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from millrace.config import FRAME_CHECKPOINT
 from millrace.errors import MillraceError, TopologyError
@@ -51,6 +52,19 @@ def new_run() -> str:
     return str(time.time_ns())
 
 
+class Noted(NamedTuple):
+    """How far a run has read: the micro-batch that Spark has begun last, and when."""
+
+    run: str
+    batch: int
+    at: float
+    place: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.run)
+
+
 class Runs:
     """The checkpoints of one frame spout, below a checkpoint store that is a directory."""
 
@@ -66,9 +80,15 @@ class Runs:
     def place(self, run: str) -> Path:
         return self._directory / run
 
-    def last(self) -> str:
-        """The one that was begun last; empty if there is none."""
-        return (self._all() or [""])[-1]
+    def last(self) -> Noted | None:
+        """The last one that has read anything: one that was begun after it, and has not, leaves it as it is."""
+        return next((noted for run in reversed(self._all()) if (noted := self._noted(run)) is not None), None)
+
+    def _noted(self, run: str) -> Noted | None:
+        place = self.place(run)
+        written = [path for path in (place / "offsets").glob("*") if path.name.isdigit()]  # Spark's own: one for each batch
+        newest = max(written, key=lambda path: int(path.name), default=None)
+        return Noted(run, int(newest.name), newest.stat().st_mtime, place) if newest is not None else None
 
     def forget_others(self, run: str) -> None:
         """This one can be resumed now. Of the others the last stays, should this one's checkpoints turn out damaged."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,19 +13,25 @@ import msgspec
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from millrace.connectors.frame_sink import SCHEMA, DataFrameSink
-from millrace.errors import TopologyError
+from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph, resolve
 from millrace.runtime.checkpoint_store import open_store
 from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.user_errors import USER_ERRORS
 from millrace.spark.frames import map_in_arrow
+from millrace.spark.user_functions import raised
 from millrace.state.checkpoint import Manifest, PieceRef
 from millrace.state.packing import unpack_value
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+OWN_BYTES = {b"variant", b"geometry", b"geography"}  # how Spark marks a part of such a struct
+
+STACK = 4000  # characters of it that are kept
 
 _refs = msgspec.msgpack.Decoder(PieceRef)
 
@@ -34,8 +41,17 @@ class FrameWriter:
     """One sink of a topology: where its rows go."""
 
     component: str
+    code: str
     write: Any
     schema: StructType
+
+
+class WriteFailed(MillraceError):
+    """The function of a `DataFrameSink` has raised. `stack`: where, as Python shows it."""
+
+    def __init__(self, writer: FrameWriter, error: BaseException) -> None:
+        super().__init__(f"{writer.code}, which writes what the sink {writer.component!r} keeps, raised {raised(error)}")
+        self.component, self.stack = writer.component, "".join(traceback.format_exception(error))[-STACK:]
 
 
 def frame_writers(graph: TopologyGraph) -> list[FrameWriter]:
@@ -56,10 +72,30 @@ def _writer(graph: TopologyGraph, component: ComponentDef) -> FrameWriter:
     if tuple(schema.names) != fields:
         raise TopologyError(f"{label} has a schema of {', '.join(schema.names)}, and the stream that it reads has the fields "
                             f"{', '.join(fields)}: name the columns as the fields, in their order")
+    for column in schema:
+        check_type(label, column)
     code = component.config.get("write")
     if not isinstance(code, str):
         raise TopologyError(f"{label} has write = {code!r}: name a function (DataFrame, batch id) as module:function")
-    return FrameWriter(component.name, resolve(code), schema)
+    return FrameWriter(component.name, code, resolve(code), schema)
+
+
+def check_type(label: str, column: StructField) -> None:
+    """Of some types Spark makes no Arrow column, of others one of its own bytes, which no tuple has."""
+    try:
+        marked = _is_marked(to_arrow_schema(StructType([column]), timezone="UTC").field(0))
+    except PySparkException:
+        marked = True
+    if marked:
+        raise TopologyError(f"{label} has a column {column.name!r} of type {column.dataType.simpleString()}, which cannot be "
+                            "made of a tuple's values: declare a string, a number, a time, or arrays, maps and structs of "
+                            "them, and cast it in the function that writes")
+
+
+def _is_marked(field: pa.Field) -> bool:
+    """Whether it, or a field inside of it, is a struct that stands for something else: variant, geometry, geography."""
+    inner = [field.type.field(index) for index in range(field.type.num_fields)]
+    return any((each.metadata or {}).keys() & OWN_BYTES or _is_marked(each) for each in inner)
 
 
 def with_schemas(graph: TopologyGraph, writers: Iterable[FrameWriter]) -> TopologyGraph:
@@ -72,13 +108,18 @@ def with_schemas(graph: TopologyGraph, writers: Iterable[FrameWriter]) -> Topolo
 
 
 def write_frames(spark: SparkSession, writers: Iterable[FrameWriter], manifest: Manifest, store: str, batch: int) -> None:
-    """Call each function with what its sink has kept. The rows are read where Spark writes them."""
+    """Call each function with what its sink has kept. The rows are read where Spark writes them. `WriteFailed` if one raises:
+    those before it have written, and are called again with the same rows."""
     for writer in writers:
         refs = [record.own for record in manifest.records if record.component == writer.component and record.own is not None]
         if refs:
             rows = [(msgspec.msgpack.encode(ref),) for ref in refs]
             kept = spark.createDataFrame(rows, "ref binary").repartition(len(refs))
-            writer.write(map_in_arrow(kept, partial(_read, store, manifest.topology), writer.schema), batch)
+            frame = map_in_arrow(kept, partial(_read, store, manifest.topology), writer.schema)
+            try:
+                writer.write(frame, batch)
+            except USER_ERRORS as error:
+                raise WriteFailed(writer, error) from error
 
 
 def _read(store: str, topology: str, given: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

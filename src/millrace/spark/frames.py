@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql import types
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
@@ -31,17 +32,20 @@ from millrace.config import (
     FRAME_TRIGGER,
     GUARANTEE,
 )
+from millrace.control.earlier_run import not_said, when
 from millrace.control.events import Killed, Say
 from millrace.errors import FeedingFailed, MillraceError, TopologyError
 from millrace.master.service import Master
 from millrace.model.graph import ComponentDef, TopologyGraph, resolve
 from millrace.runtime.checkpoint_store import local_directory
 from millrace.runtime.feeder import Feeding
+from millrace.runtime.user_errors import USER_ERRORS
 from millrace.spark.feed_job import SENT, feed_partition
-from millrace.spark.frame_checkpoints import Runs, claim_checkpoint, given_checkpoint, new_run
-from millrace.spark.free_cores import FreeCores, feeding_share, leaves_none
+from millrace.spark.frame_checkpoints import Noted, Runs, claim_checkpoint, given_checkpoint, new_run
+from millrace.spark.free_cores import FEEDING, FreeCores, feeding_queries, feeding_share, leaves_none
 from millrace.spark.placement import Placement
 from millrace.spark.spark_errors import SPARK_ERRORS, first_line
+from millrace.spark.user_functions import raised
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,6 +58,10 @@ WAVE_SECONDS = 1.0  # between requests for a wave
 IDLE_SECONDS = 10.0  # without a single Spark task running for a micro-batch, before someone is told
 STOP_SECONDS = 10.0  # for the micro-batch under way, when the engine stops
 TASK_FAILURES = 8  # of one stage: Spark itself would go on trying, as it must for workers
+NO_SOURCE = ("[DATA_SOURCE_NOT_FOUND]", "[KAFKA_DATA_SOURCE_NOT_ENABLED]")
+NO_SOURCE_HINT = (". What Spark reads it with comes as a package: name it with --conf spark.jars.packages=..., in Python "
+                  'spark_settings={"spark.jars.packages": ...}; for Kafka org.apache.spark:spark-sql-kafka-0-10_2.13:'
+                  f"{pyspark.__version__}")
 PLAIN_TYPES = (types.BooleanType, types.ByteType, types.ShortType, types.IntegerType, types.LongType, types.FloatType,
                types.DoubleType, types.DecimalType, types.StringType, types.BinaryType, types.DateType, types.TimestampType,
                types.TimestampNTZType, types.NullType)
@@ -69,12 +77,23 @@ def resolve_frames(spark: SparkSession, topology: type[Topology]) -> dict[str, D
         if isinstance(frame, str):
             frame = resolve(frame)
         if callable(frame):
-            frame = frame(spark)
+            frame = _made(label, frame, spark)
         check_frame(label, frame, outputs[name])
         for column in frame.schema:
             _check_type(label, column.name, column.dataType)
         found[name] = frame.select(*[f"`{field}`" for field in outputs[name]])
     return found
+
+
+def _made(label: str, function: Callable[[SparkSession], Any], spark: SparkSession) -> Any:
+    try:
+        return function(spark)
+    except MillraceError:
+        raise
+    except USER_ERRORS as error:
+        hint = NO_SOURCE_HINT if any(sign in str(error) for sign in NO_SOURCE) else ""
+        raise TopologyError(f"{label} reads what {getattr(function, '__qualname__', repr(function))} returns, and that raised "
+                            f"{raised(error)}{hint}") from error
 
 
 def _check_type(label: str, column: str, kind: types.DataType) -> None:
@@ -102,12 +121,21 @@ class FrameQueries:
                          for name, frame in frames.items()]
         self.run = new_run() if frames else ""
 
-    def prepare(self) -> None:
-        """What can be found wrong before the topology is submitted."""
+    def prepare(self, resume: bool | None) -> None:
+        """What can be found wrong before the topology is submitted. Without state, a run is as good as what it has read: to go
+        on from or, as a checkpoint, not to be lost by leaving out a flag."""
         for query in self._queries:
             query.prepare()
+        noted = [found for query in self._queries if (found := query.noted()) is not None]
+        if self._graph.waves or resume is False or not noted:
+            return
+        last = max(noted, key=lambda found: found.number)
+        if resume is None:
+            raise not_said(f"{last.place} has how far an earlier run of {self.name!r} has read: up to batch {last.batch} of "
+                           f"Spark's{when(last.at)}")
+        self.run = last.run
 
-    def start(self, resume: bool) -> None:
+    def start(self, resume: bool | None) -> None:
         """All of them, or none. What state is resumed from says which run's positions go with it."""
         run = self.run
         if self._graph.waves:
@@ -171,17 +199,23 @@ class FrameQuery:
         if self._place and directory is not None:
             claim_checkpoint(directory, self._graph.name, self._component.name)
             self._place = directory.absolute().as_uri()
+        if not self._place:
+            self._runs = Runs(str(CHECKPOINTS.of(self._master.settings)), self._graph.name, self._component.name)
 
-    def start(self, run: str, resume: bool) -> None:
+    def noted(self) -> Noted | None:
+        """How far the last run has read, below the checkpoint store: a checkpoint that the settings name is never left."""
+        return self._runs.last() if self._runs is not None else None
+
+    def start(self, run: str, resume: bool | None) -> None:
         """Not before the topology has its name for itself: the last run's checkpoint must not be touched while it runs."""
-        place = self._place or self._place_of(run, resume)
-        writer = (self._frame.writeStream.queryName(f"millrace {self._graph.name}/{self._component.name}")
+        place = self._place or self._place_of(run, bool(resume))
+        writer = (self._frame.writeStream.queryName(f"{FEEDING}{self._graph.name}/{self._component.name}")
                   .option("checkpointLocation", place).foreachBatch(self._push))
         seconds = FRAME_TRIGGER.of(self._conf)
         if seconds:
             writer = writer.trigger(processingTime=f"{int(seconds * 1000)} milliseconds")
         try:
-            self._warn_of_lost_state(resume)
+            self._warn_of_what_goes_on(resume)
             with self._state:  # the first micro-batch may come before `start` returns
                 self._query = writer.start()
                 self._id = str(self._query.id)
@@ -191,24 +225,27 @@ class FrameQuery:
         self._watcher.start()
 
     def _place_of(self, run: str, resume: bool) -> str:
-        """Below the checkpoint store. Without state, the last run is as good as what it has read."""
-        self._runs = Runs(str(CHECKPOINTS.of(self._master.settings)), self._graph.name, self._component.name)
+        """Below the checkpoint store."""
+        assert self._runs is not None
         self._run = run
-        if resume and not self._graph.waves:
-            self._run = self._runs.last() or run
-        place = self._runs.place(self._run)
+        place = self._runs.place(run)
         if resume and self._graph.waves and not place.exists():
             self._warn(f"{self._label} begins with the beginning of its DataFrame, on top of the state that is resumed: how "
                        f"far that run had read is not in {place}")
         return place.as_uri()
 
-    def _warn_of_lost_state(self, resume: bool) -> None:
+    def _warn_of_what_goes_on(self, resume: bool | None) -> None:
         """A checkpoint that the settings name is gone on from, always."""
-        if self._place and not resume and self._graph.waves \
-                and Placement(self._spark.sparkContext).exists(f"{self._place}/offsets"):
+        begins_anew = not resume if self._graph.waves else resume is False
+        if not self._place or not begins_anew or not Placement(self._spark.sparkContext).exists(f"{self._place}/offsets"):
+            return
+        if self._graph.waves:
             self._warn(f"{self._label} goes on from its checkpoint {self._place}, and the state of the topology begins empty: "
                        "what was read before is not in it. With --resume state goes on too; with another checkpoint everything "
                        "is read again")
+        else:
+            self._warn(f"{self._label} goes on from its checkpoint {self._place}, as always: the settings name it, and --fresh "
+                       "deletes none of those. With another checkpoint everything is read again")
 
     def _warn(self, text: str) -> None:
         self._master.later(lambda: self._master.say(Say(text, self._graph.name, "warning")))
@@ -227,11 +264,11 @@ class FrameQuery:
         """Waits until then for the micro-batch under way."""
         if self._query is None:
             return
-        with self._state:
-            while self._under_way() and (left := deadline - time.monotonic()) > 0:
-                self._state.wait(min(left, 0.05))  # that Spark has written its commit is not announced
-            self._stopped = True
         try:
+            with self._state:
+                while self._under_way() and (left := deadline - time.monotonic()) > 0:
+                    self._state.wait(min(left, 0.05))  # that Spark has written its commit is not announced
+                self._stopped = True
             self._query.stop()
         except SPARK_ERRORS as error:
             log.warning("%s did not stop in time: %s", self._label, first_line(error))
@@ -276,7 +313,7 @@ class FrameQuery:
 
     def _partitions(self) -> int:
         """How many may be sent at the same time, now."""
-        free, feeders = self._cores.count(), self._master.call(self._feeders)
+        free, feeders = self._cores.count(), max(self._master.call(self._feeders), feeding_queries(self._spark))
         if leaves_none(free, feeders) and not self._told_tight:
             self._told_tight = True
             self._warn(f"{self._label} takes the last core that workers leave free: a query that reads a tap of this cluster "
@@ -284,7 +321,7 @@ class FrameQuery:
         return feeding_share(free, feeders)
 
     def _feeders(self) -> int:
-        """Queries like this one, of all topologies: they share what is free."""
+        """Queries like this one, of all topologies, also of those that are just being started: they share what is free."""
         return max(1, sum(component.frame for topology in self._master.state.topologies.values()
                           for component in topology.graph.components))
 
@@ -392,7 +429,7 @@ class FrameQuery:
             self._master.say(Say(text, name, "error"))
             observed = self._master.observed.get(name)
             if observed is not None:
-                observed.errors.append({"topology": name, "task": self._component.name, "error": text, "traceback": ""})
+                observed.note_error({"topology": name, "task": self._component.name, "error": text, "traceback": ""})
 
         self._master.later(tell)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import logging
 import os
 import shutil
 import sys
@@ -17,11 +18,13 @@ from pyspark import InheritableThread, TaskContext
 
 import millrace
 from millrace.runtime.process import WorkerSetup, run_worker
-from millrace.spark.spark_errors import first_line
+from millrace.spark.spark_errors import SPARK_ERRORS, first_line
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+log = logging.getLogger("millrace.master")
+WORKERS_GROUP = "millrace-"  # begins the name of each group of jobs that are workers
 END_SECONDS = 2.0
 CANCEL_SECONDS = 10.0
 
@@ -34,7 +37,7 @@ class SparkLauncher:
 
     def __init__(self, context: SparkContext, setup: WorkerSetup, slots: int, ended: Callable[[str], None]) -> None:
         self._context, self._setup, self._slots, self._ended = context, setup, slots, ended
-        self._group = f"millrace-{setup.cluster}"
+        self._group = f"{WORKERS_GROUP}{setup.cluster}"
         self._thread = InheritableThread(target=self._run, daemon=True, name="millrace workers")
 
     def start(self) -> None:
@@ -66,7 +69,10 @@ class SparkLauncher:
         is stuck, or that was just starting and has not heard it."""
         self._thread.join(timeout=END_SECONDS)
         if self._thread.is_alive():
-            self._context.cancelJobGroup(self._group)
+            try:
+                self._context.cancelJobGroup(self._group)
+            except SPARK_ERRORS as error:  # then they end by themselves, as Spark has
+                log.info("the workers' job could not be cancelled: %s", first_line(error))
             self._thread.join(timeout=CANCEL_SECONDS)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from millrace.api.topology import Topology
-from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE
+from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, check_engine_settings, check_topology_config
 from millrace.control.checks import check_guarantee, check_settings
 from millrace.control.events import Say, Submitted
 from millrace.control.resuming import as_scaled
@@ -30,9 +30,11 @@ from millrace.spark.engine import RunningTopology, check_code
 from millrace.spark.executors import Executors
 from millrace.spark.frame_writer import FrameWriter, frame_writers, with_schemas
 from millrace.spark.frames import resolve_frames
+from millrace.spark.free_cores import FreeCores
 from millrace.spark.launcher import ship_code
 from millrace.spark.placement import Placement
-from millrace.spark.session import LOOPBACK, make_batch_session, parse_master
+from millrace.spark.session import EXCLUDING, LOOPBACK, make_batch_session, parse_master, stop_session
+from millrace.spark.spark_gone import GONE
 from millrace.state.checkpoint import Manifest, fits
 from millrace.state.path_step import path_step
 
@@ -46,7 +48,12 @@ NEEDED = (
     ("spark.stage.maxConsecutiveAttempts", "1", "4", "a batch must be run again as a whole or not at all"),
     ("spark.speculation", "false", "false", "a task of a batch must not be run twice"),
     ("spark.python.worker.reuse", "true", "true", "state stays in Python processes from one batch to the next"),
+    *((key, "false", "false", "a batch that failed is run again on the same executors, which Spark must not exclude for that")
+      for key in EXCLUDING),
 )
+
+_engines: dict[int, MicrobatchEngine] = {}  # those that run here, by number: a session can be used by several
+_entering = threading.Lock()
 
 
 class MicrobatchEngine:
@@ -65,16 +72,23 @@ class MicrobatchEngine:
                  spark_settings: dict[str, str] | None = None) -> None:
         if slots < 1:
             raise MillraceError(f"{slots} slots were asked for: a topology needs at least 1")
+        check_engine_settings(settings or {})
         check_slots(str(spark.sparkContext.master) if spark is not None else master, slots)
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
-        self._own_session = spark is None
+        self._own_session, self.number = spark is None, -1
+        self.lost = ""  # Spark is gone: why nothing runs any more
         self._queries: dict[str, BatchQuery] = {}
         self._epoch, self._epochs = 0, threading.Lock()
         self.spark = spark or make_batch_session(master, f"millrace {name}", spark_settings)
         where = parse_master(str(self.spark.sparkContext.master))
         try:
             check_batch_settings(self.spark.sparkContext.getConf())
+            if where.kind != "local":
+                check_allocation(self.spark.sparkContext.getConf(), slots)
+            self.free_cores = FreeCores(self.spark.sparkContext, 0)
+            check_free(self.free_cores)
+            self.number = enter(self)
             host = LOOPBACK if where.on_loopback else str(self.spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK))
             self.master = Master(name, host, 0, settings, Beside())
             self.placement = Placement(self.spark.sparkContext)
@@ -82,18 +96,20 @@ class MicrobatchEngine:
                              installed=where.on_this_machine)
             self.setup = self.master.setup("" if where.on_loopback else "auto", path)
             self.master.start()
-            self.executors = Executors(self.placement, self.master)
+            self.executors = Executors(self.placement, self.master, where.on_this_machine)
             self.executors.wait_for(slots, START_SECONDS)
         except BaseException:
             self.stop()
             raise
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None, config: dict[str, Any] | None = None,
-               par: dict[str, int] | None = None, resume: bool = False,
+               par: dict[str, int] | None = None, resume: bool | None = None,
                sources: dict[str, DataFrame] | None = None) -> RunningTopology:
-        """Start a topology; `resume`: from its last committed batch, with as many tasks as it was scaled to where `par` does
-        not say otherwise; a graph has the parallelism that it has. `sources`: streaming DataFrames of its frame spouts, by
-        component, if a graph is given instead of the class that knows them."""
+        """Start a topology. `resume`: True goes on from its last committed batch, with as many tasks as it was scaled to where
+        `par` does not say otherwise (a graph has the parallelism that it has); False begins anew, and the checkpoints of an
+        earlier run go; None is refused if there are any. `sources`: streaming DataFrames of its frame spouts, by component, if
+        a graph is given instead of the class that knows them."""
+        check_topology_config(config or {})
         graph = batched(topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par))
         check_code(graph, "microbatch")
         check_settings(graph)
@@ -160,8 +176,8 @@ class MicrobatchEngine:
             return self._epoch
 
     def runs(self) -> list[str]:
-        """Of topologies that have not ended."""
-        return [query.run for query in list(self._queries.values()) if not query.over]
+        """Of topologies that have not ended; also those of other engines, which may share Python processes with this one."""
+        return [query.run for engine in list(_engines.values()) for query in list(engine._queries.values()) if not query.over]
 
     def _check_offsets(self, name: str, committed: Manifest) -> None:
         """Does Spark still know how far the sources were read? If not it would begin anew with batches that are done."""
@@ -185,16 +201,25 @@ class MicrobatchEngine:
         """End the queries after the batch that is under way, and the session if it is ours."""
         for query in self._queries.values():
             query.stop()
+        _engines.pop(self.number, None)
         if hasattr(self, "master"):
             self.master.stop()
-        if self._own_session and hasattr(self, "spark"):
-            self.spark.stop()
+        if self._own_session and hasattr(self, "spark") and not stop_session(self.spark):
+            self.lost = GONE
 
     def __enter__(self) -> MicrobatchEngine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
+
+
+def enter(engine: MicrobatchEngine) -> int:
+    """A number that no other engine here has: its tasks have Python processes of their own."""
+    with _entering:
+        number = min(set(range(len(_engines) + 1)) - _engines.keys())
+        _engines[number] = engine
+    return number
 
 
 def batched(graph: TopologyGraph) -> TopologyGraph:
@@ -226,9 +251,29 @@ def check_slots(master: str, slots: int) -> None:
                              f"local-cluster[{slots},CORES,MEGABYTES]")
 
 
+def check_free(cores: FreeCores) -> None:
+    """Batches would wait for ever, and nobody would know for what."""
+    held, free = cores.held(), cores.count()
+    if held and free < 1:
+        raise NotEnoughSlots(f"resident workers on this Spark session hold {held} of its {held + free} cores for good, and "
+                             "batches need one at least: take a session with more cores, or one for each engine")
+
+
 def check_batch_settings(conf: SparkConf) -> None:
     """A session of the user's, or settings of the user's for ours: would Spark run a part of a batch again by itself?"""
     for key, needed, default, why in NEEDED:
-        if conf.get(key, default) != needed:
+        if str(conf.get(key, default)).strip().lower() != needed:
             raise MillraceError(f"this Spark session has {key}={conf.get(key, default)}, and {why}: it must be made with "
                                 f"{key}={needed}, as Millrace does unless a setting says otherwise")
+
+
+def check_allocation(conf: SparkConf, slots: int) -> None:
+    """Executors that come when jobs wait for them: a batch is planned for executors that are there, so it waits itself."""
+    enabled = str(conf.get("spark.dynamicAllocation.enabled", "false")).strip().lower() == "true"
+    least = int(str(conf.get("spark.dynamicAllocation.minExecutors", "0")))
+    if enabled and least < slots:
+        raise MillraceError("this Spark session has spark.dynamicAllocation.enabled=true and may give back all executors but "
+                            f"{least}, for example when a topology is paused. None would come again: Spark brings them for "
+                            "jobs that wait, and no batch is begun before there are executors to plan it for. Make it with "
+                            f"spark.dynamicAllocation.minExecutors={slots} or more, as many as there are slots, or with "
+                            "spark.dynamicAllocation.enabled=false")

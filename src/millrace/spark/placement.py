@@ -7,11 +7,13 @@ for it, and taken apart again. What Python writes and reads are bytes as they ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark import RDD
+from pyspark import RDD, Broadcast
 from pyspark.core.rdd import _prepare_for_python_RDD
 from pyspark.serializers import NoOpSerializer
 
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 SEEDS_KEPT = 100
+ASIDE = 1 << 16  # bytes that Spark is sent beside what a job carries, at most
+MOST_TASKS = 1000  # of a stage, to look for those that run
 LANE = "MILLRACE_LANE"
 LOCAL_EXECUTOR = "driver"  # its id where driver and executor are one process
+Carried = bytes | Broadcast[bytes]
 Body = Callable[[int, Iterable[bytes]], Iterable[bytes]]  # (partition, what comes in) -> what goes out
 
 
@@ -71,6 +76,7 @@ class Placement:
         self._any = tags.apply(jvm.java.lang.Class.forName("java.lang.Object"))
         self._bytes = tags.apply(jvm.java.lang.Class.forName("[B"))
         self._seeds: dict[tuple[str, ...], Any] = {}
+        self._large = int(jvm.PythonUtils.getBroadcastThreshold(context._jsc)) - ASIDE
         predef = getattr(getattr(jvm.scala, "Predef$"), "MODULE$")
         self._identity = getattr(predef, "$conforms")()
 
@@ -90,16 +96,41 @@ class Placement:
         found = [listed.apply(number) for number in range(listed.size())]
         return found if self.local else [summary for summary in found if summary.id() != LOCAL_EXECUTOR]
 
+    def running(self, group: str) -> list[tuple[int, int]]:
+        """Of the group's newest job, what runs now: stages counted from the end, which is -1, and partitions."""
+        tracker, store = self._context.statusTracker(), self._scala.statusStore()
+        job = tracker.getJobInfo(max(tracker.getJobIdsForGroup(group), default=-1))
+        if job is None or job.status != "RUNNING":
+            return []
+        numbers, found = sorted(job.stageIds), []
+        active = store.activeStages()
+        for stage in (active.apply(number) for number in range(active.size())):
+            if stage.stageId() in numbers:
+                tasks = store.taskList(stage.stageId(), stage.attemptId(), MOST_TASKS)
+                found += [(numbers.index(stage.stageId()) - len(numbers), task.partitionId())
+                          for task in (tasks.apply(number) for number in range(tasks.size())) if task.status() == "RUNNING"]
+        return found
+
+    def unfinished_tasks(self, groups: str) -> int:
+        """Of the jobs that run now, in groups whose names begin so."""
+        store, found = self._scala.statusStore(), 0
+        for number in self._context.statusTracker().getActiveJobsIds():
+            job = store.job(number)
+            if job.jobGroup().isDefined() and str(job.jobGroup().get()).startswith(groups):
+                found += job.numTasks() - job.numCompletedTasks()
+        return found
+
     def seeds(self, locations: Sequence[str]) -> Any:
         """An RDD with one element for each location, which is where it likes to be. The same for the same locations, batch
         after batch."""
         key = tuple(locations)
-        if key not in self._seeds:
+        found = self._seeds.get(key)
+        if found is None:
             if len(self._seeds) >= SEEDS_KEPT:
                 self._seeds.clear()
             pairs = [self._tuple(bytearray(SEED), self._to_seq([location] if location else [])) for location in locations]
-            self._seeds[key] = self._scala.makeRDD(self._to_seq(pairs), self._bytes)
-        return self._seeds[key]
+            found = self._seeds[key] = self._scala.makeRDD(self._to_seq(pairs), self._bytes)
+        return found
 
     def arrow(self, frame: Any, most: int) -> Any:
         """A DataFrame as an RDD of Arrow batches, in at most so many partitions."""
@@ -107,6 +138,19 @@ class Placement:
         if batches.getNumPartitions() > most:
             batches = batches.coalesce(most, False, self._jvm.scala.Option.empty(), None)
         return batches
+
+    @contextmanager
+    def carried(self, data: bytes) -> Iterator[Carried]:
+        """What goes with every partition of a job. If it is large, Spark would write it to files of its own for each stage, and
+        keep them until the driver ends: here there is one, and only while the job runs."""
+        if len(data) <= self._large:
+            yield data
+            return
+        broadcast = self._context.broadcast(data)
+        try:
+            yield broadcast
+        finally:
+            broadcast.destroy()
 
     def python(self, rdd: Any, body: Body, lanes: Sequence[str] = ()) -> Any:
         """An RDD of what `body` makes of each partition, all of it bytes.
@@ -139,8 +183,18 @@ class Placement:
         return self._pairs(placed).values().flatMap(self._identity, self._bytes)
 
     def exists(self, place: str) -> bool:
+        path, files = self._file(place)
+        return bool(files.exists(path))
+
+    def delete_beside(self, place: str, names: re.Pattern[str]) -> list[str]:
+        """What is in the same directory as the place and has such a name, with all that is in it."""
+        path, files = self._file(place)
+        found = [each.getPath() for each in files.listStatus(path.getParent()) if each.getPath().getName() != path.getName()]
+        return [each.getName() for each in found if names.fullmatch(each.getName()) and files.delete(each, True)]
+
+    def _file(self, place: str) -> tuple[Any, Any]:
         path = self._jvm.org.apache.hadoop.fs.Path(place)
-        return bool(path.getFileSystem(self._scala.hadoopConfiguration()).exists(path))
+        return path, path.getFileSystem(self._scala.hadoopConfiguration())
 
     def clean(self, shuffles: Iterable[int]) -> None:
         """Their files are not needed any more. Spark by itself would wait until the JVM collects its garbage, which in a driver

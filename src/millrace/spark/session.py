@@ -17,11 +17,12 @@ import socket
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from millrace.errors import MasterUnreachable, MillraceError, NotEnoughSlots
@@ -35,6 +36,9 @@ MANY_FAILURES = 1_000_000  # Spark counts over the whole life of a task, and our
 CONNECT_SECONDS = 12.0
 HASH_SEED = "0"
 LOOPBACK = "127.0.0.1"
+# Executors on which tasks have failed get no more of them, for an hour. All that is run here is run again where it failed.
+EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled",
+             "spark.excludeOnFailure.taskAndStage.enabled")
 
 # C1 and the serial collector start fastest and use the fewest threads; the JVMs here mostly host Python. The JVM's own
 # log is off: it goes to stdout, which belongs to the user's command, and complains about a class archive that is stale.
@@ -146,8 +150,9 @@ def batch_settings(master: str, extra: Mapping[str, str] | None = None) -> tuple
         "spark.shuffle.reduceLocality.enabled": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     }
-    if parsed.on_this_machine:  # it costs more than the bytes that it saves
-        settings["spark.shuffle.compress"] = "false"
+    if parsed.on_this_machine:
+        settings["spark.shuffle.compress"] = "false"  # it costs more than the bytes that it saves
+        settings["spark.sql.shuffle.partitions"] = str(parsed.cores)  # a write function may group; 200 are for clusters
     url = f"local[{parsed.cores}]" if parsed.kind == "local" else parsed.url
     return url, settings | dict(extra or {})
 
@@ -317,7 +322,8 @@ def _refuse_second_session() -> None:
     if running is not None:
         raise MillraceError(
             f"A Spark session already runs in this process (master {running.master}, application {running.appName!r}). "
-            "Stop it first: its settings cannot be changed any more."
+            "Stop it first, since its settings cannot be changed any more; or let the engine use it: "
+            "MicrobatchEngine(spark=...) or ResidentEngine(spark=...)."
         )
 
 
@@ -334,12 +340,45 @@ def _start(master: MasterUrl, url: str, app_name: str, settings: dict[str, str])
         _start_jvm({**settings, "spark.master": url, "spark.app.name": app_name})
         with _own_interrupt_handler():
             spark = builder.getOrCreate()
+        _keep_quiet_at_the_end(spark)
         register(spark)
         return spark
     except (PySparkException, Py4JError, OSError) as error:
         if SparkContext._active_spark_context is not None:
             SparkContext._active_spark_context.stop()  # half a context would stand in the way of the next try
         raise _not_started(master, error) from error
+
+
+def _keep_quiet_at_the_end(spark: SparkSession) -> None:
+    """PySpark's server for accumulators prints a stack trace when the JVM dies, of which the engine tells in one line."""
+    server: Any = spark.sparkContext._accumulatorServer
+    server.handle_error = lambda request, address: log.info("the JVM at %s has ended", address)
+
+
+def stop_session(spark: SparkSession) -> bool:
+    """Whether Spark was there to be stopped. If its JVM is gone, what PySpark knows of it is forgotten: the next session gets
+    another one."""
+    from millrace.spark.spark_errors import SPARK_ERRORS, first_line
+    from millrace.spark.spark_gone import is_gone
+
+    gone = is_gone(spark)
+    try:
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # PySpark's own, that the JVM may be gone
+            spark.stop()
+    except SPARK_ERRORS as error:
+        log.info("Spark could not be stopped: %s", first_line(error))
+        _forget_jvm(spark)
+        return False
+    return not gone
+
+
+def _forget_jvm(spark: SparkSession) -> None:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    spark.sparkContext.stop()  # the rest of it: the JVM is not asked any more
+    SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 def _not_started(master: MasterUrl, error: Exception) -> MillraceError:

@@ -23,12 +23,14 @@ from millrace.master.desk import ask, cluster_of, running_clusters
 from millrace.runtime.checkpoint_store import CheckpointStore, open_store, shown_place
 from millrace.runtime.checkpoints import Checkpoints
 from millrace.spark.columns import record_batch
+from millrace.spark.source_options import check_options
 from millrace.state.checkpoint import Manifest, PieceRef, manifest_names
 from millrace.state.task_state import stored_entries
 
 COLUMNS = "key_group int, task int, key string, value string"
 NUMBERS, NAMES = ("key_group", "task"), ("key_group", "task", "key", "value")
 PARTITIONS = 16
+OPTIONS = ("topology", "component", "state", "store", "cluster")
 # What is no more than this is read while it is planned, and carried in the partitions: no wave can sweep it away meanwhile, and
 # what does not fit is said at once. An executor's error may be long in coming: Millrace's sessions try a task again for ever.
 CARRIED_BYTES = 32 << 20
@@ -47,6 +49,7 @@ class StateOptions:
 
     @classmethod
     def of(cls, options: MutableMapping[str, str]) -> StateOptions:
+        check_options("millrace-state", options, OPTIONS)
         for name in ("topology", "component"):
             if not options.get(name):
                 raise MillraceError(f"format(\"millrace-state\") needs .option(\"{name}\", ...)")

@@ -5,7 +5,10 @@ Spark runs `latestOffset`, `partitions` and `commit` in one Python process besid
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +18,11 @@ from pyspark.sql.types import StructType
 
 from millrace.errors import MillraceError
 from millrace.master.desk import ask, cluster_of
-from millrace.runtime.tap_link import Silence, TapLinks, as_place
+from millrace.runtime.tap_link import HasAnotherReader, Silence, TapLinks, as_place
 from millrace.runtime.tap_messages import TapPlace
 from millrace.runtime.tap_reader import (
     Offset,
+    RowsGone,
     TapAddress,
     TapRange,
     first_offset,
@@ -30,8 +34,10 @@ from millrace.runtime.tap_reader import (
 )
 from millrace.runtime.transport import Keys
 from millrace.spark.columns import inferred_schema, record_batch
+from millrace.spark.source_options import check_options
 
 SAMPLE_ROWS = 100
+OPTIONS = ("topology", "stream", "cluster")
 
 
 class TapOptions:
@@ -39,6 +45,7 @@ class TapOptions:
     named is looked for once: others may come and go while a query runs."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
+        check_options("millrace", options, OPTIONS)
         self.cluster = options.get("cluster")
         for name in ("topology", "stream"):
             if not options.get(name):
@@ -111,7 +118,9 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: TapOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
+        self._reader = f"{time.time_ns():020}-{uuid.uuid4().hex}"  # a tap has one, the one that began last
         self._links: TapLinks | None = None
+        self._places: dict[int, TapPlace] = {}
         self._target: Offset | None = None
         self._checked = False  # that the first rows fit the schema
 
@@ -134,10 +143,10 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         address, places, fields = self._options.find()
         indexes = self._indexes(fields)
         if taken := taken_by_another(wanted, self._look({})):
-            raise MillraceError(f"{taken} of {self._options.label} were committed by another reader. A tap has one: give each "
-                                "query a Tap of its own, and do not start two from copies of one checkpoint")
+            raise RowsGone(taken, self._options.label)
         if wanted and not self._checked:
             self._check_types(address, places, indexes)
+        address = replace(address, reader=self._reader)
         return [TapPartition(address, each, indexes) for each in wanted]
 
     def _check_types(self, address: TapAddress, places: dict[int, TapPlace], indexes: list[int]) -> None:
@@ -157,11 +166,15 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._links = None
 
     def _look(self, committed: Offset) -> dict[int, Any]:
-        address, places, fields = self._options.find()
+        address, self._places, fields = self._options.find()
         self._indexes(fields)
         if self._links is None:
             self._links = TapLinks(address.keys)
-        return look_at(self._links, places, committed)
+        try:
+            return look_at(self._links, self._places, committed, self._reader)
+        except HasAnotherReader as error:
+            raise MillraceError(f"{self._options.label} cannot be read: {error}. A tap has one: give each query a Tap of "
+                                "its own, or stop the other") from None
 
     def _indexes(self, fields: list[str]) -> list[int]:
         """Which field each column is: by name."""

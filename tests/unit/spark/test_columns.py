@@ -28,10 +28,18 @@ def test_values_come_back(kind: DataType, values: list[Any]) -> None:
     (LongType(), [1, "two"], r"t: column 'column' is declared bigint, and 'two' \(str\) does not fit"),
     (LongType(), [2**63], r"9223372036854775808 \(int\) does not fit"),
     (StringType(), ["a", 1], r"declared string, and 1 \(int\)"),
+    (TimestampType(), [0, 2**62], r"declared timestamp, and 4611686018427387904 \(int\) does not fit: .* beyond the years"),
 ])
 def test_the_first_value_that_does_not_fit_is_named(kind: DataType, values: list[Any], said: str) -> None:
     with pytest.raises(MillraceError, match=said):
         record_batch([values], one(kind), "t")
+
+
+def test_a_column_that_must_have_a_value() -> None:
+    schema = StructType([StructField("column", LongType(), nullable=False)])
+    assert record_batch([[1, 2]], schema, "t").num_rows == 2
+    with pytest.raises(MillraceError, match=r"declared bigint, and None .* does not fit: column is declared not null"):
+        record_batch([[1, None]], schema, "t")
 
 
 def test_types_are_found_in_the_rows() -> None:

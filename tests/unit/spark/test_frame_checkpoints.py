@@ -13,20 +13,35 @@ from millrace.runtime.directory_store import DirectoryStore
 from millrace.spark.frame_checkpoints import Runs, claim_checkpoint, given_checkpoint, new_run
 
 
-def begin(runs: Runs, run: str) -> Path:
-    """Spark begins to keep its positions there."""
+def begin(runs: Runs, run: str, batches: int = 1) -> Path:
+    """Spark begins to keep its positions there; it has read so many micro-batches."""
     place = runs.place(run)
     (place / "offsets").mkdir(parents=True)
+    for batch in range(batches):
+        (place / "offsets" / str(batch)).write_text("v1")
+        (place / "offsets" / f".{batch}.crc").write_bytes(b"")
     return place
 
 
 def test_the_last_run_is_known_and_the_one_before_it_is_kept(tmp_path: Path) -> None:
     runs = Runs(str(tmp_path), "words", "lines")
-    assert runs.last() == ""
-    places = [begin(runs, run) for run in ("9", "10", "11")]
-    assert runs.last() == "11"
+    assert runs.last() is None
+    places = [begin(runs, run, batches=11) for run in ("9", "10", "11")]
+    last = runs.last()
+    assert last is not None and (last.run, last.batch, last.place) == ("11", 10, places[2])
+    assert last.at == (places[2] / "offsets" / "10").stat().st_mtime
     runs.forget_others("11")
     assert [place.exists() for place in places] == [False, True, True]
+
+
+def test_a_run_that_has_read_nothing_is_not_the_last(tmp_path: Path) -> None:
+    runs = Runs(str(tmp_path), "words", "lines")
+    begin(runs, "1", batches=0)
+    assert runs.last() is None
+    begin(runs, "2")
+    begin(runs, "3", batches=0)
+    last = runs.last()
+    assert last is not None and last.run == "2"
 
 
 def test_one_that_is_resumed_is_kept_whatever_came_after_it(tmp_path: Path) -> None:
