@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from millrace.cli.figures import UNKNOWN, count, milliseconds, number_of, share
+from millrace.cli.listing import Column, Hanging, Listing
 from millrace.cli.options import pairs
 from millrace.errors import MillraceError
 from millrace.model.situation import Situation
@@ -71,16 +72,12 @@ def _of_file(path: str, schedulers: dict[str, Scheduler], console: Console) -> d
     rows = {name: details(each) for name, each in found.items()}
     running = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
     before = running.figures(running.current)
-    table = Table(title=f"{path}: {running.count} tasks on {running.nodes} nodes; {before.inter_node:,.0f} tuples/s between "
-                        f"nodes now, {'least unknown' if optimum is None else f'{optimum:,.0f} at least'}",
-                  title_justify="left")
-    _columns(table, "scheduler", "between nodes/s", "between workers/s", "nodes", "largest load", "moved", "ms", "ratio", "")
+    console.print(_file_listing(f"{path}: {number_of(running.count, 'task')} on {number_of(running.nodes, 'node')}", rows))
+    console.print(Hanging(f"{count(before.inter_node)} tuples/s between nodes now; the least there can be is "
+                          + ("not known" if optimum is None else f"{count(optimum)}, to which the ratio is")))
     for name, row in rows.items():
-        table.add_row(name, _show(row["inter_node"], ",.0f"), _show(row["inter_process"], ",.0f"),
-                      _show(row["nodes_used"], "d"), _show(row["largest_load"], ".0%"), _show(row["moved"], "d"),
-                      f"{row['plan_ms']:,.1f}", _show(row["ratio"], ".3f"),
-                      row["error"] or ("overloaded" if row["overloaded"] else ""))
-    console.print(table)
+        if row["error"] or row["overloaded"]:
+            console.print(Hanging(row["error"] or "gives a node more than its CPU", f"{name}: ", "yellow"))
     return {"file": path, "tasks": running.count, "nodes": running.nodes, "inter_node": before.inter_node,
             "inter_process": before.inter_process, "optimum": optimum, "schedulers": rows}
 
@@ -98,7 +95,11 @@ def _of_random(count: int, seed: int, schedulers: dict[str, Scheduler], console:
     rows = {name: summary(found, common) for name, found in outcomes.items()}
     result = {"instances": count, "seed": seed, "zero_optimum": zero, "unknown_optimum": unknown, "common": len(common),
               "schedulers": rows}
-    console.print(_random_table(result))
+    console.print(_random_listing(result))
+    console.print(_random_legend(result))
+    for name, row in rows.items():
+        if row["failed"]:
+            console.print(Hanging(f"failed {row['failed']:,} times, first with: {row['error']}", f"{name}: ", "yellow"))
     return result
 
 
@@ -111,25 +112,42 @@ def _situations(count: int, seed: int) -> Iterator[Situation]:
             yield random_situation(rng)
 
 
-def _random_table(result: dict[str, Any]) -> Table:
-    table = Table(title=f"{result['instances']:,} random situations (seed {result['seed']}); traffic between nodes over the "
-                        f"least there can be, where that is not 0 (it is in {result['zero_optimum']:,}; in "
-                        f"{result['unknown_optimum']:,} it is not known); every scheduler has a ratio in {result['common']:,}",
-                  title_justify="left")
-    _columns(table, "scheduler", "mean ratio", "worst", "over", "common", "0 solved", "overloads", "moved", "ms")
-    for name, row in result["schedulers"].items():
-        table.add_row(name + (f" ({row['failed']} failed)" if row["failed"] else ""), _show(row["mean_ratio"], ".3f"),
-                      _show(row["worst_ratio"], ".2f"), f"{row['compared']:,}", _show(row["common_ratio"], ".3f"),
-                      f"{row['zero_solved']:,}", f"{row['overloaded']:,}", _show(row["moved"], ".1f"),
-                      _show(row["plan_ms"], ",.1f"))
-    return table
+def _file_listing(title: str, schedulers: dict[str, Any]) -> Listing:
+    rows = schedulers.values()
+    return Listing(
+        title,
+        Column("scheduler", list(schedulers), figures=False),
+        Column("between\nnodes/s", [count(row["inter_node"]) for row in rows]),
+        Column("between\nworkers/s", [count(row["inter_process"]) for row in rows]),
+        Column("nodes\nused", [_show(row["nodes_used"], "d") for row in rows]),
+        Column("largest\nload", [share(row["largest_load"]) for row in rows]),
+        Column("moved", [_show(row["moved"], "d") for row in rows]),
+        Column("ms", [milliseconds(row["plan_ms"]) for row in rows]),
+        Column("ratio", [_show(row["ratio"], ".3f") for row in rows]))
 
 
-def _columns(table: Table, first: str, *others: str) -> None:
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right")
+def _random_listing(result: dict[str, Any]) -> Listing:
+    schedulers = result["schedulers"]
+    rows = schedulers.values()
+    return Listing(
+        f"{result['instances']:,} random situations (seed {result['seed']})",
+        Column("scheduler", list(schedulers), figures=False),
+        Column("mean\nratio", [_show(row["mean_ratio"], ".3f") for row in rows]),
+        Column("worst", [_show(row["worst_ratio"], ".2f") for row in rows]),
+        Column("cases", [count(row["compared"]) for row in rows]),
+        Column("common", [_show(row["common_ratio"], ".3f") for row in rows]),
+        Column("zeros", [count(row["zero_solved"]) for row in rows]),
+        Column("over-\nload", [count(row["overloaded"]) for row in rows]),
+        Column("moved", [_show(row["moved"], ".1f") for row in rows]),
+        Column("ms", [milliseconds(row["plan_ms"]) for row in rows]))
+
+
+def _random_legend(result: dict[str, Any]) -> Hanging:
+    unknown = f"; it is not known in {result['unknown_optimum']:,}" if result["unknown_optimum"] else ""
+    return Hanging("ratio: traffic between nodes over the least there can be, in the cases in which that is not 0 and no node "
+                   f"is overloaded; common: its mean over the {result['common']:,} in which every scheduler has one; zeros: "
+                   f"found where the least is 0, as in {result['zero_optimum']:,} situations{unknown}")
 
 
 def _show(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    return UNKNOWN if value is None else format(value, form)

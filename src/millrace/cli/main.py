@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.cli.options import ClusterName, Json, json_or_text, pairs
+from millrace.cli.options import ClusterName, Json, OneTopology, Pairs, TopologyName, going_on, json_or_text, pairs
 from millrace.cli.scheduler import app as scheduler_app
 from millrace.errors import MillraceError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
                   help="Storm-style stream topologies on Spark, managed while they run.")
-bench_app = typer.Typer(no_args_is_help=True, help="Measure Millrace, against other engines where there are any.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure Millrace, and other engines beside it.")
 app.add_typer(bench_app, name="bench")
 app.add_typer(scheduler_app, name="scheduler")
 
@@ -34,7 +34,10 @@ def demo(seconds: Annotated[float, typer.Option(help="How long the stream runs."
          rate: Annotated[float, typer.Option(help="Lines a second; each has ten words.", min=1)] = 5000,
          workers: Annotated[int, typer.Option(help="Workers on the embedded Spark.", min=2)] = 3,
          as_json: Json = False) -> None:
-    """Word Count on an embedded Spark: a worker is killed on the way, and nothing is lost."""
+    """Word Count on an embedded Spark; a worker is killed on the way.
+
+    What went in is held against what came out: nothing may be lost.
+    """
     from millrace.cli.demo import run_demo
 
     result = run_demo(seconds, rate, workers, live=not as_json)
@@ -45,65 +48,84 @@ def demo(seconds: Annotated[float, typer.Option(help="How long the stream runs."
 
 
 @app.command()
-def run(topology: Annotated[str, typer.Argument(help="module:Topology, for example millrace.workloads.wordcount:WordCount")],
-        master: Annotated[str, typer.Option(help="Spark master: local[N], spark://HOST:PORT, yarn, ...")] = "local[*]",
-        slots: Annotated[int | None, typer.Option(help="Workers to start, one core of the cluster each (2); with --engine "
-                                                       "microbatch, executors to wait for (1).", min=1)] = None,
-        name: Annotated[str | None, typer.Option(help="Name of the topology; its class name if not given.")] = None,
-        par: Annotated[list[str] | None, typer.Option(help="COMPONENT=N, may be repeated.")] = None,
-        config: Annotated[list[str] | None, typer.Option(help="KEY=VALUE (JSON or text), may be repeated.")] = None,
-        seconds: Annotated[float, typer.Option(help="Stop after so long; 0 runs until Ctrl-C.", min=0)] = 0,
-        cluster: Annotated[str | None, typer.Option(help="Name under which status and kill find it.")] = None,
-        bind: Annotated[str | None, typer.Option(help="Address of this host that the workers can reach.")] = None,
-        port: Annotated[int, typer.Option(help="Port for the workers; 0 for any free one.", min=0, max=65535)] = 0,
-        one_worker_per_node: Annotated[bool, typer.Option(help="At most one worker of the topology on each node.")] = False,
-        setting: Annotated[list[str] | None, typer.Option("--set", help="Engine setting KEY=VALUE, may be repeated.")] = None,
-        conf: Annotated[list[str] | None, typer.Option(help="Spark setting KEY=VALUE, may be repeated.")] = None,
-        scheduler: Annotated[str | None, typer.Option(help="Scheduler that re-plans while it runs; `scheduler list`.")] = None,
-        scheduler_set: Annotated[list[str] | None, typer.Option(help="Parameter of it, KEY=VALUE, may be repeated.")] = None,
-        resume: Annotated[bool, typer.Option(help="Go on from the last committed wave of the topology of this name.")] = False,
-        engine: Annotated[str, typer.Option(help="resident: long-lived workers, milliseconds. microbatch: a Spark job for each "
-                                                 "batch, throughput.")] = "resident",
+def run(topology: Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="For example examples.first:WordCount; the "
+                                                "module may be in the current directory.")],
+        engine: Annotated[str, typer.Option(metavar="NAME", help="resident: long-lived workers, milliseconds. microbatch: a "
+                                                                 "Spark job for each batch, throughput.")] = "resident",
+        master: Annotated[str, typer.Option(metavar="URL", help="Spark master: local[N], spark://HOST:PORT, yarn, "
+                                                                "...")] = "local[*]",
+        slots: Annotated[int | None, typer.Option(metavar="N", min=1, help="Workers to start, one core of the cluster each "
+                                                  "(2); with --engine microbatch, executors to wait for (1).")] = None,
+        name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the topology; made from its class's name if not "
+                                                                      "given.")] = None,
+        par: Annotated[Pairs, typer.Option(metavar="COMPONENT=N", help="Tasks of a component; may be repeated.")] = None,
+        config: Annotated[Pairs, typer.Option(metavar="KEY=VALUE", help="Setting of the topology and its components, JSON or "
+                                                                        "text; may be repeated.")] = None,
+        seconds: Annotated[float, typer.Option(metavar="S", help="Stop after so long; 0 runs until Ctrl-C.", min=0)] = 0,
+        resume: Annotated[bool, typer.Option("--resume", help="Go on from the last committed wave or batch of the topology of "
+                                                              "this name.")] = False,
+        fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, and delete what earlier runs of it have left. "
+                                                            "Without --resume or --fresh, a run that finds such is "
+                                                            "refused.")] = False,
+        cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Name under which the other verbs find it.")] = None,
+        scheduler: Annotated[str | None, typer.Option(metavar="NAME", help="Scheduler that re-plans while it runs; `millrace "
+                                                                           "scheduler list` has them.")] = None,
+        scheduler_set: Annotated[Pairs, typer.Option(metavar="KEY=VALUE", help="Parameter of it; may be repeated.")] = None,
+        bind: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of this host, as the workers reach it.")] = None,
+        port: Annotated[int, typer.Option(metavar="N", help="Port for the workers; 0 for any free one.", min=0, max=65535)] = 0,
+        one_worker_per_node: Annotated[bool, typer.Option("--one-worker-per-node", help="At most one worker of the topology on "
+                                                                                        "each node.")] = False,
+        setting: Annotated[Pairs, typer.Option("--set", metavar="KEY=VALUE", help="Setting of the engine, as in "
+                                                                                  "docs/settings.md; may be repeated.")] = None,
+        conf: Annotated[Pairs, typer.Option(metavar="KEY=VALUE", help="Setting of Spark; may be repeated.")] = None,
         as_json: Json = False) -> None:
-    """Run a topology on Spark until Ctrl-C, `millrace kill` or --seconds."""
+    """Run a topology on Spark, until Ctrl-C or `millrace kill`.
+
+    It is shown while it runs; status, plan, load, state, move and scale work from another terminal.
+    """
     from millrace.cli.running import RunOptions, run_topology
 
     options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), pairs("--config", config), seconds,
                          cluster, bind, port, one_worker_per_node, pairs("--conf", conf, raw=True), pairs("--set", setting),
-                         scheduler, pairs("--scheduler-set", scheduler_set), resume, engine)
+                         scheduler, pairs("--scheduler-set", scheduler_set), going_on(resume, fresh), engine)
     result = run_topology(options, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
 
 
 @app.command()
-def status(cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Show workers, topologies, rates, latencies and the last errors of a running cluster."""
+def status(topology: OneTopology = None, cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Show topologies, rates, latencies, workers and the last errors.
+
+    Made for 80 columns; a wider terminal shows more of them, and --json has everything.
+    """
+    from millrace.cli.dashboard import print_status
+    from millrace.cli.show import of_topology
     from millrace.master.desk import ask
 
-    found = ask(cluster, "status")
-    if as_json:
-        typer.echo(json.dumps(found))
-    else:
-        from millrace.cli.show import print_status
-
-        print_status(found)
+    found = of_topology(ask(cluster, "status"), topology)
+    typer.echo(json.dumps(found)) if as_json else print_status(found)
 
 
 @app.command()
-def kill(topology: Annotated[str, typer.Argument(help="Name of the topology, as `status` shows it.")],
-         wait: Annotated[float, typer.Option(help="Seconds that what is in flight is given to finish.", min=0)] = 10,
+def kill(topology: TopologyName,
+         wait: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds that what is in flight is given to "
+                                                                      "finish.")] = 10,
          cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Stop a topology: its spouts first, then what is in flight, then its tasks."""
-    _ask(cluster, "kill", topology, f"{topology} is stopping", as_json, wait=wait)
+    """Stop a topology: spouts first, then what is in flight."""
+    _ask(cluster, "kill", topology, f"{topology} is stopping; what is in flight has {wait:g} s to finish", as_json, wait=wait)
 
 
 @app.command()
-def move(task: Annotated[str, typer.Argument(help="A task, for example count[3].")],
-         worker: Annotated[int, typer.Argument(help="Number of the worker, as `status` shows it.")],
-         topology: Annotated[str | None, typer.Option(help="Its topology; needed only if several have such a task.")] = None,
+def move(task: Annotated[str, typer.Argument(metavar="TASK", help="Such as 'count[3]', in quotes; `millrace plan` has them.")],
+         worker: Annotated[int, typer.Argument(metavar="WORKER", help="Its number, as `millrace plan` shows it.")],
+         topology: Annotated[str | None, typer.Option(metavar="NAME", help="Its topology; needed only if several have such a "
+                                                                           "task.")] = None,
          cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Move one running task to another worker; nothing else is touched, and no tuple is lost."""
+    """Move one running task to another worker; nothing is lost.
+
+    For example: millrace move 'count[1]' 3
+    """
     from millrace.cli.show import print_move
     from millrace.master.desk import ask
 
@@ -112,10 +134,14 @@ def move(task: Annotated[str, typer.Argument(help="A task, for example count[3].
 
 
 @app.command()
-def scale(tasks: Annotated[list[str], typer.Argument(help="COMPONENT=N: so many tasks of the bolt, for example count=8.")],
-          topology: Annotated[str | None, typer.Option(help="Its name; needed only if several have such components.")] = None,
+def scale(tasks: Annotated[list[str], typer.Argument(metavar="COMPONENT=N", help="So many tasks of the bolt.")],
+          topology: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; needed only if several have such "
+                                                                            "components.")] = None,
           cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Change how many tasks bolts have, from the next batch on; for topologies that run with --engine microbatch."""
+    """Change how many tasks bolts have (--engine microbatch).
+
+    From the next batch on, without a restart. For example: millrace scale count=8 split=4
+    """
     from millrace.cli.show import print_scale
     from millrace.master.desk import ask
 
@@ -124,23 +150,28 @@ def scale(tasks: Annotated[list[str], typer.Argument(help="COMPONENT=N: so many 
 
 
 @app.command()
-def plan(cluster: ClusterName = None, as_json: Json = False) -> None:
+def plan(topology: OneTopology = None, cluster: ClusterName = None, as_json: Json = False) -> None:
     """Show where every task is, and who owns which key groups."""
-    from millrace.cli.show import print_plan
+    from millrace.cli.show import of_topology, print_plan
     from millrace.master.desk import ask
 
-    found = ask(cluster, "plan")
+    found = of_topology(ask(cluster, "plan"), topology)
     typer.echo(json.dumps(found)) if as_json else print_plan(found)
 
 
 @app.command()
-def state(topology: Annotated[str | None, typer.Argument(help="Its name; all of them if not given.")] = None,
+def state(topology: OneTopology = None,
           query: Annotated[tuple[str, str] | None, typer.Option(
-              help="COMPONENT KEY: show what the component has under the key (JSON or text) now.")] = None,
-          name: Annotated[str | None, typer.Option(help="With --query: which of the bolt's states, if it has several.")] = None,
-          groups: Annotated[bool, typer.Option(help="Show every key group.")] = False,
+              metavar="COMPONENT KEY", help="Show what the component has under the key now. A key that is JSON is read as "
+                                            "such: 5 is a number, '\"5\"' a text, '[\"a\", 5]' a key of two fields.")] = None,
+          name: Annotated[str | None, typer.Option(metavar="STATE", help="With --query: which of the bolt's states, if it has "
+                                                                         "several.")] = None,
+          groups: Annotated[bool, typer.Option("--groups", help="Show every key group.")] = False,
           cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Show what state is kept: waves, key groups, sizes, versions, and who has fragments of it."""
+    """Show what state is kept: waves, sizes, who has fragments of it.
+
+    For example: millrace state --query count wat
+    """
     from millrace.cli.show import print_state, print_value
     from millrace.master.desk import ask
 
@@ -153,11 +184,15 @@ def state(topology: Annotated[str | None, typer.Argument(help="Its name; all of 
 
 
 @app.command()
-def load(topology: Annotated[str | None, typer.Argument(help="Its name; all of them if not given.")] = None,
-         save: Annotated[str | None, typer.Option(help="Write graphs, cluster, loads and plans to this file, for "
-                                                       "`millrace scheduler compare --load`.")] = None,
+def load(topology: OneTopology = None,
+         tasks: Annotated[bool, typer.Option("--tasks", help="Show every task, and the busiest pairs of tasks.")] = False,
+         save: Annotated[str | None, typer.Option(metavar="FILE", help="Write graphs, cluster, loads and plans to this file, "
+                                                                       "for `millrace scheduler compare --load`.")] = None,
          cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Show what was measured: rates, CPU, memory and queues of components, workers and nodes."""
+    """Show what was measured: rates, CPU, memory and queues.
+
+    λ: tuples a second that arrive. μ: tuples a second that one task gets through while it is busy.
+    """
     from millrace.cli.show import print_load
     from millrace.master.desk import ask
     from millrace.model.situation import Situation
@@ -165,26 +200,29 @@ def load(topology: Annotated[str | None, typer.Argument(help="Its name; all of t
     found = ask(cluster, "load", topology=topology)
     if save:
         Situation.from_json(ask(cluster, "situation")).save(save)
-    typer.echo(json.dumps(found)) if as_json else print_load(found)
+    typer.echo(json.dumps(found)) if as_json else print_load(found, tasks)
     if save and not as_json:
         typer.echo(f"saved to {save}")
 
 
 @app.command()
-def pause(topology: str, cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Stop a topology's spouts; what is in flight is still processed."""
-    _ask(cluster, "pause", topology, f"{topology} is paused", as_json)
+def pause(topology: TopologyName, cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Stop a topology's spouts; what is in flight is processed."""
+    _ask(cluster, "pause", topology, f"{topology} is paused; `millrace resume {topology}` lets it go on", as_json)
 
 
 @app.command()
-def resume(topology: str, cluster: ClusterName = None, as_json: Json = False) -> None:
+def resume(topology: TopologyName, cluster: ClusterName = None, as_json: Json = False) -> None:
     """Let a paused topology's spouts go on."""
     _ask(cluster, "resume", topology, f"{topology} goes on", as_json)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def test(context: typer.Context) -> None:
-    """Run the test suite and the linters. Arguments after `--` go to pytest."""
+    """Run linters and tests; arguments after `--` go to pytest.
+
+    Slow tests are left out. Run them by themselves: test -- -m slow
+    """
     from millrace.cli.testing import run_tests
 
     raise typer.Exit(run_tests(context.args))
@@ -194,7 +232,10 @@ def test(context: typer.Context) -> None:
 def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each of Millrace's own measurements.", min=1)] = 8,
                     rivals: Annotated[bool, typer.Option(help="Measure the other engines too.")] = True,
                     as_json: Json = False) -> None:
-    """Words a second and latency of Word Count on two cores, beside other engines on the same input."""
+    """Word Count on two cores, beside other engines.
+
+    Words a second and latency, all on the same input.
+    """
     from millrace.bench.wordcount import run_bench
 
     result = run_bench(seconds, rivals, live=not as_json)
@@ -204,7 +245,7 @@ def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each 
 
 @bench_app.command("memory")
 def bench_memory(minutes: Annotated[float, typer.Option(help="How long.", min=0.1)] = 10, as_json: Json = False) -> None:
-    """Memory of the workers while a bolt is slower than its spout: it must stay flat."""
+    """Memory while a bolt is slower than its spout: must stay flat."""
     from millrace.bench.memory import run_memory
 
     result = run_memory(minutes, live=not as_json)
@@ -214,7 +255,7 @@ def bench_memory(minutes: Annotated[float, typer.Option(help="How long.", min=0.
 
 @bench_app.command("scheduler")
 def bench_scheduler(as_json: Json = False) -> None:
-    """Seconds that each scheduler takes to plan topologies of growing size."""
+    """Seconds that schedulers take for topologies of growing size."""
     from millrace.bench.scheduler import run_scheduler_bench
 
     result = run_scheduler_bench(live=not as_json)
@@ -224,7 +265,10 @@ def bench_scheduler(as_json: Json = False) -> None:
 
 @bench_app.command("state")
 def bench_state(quick: Annotated[bool, typer.Option(help="Small sizes only.")] = False, as_json: Json = False) -> None:
-    """Erasure coding, restoring state from fragments, Redis and a directory, and what waves cost."""
+    """Erasure coding, restoring state, and what waves cost.
+
+    State is restored from fragments, from Redis and from a directory.
+    """
     from millrace.bench.state import run_state_bench
 
     result = run_state_bench(live=not as_json, quick=quick)
@@ -235,9 +279,10 @@ def bench_state(quick: Annotated[bool, typer.Option(help="Small sizes only.")] =
 @bench_app.command("faults")
 def bench_faults(minutes: Annotated[float, typer.Option(help="How long.", min=0.1)] = 5,
                  seed: Annotated[int, typer.Option(help="Of the plan of faults.")] = 1,
-                 guarantee: Annotated[str, typer.Option(help="exactly-once or at-least-once.")] = "exactly-once",
+                 guarantee: Annotated[str, typer.Option(metavar="NAME", help="exactly-once or "
+                                                                             "at-least-once.")] = "exactly-once",
                  as_json: Json = False) -> None:
-    """Keep breaking what a word count runs on, and compare what comes out with the truth."""
+    """Keep breaking what a word count runs on; is the output right?"""
     from millrace.bench.faults import broken_promise, run_faults
 
     result = run_faults(minutes, seed, guarantee, live=not as_json)
@@ -249,9 +294,13 @@ def bench_faults(minutes: Annotated[float, typer.Option(help="How long.", min=0.
 
 @bench_app.command("engines")
 def bench_engines(quick: Annotated[bool, typer.Option(help="Small sizes: that it runs, not how fast.")] = False,
-                  only: Annotated[list[str] | None, typer.Option(help="words, rescale or skew. Unset: all.")] = None,
+                  only: Annotated[list[str] | None, typer.Option(metavar="PART", help="words, rescale or skew; may be "
+                                                                                       "repeated. Unset: all.")] = None,
                   as_json: Json = False) -> None:
-    """Word Count on both engines and on Structured Streaming; rescaling and skewed keys on the microbatch engine."""
+    """Word Count on both engines and on Structured Streaming.
+
+    Then rescaling and skewed keys on the microbatch engine.
+    """
     from millrace.bench.engines import PARTS, run_engines
 
     result = run_engines(live=not as_json, quick=quick, parts=only or PARTS)
@@ -263,7 +312,10 @@ def bench_engines(quick: Annotated[bool, typer.Option(help="Small sizes: that it
 def bench_replanning(seconds: Annotated[float, typer.Option(help="Length of each part.", min=3)] = 10,
                      rate: Annotated[float, typer.Option(help="Lines a second; each has ten words.", min=1)] = 800,
                      as_json: Json = False) -> None:
-    """Traffic between nodes of a live Word Count under OTD and other schedulers, swapped while it runs."""
+    """Traffic between nodes under schedulers swapped while it runs.
+
+    OTD and others, on a live Word Count.
+    """
     from millrace.bench.replanning import run_replanning
 
     result = run_replanning(seconds, rate, live=not as_json)

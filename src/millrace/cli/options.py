@@ -10,7 +10,11 @@ import typer
 from millrace.errors import MillraceError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end and nothing else on stdout.")]
-ClusterName = Annotated[str | None, typer.Option("--cluster", help="Name of the cluster; needed only if several run.")]
+ClusterName = Annotated[str | None, typer.Option("--cluster", metavar="NAME",
+                                                 help="Name of the cluster; needed only if several run.")]
+TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="Its name, as `millrace status` shows it.")]
+Pairs = list[str] | None
+OneTopology = Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="Its name; all of them if not given.")]
 
 
 def pairs(option: str, given: list[str] | None, whole: bool = False, raw: bool = False) -> dict[str, Any]:
@@ -26,6 +30,14 @@ def pairs(option: str, given: list[str] | None, whole: bool = False, raw: bool =
         if whole and type(found[key]) is not int:  # `true` is an int for isinstance
             raise MillraceError(f"{option} {item!r}: the value must be a whole number")
     return found
+
+
+def going_on(resume: bool, fresh: bool) -> bool | None:
+    """What --resume and --fresh say of an earlier run; None: nothing."""
+    if resume and fresh:
+        raise MillraceError("--resume and --fresh: one goes on from what an earlier run has left, the other deletes it. Give "
+                            "the one that you mean")
+    return resume if resume or fresh else None
 
 
 def json_or_text(given: str) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 
 from millrace.api.topology import Topology
-from millrace.cli.show import dashboard
-from millrace.config import SETTINGS
+from millrace.cli.dashboard import dashboard
+from millrace.config import check_engine_settings, check_topology_config
 from millrace.control.checks import check_settings
 from millrace.errors import MillraceError, NotTheAuthor, TopologyError
 from millrace.master.scheduling import OFF
@@ -28,6 +30,7 @@ RESIDENT, MICROBATCH = "resident", "microbatch"
 DEFAULT_SLOTS = {RESIDENT: 2, MICROBATCH: 1}
 IN_FLIGHT_SECONDS = {RESIDENT: 5.0, MICROBATCH: 60.0}  # that what is under way is given at the end: there, a whole batch
 REFRESH_SECONDS = 0.5
+RATE_SECONDS = 5.0
 LAST_WAVE_SECONDS = 90.0  # what is in flight is given five seconds; a slow store may need longer to commit it
 
 
@@ -48,7 +51,7 @@ class RunOptions:
     settings: dict[str, Any]
     scheduler: str | None
     scheduler_parameters: dict[str, Any]
-    resume: bool
+    resume: bool | None  # None: refused if an earlier run has left anything
     engine: str = RESIDENT
 
 
@@ -62,36 +65,26 @@ def load_topology(name: str) -> type[Topology]:
     return found
 
 
-def engine_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """What --set gave, checked: each is one of the engine's settings and has a value it can have."""
-    known = {setting.key: setting for setting in SETTINGS if not setting.key.startswith("topology.")}
-    for key in given:
-        if key not in known:
-            raise MillraceError(f"--set {key}: not a setting of the engine; those are {', '.join(known)}. "
-                                "Settings of a topology are given with --config.")
-        known[key].of(given)
-    return given
-
-
 class Rates:
-    """Tuples a second of each component, over the last few seconds."""
+    """Tuples a second of each component, over the last few seconds: long enough for some batches to end in them."""
 
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[float, float]] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[tuple[str, str], deque[tuple[float, int]]] = {}
 
     def of(self, status: dict[str, Any]) -> dict[str, dict[str, float]]:
-        now = time.monotonic()
-        found: dict[str, dict[str, float]] = {}
-        for topology in status["topologies"]:
-            rates = found[topology["name"]] = {}
-            for row in topology["components"]:
-                key = f"{topology['name']}/{row['name']}"
-                work = row["emitted"] if row["kind"] == "spout" else row["executed"]
-                then, had = self._last.get(key, (now, work))
-                if now - then >= 1.0 or key not in self._last:
-                    self._last[key] = (now, work)
-                rates[row["name"]] = (work - had) / (now - then) if now > then else 0.0
-        return found
+        now = self._clock()
+        return {topology["name"]: {row["name"]: self._rate((topology["name"], row["name"]), now,
+                                                           row["emitted"] if row["kind"] == "spout" else row["executed"])
+                                   for row in topology["components"]} for topology in status["topologies"]}
+
+    def _rate(self, key: tuple[str, str], now: float, work: int) -> float:
+        seen = self._seen.setdefault(key, deque())
+        seen.append((now, work))
+        while len(seen) > 2 and now - seen[1][0] >= RATE_SECONDS:
+            seen.popleft()
+        then, had = seen[0]
+        return (work - had) / (now - then) if now > then else 0.0
 
 
 def show_live(engine: ResidentEngine | MicrobatchEngine, console: Console, until: Any) -> None:
@@ -106,18 +99,19 @@ def show_live(engine: ResidentEngine | MicrobatchEngine, console: Console, until
 def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
     console = Console(stderr=not live)
     topology = load_topology(options.topology)
+    check_topology_config(options.config)
     graph = graph_of(topology, options.name or None, options.config, options.par)
     if options.scheduler is not None and options.scheduler != OFF:
         make_scheduler(options.scheduler, options.scheduler_parameters)
     check_settings(graph)  # before Spark has taken its ten seconds
-    settings = engine_settings(options.settings)
+    check_engine_settings(options.settings)
     check_engine(options)
-    with start_engine(options, topology, settings, console) as engine:
+    with start_engine(options, topology, console) as engine:
         if options.scheduler is not None:
             engine.set_scheduler(options.scheduler, options.scheduler_parameters)
         running = engine.submit(topology, options.name or None, options.config, options.par, options.resume)
-        console.print(f"running as cluster {engine.master.name}; `millrace status` and `millrace kill {graph.name}` work "
-                      "from another terminal, Ctrl-C stops it here", markup=False)
+        console.print(f"running as cluster {engine.master.name}; Ctrl-C stops it", markup=False)
+        console.print(f"in another terminal: `millrace status`, plan, load; `millrace kill {graph.name}`", markup=False)
         deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
         try:
             _watch(engine, running, console, deadline, live)
@@ -125,6 +119,8 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
             console.print("stopping ...")
         result = _final(engine, running)
         _stop(running, IN_FLIGHT_SECONDS[options.engine])
+    if engine.lost:
+        raise MillraceError(engine.lost)
     return result
 
 
@@ -141,18 +137,17 @@ def check_engine(options: RunOptions) -> None:
                                 f"executors and connect to nobody. Leave it out, or take --engine {RESIDENT}")
 
 
-def start_engine(options: RunOptions, topology: type[Topology], settings: dict[str, Any],
-                 console: Console) -> ResidentEngine | MicrobatchEngine:
+def start_engine(options: RunOptions, topology: type[Topology], console: Console) -> ResidentEngine | MicrobatchEngine:
     slots = options.slots or DEFAULT_SLOTS[options.engine]
     if options.engine == MICROBATCH:
         from millrace.spark.microbatch import MicrobatchEngine
 
         console.print(f"waiting for {slots} executors of Spark {options.master} ...", markup=False)
-        return MicrobatchEngine(options.master, slots, name=options.cluster, code=[topology], settings=settings,
+        return MicrobatchEngine(options.master, slots, name=options.cluster, code=[topology], settings=options.settings,
                                 spark_settings=options.spark)
     console.print(f"starting {slots} workers on Spark {options.master} ...", markup=False)
     return ResidentEngine(options.master, slots, name=options.cluster, bind=options.bind, port=options.port,
-                          one_worker_per_node=options.one_worker_per_node, code=[topology], settings=settings,
+                          one_worker_per_node=options.one_worker_per_node, code=[topology], settings=options.settings,
                           spark_settings=options.spark)
 
 
@@ -161,6 +156,8 @@ def _watch(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, 
     def over(seconds: float) -> bool:
         if engine.master.superseded:
             raise NotTheAuthor(engine.master.superseded)
+        if engine.lost:
+            raise MillraceError(engine.lost)
         return running.wait(seconds) or time.monotonic() >= deadline
 
     if live:

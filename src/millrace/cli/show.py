@@ -1,94 +1,31 @@
-"""Tables for people: the same figures as the JSON, laid out with rich."""
+"""What the verbs print for people: the same figures as the JSON, to be read in 80 columns."""
 
 from __future__ import annotations
 
-import time
+import json
 from typing import Any
 
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+from millrace.cli.figures import count, megabytes, number_of, share, size
+from millrace.cli.listing import Column, Hanging, Listing, plain_console, ranges, task_names
+from millrace.errors import UnknownTopology
 
-COUNTED = {"keys": "keys", "dirty": "not in a wave yet"}  # what tasks say of themselves, if there are any to ask
-
-
-def components_table(topology: dict[str, Any], rates: dict[str, float] | None = None) -> Table:
-    title = f"{topology['name']}: {topology['status']} ({topology['engine']})"
-    table = Table(title=title, title_justify="left", expand=False)
-    for column in ("component", "tasks", "executed", "per s", "emitted", "acked", "failed", "queue", "execute p50/p99 ms",
-                   "complete p50/p99 ms", "capacity"):
-        table.add_column(column, justify="left" if column == "component" else "right")
-    for row in topology["components"]:
-        work = row["emitted"] if row["kind"] == "spout" else row["executed"]
-        rate = (rates or {}).get(row["name"], work / max(topology["uptime_seconds"], 1e-9))
-        table.add_row(row["name"], str(row["par"]), f"{row['executed']:,}", f"{rate:,.0f}", f"{row['emitted']:,}",
-                      f"{row['acked']:,}", f"{row['failed']:,}", f"{row['queue_length']:,}",
-                      _latency(row["execute_latency_ms"]), _latency(row["complete_latency_ms"]), f"{row['capacity']:.2f}")
-    return table
+COUNTED = {"keys": "keys", "dirty": "unsaved"}  # what tasks say of themselves, if there are any to ask
+PAIRS_SHOWN = 10
 
 
-def workers_table(status: dict[str, Any]) -> Table:
-    table = Table(title="workers", title_justify="left", expand=False)
-    for column in ("worker", "node", "process", "tasks"):
-        table.add_column(column)
-    for worker in status["workers"]:
-        tasks = ", ".join(task.partition("/")[2] if len(status["topologies"]) == 1 else task for task in worker["tasks"])
-        process = f"executor {worker['executor']}" if worker["pid"] is None else str(worker["pid"])
-        table.add_row(str(worker["slot"]), worker["node"], process, tasks or "none")
-    return table
-
-
-def batches_text(batches: dict[str, Any]) -> Text:
-    last = batches["last"]
-    if last is None:
-        return Text("no batch is done yet\n")
-    lines = [f"{batches['count']:,} batches: the last took {last['seconds']:.3f} s for {last['tuples_in']:,} tuples, the last "
-             f"20 {batches['mean_seconds']:.3f} s on average; {batches['retried']:,} attempts failed",
-             f"tasks that ran elsewhere than planned: {batches['misplaced']:,}; that had to load their state: "
-             f"{batches['restored']:,} (found it in their process: {batches['resident']:,})",
-             f"time in partitions: {batches['spark_run_seconds']:,.1f} s by Spark, {batches['own_busy_seconds']:,.1f} s by us; "
-             f"{batches['spark_shuffle_bytes']:,} bytes went through Spark's shuffle"]
-    return Text("\n".join(lines) + "\n")
-
-
-def events_text(status: dict[str, Any], count: int = 8) -> Text:
-    text = Text()
-    for event in status["events"][-count:]:
-        stamp = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-        topic = f"{event['topology']}: " if event["topology"] else ""
-        text.append(f"{stamp} {topic}{event['text']}\n", style="yellow" if event["level"] == "warning" else "")
-    return text
-
-
-def errors_text(topology: dict[str, Any]) -> Text:
-    text = Text()
-    for error in topology["last_errors"][-3:]:
-        text.append(f"{error['task']}: {error['error']}\n", style="red")
-        if error.get("tuple"):
-            text.append(f"  while processing {error['tuple']}\n")
-        text.append("".join(f"  {line}\n" for line in error["traceback"].strip().splitlines()[-4:]), style="dim")
-    return text
-
-
-def dashboard(status: dict[str, Any], rates: dict[str, dict[str, float]] | None = None) -> Group:
-    parts: list[Any] = []
-    for topology in status["topologies"]:
-        parts.append(components_table(topology, (rates or {}).get(topology["name"])))
-        if topology["batches"] is not None:
-            parts.append(batches_text(topology["batches"]))
-        if topology["last_errors"]:
-            parts.append(errors_text(topology))
-    return Group(*parts, workers_table(status), events_text(status))
-
-
-def print_status(status: dict[str, Any]) -> None:
-    console = Console()
-    console.print(f"cluster {status['cluster']}, master at {status['endpoint']}")
-    console.print(dashboard(status))
+def of_topology(found: dict[str, Any], name: str | None) -> dict[str, Any]:
+    """What was found, with no topology but this one; None leaves all of them."""
+    if name is None:
+        return found
+    topologies = found["topologies"]
+    named = topologies if isinstance(topologies, dict) else {topology["name"]: topology for topology in topologies}
+    if name not in named:
+        raise UnknownTopology(f"no topology named {name!r} is running; running: {', '.join(named) or 'none'}")
+    return {**found, "topologies": {name: named[name]} if isinstance(topologies, dict) else [named[name]]}
 
 
 def print_move(found: dict[str, Any]) -> None:
-    console = Console(markup=False, emoji=False)
+    console = plain_console()
     if found["from"] == found["to"]:
         console.print(f"{found['task']} is on worker {found['to']} already")
         return
@@ -102,14 +39,15 @@ def print_move(found: dict[str, Any]) -> None:
 
 
 def print_scale(found: dict[str, Any]) -> None:
-    console = Console(markup=False, emoji=False)
+    console = plain_console()
     if not found["changed"]:
-        console.print(f"{found['topology']} has {', '.join(f'{n} tasks of {name}' for name, n in found['to'].items())} already")
+        already = ", ".join(f"{number_of(n, 'task')} of {name}" for name, n in found["to"].items())
+        console.print(f"{found['topology']} has {already} already")
         return
     for component, tasks in found["to"].items():
         shared = f", {_shares(found['key_groups'][component])}" if component in found["key_groups"] else ""
-        console.print(f"{component} of {found['topology']}: {found['from'][component]} -> {tasks} tasks from the next batch on"
-                      + shared)
+        console.print(f"{component} of {found['topology']}: {found['from'][component]} -> {number_of(tasks, 'task')} from the "
+                      f"next batch on{shared}")
 
 
 def _shares(owners: list[int]) -> str:
@@ -118,97 +56,183 @@ def _shares(owners: list[int]) -> str:
     return f"{min(counts)} key groups each" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)} key groups each"
 
 
+def _key_groups(owners: list[int]) -> str:
+    """How many key groups tasks own: those with as many are told of together."""
+    by_share: dict[int, list[int]] = {}
+    for task in sorted(set(owners)):
+        by_share.setdefault(owners.count(task), []).append(task)
+    return ", ".join(f"{many}{' each' if len(tasks) > 1 else ''} for [{ranges(tasks)}]"
+                     for many, tasks in sorted(by_share.items(), reverse=True))
+
+
 def print_plan(found: dict[str, Any]) -> None:
-    console = Console(markup=False, emoji=False)
-    for name, plan in found["topologies"].items():
-        title = f"{name}: {plan['status']}, version {plan['version']}"
-        table = Table("worker", "node", "tasks", title=title, title_justify="left")
-        for slot, where in found["workers"].items():
-            tasks = [task for task, at in plan["placement"].items() if at == int(slot)]
-            agent = " (agent)" if found["agents"].get(where["node"]) == int(slot) else ""
-            table.add_row(str(slot), where["node"] + agent, ", ".join(tasks) or "none")
-        console.print(table)
+    console = plain_console()
+    if not found["topologies"]:
+        console.print("no topology is running")
+    for number, (name, plan) in enumerate(found["topologies"].items()):
+        if number:
+            console.print()
+        console.print(_placement(f"{name}: {plan['status']}, plan version {plan['version']}", plan["placement"], found))
         for component, owners in plan["key_groups"].items():
-            shares = [f"[{index}] {owners.count(index)}" for index in sorted(set(owners))]
-            console.print(f"key groups of {component}: {', '.join(shares)}")
+            console.print(Hanging(_key_groups(owners), f"  key groups of {component}: "))
 
 
-def print_load(found: dict[str, Any]) -> None:
-    console = Console(markup=False, emoji=False)
+def _placement(title: str, placement: dict[str, int], found: dict[str, Any]) -> Listing:
+    hosted: dict[int, list[str]] = {int(slot): [] for slot in found["workers"]}
+    for task, slot in placement.items():
+        hosted.setdefault(slot, []).append(task)  # a worker that has just gone may still be in the plan
+    nodes = {int(slot): where["node"] for slot, where in found["workers"].items()}
+    agents = set(found["agents"].values())
+    return Listing(
+        title,
+        Column("worker", [str(slot) for slot in hosted]),
+        Column("node", [nodes.get(slot, "gone") + (" (agent)" if slot in agents else "") for slot in hosted], figures=False),
+        Column("tasks", [task_names(tasks) or "none" for tasks in hosted.values()], figures=False))
+
+
+def print_load(found: dict[str, Any], tasks: bool = False) -> None:
+    console = plain_console()
     if not found["workers"]:
         console.print(f"nothing measured yet: a window lasts {found['window_seconds']:g} s")
         return
+    listings = []
     for name, load in found["topologies"].items():
-        table = Table("component", "λ tuples/s", "μ tuples/s", "CPU MHz", "memory MB", "queue", title=name,
-                      title_justify="left")
-        for component, row in load["components"].items():
-            rate = row["true_processing_rate"]
-            table.add_row(component, f"{row['arrival_rate']:,.0f}", "-" if rate is None else f"{rate:,.0f}",
-                          f"{row['cpu_mhz']:,.0f}", f"{row['memory_mb']:,.0f}", f"{row['queue_length']:,}")
-        console.print(table)
-    table = Table("worker", "node", "CPU MHz", "memory MB", "queue", title="workers", title_justify="left")
-    for slot, row in found["workers"].items():
-        table.add_row(str(slot), row["node"], f"{row['cpu_mhz']:,.0f}", f"{row['memory_mb']:,.0f}", f"{row['queue_length']:,}")
-    console.print(table)
-    table = Table("node", "CPU MHz", "of", "memory MB", "of", title="nodes", title_justify="left")
-    for node, row in found["nodes"].items():
-        table.add_row(node, f"{row['cpu_mhz']:,.0f}", f"{row['capacity_mhz']:,.0f}", f"{row['memory_used_mb']:,.0f}",
-                      f"{row['memory_mb']:,.0f}")
-    console.print(table)
+        listings += [_components_load(name, load["components"]), *([_tasks_load(load), _pairs(load)] if tasks else [])]
+    for listing in [*listings, _workers_load(found["workers"])]:
+        console.print(listing)
+        console.print()
+    console.print(_nodes_load(found["nodes"]))
+
+
+def _components_load(name: str, components: dict[str, Any]) -> Listing:
+    rows = components.values()
+    return Listing(
+        name,
+        Column("component", list(components), figures=False),
+        Column("λ tuples/s", [count(row["arrival_rate"]) for row in rows]),
+        Column("μ of one task", [count(row["true_processing_rate"]) for row in rows]),
+        Column("CPU MHz", [count(row["cpu_mhz"]) for row in rows]),
+        Column("memory", [megabytes(row["memory_mb"]) for row in rows]),
+        Column("queue", [count(row["queue_length"]) for row in rows]))
+
+
+def _tasks_load(load: dict[str, Any]) -> Listing:
+    seconds, rows = max(load["window_seconds"], 1e-9), load["tasks"].values()
+    return Listing(
+        "",
+        Column("task", list(load["tasks"]), figures=False),
+        Column("executed/s", [count(row["executed"] / seconds) for row in rows]),
+        Column("emitted/s", [count(row["emitted"] / seconds) for row in rows]),
+        Column("busy", [share(row["busy_seconds"] / seconds) for row in rows]),
+        Column("CPU MHz", [count(row["cpu_mhz"]) for row in rows]),
+        Column("memory", [megabytes(row["memory_mb"]) for row in rows]),
+        Column("queue", [count(row["queue_length"]) for row in rows]))
+
+
+def _pairs(load: dict[str, Any]) -> Listing:
+    seconds = max(load["window_seconds"], 1e-9)
+    most = sorted(load["traffic"], key=lambda pair: -pair[2])[:PAIRS_SHOWN]
+    return Listing(
+        f"most traffic, {len(most)} of {number_of(len(load['traffic']), 'pair')} of tasks",
+        Column("from", [source for source, _, _ in most], figures=False),
+        Column("to", [target for _, target, _ in most], figures=False),
+        Column("tuples/s", [count(tuples / seconds) for _, _, tuples in most]))
+
+
+def _workers_load(workers: dict[str, Any]) -> Listing:
+    rows = workers.values()
+    return Listing(
+        "",
+        Column("worker", [str(slot) for slot in workers]),
+        Column("node", [row["node"] for row in rows], figures=False),
+        Column("CPU MHz", [count(row["cpu_mhz"]) for row in rows]),
+        Column("memory", [megabytes(row["memory_mb"]) for row in rows]),
+        Column("queue", [count(row["queue_length"]) for row in rows]),
+        Column("busy", [share(row["busy"]) for row in rows]))
+
+
+def _nodes_load(nodes: dict[str, Any]) -> Listing:
+    rows = nodes.values()
+    return Listing(
+        "",
+        Column("node", list(nodes), figures=False),
+        Column("CPU MHz", [count(row["cpu_mhz"]) for row in rows]),
+        Column("of", [count(row["capacity_mhz"]) for row in rows]),
+        Column("used", [share(row["cpu_mhz"] / row["capacity_mhz"]) if row["capacity_mhz"] else "-" for row in rows]),
+        Column("memory", [megabytes(row["memory_used_mb"]) for row in rows]),
+        Column("of", [megabytes(row["memory_mb"]) for row in rows]))
 
 
 def print_state(found: dict[str, Any], groups: bool) -> None:
-    console = Console(markup=False, emoji=False)
-    console.print(f"checkpoints in {found['store']}")
+    console = plain_console()
+    console.print(f"checkpoints in {found['store']}", soft_wrap=True)
     for topology in found["topologies"]:
+        console.print()
         if not topology["waves"]:
             console.print(f"{topology['name']} keeps no state and is not exactly-once: no waves")
             continue
         last = f"wave {topology['wave']} is committed" if topology["wave"] else "no wave is committed yet"
-        console.print(f"{topology['name']}: {last}; epoch {topology['epoch']}; {topology['given_up']} waves given up")
+        given_up = f"{number_of(topology['given_up'], 'wave')} given up"
+        console.print(Hanging(f"{topology['name']}: {last}, epoch {topology['epoch']}, {given_up}", style="bold"))
         if topology["trouble"]:
-            console.print(f"the last wave was given up: {topology['trouble']}")
+            console.print(Hanging(f"the last wave was given up: {topology['trouble']}", "  ", "yellow"))
         for component in topology["components"]:
-            console.print(_groups_table(component) if groups else _tasks_table(component))
+            console.print()
+            console.print(_groups_listing(component) if groups else _tasks_listing(component))
 
 
-def _tasks_table(component: dict[str, Any]) -> Table:
-    counted = COUNTED if component["tasks"] else {}
-    table = Table("task", "key groups", *counted.values(), "bytes", "newest wave", "fragments at workers",
-                  title_justify="left", title=f"{component['name']}: {component['bytes']:,} bytes")
-    held = {fragment["blob"]: fragment for fragment in component["fragments"]}
-    for task in sorted({group["task"] for group in component["key_groups"]}):
-        mine = [group for group in component["key_groups"] if group["task"] == task]
-        newest = max(mine, key=lambda group: group["wave"])
-        now = component["tasks"].get(task, component["tasks"].get(str(task), {}))
-        table.add_row(f"{component['name']}[{task}]", str(len(mine)), *(str(now.get(what, "?")) for what in counted),
-                      f"{sum(group['bytes'] for group in mine):,}", str(newest["wave"]), _fragments(held.get(newest["blob"])))
-    return table
+def _state_title(component: dict[str, Any]) -> str:
+    return f"{component['name']}: {size(component['bytes'])} in {number_of(len(component['key_groups']), 'key group')}"
 
 
-def _groups_table(component: dict[str, Any]) -> Table:
-    counted = COUNTED if component["tasks"] else {}
-    table = Table("group", "task", *counted.values(), "bytes", "pieces", "newest wave", title_justify="left",
-                  title=f"{component['name']}: {component['bytes']:,} bytes")
+def _tasks_listing(component: dict[str, Any]) -> Listing:
+    tasks: dict[int, list[dict[str, Any]]] = {}
     for group in component["key_groups"]:
-        table.add_row(str(group["group"]), str(group["task"]), *(str(group.get(what, "?")) for what in counted),
-                      f"{group['bytes']:,}", str(group["pieces"]), str(group["wave"]))
-    return table
+        tasks.setdefault(group["task"], []).append(group)
+    tasks = dict(sorted(tasks.items()))
+    said = [component["tasks"].get(task, component["tasks"].get(str(task), {})) for task in tasks]
+    newest = [max(own, key=lambda group: group["wave"]) for own in tasks.values()]
+    held = {fragment["blob"]: fragment for fragment in component["fragments"]}
+    counted = COUNTED if component["tasks"] else {}
+    return Listing(
+        _state_title(component),
+        Column("task", [f"{component['name']}[{task}]" for task in tasks], figures=False),
+        Column("groups", [str(len(own)) for own in tasks.values()]),
+        *(Column(title, [_asked(now.get(what)) for now in said]) for what, title in counted.items()),
+        Column("size", [size(sum(group["bytes"] for group in own)) for own in tasks.values()]),
+        Column("wave", [str(group["wave"]) for group in newest]),
+        Column("fragments at workers", [_fragments(held.get(group["blob"])) for group in newest], figures=False))
+
+
+def _groups_listing(component: dict[str, Any]) -> Listing:
+    groups, counted = component["key_groups"], COUNTED if component["tasks"] else {}
+    return Listing(
+        _state_title(component),
+        Column("group", [str(group["group"]) for group in groups]),
+        Column("task", [f"{component['name']}[{group['task']}]" for group in groups], figures=False),
+        *(Column(title, [_asked(group.get(what)) for group in groups]) for what, title in counted.items()),
+        Column("size", [size(group["bytes"]) for group in groups]),
+        Column("pieces", [str(group["pieces"]) for group in groups]),
+        Column("wave", [str(group["wave"]) for group in groups]))
+
+
+def _asked(value: int | None) -> str:
+    """A task that has not answered is no task without keys."""
+    return "?" if value is None else count(value)
 
 
 def _fragments(held: dict[str, Any] | None) -> str:
     if held is None:
         return "none"
-    return f"{', '.join(map(str, held['workers']))} (any {held['raw']} of {held['raw'] + held['check']})"
+    return f"any {held['raw']} of {held['raw'] + held['check']}: {ranges(held['workers'])}"
 
 
 def print_value(found: dict[str, Any]) -> None:
-    console = Console(markup=False, emoji=False)
+    console = plain_console()
     if found["found"]:
-        console.print(repr(found["value"]))
-    else:
-        console.print(f"{found['task']} (worker {found['worker']}, key group {found['group']}): {found['error']}")
-
-
-def _latency(value: dict[str, float] | None) -> str:
-    return "-" if value is None else f"{value['p50']:.3g} / {value['p99']:.3g}"
+        console.print(repr(found["value"]), soft_wrap=True)
+        return
+    console.print(f"{found['task']} (worker {found['worker']}, key group {found['group']}): {found['error']}")
+    key = found["key"]
+    if not isinstance(key, str | list):
+        console.print(f"the key was read as JSON ({type(key).__name__}); for the text write '{json.dumps(json.dumps(key))}'")

@@ -38,7 +38,7 @@ def test_random_situations() -> None:
     best = result["schedulers"]["optimal"]
     assert best["mean_ratio"] == pytest.approx(1.0) and best["overloaded"] == 0
     assert best["compared"] + result["zero_optimum"] == 6 and best["zero_solved"] == result["zero_optimum"]
-    assert "slstream xi=1" in printed(output) and "mean ratio" in printed(output)
+    assert "slstream xi=1" in printed(output) and "mean" in printed(output)
 
 
 def test_equal_seeds_give_equal_figures() -> None:

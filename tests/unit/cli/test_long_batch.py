@@ -1,0 +1,49 @@
+"""A batch that takes long, as `status` shows it."""
+
+from __future__ import annotations
+
+import time
+
+from millrace.cli.dashboard import batch_lines
+from millrace.master.batches import REST, RUN_TASKS, BatchLog, BatchRecord, UnderWay
+
+
+def shown(log: BatchLog) -> str:
+    return "\n".join(line.label + line.text for line in batch_lines(log.summary()))
+
+
+def test_since_when_and_in_which_tasks() -> None:
+    log = BatchLog()
+    assert log.summary()["running"] is None and "now:" not in shown(log)
+    log.under_way = UnderWay(batch=7, attempt=2, since=time.monotonic() - 95, doing=RUN_TASKS, tasks=["count[1]"])
+    assert "now: batch 7, attempt 2, for 95 s: run its tasks (count[1])" in shown(log)
+
+
+def test_what_it_waits_for() -> None:
+    log = BatchLog()
+    log.under_way = UnderWay(batch=7, attempt=1, since=time.monotonic(), doing=RUN_TASKS, tasks=[])
+    assert "run its tasks (no task has a core)" in shown(log)
+    log.under_way = UnderWay(batch=7, attempt=1, since=time.monotonic(), doing="write the manifest", tasks=[])
+    assert "s: write the manifest" in shown(log)
+
+
+def test_that_it_is_committed() -> None:
+    """It has run: that none is done yet would be the wrong thing to say."""
+    log = BatchLog()
+    log.under_way = UnderWay(batch=0, attempt=1, since=time.monotonic() - 95, doing="write what the sinks have kept", tasks=[],
+                             committed=True)
+    assert shown(log).strip() == "now: batch 0 is committed, and has been trying for 95 s to write what the sinks have kept"
+
+
+def test_how_often_it_has_failed_since_when_and_why() -> None:
+    log = BatchLog()
+    log.under_way = UnderWay(batch=7, attempt=12, since=time.monotonic() - 300, doing=REST, tasks=[], error="OSError: no room")
+    assert f"now: batch 7, attempt 12, for 300 s: {REST}\n  its last error: OSError: no room" in shown(log)
+    assert log.summary()["running"]["error"] == "OSError: no room"
+
+
+def test_nothing_once_it_is_done() -> None:
+    log = BatchLog()
+    log.under_way = UnderWay(batch=7, attempt=1, since=time.monotonic(), doing=RUN_TASKS, tasks=[])
+    log.add(BatchRecord(batch=7, wave=8, plan_version=1, started=0.0, seconds=0.1))
+    assert log.summary()["running"] is None and "now:" not in shown(log)

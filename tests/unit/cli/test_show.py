@@ -1,0 +1,194 @@
+"""`plan`, `load`, `state`, `scale` and the schedulers' verbs in 80 columns."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from millrace.cli import scheduler
+from millrace.cli.comparing import compare
+from millrace.cli.show import print_load, print_plan, print_scale, print_state, print_value
+from millrace.schedulers.instances import random_situation
+from millrace.schedulers.registry import SCHEDULERS
+
+LONG = "deduplicated-and-enriched-purchase-events"
+NODE = "ip-10-123-101-217.eu-central-1.compute.internal"
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def printed(capsys: Capture) -> str:
+    """Without the blanks at the ends of lines, none of which is too long."""
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 80, max(lines, key=len)
+    return "\n".join(lines) + "\n"
+
+
+def plan(tasks: int, workers: int, component: str = "count", node: str = "vm") -> dict[str, Any]:
+    owners = [group * tasks // 128 for group in range(128)]
+    return {"revision": 1, "author": 1, "agents": {node: 0}, "workers": {str(slot): {"node": node} for slot in range(workers)},
+            "topologies": {"words": {"status": "running", "version": 2, "key_groups": {component: owners},
+                                     "placement": {f"{component}[{index}]": index % workers for index in range(tasks)}}}}
+
+
+def test_a_plan(capsys: Capture) -> None:
+    print_plan(plan(3, 2))
+    assert printed(capsys) == """\
+words: running, plan version 2
+worker  node        tasks
+     0  vm (agent)  count[0, 2]
+     1  vm          count[1]
+  key groups of count: 43 each for [0..1], 42 for [2]
+"""
+
+
+def test_a_large_plan(capsys: Capture) -> None:
+    print_plan(plan(100, 4, LONG, NODE))
+    text = printed(capsys)
+    assert all(str(index) in text for index in range(100))
+    assert "key groups of deduplicated" in text and text.count("(agent)") == 1
+
+
+def test_a_worker_that_has_just_gone_and_one_without_tasks(capsys: Capture) -> None:
+    found = plan(1, 2)
+    found["topologies"]["words"]["placement"]["count[7]"] = 9
+    print_plan(found)
+    text = printed(capsys)
+    assert "     1  vm          none\n" in text and "     9  gone        count[7]\n" in text
+    print_plan({**found, "topologies": {}})
+    assert printed(capsys) == "no topology is running\n"
+
+
+def load(component: str = "count", node: str = "vm") -> dict[str, Any]:
+    task = {"executed": 123_456_789, "emitted": 20, "busy_seconds": 10.0, "cpu_mhz": 1234.5, "memory_mb": 60.9,
+            "queue_length": 0}
+    return {"window_seconds": 20.0,
+            "workers": {"0": {"node": node, "cpu_mhz": 641.2, "memory_mb": 98_000.0, "queue_length": 4, "busy": 0.04}},
+            "nodes": {node: {"cpu_mhz": 1284.0, "capacity_mhz": 4891.0, "memory_mb": 24_103, "memory_used_mb": 196.0}},
+            "topologies": {"words": {
+                "components": {component: {"arrival_rate": 10_002.4, "true_processing_rate": None, "cpu_mhz": 621.0,
+                                           "memory_mb": 0.5, "queue_length": 12_345}},
+                "window_seconds": 20.0, "tasks": {f"{component}[{index}]": task for index in range(30)},
+                "traffic": [[f"{component}[{index}]", f"{component}-2[1]", index * 20] for index in range(30)]}}}
+
+
+def test_load(capsys: Capture) -> None:
+    print_load(load())
+    assert printed(capsys) == """\
+words
+component  λ tuples/s  μ of one task  CPU MHz  memory   queue
+count            10 k              -      621  500 kB  12.3 k
+
+worker  node  CPU MHz  memory  queue  busy
+     0  vm        641   98 GB      4    4%
+
+node  CPU MHz     of  used  memory       of
+vm      1,284  4,891   26%  196 MB  24.1 GB
+"""
+
+
+def test_load_of_tasks_and_pairs(capsys: Capture) -> None:
+    print_load(load(LONG, NODE), tasks=True)
+    text = printed(capsys)
+    assert "6.17 M" in text and "50%" in text
+    assert "most traffic, 10 of 30 pairs of tasks" in text
+    assert text.index("      29\n") < text.index("      20\n"), "those with most traffic first"
+    print_load({**load(), "workers": {}})
+    assert printed(capsys) == "nothing measured yet: a window lasts 20 s\n"
+
+
+def state(component: str, asked: bool) -> dict[str, Any]:
+    now = {"keys": 12_345, "dirty": 913} if asked else {}
+    groups = [{"group": group, "task": group // 2, "bytes": 55_741, "pieces": 3, "blob": f"b{group // 2}", "wave": 1626, **now}
+              for group in range(4)]
+    return {"store": "/a/very/long/path/" + "x" * 100, "topologies": [
+        {"name": "words", "waves": True, "wave": 1626, "epoch": 1794821457856, "given_up": 1, "trouble": "a sink " * 20,
+         "components": [{"name": component, "bytes": 222_964, "key_groups": groups,
+                         "tasks": {"0": now} if asked else {},
+                         "fragments": [{"blob": "b0", "raw": 4, "check": 2, "workers": [0, 1, 2, 3, 7, 9]}]}]},
+        {"name": "plain", "waves": False, "components": []}]}
+
+
+def without_store(capsys: Capture) -> str:
+    """All but the first line, which has a path that must stay whole."""
+    store, rest = capsys.readouterr().out.split("\n", 1)
+    assert store == f"checkpoints in {state('x', False)['store']}"
+    lines = [line.rstrip() for line in rest.splitlines()]
+    assert max(map(len, lines)) <= 80
+    return "\n".join(lines)
+
+
+def test_state(capsys: Capture) -> None:
+    print_state(state("count", asked=True), groups=False)
+    text = without_store(capsys)
+    assert "words: wave 1626 is committed, epoch 1794821457856, 1 wave given up\n  the last wave was given up: a sink" in text
+    assert text.endswith("""\
+count: 223 kB in 4 key groups
+task      groups    keys  unsaved    size  wave  fragments at workers
+count[0]       2  12.3 k      913  111 kB  1626  any 4 of 6: 0..3, 7, 9
+count[1]       2       ?        ?  111 kB  1626  none
+
+plain keeps no state and is not exactly-once: no waves""")
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("groups", [True, False])
+def test_state_with_long_names(capsys: Capture, asked: bool, groups: bool) -> None:
+    print_state(state(LONG, asked), groups)
+    text = without_store(capsys)
+    assert ("unsaved" in text) is asked and ("pieces" in text) is groups and "[1]" in text
+
+
+def test_scale(capsys: Capture) -> None:
+    found = {"topology": "wordcount", "from": {"count": 2}, "to": {"count": 3}, "changed": True,
+             "key_groups": {"count": [0] * 43 + [1] * 43 + [2] * 42}}
+    print_scale(found)
+    assert " ".join(printed(capsys).split()) == (
+        "count of wordcount: 2 -> 3 tasks from the next batch on, 42 to 43 key groups each")
+    print_scale({**found, "changed": False})
+    assert printed(capsys) == "wordcount has 3 tasks of count already\n"
+
+
+@pytest.mark.parametrize(("key", "hint"), [("a", None), (["a", 5], None), (5, "'\"5\"'"), (None, "'\"null\"'")])
+def test_a_key_that_was_not_meant_as_a_number(capsys: Capture, key: Any, hint: str | None) -> None:
+    print_value({"found": False, "task": "count[0]", "worker": 0, "group": 3, "error": "nothing is kept", "key": key})
+    text = printed(capsys)
+    assert "count[0] (worker 0, key group 3): nothing is kept\n" in text
+    assert f"for the text write {hint}\n" in text if hint else "for the text" not in text
+
+
+def test_a_long_value_is_not_broken(capsys: Capture) -> None:
+    print_value({"found": True, "value": "x y " * 100})
+    assert capsys.readouterr().out == repr("x y " * 100) + "\n"
+
+
+def test_schedulers(capsys: Capture) -> None:
+    scheduler.list_schedulers()
+    text = printed(capsys)
+    assert all(f"\n{name}\n" in f"\n{text}" for name in SCHEDULERS) and "k=unset, rho=1.0" in text
+    for name in SCHEDULERS:
+        scheduler.list_schedulers(name)
+        assert printed(capsys).startswith(f"{name}\n  ")
+    scheduler.list_schedulers(as_json=True)
+    assert list(json.loads(capsys.readouterr().out)) == list(SCHEDULERS)
+
+
+@pytest.mark.parametrize("random", [True, False])
+def test_comparing(random: bool, tmp_path: Any) -> None:
+    path = tmp_path / "load.json"
+    random_situation(np.random.default_rng(2)).save(path)
+    console = Console(file=io.StringIO(), width=80)
+    compare(None if random else str(path), 2 if random else None, 1, ["even", "slstream xi=1 restarts=0"], console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(len(line) for line in lines if str(path) not in line) <= 80
+    assert any(line.startswith("slstream xi=1 restarts=0") for line in lines)
