@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from millrace.bench import engines
 
@@ -17,4 +18,23 @@ def _kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_skewed_keys_are_shared_out_while_they_come() -> None:
     result = engines.run_engines(live=False, quick=True, parts=["skew"])
     assert result["skew_batch_ratio"] > 0
-    assert "key groups of sign go to other tasks" in result["details"]["skew"]["decisions"][0]
+    case, = result["details"]["skew"]["cases"]
+    assert "key groups of count go to other tasks" in case["decisions"][0]
+    assert case["shared_out"] < case["hashed"] < 1 and 0.5 <= case["hashed_by_spark"] < 1
+
+
+@pytest.mark.slow
+def test_another_parallelism_on_either_engine() -> None:
+    result = engines.run_engines(live=False, quick=True, parts=["rescale"])
+    assert set(result["rescale"]) == set(engines.GAPS)
+    assert len(result["details"]["rescale"]["spark"]["gaps_ms"]) == 2
+
+
+@pytest.mark.parametrize("name", ["microbatch_arrow_files", *(pytest.param(name, marks=pytest.mark.slow) for name in (
+    "resident", "microbatch", "microbatch_arrow", "spark_sql"))])
+def test_words_a_second(name: str) -> None:
+    """Each checks its own counts. Python state has an environment of its own, which the suite does not install."""
+    found = engines.measure(name, engines.QUICK, Console(stderr=True))
+    assert found["words_per_s"] > 0
+    if "best" in found:
+        assert found["best"]["batches"] > 0 and found["best"]["lines_in_a_batch"] > 0

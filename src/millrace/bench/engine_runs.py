@@ -12,18 +12,22 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
+from millrace.api.grouping import stable_hash
 from millrace.api.topology import Topology
-from millrace.bench.engine_topologies import SkewedWork, TallyOnly, WordCountTallyBench, tally_of
+from millrace.bench.engine_topologies import SkewedWork, TallyOnly, WordCountTallyBench, tally_of, zipf_words
 from millrace.bench.faults import stored_counts
 from millrace.bench.rivals.job import WORDS_PER_LINE
-from millrace.bench.rivals.spark_common import LinkedFiles, file_stream, scratch_directory
+from millrace.bench.rivals.spark_common import FASTEST, LinkedFiles, file_stream, scratch_directory
 from millrace.bench.topologies import SEED, WordCountBench
 from millrace.bench.wordcount import counted, end_run, start_run
 from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES, CHECKPOINTS, EXACTLY_ONCE, GUARANTEE
@@ -54,6 +58,7 @@ def measure_resident(seconds: float) -> dict[str, Any]:
         time.sleep(seconds)
         rate = rate_between(before, running.measured(counted))
         end_run(running)
+        check_counts(engine.master.settings, running.name)
     return {"words_per_s": round(rate)}
 
 
@@ -67,17 +72,28 @@ def measure_words(which: str, seconds: float, trials: list[dict[str, Any]]) -> d
     return {"words_per_s": best["words_per_s"], "best": best, "trials": found}
 
 
-def measure_files(seconds: float, batch_lines: int, most_batches: int) -> dict[str, Any]:
-    """In Arrow batches, on the text files that Structured Streaming gets, read by it."""
+def measure_files(lines: int, sizes: list[int]) -> dict[str, Any]:
+    """In Arrow batches, on the text files that Structured Streaming gets, read by it; the best of the same sizes of a batch,
+    of which the first is run once before, uncounted, as there."""
+    found = []
     with scratch_directory() as scratch, _engine() as engine:
-        given = LinkedFiles(scratch / "lines", SEED, batch_lines)
-        given.add(most_batches)
-        topology = tally_of(file_stream(engine.spark, given.directory))
-        batches = Batches(engine, engine.submit(topology, "files", config={BATCH_INTERVAL.key: 0.0}))
-        records = batches.measured(seconds, most_batches)
-        batches.end()
-        found = sum(stored_counts(_store(engine), "files").values())
-        _check("files", found, engine.master.batches["files"].tuples_in * WORDS_PER_LINE)
+        for number, size in enumerate([sizes[0], *sizes]):
+            found.append({"batch_lines": size, **_files_trial(engine, scratch, f"files-{number}", lines, size)})
+    best = max(found[1:], key=lambda one: float(one["words_per_s"]))
+    return {"words_per_s": best["words_per_s"], "best": best, "trials": found[1:]}
+
+
+def _files_trial(engine: MicrobatchEngine, scratch: Path, name: str, lines: int, size: int) -> dict[str, Any]:
+    given = LinkedFiles(scratch / name, SEED, size)
+    batches = 1 + max(1, round(lines / size))
+    given.add(batches)
+    topology = tally_of(file_stream(engine.spark, given.directory))
+    seen = Batches(engine, engine.submit(topology, name, config={BATCH_INTERVAL.key: 0.0}))
+    seen.wait(lambda records: sum(record.tuples_in > 0 for record in records) >= batches)
+    records = [record for record in seen.records if record.tuples_in]
+    seen.end()
+    found = sum(stored_counts(_store(engine.master.settings), name).values())
+    _check(name, found, sum(record.tuples_in for record in records) * WORDS_PER_LINE)
     return {"words_per_s": round(lines_per_second(records) * WORDS_PER_LINE), **shape_of(records[1:])}
 
 
@@ -85,7 +101,7 @@ def _trial(engine: MicrobatchEngine, which: str, name: str, seconds: float, tria
     batches = Batches(engine, engine.submit(TOPOLOGIES[which], name, config=_batched(trial)))
     records = batches.measured(seconds)
     batches.end()
-    check_counts(engine, name, trial.get("batch", 1))
+    check_counts(engine.master.settings, name, "lines", trial.get("batch", 1) * WORDS_PER_LINE)
     return {"words_per_s": round(lines_per_second(records) * WORDS_PER_LINE), **shape_of(records[1:])}
 
 
@@ -102,7 +118,7 @@ def measure_rescale(rounds: int, batches: int, trial: dict[str, Any]) -> dict[st
             seen.wait(partial(_are_scaled, version, batches))
             found.append(rescale_figures(seen.records, version, asked, batches))
         seen.end()
-        check_counts(engine, "rescaled", trial["batch"])
+        check_counts(engine.master.settings, "rescaled", "lines", trial["batch"] * WORDS_PER_LINE)
     return {"gaps_ms": [one["longest_ms"] for one in found], "usual_ms": [one["usual_ms"] for one in found],
             "slow_batches": [one["slow_batches"] for one in found], "batch_ms": [one["batch_ms"] for one in found]}
 
@@ -111,20 +127,47 @@ def _are_scaled(version: int, batches: int, records: list[BatchRecord]) -> bool:
     return sum(record.plan_version > version for record in records) >= batches
 
 
-def measure_skew(batches: int, trial: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of a batch with the key groups as they are at first, and when a scheduler has shared them out anew."""
-    with _engine() as engine:
-        seen = Batches(engine, engine.submit(SkewedWork, "skewed", config=_batched(trial)))
-        seen.wait(lambda records: len(records) >= WARM_UP_BATCHES + batches)
-        before = seen.records[-batches:]
-        engine.set_scheduler("balance", period=PERIOD_SECONDS, cool_down=PERIOD_SECONDS)
-        first = before[-1].plan_version
-        seen.wait(lambda records: len(settled(records, first)) >= batches)
-        after = settled(seen.records, first)
-        decisions = engine.master.call(lambda: engine.master.scheduling.past(20))
-        seen.end()
+def measure_skew(batches: int, trial: dict[str, Any], exponents: list[float]) -> dict[str, Any]:
+    """Seconds of a batch with the key groups as they are hashed to tasks, and when a scheduler has shared them out anew; for
+    words by Zipf's law with each of these exponents."""
+    found = []
+    for exponent in exponents:
+        with _engine() as engine:
+            found.append({"zipf": exponent, "hashed_by_spark": spark_share(engine.spark, exponent),
+                          **_skew_of(engine, batches, {**_batched(trial), "zipf": exponent})})
+    return {"skew_batch_ratio": found[0]["skew_batch_ratio"], "cases": found}
+
+
+def _skew_of(engine: MicrobatchEngine, batches: int, config: dict[str, Any]) -> dict[str, Any]:
+    seen = Batches(engine, engine.submit(SkewedWork, "skewed", config=config))
+    seen.wait(lambda records: len(records) >= WARM_UP_BATCHES + batches)
+    before, at_first = seen.records[-batches:], _hottest_share(engine, config["zipf"])
+    engine.set_scheduler("balance", period=PERIOD_SECONDS, cool_down=PERIOD_SECONDS)
+    first = before[-1].plan_version
+    seen.wait(lambda records: len(settled(records, first)) >= batches)
+    after, in_the_end = settled(seen.records, first), _hottest_share(engine, config["zipf"])
+    decisions = engine.master.call(lambda: engine.master.scheduling.past(20))
+    seen.end()
+    check_counts(engine.master.settings, "skewed", "words", 1)
     told = [decision["reason"] for decision in decisions if decision["outcome"] == "enacted"]
-    return {**skew_figures(before, after), "decisions": told}
+    return {**skew_figures(before, after), "hashed": at_first, "shared_out": in_the_end, "decisions": told}
+
+
+def _hottest_share(engine: MicrobatchEngine, exponent: float) -> float:
+    """The part of all words that goes to the task with the most of them, by the plan."""
+    owners = engine.master.call(lambda: engine.master.state.topologies["skewed"].key_groups["count"])
+    return largest_share(owners[stable_hash(word) % len(owners)] for word in zipf_words(exponent))
+
+
+def largest_share(tasks: Iterable[int]) -> float:
+    counts = Counter(tasks)
+    return round(max(counts.values()) / counts.total(), 3)
+
+
+def spark_share(spark: SparkSession, exponent: float) -> float:
+    """The same by the partitions that Spark's own hash gives them to."""
+    words = spark.createDataFrame([(word,) for word in zipf_words(exponent)], "word string")
+    return largest_share(row[0] for row in words.selectExpr("pmod(hash(word), 2)").collect())
 
 
 class Batches:
@@ -152,13 +195,12 @@ class Batches:
             time.sleep(0.05)
             seen = self.records
 
-    def measured(self, seconds: float, most_batches: int | None = None) -> list[BatchRecord]:
-        """The batches of so many seconds after the first ones, and the one before; fewer if there are no more of them."""
+    def measured(self, seconds: float) -> list[BatchRecord]:
+        """The batches of so many seconds after the first ones, and the one before."""
         self.wait(lambda records: len(records) >= WARM_UP_BATCHES)
         until = time.monotonic() + seconds
         first = self.records[-1].batch
-        last = most_batches - 1 if most_batches is not None else None
-        self.wait(lambda records: records[-1].batch > first and (time.monotonic() >= until or records[-1].batch == last))
+        self.wait(lambda records: records[-1].batch > first and time.monotonic() >= until)
         return [record for record in self.records if record.batch >= first and record.tuples_in]
 
     def end(self) -> None:
@@ -211,17 +253,18 @@ def settled(records: Sequence[BatchRecord], first: int) -> list[BatchRecord]:
     return [record for record in records if record.plan_version == newest][1:] if newest != first else []
 
 
-def check_counts(engine: MicrobatchEngine, name: str, batch: int) -> None:
-    """Do the counts in the last checkpoint add up to the words of the lines that the spouts have read by then?"""
-    store = _store(engine)
+def check_counts(settings: dict[str, Any], name: str, source: str = "lines", words: int = WORDS_PER_LINE) -> None:
+    """Do the counts in the last checkpoint add up to the words that the spouts have sent by then? `words`: in a tuple."""
+    store = _store(settings)
     manifest = Checkpoints(store, name).latest()
-    assert manifest is not None
-    sent = sum(record.position or 0 for record in manifest.records if record.component == "lines") * batch * WORDS_PER_LINE
+    if manifest is None:
+        raise MillraceError(f"there is no checkpoint of {name!r}: whether it has counted right is not known")
+    sent = sum(record.position or 0 for record in manifest.records if record.component == source) * words
     _check(name, sum(stored_counts(store, name).values()), sent)
 
 
-def _store(engine: MicrobatchEngine) -> CheckpointStore:
-    return open_store(str(CHECKPOINTS.of(engine.master.settings)))
+def _store(settings: dict[str, Any]) -> CheckpointStore:
+    return open_store(str(CHECKPOINTS.of(settings)))
 
 
 def _check(name: str, found: int, sent: int) -> None:
@@ -233,7 +276,8 @@ def _check(name: str, found: int, sent: int) -> None:
 def _engine() -> Iterator[MicrobatchEngine]:
     with scratch_directory() as scratch, \
             MicrobatchEngine(MASTER, 1, name=_name(), settings=_settings(scratch),
-                             spark_settings={"spark.local.dir": str(scratch / "local")}) as engine:
+                             spark_settings={"spark.local.dir": str(scratch / "local"),
+                                             "spark.driver.memory": FASTEST["spark.driver.memory"]}) as engine:
         yield engine
 
 

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from millrace.api.component import Bolt, Tuple
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
 from millrace.bench.rivals.job import lines
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.sinks import Drop, DropArrow

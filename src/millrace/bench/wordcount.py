@@ -54,7 +54,7 @@ def run_bench(seconds: float, rivals: bool, live: bool) -> dict[str, Any]:
 
 
 def start_run(engine: ResidentEngine, topology: type[Topology], config: dict[str, Any], warm_up: float) -> RunningTopology:
-    running = engine.submit(topology, config=config)
+    running = engine.submit(topology, config=config, resume=False)  # every measurement begins anew
     if not running.wait_running():
         raise MillraceError(f"{running.name} did not start: {engine.status()['events'][-3:]}")
     time.sleep(warm_up)

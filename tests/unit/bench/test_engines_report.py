@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from millrace.api.grouping import stable_hash
 from millrace.bench import engine_runs, engines
-from millrace.bench.engine_topologies import ZIPF, skewed_words
 from millrace.bench.rivals.run import RivalFailed, run_child
-from millrace.bench.rivals.spark_common import FILES_PER_BATCH, Batch, LinkedFiles
+from millrace.bench.rivals.spark_common import FASTEST, FILES_PER_BATCH, Batch, LinkedFiles
 from millrace.bench.rivals.spark_rescale import figures
 from millrace.errors import MillraceError
 from millrace.master.batches import BatchRecord
-from millrace.model.plan import initial_key_groups
+from millrace.spark.session import BATCH_JAVA_OPTIONS, batch_settings
 
 
 def batches(*ends: float, version: int = 1, tuples: int = 100) -> list[BatchRecord]:
@@ -61,10 +58,10 @@ def test_the_gap_of_a_restart_is_from_output_to_output() -> None:
 
 
 def test_the_usual_time_between_batches_is_no_part_of_a_gap() -> None:
-    ours = {"gaps_ms": [900, 1100, 5000], "usual_ms": [600, 500, 700], "slow_batches": [0, 1, 0], "batch_ms": []}
+    ours = {"gaps_ms": [5000, 900, 1100], "usual_ms": [700, 600, 500], "slow_batches": [1, 0, 1], "batch_ms": []}
     found = engines.rescale_gaps(ours, {"gaps_ms": [2500], "usual_ms": 500, "repartition_ms": [1]})
-    assert found["microbatch_gap_ms"] == 500 and found["spark_restart_gap_ms"] == 2000
-    assert found["microbatch_longest_ms"] == 1100 and found["microbatch_slow_batches"] == 1
+    assert found["microbatch_gap_ms"] == 600 and found["spark_restart_gap_ms"] == 2000
+    assert found["microbatch_first_gap_ms"] == 4300 and found["microbatch_slow_batches"] == 2
 
 
 def test_ratios() -> None:
@@ -75,12 +72,15 @@ def test_ratios() -> None:
                                      "microbatch_to_spark_python_state": 2.0, "microbatch_to_resident": 0.5}
 
 
-def test_the_skewed_words_are_one_tasks_at_first_and_can_be_shared_out() -> None:
-    groups = Counter(stable_hash(word) % 128 for word in skewed_words(ZIPF))
-    owners = initial_key_groups(128, 2)
-    share = sum(count for group, count in groups.items() if owners[group] == 0) / groups.total()
-    assert share > 0.8
-    assert max(groups.values()) / groups.total() < 0.3
+def test_the_share_of_the_hottest_task() -> None:
+    assert engine_runs.largest_share([0, 1, 1, 1]) == 0.75
+
+
+def test_structured_streaming_runs_with_the_settings_of_our_own_batches() -> None:
+    _, ours = batch_settings("local[2]")
+    ours["spark.driver.defaultJavaOptions"] = BATCH_JAVA_OPTIONS  # without the option for our log
+    shared = {key: value for key, value in FASTEST.items() if key != "spark.driver.memory"}  # given to both by the benchmark
+    assert shared.items() <= ours.items()
 
 
 def test_the_answer_of_a_child_is_its_last_line() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ class Request:
     seed: int
     rate: float
     seconds: float
+    # Lines in a batch, to try one after the other; empty: those that the script takes by itself, if it has batches.
+    batch_lines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,15 @@ class Throughput:
     seconds: float
     checksum: int
 
+    @property
+    def words_per_s(self) -> float:
+        return self.words / self.seconds
+
     def as_fields(self) -> dict[str, object]:
         return {
             "words": self.words,
             "seconds": round(self.seconds, 4),
-            "words_per_s": round(self.words / self.seconds, 1),
+            "words_per_s": round(self.words_per_s, 1),
             "checksum": self.checksum,
         }
 
@@ -100,8 +107,9 @@ def parse_request(description: str, arguments: list[str] | None = None) -> Reque
     parser.add_argument("--seed", type=int, required=True, help="seed of the input")
     parser.add_argument("--rate", type=float, default=0.0, help="lines a second for the latency; 0 leaves it out")
     parser.add_argument("--seconds", type=float, default=6.0, help="how long the latency is measured")
+    parser.add_argument("--batch-lines", type=int, nargs="*", default=[], help="sizes of a batch to try, in lines")
     given = parser.parse_args(arguments)
-    request = Request(given.lines, given.seed, given.rate, given.seconds)
+    request = Request(given.lines, given.seed, given.rate, given.seconds, tuple(given.batch_lines))
     if request.lines < 0 or request.rate < 0 or request.seconds <= 0:
         parser.error(f"--lines and --rate must not be negative and --seconds must be positive, got {request}")
     if not request.lines and not request.rate:
@@ -116,9 +124,18 @@ def check(checksum: int, words_sent: int) -> int:
     return checksum
 
 
-def print_result(engine: str, version: str, setting: str, throughput: Throughput | None, latency: LatencyMeter | None) -> None:
-    """Print the one line that `run` reads."""
+def print_result(
+    engine: str,
+    version: str,
+    setting: str,
+    throughput: Throughput | None,
+    latency: LatencyMeter | None,
+    trials: Sequence[dict[str, object]] = (),
+) -> None:
+    """Print the one line that `run` reads. `trials`: what the throughput is the best of."""
     result: dict[str, object] = {"engine": engine, "version": version, "setting": setting}
+    if trials:
+        result["trials"] = list(trials)
     if throughput is not None:
         result |= throughput.as_fields()
     if latency is not None:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from millrace.bench.rivals.environment import ensure_environment
 from millrace.errors import MillraceError
 
-TIME_LIMIT_SECONDS = 180.0
+TIME_LIMIT_SECONDS = 400.0
 _HERE = Path(__file__).resolve().parent
 _TAIL_LINES = 20
 # What a shell may hold for another Spark, another Python or another Pathway; the scripts set what they need.
@@ -40,7 +40,7 @@ RIVALS: Mapping[str, Rival] = {
     "bytewax": Rival("bytewax_words.py", lines=500_000),
     "bytewax_per_item": Rival("bytewax_words.py", lines=300_000, measures_latency=False, arguments=("--per-item",)),
     "pathway": Rival("pathway_words.py", lines=600_000),
-    "spark_sql": Rival("spark_sql.py", lines=2_400_000, own_environment=False),
+    "spark_sql": Rival("spark_sql.py", lines=3_600_000, own_environment=False),
     "spark_python": Rival("spark_python.py", lines=600_000, measures_latency=False),
 }
 
@@ -60,8 +60,10 @@ def run_rival(
     java_home: Path | None = None,
     time_limit: float = TIME_LIMIT_SECONDS,
     report: Callable[[str], None] = print,
+    batch_lines: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Measure one engine and return the object its script printed.
+    """Measure one engine and return the object its script printed. `batch_lines`: sizes of a batch to try, where it has
+    batches.
 
     `lines` is how many go through at full speed; None leaves the number to the engine, as each needs its own to
     run for some seconds. With a `rate`, in lines a second, the latency is measured too, for `seconds`, by the
@@ -73,6 +75,8 @@ def run_rival(
     command += ["--lines", str(rival.lines if lines is None else lines), *rival.arguments]
     if rate and rival.measures_latency:
         command += ["--rate", str(rate), "--seconds", str(seconds)]
+    if batch_lines:
+        command += ["--batch-lines", *map(str, batch_lines)]
     code, output, errors = _run(name, command, script_environment(os.environ, java_home), time_limit)
     if code:
         raise RivalFailed(f"{name} ended with exit code {code}. Its last words:\n{tail(errors or output)}")

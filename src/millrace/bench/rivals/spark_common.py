@@ -1,19 +1,18 @@
-"""What the two Spark rivals share: a session at its fastest, the input as files, and what a query reports of itself.
+"""What the Spark rivals share: a session at its fastest, the input as files, and what a query reports of itself.
 
 Input and checkpoints are kept in memory where the machine offers a directory for that: a disk's speed is not what
-is compared. Nothing of a run is left behind.
+is compared. They are removed at the end, unless the script is killed.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,15 +23,38 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 if TYPE_CHECKING or __package__:
     from .job import WORDS_PER_LINE, lines
-    from .reporting import Throughput, WrongCount, check
+    from .reporting import Request, Throughput, WrongCount, check
 else:
     from job import WORDS_PER_LINE, lines
-    from reporting import Throughput, WrongCount, check
+    from reporting import Request, Throughput, WrongCount, check
 
 CORES = 2
 # One file for each core: every core has as much to read as the others.
 FILES_PER_BATCH = CORES
+# What Millrace's own batches run with, as far as it concerns speed.
+FASTEST = {
+    "spark.driver.memory": "2g",
+    "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC -Xlog:disable",
+    "spark.shuffle.compress": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+}
+STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
+IN_HEAP = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _IN_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """One way to count words: from a DataFrame of words to one of counts, and where in its state they are."""
+
+    of: Callable[[DataFrame], DataFrame]
+    column: str
+    options: dict[str, str] = field(default_factory=dict)  # to read the state with
+    store: str = IN_HEAP  # the faster one while the state is small
+
+
+SQL = Counting(lambda words: words.groupBy("word").count(), "value.count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +90,11 @@ def spark_session(shuffle_partitions: int, scratch: Path) -> Iterator[SparkSessi
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
-        .config("spark.driver.memory", "2g")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.local.dir", str(scratch / "local"))
         .config("spark.sql.shuffle.partitions", shuffle_partitions)
+        .config(map=dict(FASTEST))
         # Every batch of a run is looked at afterwards; the default forgets all but the last hundred.
         .config("spark.sql.streaming.numRecentProgressUpdates", 10_000)
         .getOrCreate()
@@ -100,31 +122,13 @@ def words_of(stream: DataFrame) -> DataFrame:
 
 
 def file_stream(session: SparkSession, directory: Path) -> DataFrame:
-    """The lines that `write_batches` wrote, one of its batches at a time."""
+    """The lines of `LinkedFiles`, one of its batches at a time."""
     return (
         session.readStream.format("text")
         .schema("value string")
         .option("maxFilesPerTrigger", FILES_PER_BATCH)
         .load(str(directory))
     )
-
-
-def write_batches(directory: Path, seed: int, count: int, batch_lines: int, warm_up: int) -> int:
-    """Write `warm_up` batches and then `count` lines in batches of about `batch_lines`; return how many batches.
-
-    The batches to warm up with repeat the first one. Spark takes files in the order of their time of change, so
-    each gets a time of its own, long past.
-    """
-    directory.mkdir()
-    everything = lines(seed, count)
-    batches = max(1, round(count / batch_lines))
-    per_file = math.ceil(count / (batches * FILES_PER_BATCH))
-    files = [everything[start : start + per_file] for start in range(0, count, per_file)]
-    for index, content in enumerate(files[:FILES_PER_BATCH] * warm_up + files):
-        path = directory / f"{index:06d}.txt"
-        path.write_text("\n".join(content) + "\n")
-        os.utime(path, (index + 1, index + 1))
-    return batches
 
 
 class LinkedFiles:
@@ -156,22 +160,43 @@ def run_to_end(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
     return query
 
 
-def throughput_of(batches: Sequence[Batch], warm_up: int, count: int, counted: int) -> Throughput:
-    """The speed over the batches after the first `warm_up`, once `counted`, the sum of the counts, is found right."""
+def best_throughput(
+    session: SparkSession, scratch: Path, request: Request, sizes: Sequence[int], counting: Counting
+) -> tuple[Throughput, list[dict[str, object]]]:
+    """The fastest of some sizes of a batch, in lines, and what each of them gave. The first is run once before, uncounted:
+    the compilers of the virtual machine need some seconds until a batch is as fast as it gets."""
+    scratch.mkdir(exist_ok=True)
+    runs = [
+        measured_run(session, scratch / f"run-{number}", request, size, counting)
+        for number, size in enumerate([sizes[0], *sizes])
+    ][1:]
+    trials = [{"batch_lines": size, **run.as_fields()} for size, run in zip(sizes, runs, strict=True)]
+    return max(runs, key=lambda run: run.words_per_s), trials
+
+
+def measured_run(session: SparkSession, directory: Path, request: Request, size: int, counting: Counting) -> Throughput:
+    """The speed of `request.lines` lines, at least, in batches of `size`; the first batch is not measured."""
+    directory.mkdir()
+    given = LinkedFiles(directory / "lines", request.seed, size)
+    given.add(1 + max(1, round(request.lines / size)))
+    checkpoint = directory / "checkpoint"
+    session.conf.set(STATE_STORE, counting.store)
+    query = run_to_end(counting.of(words_of(file_stream(session, given.directory))).writeStream, checkpoint)
+    batches = batches_of(query)
+    counted = sum_of_counts(session, checkpoint, counting)
     check(counted, sum(batch.lines for batch in batches) * WORDS_PER_LINE)
-    measured = batches[warm_up:]
-    if sum(batch.lines for batch in measured) != count:
-        raise WrongCount(f"{len(measured)} batches hold {sum(b.lines for b in measured)} lines, {count} were sent")
-    return Throughput(count * WORDS_PER_LINE, measured[-1].ended - measured[0].started, counted)
+    measured = batches[1:]
+    words = sum(batch.lines for batch in measured) * WORDS_PER_LINE
+    return Throughput(words, measured[-1].ended - measured[0].started, counted)
 
 
-def sum_of_counts(session: SparkSession, checkpoint: Path, column: str) -> int:
+def sum_of_counts(session: SparkSession, checkpoint: Path, counting: Counting) -> int:
     """The sum of all counts in the state a query left, read back from its checkpoint.
 
     The sink dropped the updates, so this is what there is to check; it also costs the query nothing.
     """
-    state = session.read.format("statestore").load(str(checkpoint))
-    total = state.agg(F.sum(column)).first()
+    state = session.read.format("statestore").options(**counting.options).load(str(checkpoint))
+    total = state.agg(F.sum(counting.column)).first()
     if total is None or total[0] is None:
         raise WrongCount("the query left no state behind")
     return int(total[0])

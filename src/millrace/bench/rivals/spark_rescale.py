@@ -25,6 +25,9 @@ if TYPE_CHECKING or __package__:
     from .reporting import check
     from .spark_common import (
         CORES,
+        ROCKSDB,
+        SQL,
+        STATE_STORE,
         Batch,
         LinkedFiles,
         batches_of,
@@ -40,6 +43,9 @@ else:
     from reporting import check
     from spark_common import (
         CORES,
+        ROCKSDB,
+        SQL,
+        STATE_STORE,
         Batch,
         LinkedFiles,
         batches_of,
@@ -51,13 +57,11 @@ else:
         words_of,
     )
 
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-
 
 def measure(session: SparkSession, scratch: Path, request: argparse.Namespace) -> dict[str, Any]:
     given = LinkedFiles(scratch / "lines", request.seed, request.batch_lines)
     checkpoint = scratch / "checkpoint"
-    counts = words_of(file_stream(session, given.directory)).groupBy("word").count()
+    counts = SQL.of(words_of(file_stream(session, given.directory)))
     runs: list[list[Batch]] = []
     repartitioned: list[float] = []
     for turn in range(request.rounds + 1):
@@ -70,7 +74,7 @@ def measure(session: SparkSession, scratch: Path, request: argparse.Namespace) -
         query = run_to_end(counts.writeStream, checkpoint)
         runs.append(batches_of(query))
     sent = sum(batch.lines for run in runs for batch in run) * WORDS_PER_LINE
-    check(sum_of_counts(session, checkpoint, "value.count"), sent)
+    check(sum_of_counts(session, checkpoint, SQL), sent)
     return figures(runs, repartitioned)
 
 
@@ -90,7 +94,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, required=True, help="state partitions after an odd number of restarts")
     request = parser.parse_args()
     with scratch_directory() as scratch, spark_session(CORES, scratch) as session:
-        session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+        session.conf.set(STATE_STORE, ROCKSDB)
         found = measure(session, scratch, request)
     print(json.dumps({"engine": "spark_rescale", "version": pyspark.__version__, **found}), flush=True)
 

@@ -1,6 +1,6 @@
 """Spark Structured Streaming on the word count, in SQL only: split, explode, groupBy, count, update mode.
 
-TABLE
+The best of some sizes of a batch; one shuffle partition is faster than two, as the counts of a batch are few.
 """
 
 from __future__ import annotations
@@ -16,55 +16,41 @@ from pyspark.sql.streaming import StreamingQuery
 
 if TYPE_CHECKING or __package__:
     from .job import WORDS_PER_LINE, lines
-    from .reporting import LatencyMeter, Request, Throughput, check, parse_request, print_result
+    from .reporting import LatencyMeter, Request, check, parse_request, print_result
     from .spark_common import (
         CORES,
+        SQL,
         batches_of,
-        file_stream,
-        run_to_end,
+        best_throughput,
         scratch_directory,
         spark_session,
         sum_of_counts,
-        throughput_of,
         words_of,
-        write_batches,
     )
 else:
     from job import WORDS_PER_LINE, lines
-    from reporting import LatencyMeter, Request, Throughput, check, parse_request, print_result
+    from reporting import LatencyMeter, Request, check, parse_request, print_result
     from spark_common import (
         CORES,
+        SQL,
         batches_of,
-        file_stream,
-        run_to_end,
+        best_throughput,
         scratch_directory,
         spark_session,
         sum_of_counts,
-        throughput_of,
         words_of,
-        write_batches,
     )
 
-BATCH_LINES = 300_000
-WARM_UP_BATCHES = 3
+BATCH_LINES = (150_000, 300_000, 600_000, 1_200_000)
 SHUFFLE_PARTITIONS = 1
 # The compilers of the virtual machine need this long until a small batch is as fast as it gets.
 SETTLE_SECONDS = 8.0
 TURN_SECONDS = 0.005
 DRAIN_SECONDS = 20.0
 SETTING = (
-    f"local[{CORES}], {SHUFFLE_PARTITIONS} shuffle partition, text files in memory, {BATCH_LINES} lines a batch; "
+    f"local[{CORES}], {SHUFFLE_PARTITIONS} shuffle partition, text files in memory, the best of some sizes of a batch; "
     "latency: socket source, batches back to back"
 )
-
-
-def measure_throughput(session: SparkSession, scratch: Path, request: Request) -> Throughput:
-    write_batches(scratch / "lines", request.seed, request.lines, BATCH_LINES, WARM_UP_BATCHES)
-    counts = words_of(file_stream(session, scratch / "lines")).groupBy("word").count()
-    checkpoint = scratch / "throughput"
-    query = run_to_end(counts.writeStream, checkpoint)
-    counted = sum_of_counts(session, checkpoint, "value.count")
-    return throughput_of(batches_of(query), WARM_UP_BATCHES, request.lines, counted)
 
 
 def measure_latency(session: SparkSession, scratch: Path, request: Request) -> LatencyMeter:
@@ -83,13 +69,13 @@ def measure_latency(session: SparkSession, scratch: Path, request: Request) -> L
     for batch in batches_of(query):
         words += batch.lines * WORDS_PER_LINE
         meter.counted(words, batch.delivered)
-    check(sum_of_counts(session, checkpoint, "value.count"), len(content) * WORDS_PER_LINE)
+    check(sum_of_counts(session, checkpoint, SQL), len(content) * WORDS_PER_LINE)
     return meter
 
 
 def _start_on_socket(session: SparkSession, port: int, checkpoint: Path) -> StreamingQuery:
     stream = session.readStream.format("socket").option("host", "127.0.0.1").option("port", port).load()
-    counts = words_of(stream).groupBy("word").count()
+    counts = SQL.of(words_of(stream))
     return counts.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(checkpoint)).start()
 
 
@@ -113,9 +99,12 @@ def _wait_for_lines(query: StreamingQuery, count: int) -> None:
 def main() -> None:
     request = parse_request(__doc__ or "")
     with scratch_directory() as scratch, spark_session(SHUFFLE_PARTITIONS, scratch) as session:
-        throughput = measure_throughput(session, scratch, request) if request.lines else None
+        throughput = None
+        trials: list[dict[str, object]] = []
+        if request.lines:
+            throughput, trials = best_throughput(session, scratch, request, request.batch_lines or BATCH_LINES, SQL)
         latency = measure_latency(session, scratch, request) if request.rate else None
-    print_result("spark_sql", pyspark.__version__, SETTING, throughput, latency)
+    print_result("spark_sql", pyspark.__version__, SETTING, throughput, latency, trials)
 
 
 if __name__ == "__main__":
