@@ -1,4 +1,4 @@
-"""Makes `parts` importable, by the tests and by the workers, and gives every test a clean slate."""
+"""Makes the components importable, by the tests and by the workers, and gives every test a clean slate."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ settings.register_profile("cluster", deadline=None, suppress_health_check=list(H
 
 @pytest.fixture(autouse=True)
 def clean_slate() -> Iterator[None]:
-    import parts
+    import seen
 
-    parts.forget()
+    seen.forget()
     yield
-    parts.forget()
+    seen.forget()

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 import wave_parts as parts
 from wave_parts import Exact, Ledger, Numbers, Pass
 
-from millrace.api.component import BatchingBolt, Bolt, Tuple
+from millrace.api.bolt import BatchingBolt, Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
 
 RESTORED: list[Any] = []
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from parts import REFUSED, SEEN
+from seen import REFUSED, SEEN
 
-from millrace.api.component import Bolt, TicklessBatchingBolt, Tuple
+from millrace.api.bolt import Bolt, TicklessBatchingBolt
+from millrace.api.tuple import Tuple
 from millrace.runtime.clock import ManualClock
 
 CLOCK: list[ManualClock] = []  # of the cluster under test

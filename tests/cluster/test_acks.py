@@ -6,28 +6,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from parts import (
-    SEEN,
-    TOLD,
-    AcksTwice,
-    Anchored,
-    ByHand,
-    Counting,
-    FailsItself,
-    Never,
-    Pairs,
-    Pass,
-    Picky,
-    Reliable,
-    Sink,
-    Sums,
-    TicklessSums,
-    Unanchored,
-    WithoutIds,
-    drain,
-    meter,
-    run_through,
-)
+from ack_parts import AcksTwice, Anchored, ByHand, FailsItself, Pairs, Unanchored
+from cluster_runs import drain, meter, run_through
+from plain_parts import Counting, Never, Pass, Reliable, Sink, WithoutIds
+from refusing_parts import Picky
+from seen import SEEN, TOLD
+from timed_parts import Sums, TicklessSums
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology

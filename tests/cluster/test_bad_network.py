@@ -8,7 +8,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from parts import SEEN, Late, Numbers, Pass, Sink, counter, drain, forget, meter, spouts_done
+from cluster_runs import Late, counter, drain, meter, spouts_done
+from plain_parts import Numbers, Pass, Sink
+from seen import SEEN, forget
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
@@ -176,7 +178,7 @@ def test_chunks_for_a_task_that_a_worker_has_not_heard_of_yet_are_kept_for_it(la
     cluster.kill(2)
     cluster.tell(Resumed("line"))
     cluster.step(50)
-    assert sum(map(len, cluster.workers[late]._stash.values())) > 0
+    assert sum(map(len, cluster.workers[late].arrivals._stash.values())) > 0
     cluster.hear()
     finish(cluster)
     assert set(SEEN["sink"]) == set(range(N))
@@ -273,7 +275,7 @@ def test_forged_frames_are_counted_and_disturb_nothing(config: dict[str, Any]) -
     cluster.step(120)
     for frames in forgeries(cluster):
         for worker in cluster.workers.values():
-            worker.receive(frames)
+            worker.arrivals.receive(frames)
         cluster.step()
     assert counter(cluster, "malformed") > 20
     finish(cluster)
@@ -287,7 +289,7 @@ def test_random_bytes_are_counted_and_disturb_nothing() -> None:
         frame = random.randbytes(random.randint(0, 60))
         with pytest.raises(WireError):
             wire.decode_data(frame)
-        cluster.workers[random.randint(0, 1)].receive([frame] * random.randint(1, 3))
+        cluster.workers[random.randint(0, 1)].arrivals.receive([frame] * random.randint(1, 3))
     assert counter(cluster, "malformed") == 300
     finish(cluster)
     assert Counter(SEEN["sink"]) == dict.fromkeys(range(N), 1)
@@ -328,7 +330,7 @@ def test_a_worker_that_comes_back_as_another_is_not_taken_for_the_old_one() -> N
     cluster.step(5)
     chunk = wire.Chunk(1, old.generation, 1, 0, 1, 1 << 16, 1, 2 << 16, 1, 0, 0, 1, wire.ROWS, 0, [], 0, 0.0)
     for worker in cluster.workers.values():
-        worker.receive([wire.encode(chunk), wire.encode_rows([(-1,)])])
+        worker.arrivals.receive([wire.encode(chunk), wire.encode_rows([(-1,)])])
     assert all(worker.counters["fenced"] > 0 for worker in cluster.workers.values())
     assert -1 not in SEEN["sink"]
     finish(cluster)
@@ -341,7 +343,7 @@ def test_a_worker_that_has_just_joined_is_heard_before_everyone_knows_it() -> No
     cluster.step(120)
     newcomer = wire.Chunk(7, 99, 1, 0, 1, 1 << 16, 55, 2 << 16, 1, 0, 0, 1, wire.ROWS, 0, [], 0, 0.0)
     for worker in cluster.workers.values():
-        worker.receive([wire.encode(newcomer), wire.encode_rows([(-1,)])])
+        worker.arrivals.receive([wire.encode(newcomer), wire.encode_rows([(-1,)])])
     assert counter(cluster, "fenced") == 0
     cluster.step(70)
     assert SEEN["sink"].count(-1) == 1

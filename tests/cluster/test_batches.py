@@ -9,42 +9,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from batch_words import check, run_to_the_end, words
 from kept_state import state_of
 
-from millrace.api.component import Bolt, Tuple
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
 from millrace.control.stages import stages_of
 from millrace.errors import MillraceError
 from millrace.microbatch.batch_worker import BatchFailed
-from millrace.model.graph import TaskId, TopologyGraph, graph_of
+from millrace.model.graph import TaskId, graph_of
 from millrace.spark.microbatch import batched
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
-from millrace.workloads.audit import NumberedLines, SplitNumbered, StatefulWordCount, TallyNumbered, audit, true_counts
+from millrace.workloads.audit import NumberedLines, SplitNumbered, TallyNumbered
 from millrace.workloads.wordcount import expected_counts
-
-LINES = 600
-
-
-def words(out: Path, **config: Any) -> TopologyGraph:
-    return batched(graph_of(StatefulWordCount, config={"path": str(out), "limit": LINES, **config}))
-
-
-def run_to_the_end(batches: LocalBatches) -> None:
-    for _ in range(200):
-        if not sum(task.meters["emitted"] for report in batches.batch() for task in report.tasks):
-            return
-    raise AssertionError("the spouts never come to an end")
-
-
-def check(batches: LocalBatches, out: Path) -> None:
-    assert batches.committed is not None
-    sent = {task.index: position for task, position in batches.committed.positions().items()}
-    assert sum(sent.values()) == LINES
-    found = audit(out, sent)
-    assert (found.lost, found.repeated, found.wrong) == (0, 0, 0)
-    kept = state_of(batches.checkpoints.store, batches.graph)
-    assert kept["count"]["counts"] == true_counts(sent)
 
 
 def test_nothing_goes_wrong(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from parts import SEEN, NumbersArrow, Sink, SinkArrow, SinkByTask, SinkRows, counter, drain, meter, run_through
+from cluster_runs import counter, drain, meter, run_through
+from plain_parts import NumbersArrow, Sink, SinkArrow, SinkByTask, SinkRows
+from seen import SEEN
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology

@@ -6,50 +6,40 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from parts import (
-    SEEN,
-    TOLD,
+from ack_parts import ListIds
+from cluster_runs import counter, drain, meter, run_through
+from misbehaving_parts import (
     BadAcks,
     BadEmits,
     BadReports,
-    CannotBeMade,
-    CannotStart,
     CloseRaises,
     Intruder,
+    RaisesAfterEmit,
+    RaisesWhenTold,
+    TickRaises,
+    divides,
+    out_of_range,
+)
+from plain_parts import Numbers, NumbersArrow, Pass, Reliable, Sink, SinkArrow
+from refusing_parts import (
+    CannotBeMade,
+    CannotStart,
     Lenient,
-    ListIds,
-    MakesBadText,
-    MixedTypes,
-    Numbers,
-    NumbersArrow,
-    Pass,
     Picky,
     PickyArrow,
     PickyBlocking,
     PickyRows,
-    RaisesAfterEmit,
-    RaisesWhenTold,
     Reborn,
     RebornBlocking,
     RebornRows,
-    RefusesBadText,
-    Reliable,
-    ReusesItsList,
-    Sink,
-    SinkArrow,
     StartsLater,
-    Texts,
-    TickRaises,
-    counter,
-    divides,
-    drain,
-    meter,
-    out_of_range,
-    run_through,
 )
+from seen import SEEN, TOLD
+from stream_parts import MakesBadText, MixedTypes, RefusesBadText, ReusesItsList, Texts
 
-from millrace.api.component import Bolt, Spout
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
+from millrace.api.spout import Spout
 from millrace.api.topology import Topology
 from millrace.runtime import wire
 from millrace.testing.local_cluster import LocalCluster

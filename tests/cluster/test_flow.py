@@ -6,13 +6,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from parts import (
-    SEEN,
-    TOLD,
+from ack_parts import ByTheHundred
+from cluster_runs import counter, drain, run_through
+from plain_parts import (
     AllAtOnce,
     Burst,
-    ByTheHundred,
-    EmitsOnTick,
     Lives,
     Never,
     Numbers,
@@ -21,15 +19,10 @@ from parts import (
     PassBlocking,
     Sink,
     SinkBlocking,
-    Sums,
-    SumsBlocking,
     Switched,
-    Ticked,
-    TickedBlocking,
-    counter,
-    drain,
-    run_through,
 )
+from seen import SEEN, TOLD
+from timed_parts import EmitsOnTick, Sums, SumsBlocking, Ticked, TickedBlocking
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
@@ -222,7 +215,7 @@ def test_a_killed_topology_leaves_nothing_behind_in_the_workers() -> None:
         cluster.run(0.2)
     cluster.run(12.0)
     assert [len(worker.timers._heap) for worker in cluster.workers.values()] == before
-    assert [worker._stash for worker in cluster.workers.values()] == [{}, {}]
+    assert [worker.arrivals._stash for worker in cluster.workers.values()] == [{}, {}]
     assert [worker.topologies for worker in cluster.workers.values()] == [{}, {}]
 
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import hard_parts
 import pytest
+from cluster_runs import drain, run_through
 from hard_parts import BusyBatches, ClearsItsAnchors, Exits, RefusesOnce, Slow, StartsAtLast
-from parts import SEEN, Numbers, Reliable, Sink, divides, drain, run_through
+from misbehaving_parts import divides
+from plain_parts import Numbers, Reliable, Sink
+from seen import SEEN
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology

@@ -7,9 +7,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from cluster_runs import Late, counter, drain, meter, spouts_done
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parts import QUEUE, SEEN, FromQueue, Late, Numbers, Pass, Sink, counter, drain, forget, meter, spouts_done
+from plain_parts import FromQueue, Numbers, Pass, Sink
+from seen import QUEUE, SEEN, forget
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology

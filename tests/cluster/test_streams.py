@@ -6,25 +6,20 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from parts import (
-    SEEN,
-    TOLD,
+from cluster_runs import errors, run_through
+from plain_parts import Numbers, Pass, Sink, SinkByTask
+from seen import SEEN, TOLD
+from stream_parts import (
     EvenOdd,
     Grabby,
     GrabbyRows,
     Marker,
     NeedsIds,
     Nested,
-    Numbers,
     Origins,
-    Pass,
-    Sink,
-    SinkByTask,
     TaskIdSink,
     ToChosen,
     by_remainder,
-    errors,
-    run_through,
     to_both_ends,
 )
 

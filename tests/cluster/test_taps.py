@@ -12,7 +12,7 @@ import zmq
 from tapped import WORDS, CountedTap, Numbers, Tapped, TwoWidths
 
 from millrace.model.graph import TaskId
-from millrace.runtime.tap_messages import Seen
+from millrace.runtime.tap_messages import Seen, decode_rows, join_rows
 from millrace.runtime.tap_port import TapPort, open_here
 from millrace.runtime.tap_reader import Offset, first_offset, last_offset, ranges_between
 from millrace.runtime.tap_rows import TapRows
@@ -72,7 +72,7 @@ class Reader:
         for wanted in ranges_between(self.offset, end):
             found = taps(self.cluster).get(wanted.task)
             if found is not None and found.name == wanted.name:
-                self.rows += found.read(wanted.start, wanted.stop, LIMIT)[1]
+                self.rows += decode_rows(join_rows(found.read(wanted.start, wanted.stop, LIMIT, 2**62)[1]))
         self.offset = end
 
     def read_all(self, count: int = LIMIT) -> None:
@@ -175,6 +175,14 @@ def test_a_tap_that_nobody_reads_holds_the_spouts_up(guarantee: str) -> None:
     assert max(kept) <= limit + spouts * window * chunk * CHUNK_STRETCH or guarantee == "exactly-once"
     reader = Reader(cluster)
     reader.read_all(5000)
+
+
+def test_bytes_hold_the_spouts_up_too() -> None:
+    cluster = start(Tapped, **{"tap.mb": 0.001, "topology.chunk.tuples": 10, "limit": 100_000, "rate": 0.0})
+    cluster.run_until(lambda: len(taps(cluster)) == 2 and all(rows.unread_bytes >= 1000 for rows in taps(cluster).values()))
+    cluster.run(20.0)
+    assert max(rows.end for rows in taps(cluster).values()) < 2000
+    Reader(cluster).read_all(5000)
 
 
 def test_inputs_that_are_no_table_together_are_refused(caplog: pytest.LogCaptureFixture) -> None:

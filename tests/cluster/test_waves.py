@@ -19,6 +19,7 @@ from millrace.errors import StoreUnreachable, TopologyError
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime import wire
 from millrace.runtime.checkpoints import Checkpoints
+from millrace.state.checkpoint import manifest_names
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
 
 LIMIT = 3000
@@ -29,8 +30,8 @@ def fresh() -> None:
     parts.forget()
 
 
-def start(topology: Any = Exact, workers: int = 3, limit: int = LIMIT, store: MemoryStore | None = None, resume: bool = False,
-          par: dict[str, int] | None = None, **config: Any) -> LocalCluster:
+def start(topology: Any = Exact, workers: int = 3, limit: int = LIMIT, store: MemoryStore | None = None,
+          resume: bool | None = None, par: dict[str, int] | None = None, **config: Any) -> LocalCluster:
     cluster = LocalCluster(workers, nodes=workers, store=store)
     parts.Numbers.clock = staticmethod(cluster.clock.now)  # `rate` is in virtual time too
     cluster.submit(topology, resume=resume, config={"limit": limit, "rate": 3000.0, **config}, par=par)
@@ -240,10 +241,13 @@ def test_it_starts_anew_beside_an_old_checkpoint() -> None:
     cluster = start(store=store)
     until_wave(cluster, 2)
     parts.forget()
-    again = start(store=store)
+    old = set(manifest_names(store.names("exact/")))
+    again = start(store=store, resume=False)
     before = waves(cluster).committed
     until_wave(again, 1)
     assert waves(again).committed > before
+    until_wave(again, 1)
+    again.run_until(lambda: not old & set(store.names("exact/")))  # it has as many of its own as are kept
     finish(again)
     assert_exact()
 
@@ -399,14 +403,37 @@ def test_a_master_that_another_has_gone_on_from_commits_nothing() -> None:
     assert_exact()
 
 
-def test_who_forgot_to_resume_can_still_do_so() -> None:
+def test_who_does_not_say_whether_to_go_on_is_refused() -> None:
     store = MemoryStore()
     until_wave(start(store=store), 3)
-    forgetful = start(store=store)
-    assert any("with --resume it would go on from them" in text for text in forgetful.said)
-    forgetful.run(0.02)  # before it has committed anything
+    before = store.names("")
+    forgetful = LocalCluster(3, store=store)
+    with pytest.raises(TopologyError, match=r"checkpoints of 'exact', the last of wave 3.*--resume \(.*--fresh \("):
+        forgetful.submit(Exact)
+    assert not forgetful.master.topologies and store.names("") == before
+    finish(start(store=store, resume=True))
+    assert_exact()
+
+
+def test_who_began_anew_too_soon_can_still_resume() -> None:
+    store = MemoryStore()
+    until_wave(start(store=store), 3)
+    hasty = start(store=store, resume=False)
+    hasty.run(0.02)  # before it has committed anything
     finish(start(store=store, resume=True))
     assert visible() >= expected_rows(LIMIT, 2)  # what was prepared and not yet visible is gone: it began anew
+
+
+def test_an_epoch_that_has_no_wave_yet_is_nothing_to_go_on_from() -> None:
+    """Its manifest says only that it began at the beginning."""
+    store = MemoryStore()
+    cluster = start(store=store)
+    waves(cluster).due = float("inf")
+    cluster.run_until(lambda: counts(cluster).total() > 300)
+    cluster.kill(1)
+    cluster.run_until(lambda: bool(manifest_names(store.names("exact/"))))
+    finish(start(store=store))
+    assert_exact()
 
 
 def test_every_control_message_may_be_lost_or_late() -> None:
@@ -609,9 +636,8 @@ def test_checkpoints_name_the_run_whose_positions_go_with_them() -> None:
     assert found is not None and found.offsets == "1" and not found.of_batches
 
 
-@pytest.mark.parametrize("before", ["", "7-0"])
-def test_a_checkpoint_of_no_such_run_leaves_the_new_one(before: str) -> None:
-    """It was made where nothing was fed, or in batches."""
+def resubmitted(before: str) -> LocalCluster:
+    """A topology that is fed by a DataFrame, from a checkpoint with such offsets."""
     store = MemoryStore()
     until_wave(start(AtLeast, store=store), 1, "atleast")
     checkpoints = Checkpoints(store, "atleast")
@@ -620,7 +646,17 @@ def test_a_checkpoint_of_no_such_run_leaves_the_new_one(before: str) -> None:
     cluster = LocalCluster(3, nodes=3, store=store)
     found = msgspec.structs.replace(found, offsets=before)
     cluster.tell(Submitted(graph_of(AtLeast, config={"limit": LIMIT}), found, checkpoints.newest(), "3"))
-    assert cluster.master.topologies["atleast"].offsets == "3"
+    return cluster
+
+
+def test_a_checkpoint_of_no_such_run_leaves_the_new_one() -> None:
+    """It was made where nothing was fed."""
+    assert resubmitted("").master.topologies["atleast"].offsets == "3"
+
+
+def test_a_checkpoint_made_in_batches_does_not_say_how_far_a_data_frame_was_read() -> None:
+    with pytest.raises(TopologyError, match=r"was made by the microbatch engine.* from its start once more"):
+        resubmitted("7-0")
 
 
 FAULTS = st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["kill", "start", "store", "cut", "move"]), st.integers(0, 3)),

@@ -6,12 +6,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from cluster_runs import Late, counter, drain, meter, spouts_done
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parts import (
-    SEEN,
-    TOLD,
-    Late,
+from plain_parts import (
     Lives,
     Numbers,
     NumbersArrow,
@@ -23,13 +21,9 @@ from parts import (
     Sink,
     SinkArrow,
     SinkBlocking,
-    Sums,
-    counter,
-    drain,
-    forget,
-    meter,
-    spouts_done,
 )
+from seen import SEEN, TOLD, forget
+from timed_parts import Sums
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology

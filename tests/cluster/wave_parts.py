@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any, ClassVar
 
-from millrace.api.component import BatchingBolt, Bolt, Spout, Tuple
+from millrace.api.bolt import BatchingBolt, Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.sink import TwoPhaseSink
+from millrace.api.spout import Spout
 from millrace.api.state import CounterState, ListState
 from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
 from millrace.connectors.generator import GeneratorSpout
 
 KEYS = 17

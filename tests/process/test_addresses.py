@@ -191,7 +191,7 @@ def test_a_worker_with_a_wrong_key(master: Master) -> None:
     said = run_to_its_end(setup)
     assert said.startswith("MasterUnreachable: ") and master.endpoint in said and "the key is not its own" in said
     assert master.state.workers == {}
-    assert master.wait_until(lambda: master.refused > 0, SECONDS)
+    assert master.wait_until(lambda: master.worker_port.refused > 0, SECONDS)
 
 
 def test_a_worker_without_a_master() -> None:

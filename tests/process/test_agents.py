@@ -94,13 +94,13 @@ def has_reported(cluster: ForkedCluster, slot: int) -> bool:
 
 def lose_replies(cluster: ForkedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """No agent hears anything of the master's from now on."""
-    reply = cluster.master._reply
+    reply = cluster.master.worker_port.reply
 
     def some(identity: bytes, message: Any) -> None:
         if not isinstance(message, wire.Agency):
             reply(identity, message)
 
-    monkeypatch.setattr(cluster.master, "_reply", some)
+    monkeypatch.setattr(cluster.master.worker_port, "reply", some)
 
 
 # ---- agents that die ----
@@ -246,9 +246,9 @@ def test_without_pushes_the_agents_own_looks_bring_the_plan(cluster: ForkedClust
 
     def only_publish(command: Distribute) -> None:
         parts = {node: wire.encode(part) for node, part in command.parts.items()}
-        master._publisher.publish(command.assignment.stamp, parts)
+        master.distributing.publisher.publish(command.assignment.stamp, parts)
 
-    monkeypatch.setattr(master, "_distribute", only_publish)
+    monkeypatch.setattr(master.distributing, "distribute", only_publish)
     move(cluster, stream)
     stream.until(reached(cluster))
     victim = agent_of(cluster, 1)

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from millrace.api.component import Bolt, ReplayableSpout
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping, stable_hash
+from millrace.api.spout import ReplayableSpout
 from millrace.api.state import CounterState
 from millrace.api.topology import Topology
+from millrace.cli.dashboard import batch_lines
 from millrace.cli.main import main
-from millrace.cli.show import batches_text, dashboard
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.master.batches import BatchRecord
 from millrace.master.checkpointing import only_state
@@ -157,7 +158,7 @@ def test_one_that_is_gone_leaves_its_tasks_to_the_others(master: Master) -> None
 
 
 def test_they_are_not_given_up_for_their_silence(master: Master) -> None:
-    master._heartbeat_timeout = 0.0
+    master.worker_port.heartbeat_timeout = 0.0
     assert not master.wait_until(lambda: len(master.state.workers) < 2, 0.5)
 
 
@@ -181,13 +182,14 @@ def test_what_their_tasks_did_is_counted(master: Master) -> None:
 
 def test_status_shows_batches(master: Master) -> None:
     assert only(master.status())["batches"]["count"] == 0
-    assert "no batch is done yet" in str(batches_text(only(master.status())["batches"]))
+    assert [line.text for line in batch_lines(only(master.status())["batches"])] == ["no batch is done yet"]
     master.note_batch("words", record(0, tuples_in=1000, misplaced=1, restored=2, spark_run_seconds=3.5, own_busy_seconds=2.5))
     shown = only(ask("batched", "status"))["batches"]
     assert (shown["count"], shown["last"]["tuples_in"], shown["misplaced"], shown["restored"]) == (1, 1000, 1, 2)
-    text = str(batches_text(shown))
-    assert "1 batches: the last took 0.500 s for 1,000 tuples" in text and "3.5 s by Spark, 2.5 s by us" in text
-    dashboard(master.status())
+    batches, state, time_in_partitions = (line.text for line in batch_lines(shown))
+    assert batches == "1, 0 attempts failed; last 0.50 s for 1,000 tuples; mean of 20: 0.50 s"
+    assert state == "0 times found in its process, 2 times loaded; 1 task misplaced"
+    assert time_in_partitions.startswith("3.5 s by Spark, 2.5 s by us; ")
 
 
 def test_what_is_told_of_a_topology_that_is_gone_is_dropped(master: Master) -> None:
@@ -222,6 +224,17 @@ def test_it_goes_on_from_its_last_batch(master: Master) -> None:
     assert only(master.status())["batches"]["count"] == 0
 
 
+def test_a_submission_that_is_refused_leaves_the_topology_to_others(master: Master) -> None:
+    wrong = graph_of(Words, "wrong", {"topology.guarantee": "exactly-once", "topology.message.timeout.secs": "soon"})
+    with pytest.raises(MillraceError, match="soon"):
+        master.submit(wrong)
+    master.checkpointing.submission(replace(wrong, name="another"), resume=False)  # all that was asked before is done by then
+    other = open_store(master.checkpointing.place)
+    lock = other.lock("wrong")
+    assert lock is not None
+    lock.close()
+
+
 # ---- state ----
 
 
@@ -235,7 +248,7 @@ def test_state_is_shown_as_of_the_last_batch(master: Master) -> None:
 
 
 def test_a_value_is_looked_up_in_the_checkpoint(master: Master) -> None:
-    def found(key: str, state: str = "hits") -> dict[str, Any]:
+    def found(key: Any, state: str = "hits") -> dict[str, Any]:
         answer: dict[str, Any] = ask("batched", "query", topology=None, component="count", key=key, state=state)
         return answer
 
@@ -246,6 +259,11 @@ def test_a_value_is_looked_up_in_the_checkpoint(master: Master) -> None:
     assert found("b")["value"] == 1 and found("b")["group"] == stable_hash("b") % GROUPS
     assert not found("never")["found"] and "nothing is kept under 'never'" in found("never")["error"]
     assert not found("a", "misses")["found"] and "has no state 'misses'" in found("a", "misses")["error"]
+    for wrong in ({"a": 1}, ["a", ["b"]]):
+        with pytest.raises(MillraceError, match=r"'count' keeps nothing under .*: a key is a text, a number"):
+            found(wrong)
+    with pytest.raises(UnknownName, match="no running topology has a component 'cont'; words has lines, count"):
+        ask("batched", "query", topology=None, component="cont", key="a", state=None)
 
 
 @pytest.mark.parametrize(("bolt", "state"), [(Count, "hits"), (Both, "state"), (Neither, "state")])
@@ -333,15 +351,21 @@ def test_the_other_verbs_work_on_batches(cli: Cli, master: Master) -> None:
     master.committed("words", committed(master, 2, {"a": 3}))
     master.note_batch("words", record(1, tuples_in=7))
     code, out, _ = cli("status")
-    assert code == 0 and "words: running (microbatch)" in out and "1 batches: the last took 0.500 s for 7 tuples" in out
+    assert code == 0 and "words: running (microbatch) for " in out and "last 0.50 s for 7 tuples" in out
+    assert cli("status", "words")[1].count("words: running") == 1
+    assert cli("status", "other") == (1, "", "millrace: no topology named 'other' is running; running: words\n")
     assert json.loads(cli("status", "--json")[1])["topologies"][0]["batches"]["count"] == 1
     code, out, _ = cli("plan")
-    assert code == 0 and "key groups of count: [0] 2, [1] 2" in out and "(agent)" not in out
+    assert code == 0 and "key groups of count: 2 each for [0..1]" in out and "(agent)" not in out
+    assert json.loads(cli("plan", "words", "--json")[1]) == json.loads(cli("plan", "--json")[1])
+    assert cli("plan", "other") == (1, "", "millrace: no topology named 'other' is running; running: words\n")
     for option in ([], ["--groups"]):
         code, out, _ = cli("state", *option)
-        assert code == 0 and "wave 2 is committed" in out and "?" not in out and "not in a wave yet" not in out
+        assert code == 0 and "wave 2 is committed" in out and "?" not in out and "unsaved" not in out
     assert cli("state", "--query", "count", "a") == (0, "3\n", "")
     assert cli("state", "--query", "count", "a", "--name", "hits") == (0, "3\n", "")
+    code, out, _ = cli("state", "--query", "count", "5")
+    assert code == 1 and "nothing is kept under 5" in out and """for the text write '"5"'""" in out
     assert cli("load")[0] == 0
     code, out, _ = cli("move", "count[0]", str(1 - master.state.topologies["words"].places[COUNT0].slot))
     assert code == 0 and "from the next batch on" in out

@@ -104,6 +104,9 @@ def test_a_topology_that_cannot_be(cli: Cli, topology: str, says: str) -> None:
     ("--par", "split=-3", "at least 1"),
     ("--par", "nosuch=2", "which WordCount does not have"),
     ("--config", "rate", "KEY=VALUE"),
+    ("--config", "topology.gurantee=exactly-once", "there is no such setting; did you mean topology.guarantee."),
+    ("--config", "topology.zzz=1", "there is no such setting. All are in docs/settings.md"),
+    ("--config", "checkpoint.store=/tmp", "a setting of the engine, not of a topology. Give it with --set"),
     ("--config", "topology.guarantee=perhaps", "at-most-once, at-least-once"),
     ("--config", "topology.message.timeout.secs=soon", "must be a number"),
     ("--config", "topology.message.timeout.secs=-1", "below the least value"),
@@ -126,6 +129,12 @@ def test_an_option_that_cannot_be(cli: Cli, option: str, value: str, says: str) 
 ])
 def test_options_that_are_of_no_use_to_batches(cli: Cli, arguments: list[str], says: str) -> None:
     assert_one_line(cli("run", WORD_COUNT, "--engine", "microbatch", *arguments), says)
+
+
+@pytest.mark.parametrize("engine", ["resident", "microbatch"])
+def test_to_go_on_and_to_begin_anew(cli: Cli, engine: str) -> None:
+    assert_one_line(cli("run", WORD_COUNT, "--engine", engine, "--resume", "--fresh"),
+                    "--resume and --fresh: one goes on from what an earlier run has left, the other deletes it. Give the one")
 
 
 @pytest.mark.parametrize("arguments", [

@@ -69,7 +69,7 @@ def stream(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
 def refused(cluster: ForkedCluster, port: str) -> int:
     """How many the port, that of the master or of worker 0, has turned away."""
     if port == "master":
-        return cluster.master.refused
+        return cluster.master.worker_port.refused
     return cluster.master.connections[0].counters["refused_connections"]
 
 
@@ -121,7 +121,7 @@ def test_without_the_cluster_s_key(stranger: Callable[[Keys, zmq.Socket], None],
         stream.until(lambda: refused(cluster, port) > before)
     malformed = [dict(connection.counters).get("malformed", 0) for connection in cluster.master.connections.values()]
     assert not any(malformed), "what it sent must not get in"
-    assert cluster.master.malformed == 0
+    assert cluster.master.worker_port.malformed == 0
     assert_undisturbed(stream)
 
 

@@ -222,12 +222,12 @@ def control(cluster: ForkedCluster) -> Iterator[zmq.Socket]:
 
 def test_on_the_master_s_port(control: zmq.Socket, cluster: ForkedCluster, stream: AuditedStream) -> None:
     master = cluster.master
-    before, cases = master.malformed, list(bad_control(cluster))
+    before, cases = master.worker_port.malformed, list(bad_control(cluster))
     for _, frames in cases:
         control.send_multipart(frames)
-    stream.until(lambda: master.malformed >= before + len(cases))
-    assert master.malformed == before + len(cases)
-    assert master.status()["malformed"] == master.malformed
+    stream.until(lambda: master.worker_port.malformed >= before + len(cases))
+    assert master.worker_port.malformed == before + len(cases)
+    assert master.status()["malformed"] == master.worker_port.malformed
     for _, frames in strange_control(cluster):
         control.send_multipart(frames)
     control.send(wire.encode(wire.Heartbeat(99, 1, 0)))

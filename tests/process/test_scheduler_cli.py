@@ -88,6 +88,10 @@ def test_list_needs_no_cluster(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
         assert all(entry["about"] for entry in found.values())
         code, out, _ = cli("scheduler", "list")
         assert code == 0 and "tstorm" in out and "gamma" in out and "module:Class" in out
+        code, out, _ = cli("scheduler", "list", "tstorm")
+        assert code == 0 and "gamma=1.5" in out and "Consolidation" in out and "otd" not in out
+        assert value(cli("scheduler", "list", "tstorm", "--json")) == {"tstorm": found["tstorm"]}
+        assert_one_line(cli("scheduler", "list", "nope"), "there is no scheduler named 'nope'")
         for verb in (["scheduler", "show"], ["scheduler", "history"], ["scheduler", "set", "otd"], ["plan"], ["load"],
                      ["move", "split[0]", "1"]):
             assert_one_line(cli(*verb), "no Millrace cluster is running on this machine")
@@ -225,13 +229,15 @@ def test_plan(cli: Cli, stream: AuditedStream) -> None:
         task: place.slot for task, place in dict(stream.state.places).items()}
     code, out, err = cli("plan")
     assert (code, err) == (0, "")
-    assert "audited: running, version" in out and "split[0]" in out and "key groups of count: [0]" in out
+    assert "audited: running, plan version" in out and "split[" in out and "key groups of count: 43 each for [0..1]" in out
 
 
 def test_load_and_what_is_saved(cli: Cli, stream: AuditedStream, tmp_path: Path) -> None:
     found = value(cli("load", "--json"))
     assert set(found["workers"]) == {"0", "1"} and set(found["nodes"]) == {"node0", "node1"}
     assert set(found["topologies"]["audited"]["components"]) == {"lines", "split", "count", "sink"}
+    code, out, err = cli("load", "--tasks")
+    assert (code, err) == (0, "") and "count[2]" in out and "pairs of tasks" in out
     assert value(cli("load", "audited", "--json"))["topologies"].keys() == {"audited"}
     code, out, err = cli("load")
     assert (code, err) == (0, "") and "split" in out and "node0" in out

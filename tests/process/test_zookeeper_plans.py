@@ -199,7 +199,7 @@ def test_workers_of_the_first_master_never_run_a_plan_of_the_second(server: ZooK
     """Even if nobody stops them, with the same nodes, slots and generations, and the second one's plan in their store."""
     name = f"deaf-{time.monotonic_ns()}"
     with start(server, 2, name) as first:
-        other_desk.setattr(first.master, "_on_publishing_failed", lambda error: None)
+        other_desk.setattr(first.master, "give_way", lambda error: None)
         old = run(first, tmp_path / "old")
         old.until(lambda: reached(first))
         revision = first.master.state.revision

@@ -14,7 +14,19 @@ from pathlib import Path
 
 import pytest
 from family import in_session
-from frame_parts import SOURCE, TARGET, FrameCount, Misfit, Mixed, NotStreaming, OddFrame, TappedCount, WrongSchema
+from frame_parts import (
+    SOURCE,
+    TARGET,
+    Forgotten,
+    FrameCount,
+    FromKafka,
+    Misfit,
+    Mixed,
+    NotStreaming,
+    OddFrame,
+    TappedCount,
+    WrongSchema,
+)
 from kept_state import state_of
 
 from millrace.errors import MasterUnreachable, MillraceError, TopologyError
@@ -121,9 +133,14 @@ def check_several_sources(engine: MicrobatchEngine, files: Files, tmp_path: Path
 
 
 def check_refusals(engine: MicrobatchEngine, target: Path) -> None:
-    for topology, words in [(NotStreaming, "is not streaming"), (Misfit, "text"), (WrongSchema, r"has a schema of word.*line")]:
+    for topology, words in [(NotStreaming, "is not streaming"), (Misfit, "text"), (WrongSchema, r"has a schema of word.*line"),
+                            (FromKafka, r"'lines' reads what from_kafka returns.*Failed to find data source: kafka"
+                                        r".*frame_parts.py.*--conf spark.jars.packages.*spark_settings.*spark-sql-kafka"),
+                            (Forgotten, r"forgotten returns, and that raised KeyError: 'no such key' \(.*frame_parts.py:")]:
         with pytest.raises(TopologyError, match=words):
             engine.submit(topology, topology.__name__)
+    with pytest.raises(TopologyError, match=r"topology.key.gruops: there is no such setting; did you mean topology.key.groups"):
+        engine.submit(FrameCount, "misspelt", {"topology.key.gruops": 7})
     with pytest.raises(TopologyError, match="reads a DataFrame, and none was given"):
         engine.submit(graph_of(FrameCount, "without"))
     with pytest.raises(TopologyError, match="works on the resident engine only"):
@@ -134,11 +151,11 @@ def check_refusals(engine: MicrobatchEngine, target: Path) -> None:
 
 def check_dead_letters(engine: MicrobatchEngine, files: Files, tmp_path: Path) -> None:
     """A row that does not fit the schema goes to the dead letters, and no other."""
-    (files.directory / "odd.txt").write_text("one odd three")
+    (files.directory / "odd.txt").write_text("one odd none three")
     engine.submit(OddFrame, "odd", {"path": str(tmp_path / "letters")})
     counted(engine, "odd", files.counts.total() // 10 + 1)
     letters = [json.loads(line) for path in (tmp_path / "letters").glob("*.jsonl") for line in path.read_text().splitlines()]
-    assert [letter["values"] for letter in letters] == [["odd", "a text"]]
+    assert [letter["values"] for letter in letters] == [["odd", "a text"], ["none", None]]
 
 
 def test_the_driver_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

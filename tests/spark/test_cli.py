@@ -25,14 +25,16 @@ MILLRACE = [sys.executable, "-m", "millrace.cli.main"]
 WORD_COUNT = "millrace.workloads.wordcount:WordCount"
 NAME = "wordcount"
 SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
+WHOLE_SECONDS = 4 * SECONDS  # for a command from the start of its Spark to its end
 LOOK_SECONDS = 0.1  # between two looks at another process
 
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Only the clusters of the test itself are seen, whatever else runs on the machine."""
+    """Only the clusters of the test itself are seen, whatever else runs on the machine, and no other test's checkpoints."""
     directory = tempfile.mkdtemp(prefix="desk")
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+    monkeypatch.setenv("XDG_STATE_HOME", f"{directory}/state")
     yield Path(directory) / "millrace"
     shutil.rmtree(directory)
 
@@ -75,8 +77,8 @@ class Run:
         counting = topology and topology["status"] == "running" and component(topology, "count")["executed"] > 0
         return status if counting else None
 
-    def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=SECONDS)
+    def end(self, seconds: float = SECONDS) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=seconds)
         until(lambda: not in_session(self.pid), "every process is gone")
         return self.process.returncode, out, err
 
@@ -136,6 +138,46 @@ def test_a_signal_stops_everything_in_good_order(number: signal.Signals, run: Ca
     assert code == 0
     assert "Traceback" not in err + out and "stopping" in out
     assert list(desk.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_forgotten_flag_costs_nothing(run: Callable[..., Run]) -> None:
+    def ran(*flags: str) -> tuple[int, str, str]:
+        return run("--json", "--seconds", "2", *flags).end(WHOLE_SECONDS)
+
+    assert ran()[0] == 0  # what it commits at its end is there
+    code, out, err = ran()
+    assert (code, out) == (1, "") and "Traceback" not in err
+    said = err.splitlines()[-1]
+    assert said.startswith("millrace: ") and f"has checkpoints of '{NAME}', the last of wave " in said
+    assert "--resume (resume=True) goes on from there, --fresh (resume=False) begins anew and deletes it" in said
+    for flag in ("--resume", "--fresh"):
+        assert ran(flag)[0] == 0
+
+
+@pytest.mark.parametrize("engine", ["resident", "microbatch"])
+def test_a_signal_that_ends_spark_too(engine: str, run: Callable[..., Run], tmp_path: Path) -> None:
+    """As `systemctl stop` and `timeout` send it: to every process. There is no good order, but one line says so."""
+    started = run("--engine", engine, "--master", "local[2]", "--slots", "1", "--set", "history.url=none",
+                  "--set", f"checkpoint.store={tmp_path}")
+    started.wait_running()
+    os.killpg(started.pid, signal.SIGTERM)
+    code, out, err = started.end()
+    assert code == 1 and "Traceback" not in err + out
+    assert err.splitlines()[-1].startswith("millrace: Spark has ended before the engine")  # the JVM may have had last words too
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["resident", "microbatch"])
+def test_spark_dies(engine: str, run: Callable[..., Run], tmp_path: Path) -> None:
+    started = run("--engine", engine, "--master", "local[2]", "--slots", "1", "--set", "history.url=none",
+                  "--set", f"checkpoint.store={tmp_path}")
+    started.wait_running()
+    for pid in [pid for pid in in_session(started.pid) if SPARK_SUBMIT in command(pid)]:
+        os.kill(pid, signal.SIGKILL)
+    code, out, err = started.end()
+    assert code == 1 and "Traceback" not in err + out
+    assert err.startswith("millrace: Spark has ended before the engine") and err.count("\n") == 1
 
 
 def test_ctrl_c_while_spark_starts(run: Callable[..., Run]) -> None:

@@ -160,7 +160,7 @@ def test_a_query_goes_on_from_its_checkpoint(make_engine: Callable[[], ResidentE
     incoming.add(files=2, lines=1000)
     second = make_engine()
     running = second.submit(writing(lines_of(spark, incoming, files=30), checkpoint=checkpoint), "restarted",
-                            {"path": str(out)}, resume=not explicit)
+                            {"path": str(out)}, resume=None if explicit else True)
     read_all(spark, running)
     end(running)
     again = written(out) - before
@@ -198,7 +198,10 @@ def test_state_is_resumed_with_the_positions_of_its_own_run(engine: ResidentEngi
     running = engine.submit(counting(lines_of(spark, incoming)), "again", config)
     read_all(spark, running)
     end(running)
-    running = engine.submit(counting(lines_of(spark, incoming)), "again", {**config, "topology.checkpoint.interval.secs": 600})
+    with pytest.raises(TopologyError, match=r"checkpoints of 'again', the last of wave \d+.*--resume \(.*--fresh \("):
+        engine.submit(counting(lines_of(spark, incoming)), "again", config)
+    running = engine.submit(counting(lines_of(spark, incoming)), "again", {**config, "topology.checkpoint.interval.secs": 600},
+                            resume=False)
     running.kill(wait=0)
     assert running.wait(SECONDS)
     incoming.add(files=1, lines=50)
@@ -206,6 +209,42 @@ def test_state_is_resumed_with_the_positions_of_its_own_run(engine: ResidentEngi
     read_all(spark, running)
     end(running)
     assert stored_counts(open_store(engine.master.checkpointing.place), "again") == dict.fromkeys(incoming.lines, 1)
+
+
+def test_what_spark_has_read_is_gone_on_from_or_read_again_as_was_said(engine: ResidentEngine, spark: SparkSession,
+                                                                       incoming: Incoming, tmp_path: Path) -> None:
+    """Without any state: its positions are all that there is."""
+    config = {"path": str(tmp_path / "out")}
+    incoming.add(files=2, lines=50)
+    running = engine.submit(writing(lines_of(spark, incoming)), "unsaid", config)
+    read_all(spark, running)
+    with pytest.raises(TopologyError, match="'unsaid' is running already"):
+        engine.submit(writing(lines_of(spark, incoming)), "unsaid", config)
+    end(running)
+    with pytest.raises(TopologyError, match=r"an earlier run of 'unsaid' has read: up to batch 0 of Spark's, made 20.*"
+                                            r"--resume \(resume=True\).*--fresh \(resume=False\)"):
+        engine.submit(writing(lines_of(spark, incoming)), "unsaid", config)
+    assert "unsaid" not in engine.master.state.topologies and not queries_of(spark, running)
+    incoming.add(files=1, lines=50)
+    running = engine.submit(writing(lines_of(spark, incoming)), "unsaid", config, resume=True)
+    read_all(spark, running)
+    end(running)
+    assert written(tmp_path / "out") == Counter(incoming.lines), "nothing is read twice"
+    running = engine.submit(writing(lines_of(spark, incoming)), "unsaid", {"path": str(tmp_path / "anew")}, resume=False)
+    read_all(spark, running)
+    end(running)
+    assert written(tmp_path / "anew") == Counter(incoming.lines), "everything is read again"
+
+
+def test_a_checkpoint_that_the_settings_name_is_never_begun_anew(engine: ResidentEngine, spark: SparkSession,
+                                                                 incoming: Incoming, tmp_path: Path) -> None:
+    (tmp_path / "spark" / "offsets").mkdir(parents=True)
+    topology = writing(lines_of(spark, incoming), checkpoint=str(tmp_path / "spark"))
+    running = engine.submit(topology, "named", {"path": str(tmp_path / "out")}, resume=False)
+    until(engine, lambda: any("--fresh deletes none of those" in event["text"] for event in engine.master.events
+                              if event["level"] == "warning"))
+    running.kill(wait=0)
+    assert running.wait(SECONDS)
 
 
 def test_state_that_begins_empty_where_spark_goes_on_is_told(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,

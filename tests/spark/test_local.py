@@ -89,7 +89,7 @@ def test_pause_resume_and_kill(engine: ResidentEngine) -> None:
     assert running.wait(SECONDS)
     assert running.status == "ended"
     assert ask(engine.master.name, "status")["topologies"] == []
-    assert engine.submit(WordCount, "paused", {"rate": 100}).wait_running(), "its name is free again"
+    assert engine.submit(WordCount, "paused", {"rate": 100}, resume=False).wait_running(), "its name is free again"
     engine.master.kill("paused", wait=0)
 
 
@@ -145,6 +145,6 @@ def test_a_topology_of_the_script_itself_is_refused(engine: ResidentEngine) -> N
 
 
 def test_a_second_engine_in_one_process_is_refused(engine: ResidentEngine) -> None:
-    with pytest.raises(MillraceError, match=r"Spark session already runs in this process.*Stop it first"):
+    with pytest.raises(MillraceError, match=r"Spark session already runs in this process.*Stop it.*ResidentEngine\(spark="):
         ResidentEngine("local[2]", 1, name=f"second-{os.getpid()}")
     assert engine.status()["workers"], "the first one lives on"

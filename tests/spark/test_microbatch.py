@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from batched import BatchedStream, kill
-from family import executor_of
+from batched import SECONDS, BatchedStream, kill
+from family import executor_of, python_workers
 
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.model.graph import TaskId, graph_of
+from millrace.runtime.checkpoint_store import open_store
+from millrace.spark import batch_query
 from millrace.spark.microbatch import MicrobatchEngine
+from millrace.state.checkpoint import manifest_names
 from millrace.workloads.audit import StatefulWordCount
 from millrace.workloads.wordcount import WordCount
 
@@ -96,6 +99,27 @@ def test_an_executor_is_killed_in_a_batch_with_the_state_that_it_held(engine: Mi
     stream.finish()
 
 
+def test_all_processes_are_gone_after_a_pause(engine: MicrobatchEngine, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Spark does it with those that it had no use for, for a minute: state and fragments are gone at the same time."""
+    stream = BatchedStream(engine, tmp_path, "idle")
+    stream.advance(2)
+    assert stream.records[-1].restored == 0
+    assert stream.running.drain(SECONDS)
+    for pid in python_workers(os.getpid()):
+        kill(pid)
+    before = len(stream.records)
+    monkeypatch.setattr(batch_query, "PROCESS_SECONDS", 0.0)
+    stream.running.resume()
+    stream.advance(1)
+    monkeypatch.undo()
+    first = stream.records[before]
+    assert (first.attempts, first.resident) == (1, 0) and first.restored
+    stream.advance(2)
+    assert stream.records[-1].restored == 0
+    stream.finish()
+
+
 def test_a_new_plan_while_a_batch_runs(engine: MicrobatchEngine, tmp_path: Path) -> None:
     """The batch that runs is not touched; the next one is run by the new plan."""
     stream = BatchedStream(engine, tmp_path, "replanned")
@@ -110,6 +134,32 @@ def test_a_new_plan_while_a_batch_runs(engine: MicrobatchEngine, tmp_path: Path)
     versions = [record.plan_version for record in stream.records[count:]]
     assert versions[0] == before and versions[1] == before + 2 and not stream.retried()
     stream.finish()
+
+
+def manifests(engine: MicrobatchEngine, name: str) -> set[str]:
+    return set(manifest_names(open_store(engine.master.checkpointing.place).names(f"{name}/")))
+
+
+def test_what_an_earlier_run_has_left_is_gone_on_from_or_deleted_as_was_said(engine: MicrobatchEngine, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    stream = BatchedStream(engine, first, "earlier")
+    stream.advance(2)
+    stream.finish()
+    before = manifests(engine, "earlier")
+    with pytest.raises(TopologyError, match=r"checkpoints of 'earlier', the last of batch \d+ \(wave \d+\), made 20.*"
+                                            r"--resume \(resume=True\).*--fresh \(resume=False\)"):
+        BatchedStream(engine, first, "earlier", resume=None)
+    assert "earlier" not in engine.master.state.topologies and manifests(engine, "earlier") == before
+    again = BatchedStream(engine, first, "earlier", resume=True)
+    again.advance(1)
+    again.finish()
+    old = manifests(engine, "earlier")
+    anew = BatchedStream(engine, second, "earlier", resume=False)
+    anew.advance(2)
+    anew.until(lambda: not old & manifests(engine, "earlier"))
+    anew.finish()
 
 
 def test_what_cannot_be_run_is_refused(engine: MicrobatchEngine, tmp_path: Path) -> None:

@@ -156,6 +156,7 @@ def test_exactly_once_through_a_killed_worker(engine: ResidentEngine, submit: Ca
     pairs = {row.key: row.value for row in state(spark, "counted", component="count", state="pairs").collect()}
     assert pairs.keys() == set(WORDS) and pairs["mill"].startswith("[") and pairs["mill"].endswith(',"mill"]')
     for options, schema, said in [
+        ({"component": "count", "staet": "pairs"}, None, "no option 'staet'; did you mean 'state'. It has topology, component"),
         ({"component": "cuont"}, None, "no component 'cuont'.*count, numbers, out"),
         ({"component": "count", "state": "pairs"}, "key string, value long", "column 'value' is declared bigint.*does not fit"),
         ({"component": "count", "store": str(tmp_path / "nowhere")}, None, "no checkpoint store at .*nowhere.*Name it with"),
@@ -180,6 +181,20 @@ def test_a_tap_that_nobody_reads_holds_the_topology_up(engine: ResidentEngine, s
     assert engine.master.wait_until(lambda: sum(running.positions().values()) > 0, SECONDS), "what was read is acked"
 
 
+def test_a_second_reader_takes_over(engine: ResidentEngine, submit: Callable[..., RunningTopology], tmp_path: Path) -> None:
+    """And the first is told."""
+    submit(Tapped, "shared", limit=ROWS, rate=1000.0)
+    frame = stream(engine.spark, "shared", "number long")
+    first, second = (Reader(engine, frame, tmp_path / name) for name in ("first", "second"))
+    first.start()
+    first.until(lambda: len(first.rows()) > 100)
+    second.start()
+    with pytest.raises(PySparkException, match=r"(?s)shared\.out cannot be read: it has another reader.*a Tap of its own"):
+        first.query.awaitTermination(SECONDS)
+    second.until(lambda: len(numbers(first.rows() + second.rows())) == ROWS)
+    second.stop()
+
+
 def test_what_cannot_be_read_is_said(engine: ResidentEngine, submit: Callable[..., RunningTopology], tmp_path: Path) -> None:
     spark = engine.spark
     submit(Tapped, "idle", limit=0)
@@ -188,6 +203,8 @@ def test_what_cannot_be_read_is_said(engine: ResidentEngine, submit: Callable[..
                             ("idle", "out", "type of column 'number' cannot be told, there is no row yet.*Give the types")]:
         with pytest.raises(PySparkException, match=f"(?s){said}"):
             stream(spark, name, tap=tap)
+    with pytest.raises(PySparkException, match=r"(?s)no option 'maxrowspertrigger'. It has topology, stream, cluster"):
+        spark.readStream.format("millrace").options(topology="idle", stream="out", maxRowsPerTrigger=5).load()
     submit(Tapped, "talking", limit=10)
     for name, schema, said in [("talking", "numbre long", "asks for numbre; the stream has number, word"),
                                ("talking", "word long", "column 'word' is declared bigint, and '.*' .str. does not fit")]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from millrace.api.topology import Topology
 from millrace.bench.faults import stored_counts
 from millrace.control.topology_state import TopologyState
@@ -15,8 +17,10 @@ from millrace.master.service import Master
 from millrace.model.graph import graph_of
 from millrace.runtime.checkpoint_store import open_store
 from millrace.workloads.audit import (
+    RECORD,
     AuditedWordCount,
     AuditResult,
+    AuditSink,
     StatefulWordCount,
     audit,
     true_counts,
@@ -27,7 +31,8 @@ RATE = 4000  # lines a second, ten words each
 
 
 class AuditedStream:
-    """Submits AuditedWordCount and waits for conditions of it; `finish` drains it and looks for every word."""
+    """Submits AuditedWordCount, which begins anew unless `resume` says otherwise, and waits for conditions of it; `finish`
+    drains it and looks for every word."""
 
     topology: type[Topology] = AuditedWordCount
 
@@ -53,15 +58,21 @@ class AuditedStream:
         return {task.index: position for task, position in dict(self.state.positions).items()}
 
     def advance(self, lines: int = 1500) -> None:
-        """Wait until every spout has got `lines` further: whatever was in flight before is fully processed then."""
+        """Wait until every spout has got `lines` further: whatever was in flight before is fully processed then. A spout that
+        had to begin again is behind what was sent before."""
         spouts = self.state.graph.component("lines").par
-        before = max(self.positions().values(), default=0)
+        before = max(self.sunk(), *self.positions().values(), 0)
 
         def further() -> bool:
             positions = self.positions()
             return len(positions) == spouts and min(positions.values()) >= before + lines
 
         self.until(further)
+
+    def sunk(self) -> int:
+        """The position after the last one that any sink has a word of."""
+        files = [np.fromfile(path, RECORD) for path in self.directory.glob(f"part-*{AuditSink.suffix}")]
+        return max((int(words["position"].max()) + 1 for words in files if len(words)), default=0)
 
     def slots(self) -> set[int]:
         """The slots that hold tasks of it."""

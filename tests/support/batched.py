@@ -22,9 +22,11 @@ SECONDS = 120.0  # a safety limit, never a measure
 
 
 class BatchedStream:
-    """Submits a word count and waits for conditions of it; `finish` drains it and looks for every word and count."""
+    """Submits a word count, which begins anew unless `resume` says otherwise, and waits for conditions of it; `finish` drains
+    it and looks for every word and count."""
 
-    def __init__(self, engine: MicrobatchEngine, directory: Path, name: str, resume: bool = False, **config: Any) -> None:
+    def __init__(self, engine: MicrobatchEngine, directory: Path, name: str, resume: bool | None = False,
+                 **config: Any) -> None:
         self.engine, self.master, self.directory, self.name = engine, engine.master, directory, name
         self.hold = Hold(directory)
         self.running = engine.submit(HeldWordCount, name, {"path": str(directory), "topology.batch.tuples": 500,

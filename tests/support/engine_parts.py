@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.api.component import BatchingBolt, Bolt, Tuple
+from millrace.api.bolt import BatchingBolt, Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.state import CounterState, ListState, State, Typed
 from millrace.api.topology import Stream, Topology
+from millrace.api.tuple import Tuple
 from millrace.connectors.generator import ArrowGeneratorSpout, GeneratorSpout
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.workloads.topn import MergeRanks, RollingCount

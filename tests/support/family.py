@@ -40,6 +40,13 @@ def executor_of(worker: int) -> int | None:
     return next((pid for pid in ancestors(worker) if "--executor-id" in command(pid)), None)
 
 
+def python_workers(root: int) -> list[int]:
+    """Spark's Python workers below a process: those that a daemon has forked."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    families = {pid: list(ancestors(pid)) for pid in pids if "pyspark.daemon" in command(pid)}
+    return [pid for pid, family in families.items() if root in family and family[0] in families]
+
+
 def daemon_of(worker: int) -> int:
     """The process that forks Spark's Python workers."""
     return next(pid for pid in ancestors(worker) if "pyspark.daemon" in command(pid))

@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
-from millrace.api.component import Bolt, Spout, Tuple
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
+from millrace.api.spout import Spout
 from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
 from millrace.connectors.frame_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.connectors.tap import Tap
@@ -30,6 +32,21 @@ def named_otherwise(spark: Any) -> Any:
     return lines(spark).withColumnRenamed("line", "text")
 
 
+def from_kafka(spark: Any) -> Any:
+    return spark.readStream.format("kafka").option("subscribe", "lines").load().selectExpr("value AS line")
+
+
+def forgotten(spark: Any) -> Any:
+    return {}["no such key"]
+
+
+def refused(frame: Any, batch: int) -> None:
+    """As long as there is no table."""
+    if not Path(os.environ[TARGET]).exists():
+        raise LookupError("there is no table")
+    write(frame, batch)
+
+
 def write(frame: Any, batch: int) -> None:
     """Under the batch's id: a batch that is written again replaces itself."""
     frame.write.mode("overwrite").parquet(str(Path(os.environ[TARGET]) / f"batch={batch}"))
@@ -42,7 +59,7 @@ class Lengths(Bolt):
 
     def process(self, tup: Tuple) -> None:
         word = tup.values[0]
-        self.emit([word, "a text" if word == "odd" else len(word)])
+        self.emit([word, {"odd": "a text", "none": None}.get(word, len(word))])
 
 
 class FrameCount(Topology):
@@ -74,7 +91,7 @@ class OddFrame(Topology):
     split = Split.spec(inputs={lines: Grouping.SHUFFLE}, par=1)
     lengths = Lengths.spec(inputs=[split], par=1)
     table = DataFrameSink.spec(inputs=[lengths], par=1,
-                               config={"schema": "word string, length int", "write": "frame_parts:write"})
+                               config={"schema": "word string, length int not null", "write": "frame_parts:write"})
     letters = JsonLinesSink.spec(inputs=[table.dead_letters], par=1)
 
 
@@ -86,6 +103,21 @@ class NotStreaming(Topology):
 class Misfit(Topology):
     lines = Spout.from_dataframe(named_otherwise, outputs=["line"], par=1)
     split = Split.spec(inputs=[lines], par=1)
+
+
+class FromKafka(Topology):
+    lines = Spout.from_dataframe(from_kafka, outputs=["line"], par=1)
+    split = Split.spec(inputs=[lines], par=1)
+
+
+class Forgotten(Topology):
+    lines = Spout.from_dataframe("frame_parts:forgotten", outputs=["line"], par=1)
+    split = Split.spec(inputs=[lines], par=1)
+
+
+class Refused(Topology):
+    drawn = Lines.spec(par=1, config={"limit": 100})
+    table = DataFrameSink.spec(inputs=[drawn], par=2, config={"schema": "line string", "write": "frame_parts:refused"})
 
 
 class WrongSchema(Topology):

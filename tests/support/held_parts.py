@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from millrace.api.component import Tuple
 from millrace.api.grouping import Grouping
+from millrace.api.tuple import Tuple
 from millrace.workloads.audit import AuditSink, NumberedLines, SplitNumbered, StatefulWordCount, TallyNumbered
 
 LOOK_SECONDS = 0.02

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from millrace.api.component import Bolt, Component, Spout, Tuple
+from millrace.api.bolt import Bolt
+from millrace.api.component import Component
+from millrace.api.spout import Spout
+from millrace.api.tuple import Tuple
 from millrace.testing.states import with_state
 
 C = TypeVar("C", bound=Component)

@@ -1,9 +1,11 @@
-"""What the documents say is true: examples run, tables are current, links lead somewhere."""
+"""What the documents say is true: what needs no Spark runs here, tables are current, links lead somewhere. The other samples
+are run by tests/spark/test_samples.py."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -12,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pages import DOCS, FILE_NAME, PAGES, README, ROOT, blocks
 from recording import attach, tuples
+from typer.main import get_command
 
 import millrace
 from millrace.api.topology import Topology
+from millrace.cli.main import app
 from millrace.cli.settings_table import settings_page
 from millrace.model.graph import graph_of
 from millrace.schedulers.base import NewPlan, NoChange
@@ -24,16 +29,12 @@ from millrace.schedulers.parameters import with_parameters
 from millrace.schedulers.rules import check_result
 from millrace.testing.local_cluster import LocalCluster
 
-ROOT = Path(millrace.__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def blocks(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+COMMAND = re.compile(r"^    (?:\S*/)?millrace (.+?)(?:\s{2,}#.*)?$", re.M)
 
 
 def test_the_first_topology_is_the_example_file() -> None:
-    assert blocks(ROOT / "README.md")[0] == (ROOT / "examples" / "first.py").read_text()
+    assert blocks(README)[0] == (ROOT / "examples" / "first.py").read_text()
 
 
 def test_the_first_topology_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,10 +50,38 @@ def test_the_first_topology_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert graph_of(WordCount).name == "wordcount"
 
 
+def test_the_second_sample_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("second")
+    monkeypatch.setitem(sys.modules, "second", module)
+    exec(blocks(README)[1] + SECOND, vars(module))
+    cluster = LocalCluster(workers=2)
+    cluster.submit(module.Both)
+    cluster.run_until(lambda: cluster.tasks("seen")[0].meters.executed >= 500, seconds=1e6)
+    rows = cluster.tasks("seen")[0].component.rows
+    assert rows == [(f"d{n % 10}", n) for n in range(101, 101 + len(rows))]
+
+
+SECOND = '''
+from millrace import Topology
+
+class Seen(Bolt):
+    def initialize(self, storm_conf, context):
+        self.rows = []
+
+    def process(self, tup):
+        self.rows.append(tuple(tup.values))
+
+class Both(Topology):
+    readings = Readings.spec()
+    large = Large.spec(inputs=[readings])
+    seen = Seen.spec(inputs=[large])
+'''
+
+
 def test_the_bolt_of_the_state_page_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("trips")
     monkeypatch.setitem(sys.modules, "trips", module)
-    exec(blocks(ROOT / "docs" / "STATE.md")[0], vars(module))
+    exec(blocks(DOCS / "STATE.md")[0], vars(module))
     bolt, recorder = attach(module.Trips)
     for tup in tuples("car at", [["a", 1.0], ["b", 2.0], ["a", 3.0]]):
         bolt.process(tup)
@@ -66,9 +95,21 @@ def test_python_in_the_pages_is_python(page: Path) -> None:
         ast.parse(block)
 
 
+def test_files_of_the_pages_can_be_imported() -> None:
+    """Also those that need a server: their topologies are checked when the class is made."""
+    found: list[str] = []
+    for page in PAGES:
+        for block in blocks(page):
+            if file := FILE_NAME.match(block):
+                exec(block, {"__name__": file[1]})
+                found.append(file[1])
+    assert "from_kafka" in found
+    assert len(set(found)) == len(found), f"two files of the pages have one name: {found}"
+
+
 def test_the_scheduler_of_the_page_schedules() -> None:
     names: dict[str, Any] = {}
-    exec(blocks(ROOT / "docs" / "SCHEDULERS.md")[0], names)
+    exec(blocks(DOCS / "SCHEDULERS.md")[0], names)
     situation = random_situation(np.random.default_rng(1))
     scheduler = with_parameters(names["AllInOnePlace"], {"least_tasks": 1}, "the page's")
     result = check_result(situation, scheduler.schedule(situation.graphs, situation.cluster, situation.load, situation.plan))
@@ -79,20 +120,41 @@ def test_the_scheduler_of_the_page_schedules() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]+)#?([^)]*)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+        assert not anchor or anchor in headings(page.parent / target), f"{target} has no heading {anchor}"
+
+
+def headings(page: Path) -> list[str]:
+    """As links name them."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found]
 
 
 def test_the_settings_page_is_current() -> None:
-    assert (ROOT / "docs" / "settings.md").read_text() == settings_page(), \
+    assert (DOCS / "settings.md").read_text() == settings_page(), \
         "run: python -m millrace.cli.settings_table > docs/settings.md"
 
 
-def test_every_verb_the_readme_names_exists() -> None:
-    verbs = set(re.findall(r"\./millrace (\w+)", (ROOT / "README.md").read_text()))
-    for verb in verbs:
-        found = subprocess.run([sys.executable, "-m", "millrace.cli.main", verb, "--help"], capture_output=True, check=False)
-        assert found.returncode == 0, f"README names `millrace {verb}`, which the command does not have"
+@pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=lambda page: page.name)
+def test_commands_of_the_pages_are_understood(page: Path) -> None:
+    """Verbs, arguments and options are there; nothing is carried out."""
+    for line in COMMAND.findall(page.read_text().replace("\\\n", " ")):
+        for command in line.split("; ./millrace "):
+            assert_understood(command)
+
+
+def assert_understood(command: str) -> None:
+    words, verb = shlex.split(command), get_command(app)
+    while hasattr(verb, "commands"):
+        assert words and words[0] in verb.commands, f"there is no `millrace {command}`"
+        verb = verb.commands[words.pop(0)]
+    verb.make_context(verb.name, words)  # exits with an error that names the option or argument
+
+
+def test_the_command_itself_answers() -> None:
+    found = subprocess.run([sys.executable, "-m", "millrace.cli.main", "run", "--help"], capture_output=True, check=False)
+    assert found.returncode == 0
 
 
 def test_public_names_are_sorted_and_there() -> None:

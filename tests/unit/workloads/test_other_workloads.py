@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from recording import attach, drain, rows, tuples
 
-from millrace.api.component import SYSTEM_COMPONENT, TICK_STREAM, Tuple
+from millrace.api.tuple import SYSTEM_COMPONENT, TICK_STREAM, Tuple
 from millrace.state.packing import pack_value, unpack_value
 from millrace.workloads.logstream import (
     Indexer,

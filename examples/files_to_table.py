@@ -1,0 +1,67 @@
+"""Orders from JSON files, running totals by customer, a table of Parquet files: exactly once from end to end.
+
+    mkdir -p /tmp/orders
+    ./millrace run examples.files_to_table:Totals --engine microbatch
+
+and from another terminal, as often as you like (files are moved in whole: Spark reads each of them once):
+
+    echo '{"customer": "ada", "cents": 1250}' > /tmp/order && mv /tmp/order /tmp/orders/$(date +%s%N).json
+    .venv/bin/python -m examples.files_to_table
+
+The second command shows the table. The variables ORDERS and TOTALS name other directories. To run it once more, add `--resume`:
+it goes on after the last batch. With `--fresh` it begins anew; remove /tmp/totals then, as batches are numbered anew too.
+"""
+
+import os
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from millrace import Bolt, CounterState, Grouping, Spout, Topology, Tuple
+from millrace.connectors.frame_sink import DataFrameSink
+
+ORDERS = os.environ.get("ORDERS", "/tmp/orders")
+TOTALS = os.environ.get("TOTALS", "/tmp/totals")
+
+
+def orders(spark: SparkSession) -> DataFrame:
+    """Called on the driver when the topology is submitted. Any source of Structured Streaming will do."""
+    return spark.readStream.schema("customer string, cents long").option("maxFilesPerTrigger", 100).json(ORDERS)
+
+
+class Total(Bolt):
+    """What each customer has ordered so far."""
+
+    outputs = ["customer", "orders", "cents"]
+    orders = CounterState()
+    cents = CounterState()
+
+    def process(self, tup: Tuple) -> None:
+        customer, cents = tup.values
+        self.orders[customer] += 1
+        self.cents[customer] += cents
+        self.emit([customer, self.orders[customer], self.cents[customer]])
+
+
+def write(frame: DataFrame, batch_id: int) -> None:
+    """Called on the driver after each batch. Under the batch's id, so that a batch written again replaces itself."""
+    frame.write.mode("overwrite").parquet(f"{TOTALS}/batch={batch_id}")
+
+
+def newest(frame: DataFrame) -> DataFrame:
+    """The table has every total that there was. This is the last of each customer's."""
+    return frame.groupBy("customer").agg(F.max("orders").alias("orders"), F.max_by("cents", "orders").alias("cents"))
+
+
+class Totals(Topology):
+    incoming = Spout.from_dataframe(orders, par=2, outputs=["customer", "cents"])
+    total = Total.spec(inputs={incoming: Grouping.fields("customer")}, par=2)
+    table = DataFrameSink.spec(inputs={total: Grouping.LOCAL_OR_SHUFFLE}, par=2,
+                               config={"schema": "customer string, orders long, cents long",
+                                       "write": "examples.files_to_table:write"})
+
+
+if __name__ == "__main__":
+    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    newest(spark.read.parquet(TOTALS)).orderBy("customer").show()
+    spark.stop()

@@ -1,0 +1,67 @@
+"""A resident topology that Spark reads from while it runs: milliseconds inside, a streaming DataFrame outside.
+
+    ./millrace run examples.tapped:Watch                 # one terminal
+    .venv/bin/python -m examples.tapped /tmp/alarms      # another: Parquet files, until Ctrl-C
+
+Both can be stopped and started again. The reader goes on by itself where it was; `Watch` with `--resume`. With
+`--fresh` it begins anew: remove /tmp/alarms and /tmp/alarms.checkpoint then.
+"""
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from millrace import Bolt, CounterState, Grouping, Topology, Tuple
+from millrace.connectors.generator import GeneratorSpout
+from millrace.connectors.tap import Tap
+from millrace.spark.sources import register
+
+DEVICES = 20
+LIMIT = 90
+
+
+class Readings(GeneratorSpout):
+    """Number n of the stream is always the same, whoever asks for it again."""
+
+    outputs = ["device", "value"]
+
+    def generate(self, position: int) -> list[object]:
+        n = self.ordinal(position)
+        return [f"d{n % DEVICES}", n * 7919 % 101]
+
+
+class Alarms(Bolt):
+    """Values above the limit, with how many of its device there were."""
+
+    outputs = ["device", "value", "number"]
+    alarms = CounterState()
+
+    def process(self, tup: Tuple) -> None:
+        device, value = tup.values
+        if value > LIMIT:
+            self.alarms[device] += 1
+            self.emit([device, value, self.alarms[device]])
+
+
+class Watch(Topology):
+    config = {"topology.guarantee": "exactly-once", "topology.checkpoint.interval.secs": 1}
+    readings = Readings.spec(par=2, config={"rate": 1000})
+    alarms = Alarms.spec(inputs={readings: Grouping.fields("device")}, par=2)
+    seen = Tap.spec(inputs={alarms: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+
+
+def copy(spark: SparkSession, directory: str) -> StreamingQuery:
+    """Every alarm into Parquet files, once: the file sink of Spark is idempotent by batch."""
+    alarms = (spark.readStream.format("millrace").option("topology", "watch").option("stream", "seen")
+              .schema("device string, value long, number long").load())
+    writer = alarms.writeStream.format("parquet").option("checkpointLocation", f"{directory}.checkpoint")
+    return writer.trigger(processingTime="1 second").start(directory)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's own processes must find Millrace, too
+    session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    register(session)
+    copy(session, sys.argv[1]).awaitTermination()

@@ -1,0 +1,221 @@
+"""Components of the cluster tests that do as they should: spouts of numbers, bolts that pass on, bolts at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from seen import QUEUE, SEEN, TOLD
+
+from millrace.api.bolt import Bolt
+from millrace.api.spout import ReliableSpout, Spout
+from millrace.api.tuple import Tuple
+from millrace.connectors.generator import ArrowGeneratorSpout, GeneratorSpout
+
+# ---- spouts ----
+
+
+class Numbers(GeneratorSpout):
+    """0, 1, 2 … `limit` - 1, whatever its parallelism. Survives the loss of its worker."""
+
+    outputs = ["n"]
+
+    def generate(self, position: int) -> tuple[int]:
+        return (self.ordinal(position),)
+
+
+class NumbersArrow(ArrowGeneratorSpout):
+    outputs = ["n"]
+
+    def generate_arrow(self, first: int, count: int) -> pa.RecordBatch:
+        return pa.record_batch([pa.array(range(first, first + count), pa.int64())], names=["n"])
+
+
+class NumbersBlocking(Numbers):
+    blocking = True
+
+
+class Switched(Numbers):
+    """Writes down when it is switched on and off."""
+
+    def activate(self) -> None:
+        super().activate()
+        TOLD.append(("activate", self.task_index))
+
+    def deactivate(self) -> None:
+        TOLD.append(("deactivate", self.task_index))
+
+
+class AllAtOnce(Numbers):
+    """The whole limit in one call of next_tuple."""
+
+    def next_tuple(self) -> None:
+        while not self.exhausted:
+            super().next_tuple()
+
+
+class Counting(Spout):
+    """0 … `limit` - 1 with the id `#n`; writes down what it is told and sends nothing again."""
+
+    outputs = ["n"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self.next, self.limit = 0, storm_conf.get("limit", 10)
+
+    def next_tuple(self) -> None:
+        if self.next < self.limit:
+            self.next += 1
+            self.emit([self.next - 1], tup_id=f"#{self.next - 1}")
+
+    def ack(self, tup_id: Any) -> None:
+        TOLD.append(("ack", tup_id))
+
+    def fail(self, tup_id: Any) -> None:
+        TOLD.append((self.fail_cause, tup_id))
+
+
+class WithoutIds(Counting):
+    """The odd numbers are not tracked."""
+
+    def next_tuple(self) -> None:
+        if self.next < self.limit:
+            self.next += 1
+            self.emit([self.next - 1], tup_id=None if self.next % 2 == 0 else self.next - 1)
+
+
+class Reliable(ReliableSpout):
+    """0 … `limit` - 1, sent again when they fail; writes down what it is told."""
+
+    outputs = ["n"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self.next, self.limit = 0, storm_conf.get("limit", 10)
+
+    def next_tuple(self) -> None:
+        if self.next < self.limit:
+            self.next += 1
+            self.emit([self.next - 1], tup_id=self.next - 1)
+
+    def ack(self, tup_id: Any) -> None:
+        TOLD.append(("ack", tup_id))
+        super().ack(tup_id)
+
+    def fail(self, tup_id: Any) -> None:
+        TOLD.append((self.fail_cause, tup_id))
+        super().fail(tup_id)
+
+
+class FromQueue(ReliableSpout):
+    """Takes numbers from QUEUE, which others take from too: what it took and has not seen through is its own alone."""
+
+    outputs = ["n"]
+
+    def next_tuple(self) -> None:
+        if QUEUE:
+            number = QUEUE.popleft()
+            self.emit([number], tup_id=number)
+
+
+# ---- bolts that pass on ----
+
+
+class Pass(Bolt):
+    outputs = ["n"]
+
+    def process(self, tup: Tuple) -> None:
+        self.emit([tup.values.n])
+
+
+class PassBlocking(Pass):
+    blocking = True
+
+
+class PassRows(Bolt):
+    outputs = ["n"]
+
+    def process_rows(self, rows: list[Any]) -> None:
+        for row in rows:
+            self.emit((row.n,))
+
+
+class PassArrow(Bolt):
+    outputs = ["n"]
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        self.emit_arrow(batch)
+
+
+class Doubled(Bolt):
+    """Arrow in, Arrow out, by a computation."""
+
+    outputs = ["n"]
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        self.emit_arrow(pa.record_batch([pc.multiply(batch.column(0), 2)], names=["n"]))
+
+
+class Burst(Bolt):
+    """A hundred tuples for each."""
+
+    outputs = ["n"]
+
+    def process(self, tup: Tuple) -> None:
+        for k in range(100):
+            self.emit([tup.values.n * 100 + k])
+
+
+# ---- bolts at the end ----
+
+
+class Sink(Bolt):
+    """Keeps what it gets under its own name; a tuple of one value as that value."""
+
+    def process(self, tup: Tuple) -> None:
+        SEEN[self.component_name].append(tup.values[0] if len(tup.values) == 1 else tuple(tup.values))
+
+
+class SinkRows(Bolt):
+    def process_rows(self, rows: list[Any]) -> None:
+        SEEN[self.component_name] += [row.n for row in rows]
+
+
+class SinkArrow(Bolt):
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        SEEN[self.component_name] += batch.column("n").to_pylist()
+
+
+class SinkBlocking(Sink):
+    blocking = True
+
+
+class SinkByTask(Bolt):
+    """Keeps (task index, value or values)."""
+
+    def process(self, tup: Tuple) -> None:
+        values = tup.values[0] if len(tup.values) == 1 else tuple(tup.values)
+        SEEN[self.component_name].append((self.task_index, values))
+
+
+class Never(Bolt):
+    """Never acks."""
+
+    auto_ack = False
+
+    def process(self, tup: Tuple) -> None:
+        SEEN[self.component_name].append(tup.values.n)
+
+
+class Lives(Sink):
+    """Writes down when it is made, started and ended, and what it gets afterwards."""
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        TOLD.append(("initialize", self.component_name, self.task_index))
+
+    def process(self, tup: Tuple) -> None:
+        super().process(tup)
+        if ("close", self.component_name, self.task_index) in TOLD:
+            TOLD.append(("process after close",))
+
+    def close(self) -> None:
+        TOLD.append(("close", self.component_name, self.task_index))

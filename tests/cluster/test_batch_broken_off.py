@@ -1,0 +1,104 @@
+"""Batches without Spark: partitions that break off in the midst of a chunk, in a process that lives on or dies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from batch_words import LINES, check, run_to_the_end
+
+from millrace.api.grouping import Grouping
+from millrace.api.tuple import Tuple
+from millrace.model.graph import graph_of
+from millrace.spark.microbatch import batched
+from millrace.testing.local_batches import AttemptFailed, LocalBatches
+from millrace.workloads.audit import AuditSink, NumberedLines, SplitNumbered, StatefulWordCount, TallyNumbered
+
+
+class Torn(BaseException):
+    """As a signal that ends the process: user code does not see it coming, and nobody takes it for an error of a tuple."""
+
+
+LEFT: dict[str, int] = {}  # component -> tuples until it breaks off
+
+
+@pytest.fixture(autouse=True)
+def nothing_breaks() -> Iterator[None]:
+    LEFT.clear()
+    yield
+
+
+def count_down(component: str) -> None:
+    if component in LEFT:
+        LEFT[component] -= 1
+        if not LEFT[component]:
+            del LEFT[component]
+            raise Torn(component)
+
+
+class TornSplit(SplitNumbered):
+    def process(self, tup: Tuple) -> None:
+        super().process(tup)
+        count_down("split")
+
+
+class TornTally(TallyNumbered):
+    """Its state has the tuple, and the chunk has more of them."""
+
+    def process(self, tup: Tuple) -> None:
+        super().process(tup)
+        count_down("count")
+
+
+class TornSink(AuditSink):
+    def process_rows(self, rows: list[Any]) -> None:
+        for row in rows:
+            super().process_rows([row])
+            count_down("sink")
+
+
+class TornWords(StatefulWordCount):
+    config: ClassVar[dict[str, str]] = {"topology.guarantee": "exactly-once"}
+    lines = NumberedLines.spec(par=2)
+    split = TornSplit.spec(inputs={lines: Grouping.SHUFFLE}, par=2)
+    count = TornTally.spec(inputs={split: Grouping.fields("word")}, par=3)
+    sink = TornSink.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=3)
+
+
+def start(tmp_path: Path, seed: int) -> LocalBatches:
+    """Small chunks, and several to a partition."""
+    graph = batched(graph_of(TornWords, config={"path": str(tmp_path / "out"), "limit": LINES, "topology.chunk.tuples": 20}))
+    return LocalBatches(graph, str(tmp_path / "store"), processes=3, seed=seed, most_tuples=80)
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["process dies", "Spark ends the task"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_chunk_of_which_a_part_was_processed(tmp_path: Path, seed: int, dies: bool) -> None:
+    """Every batch is broken off once, in each component by turns."""
+    batches, rng = start(tmp_path, seed), random.Random(seed)
+    for component in ["split", "count", "sink"]:
+        LEFT[component] = rng.randrange(1, 60)
+        with pytest.raises(Torn, match=component):
+            batches.batch()
+        if dies:
+            batches.kill(batches.last)
+        batches.batch()
+    run_to_the_end(batches)
+    check(batches, tmp_path / "out")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_partition_whose_output_nobody_takes_to_its_end(tmp_path: Path, seed: int) -> None:
+    """Spark stops reading from the process, which stands where it last gave something out."""
+    batches, rng = start(tmp_path, seed), random.Random(seed)
+    for _ in range(3):
+        batches.most_frames = rng.randrange(1, 6)
+        with pytest.raises(AttemptFailed):
+            batches.batch()
+        batches.most_frames = None
+        batches.batch()
+    run_to_the_end(batches)
+    check(batches, tmp_path / "out")

@@ -1,0 +1,64 @@
+"""Batches without Spark, and user code that raises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch_parts import Digits, N, Source, Tally, check_tally, numbers_in, run_to_the_end, start
+from seen import RAISE
+
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.connectors.sinks import JsonLinesSink
+
+
+class Moody(Source):
+    def generate(self, position: int) -> tuple[int]:
+        if position == 30 and RAISE:
+            raise RAISE.pop()
+        return super().generate(position)
+
+
+class FromMoody(Topology):
+    numbers = Moody.spec(par=2)
+    sink = JsonLinesSink.spec(inputs={numbers: Grouping.SHUFFLE}, par=1)
+
+
+def test_a_spout_that_raises(tmp_path: Path) -> None:
+    """The batch ends there for it; the next one goes on at the same place."""
+    batches = start(FromMoody, tmp_path)
+    RAISE.append(ValueError("not now"))
+    batches.batch()
+    errors = [error for report in batches.batch() for error in report.errors]
+    assert len(errors) == 1 and "not now" in str(errors[0])
+    run_to_the_end(batches)
+    assert numbers_in(tmp_path / "out") == list(range(N))
+
+
+class Reluctant(Tally):
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        super().initialize(storm_conf, context)
+        if RAISE and self.task_index == 1:
+            raise RAISE.pop()
+
+
+class FromReluctant(Topology):
+    numbers = Source.spec(par=2)
+    digits = Digits.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    tally = Reluctant.spec(inputs={digits: Grouping.fields("digit")}, par=3)
+    sink = JsonLinesSink.spec(inputs={tally: Grouping.LOCAL_OR_SHUFFLE}, par=3)
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+def test_an_initialize_that_raises_fails_the_attempt(tmp_path: Path, batch: int) -> None:
+    batches = start(FromReluctant, tmp_path)
+    for _ in range(batch):
+        batches.batch()
+    batches.kill(0)
+    RAISE.append(ValueError("not yet"))
+    with pytest.raises(Exception, match="not yet"):
+        batches.batch()
+    run_to_the_end(batches)
+    check_tally(batches, tmp_path / "out")

@@ -1,0 +1,72 @@
+"""Components of the cluster tests that do something at ticks, or when a batch is due."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plain_parts import Sink
+from refusing_parts import refuse
+from seen import TOLD
+
+from millrace.api.bolt import BatchingBolt, Bolt, TicklessBatchingBolt
+from millrace.api.tuple import Tuple
+
+# ---- ticks ----
+
+
+class Ticked(Sink):
+    """Writes its ticks down, each with the number of tuples seen before."""
+
+    def process_tick(self, tup: Tuple) -> None:
+        TOLD.append((self.task_index, self.is_tick(tup), tup.component, tup.task, tuple(tup.values)))
+
+
+class TickedBlocking(Ticked):
+    blocking = True
+
+
+class EmitsOnTick(Bolt):
+    """Says at each tick how many it has had."""
+
+    outputs = ["count"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self.count = 0
+
+    def process(self, tup: Tuple) -> None:
+        self.count += 1
+
+    def process_tick(self, tup: Tuple) -> None:
+        self.emit([self.count])
+
+
+# ---- batches ----
+
+
+class Sums(BatchingBolt):
+    """The sum of each batch, by parity; refuses batches that hold poison."""
+
+    outputs = ["parity", "total"]
+    ticks_between_batches = 1
+
+    def group_key(self, tup: Tuple) -> int:
+        return tup.values.n % 2
+
+    def process_batch(self, key: int, tups: list[Tuple]) -> None:
+        for tup in tups:
+            refuse(self, tup.values.n)
+        TOLD.append(("batch", key, len(tups)))
+        self.emit([key, sum(tup.values.n for tup in tups)])
+
+
+class SumsBlocking(Sums):
+    blocking = True
+
+
+class TicklessSums(TicklessBatchingBolt):
+    outputs = ["parity", "total"]
+    secs_between_batches = 0.3
+
+    def process_batch(self, key: Any, tups: list[Tuple]) -> None:
+        TOLD.append(("batch", len(tups)))
+        self.emit([0, sum(tup.values.n for tup in tups)])

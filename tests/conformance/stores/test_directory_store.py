@@ -1,0 +1,209 @@
+"""A checkpoint store in a directory: crashes at any point, full disks, no permission."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import in_child
+from pyarrow import fs
+from saved_waves import NEW, OLD
+
+from millrace.errors import StoreUnreachable
+from millrace.runtime import directory_store
+from millrace.runtime.checkpoint_store import open_store
+from millrace.runtime.directory_store import UNFINISHED, UNFINISHED_SECONDS, DirectoryStore
+from millrace.runtime.remote_store import RemoteStore
+
+
+def left_over(store: DirectoryStore) -> list[Path]:
+    return list(store.root.rglob(f"{UNFINISHED}*"))
+
+
+@pytest.mark.parametrize("before", [None, OLD], ids=["new", "again"])
+def test_a_crash_at_any_byte_leaves_what_was(directory: DirectoryStore, before: bytes | None) -> None:
+    if before is not None:
+        directory.write("t/a", [before])
+    for size in range(len(NEW)):
+
+        def write(size: int = size) -> None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel ends the process at exactly this byte of the file
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            directory.write("t/a", [NEW])
+
+        assert in_child(write) == -signal.SIGXFSZ
+        assert [path.stat().st_size for path in left_over(directory)] == [size]
+        assert directory.names("t/") == ([] if before is None else ["t/a"])
+        if before is not None:
+            assert directory.read("t/a") == before
+        for path in left_over(directory):
+            path.unlink()
+    directory.write("t/a", [NEW])
+    assert directory.read("t/a") == NEW
+
+
+def test_an_error_at_any_byte_leaves_what_was_and_nothing_else(directory: DirectoryStore) -> None:
+    directory.write("t/a", [OLD])
+    for size in range(0, len(NEW), 7):
+
+        def write(size: int = size) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            with pytest.raises(StoreUnreachable, match=r"asked to write t/a and cannot.*Make room"):
+                directory.write("t/a", [NEW])
+
+        assert in_child(write) == 0
+        assert directory.read("t/a") == OLD and left_over(directory) == []
+
+
+STEPS = [(Path, "mkdir"), (Path, "open"), (directory_store.os, "fsync"), (Path, "replace"), (directory_store.os, "open"),
+         (directory_store.os, "close")]
+
+
+def crash_at(step: int, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends this process at the so-many-th of the steps, before it is done or after."""
+    left = step
+
+    def patched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0 and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = real(*args, **kwargs)
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+        return call
+
+    for owner, name in STEPS:
+        monkeypatch.setattr(owner, name, patched(getattr(owner, name)))
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("before", [None, OLD], ids=["new", "again"])
+def test_a_crash_at_any_step_leaves_one_or_the_other(directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch,
+                                                     before: bytes | None, after: bool) -> None:
+    if before is not None:
+        directory.write("t/a", [before])
+    seen: list[bytes | None] = []
+    for step in range(40):
+
+        def write(step: int = step) -> None:
+            another = DirectoryStore(directory.root)
+            crash_at(step, after, monkeypatch)
+            another.write("t/a", [NEW])
+
+        ended = in_child(write)
+        seen.append(directory.read("t/a") if directory.names("t/") else None)
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+    assert ended == 0 and len(seen) > 6  # all steps were tried
+    new = seen.index(NEW)
+    assert set(seen[:new]) == {before} and set(seen[new:]) == {NEW} and 0 < new < len(seen) - 1
+
+
+def test_it_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        done.append(f"force {os.readlink(f'/proc/self/fd/{descriptor}').removeprefix(str(tmp_path))}")
+        fsync(descriptor)
+
+    def noted_replace(path: Path, target: Path) -> Path:
+        done.append(f"rename to {target.name}")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    store = DirectoryStore(tmp_path / "store")
+    assert done == ["force "]
+    store.write("t/a", [NEW])
+    assert [step.partition(UNFINISHED)[0] for step in done] == ["force ", "force /store", "force /store/t/", "rename to a",
+                                                               "force /store/t"]
+    done.clear()
+    store.write("t/b", [NEW])
+    assert [step.partition(UNFINISHED)[0] for step in done] == ["force /store/t/", "rename to b", "force /store/t"]
+
+
+@pytest.mark.parametrize("kind", ["directory", "remote"])
+def test_old_left_overs_go(tmp_path: Path, kind: str) -> None:
+    store = DirectoryStore(tmp_path) if kind == "directory" else RemoteStore(fs.LocalFileSystem(), str(tmp_path), "test://")
+    store.write("t/a", [b"x"])
+    young, old = tmp_path / "t" / f"{UNFINISHED}1", tmp_path / "t" / f"{UNFINISHED}2"
+    for path in (young, old):
+        path.write_bytes(b"half")
+    ago = old.stat().st_mtime - UNFINISHED_SECONDS - 1
+    os.utime(old, (ago, ago))
+    assert store.names("t/") == ["t/a"]
+    assert young.exists() and not old.exists()
+
+
+def test_a_directory_that_people_deleted_is_made_again(directory: DirectoryStore) -> None:
+    directory.write("t/a", [b"x"])
+    (directory.root / "t" / "a").unlink()
+    (directory.root / "t").rmdir()
+    directory.write("t/a", [b"y"])
+    assert directory.read("t/a") == b"y"
+
+
+def test_a_store_that_is_gone_is_not_empty(directory: DirectoryStore) -> None:
+    directory.root.rmdir()
+    with pytest.raises(StoreUnreachable, match="mounted or reachable"):
+        directory.names("t/")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)], capture_output=True, text=True)
+    if mount.returncode != 0:
+        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.strip()}")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["directory", "remote"])
+def test_a_full_disk(small_disk: Path, kind: str) -> None:
+    store = DirectoryStore(small_disk) if kind == "directory" else RemoteStore(fs.LocalFileSystem(), str(small_disk), "test://")
+    store.write("t/a", [OLD])
+    for _ in range(3):
+        with pytest.raises(StoreUnreachable, match=r"write t/a and cannot.*No space left.*Make room"):
+            store.write("t/a", [bytes(2 << 20)])
+    assert store.read("t/a") == OLD and [path.name for path in (small_disk / "t").iterdir()] == ["a"]
+    store.write("t/a", [NEW])
+    assert store.read("t/a") == NEW
+
+
+def test_no_permission(directory: DirectoryStore) -> None:
+    directory.write("t/a", [OLD])
+
+    def as_somebody_else() -> None:
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+        else:
+            (directory.root / "t").chmod(0)
+        for call in (lambda: directory.write("t/b", [NEW]), lambda: directory.missing(["t/b"]), lambda: directory.names("t/"),
+                     lambda: directory.delete(["t/a"]), lambda: directory.read("t/a")):
+            with pytest.raises(StoreUnreachable, match="Let the user that workers and master run as"):
+                call()
+
+    directory.root.chmod(0o700)
+    ended = in_child(as_somebody_else)
+    (directory.root / "t").chmod(0o700)
+    assert ended == 0
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreUnreachable, match="asked to open and cannot"):
+        open_store(str(tmp_path / "file"))

@@ -1,0 +1,98 @@
+"""A topology is submitted again where it has run before: what that run has left is gone on from, or deleted, as was said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from audited import SECONDS, StatefulStream, assert_all_exact
+from forked import ForkedCluster
+
+from millrace.config import CHECKPOINTS, HEARTBEAT_TIMEOUT
+from millrace.errors import CorruptCheckpoint, TopologyError
+from millrace.model.graph import TopologyGraph, graph_of
+from millrace.runtime.checkpoint_store import open_store
+from millrace.runtime.checkpoints import Checkpoints
+from millrace.state.checkpoint import manifest_names
+from millrace.testing.processes import ProcessCluster
+from millrace.workloads.audit import StatefulWordCount
+
+NAME = "stateful"
+GENTLE = {"rate": 1500, "interval": 0.1}
+REFUSED = rf"checkpoints of '{NAME}', the last of wave \d+, made 20.*--resume \(resume=True\).*--fresh \(resume=False\)"
+
+
+def cluster_on(store: Path) -> ProcessCluster:
+    return ForkedCluster(2, settings={HEARTBEAT_TIMEOUT.key: SECONDS, CHECKPOINTS.key: str(store)})
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    with cluster_on(tmp_path_factory.mktemp("store")) as made:
+        yield made
+
+
+def names(cluster: ProcessCluster) -> list[str]:
+    return sorted(open_store(cluster.master.checkpointing.place).names(f"{NAME}/"))
+
+
+def manifests(cluster: ProcessCluster) -> set[str]:
+    return set(manifest_names(names(cluster)))
+
+
+def run_once(cluster: ProcessCluster, directory: Path) -> None:
+    """It is ended in good order, with a last wave."""
+    stream = StatefulStream(cluster.master, directory, NAME, **GENTLE)
+    stream.wave(2)
+    cluster.master.kill(NAME, wait=SECONDS)
+    assert cluster.master.wait_until(lambda: NAME not in cluster.master.state.topologies, SECONDS)
+
+
+def words(directory: Path) -> TopologyGraph:
+    return graph_of(StatefulWordCount, NAME, {"path": str(directory), "topology.guarantee": "exactly-once"})
+
+
+def test_who_does_not_say_it_is_refused_and_everything_is_as_it_was(cluster: ProcessCluster, tmp_path: Path) -> None:
+    run_once(cluster, tmp_path)
+    before = names(cluster)
+    with pytest.raises(TopologyError, match=REFUSED):
+        cluster.master.submit(words(tmp_path))
+    assert NAME not in cluster.master.state.topologies and names(cluster) == before
+    with cluster_on(Path(cluster.master.checkpointing.place)) as other:  # nor is it held against others
+        stream = StatefulStream(other.master, tmp_path, NAME, resume=True, **GENTLE)
+        stream.wave(2)
+        assert_all_exact(stream.finish_both())
+
+
+def test_who_begins_anew_deletes_what_was_there(cluster: ProcessCluster, tmp_path: Path) -> None:
+    run_once(cluster, tmp_path / "first")
+    old = manifests(cluster)
+    stream = StatefulStream(cluster.master, tmp_path / "second", NAME, resume=False, **GENTLE)
+    stream.wave(2)  # as many of its own as are kept
+    stream.until(lambda: not old & manifests(cluster))
+    assert_all_exact(stream.finish_both())
+
+
+def test_of_one_that_runs_it_is_said_that_it_runs(cluster: ProcessCluster, tmp_path: Path) -> None:
+    stream = StatefulStream(cluster.master, tmp_path, NAME, **GENTLE)
+    stream.wave(1)
+    for resume in (None, True, False):
+        with pytest.raises(TopologyError, match=rf"'{NAME}' is running already: kill it first"):
+            cluster.master.submit(words(tmp_path), resume)
+    stream.wave(1)
+    assert_all_exact(stream.finish_both())
+
+
+def test_checkpoints_that_nobody_can_read_are_left_to_people(cluster: ProcessCluster, tmp_path: Path) -> None:
+    run_once(cluster, tmp_path / "first")
+    store = open_store(cluster.master.checkpointing.place)
+    for name in manifests(cluster):
+        store.write(name, [b"torn"])
+    for resume in (None, True):
+        with pytest.raises(CorruptCheckpoint, match=r"none can be used; .* or begin anew with --fresh \(resume=False\)"):
+            cluster.master.submit(words(tmp_path), resume)
+    stream = StatefulStream(cluster.master, tmp_path / "second", NAME, resume=False, **GENTLE)
+    stream.wave(2)
+    assert_all_exact(stream.finish_both())
+    assert Checkpoints(store, NAME).latest() is not None
