@@ -13,7 +13,7 @@ from family import executor_of, python_workers
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoint_store import open_store
-from millrace.spark import batch_query
+from millrace.spark import batch_reports
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.state.checkpoint import manifest_names
 from millrace.workloads.audit import StatefulWordCount
@@ -109,7 +109,7 @@ def test_all_processes_are_gone_after_a_pause(engine: MicrobatchEngine, tmp_path
     for pid in python_workers(os.getpid()):
         kill(pid)
     before = len(stream.records)
-    monkeypatch.setattr(batch_query, "PROCESS_SECONDS", 0.0)
+    monkeypatch.setattr(batch_reports, "PROCESS_SECONDS", 0.0)
     stream.running.resume()
     stream.advance(1)
     monkeypatch.undo()

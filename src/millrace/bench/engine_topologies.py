@@ -7,6 +7,9 @@ import itertools
 import random
 from typing import Any, ClassVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.spout import Spout
@@ -42,13 +45,37 @@ class TallyOnly(Topology):
     count = TallyArrow.spec(inputs={split: Grouping.fields("word")}, par=2)
 
 
+class SplitAndCount(Bolt):
+    """Batches of lines to the words in them, each once with its number: SQL counts before it shuffles, too."""
+
+    outputs: ClassVar[list[str]] = ["word", "count"]
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        found = pc.list_flatten(pc.split_pattern(batch.column(0), " ")).value_counts()
+        self.emit_arrow(pa.record_batch([found.field("values"), found.field("counts")], names=["word", "count"]))
+
+
+class AddUp(Bolt):
+    """The words of a batch, each once, with how often they have come by now."""
+
+    outputs: ClassVar[list[str]] = ["word", "count"]
+    counts = CounterState()
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        found = pa.Table.from_batches([batch]).group_by("word").aggregate([("count", "sum")]).combine_chunks()
+        counts, keys = self.counts, found.column("word").to_pylist()
+        totals = [counts[word] + n for word, n in zip(keys, found.column("count_sum").to_pylist(), strict=True)]
+        counts.update(zip(keys, totals, strict=True))
+        self.emit_arrow(pa.record_batch([pa.array(keys, pa.string()), pa.array(totals, pa.int64())], names=["word", "count"]))
+
+
 def tally_of(lines_of_files: Any) -> type[Topology]:
-    """The same on a streaming DataFrame of lines, so that Spark reads the input for it as it does for its own queries."""
+    """Word Count on a streaming DataFrame of lines, so that Spark reads the input for it as it does for its own queries."""
 
     class TallyOfFrame(Topology):
         lines = Spout.from_dataframe(lines_of_files, par=2)
-        split = SplitArrow.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
-        count = TallyArrow.spec(inputs={split: Grouping.fields("word")}, par=2)
+        split = SplitAndCount.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+        count = AddUp.spec(inputs={split: Grouping.fields("word")}, par=2)
         drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
     return TallyOfFrame

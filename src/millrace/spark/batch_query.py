@@ -23,20 +23,20 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES, CHECKPOINTS
-from millrace.control.assignment import TopologyAssignment, WorkerAddress
+from millrace.control.assignment import TopologyAssignment
 from millrace.control.backups import backup_shape, backups
 from millrace.control.events import Say
 from millrace.control.topology_state import PAUSED, STOPPING, WAITING, TopologyState
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, MillraceError, NotTheAuthor, TopologyError
-from millrace.master.batches import REST, RUN_TASKS, BatchRecord
+from millrace.master.batches import REST, RUN_TASKS
 from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.microbatch.batch_worker import BatchFailed
 from millrace.microbatch.mending import damaged, mended, mending_work
-from millrace.microbatch.totals import Totals
 from millrace.microbatch.work import BatchWork, PartitionReport
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime.checkpoints import Checkpoints, shown
 from millrace.spark.batch_jobs import Attempt, BatchJobs
+from millrace.spark.batch_reports import BatchReports
 from millrace.spark.batch_source import frame_of, stream_of
 from millrace.spark.batch_tasks import run_commit, run_rewrite
 from millrace.spark.frame_writer import FrameWriter, WriteFailed, write_frames
@@ -55,7 +55,6 @@ FIRST_PAUSE, LAST_PAUSE = 0.1, 30.0  # before a batch that failed is run again
 GOOD_KNOWN = 200  # batches after which a process that was not used meanwhile makes its components anew
 LOOK_SECONDS = 0.2
 IDLE_SECONDS = 0.25  # before the next batch if the last one had nothing in it
-PROCESS_SECONDS = 60.0  # after which Spark ends Python processes that it had no use for
 STOP_SECONDS = 10.0  # that Spark is given to end a query, whose batch is broken off; user code in this process may never return
 MENDS = 3  # rounds in which tasks are asked to write again what the store has lost: one may miss the process that has it
 LACKING = 5  # attempts in a row that do not find a part of the state, until that is taken for lost
@@ -82,9 +81,7 @@ class BatchQuery:
         self.number = -1
         self._writers = writers
         self._published = committed is None  # the sinks have made visible what was committed
-        self._totals = Totals()
-        self._addresses: dict[int, WorkerAddress] = {}  # by slot: where fragments are kept
-        self._heard = 0.0  # when processes last reported
+        self._reports = BatchReports(graph.name, engine.master, engine.executors)
         self._attempts = self._lacking = 0  # at the batch at hand; of them in a row that missed something in the store
         self._began = 0.0, 0.0  # its first attempt: unix time, and by the clock of `time.monotonic`
         self._last: Attempt | None = None  # the one that was committed last
@@ -93,7 +90,6 @@ class BatchQuery:
         self._long = LongBatch(graph.name, engine.master, self._jobs, engine.free_cores)
         self._forgot = False  # what earlier runs have left
         self._unwritten = ""  # of what is committed: what was given up because the topology is being killed
-        self._seen = engine.executors.totals()
         self._busy = threading.Lock()  # held while a batch runs
         self._ended = threading.Event()
         self._graph = graph if committed is None else with_parallelism(graph, committed.parallelism)  # as it was committed
@@ -215,9 +211,7 @@ class BatchQuery:
                 frame.unpersist()
         self._master.committed(self.name, manifest)  # now: the sinks may keep the batch waiting for long
         self._publish()
-        record = self._record(number, attempt, reports)
-        self._tell(attempt, reports, record)
-        return record.tuples_in
+        return self._reports.take(number, attempt, reports, self._attempts, self._began).tuples_in
 
     def _committed_batch(self, frame: DataFrame, wave: int) -> tuple[Manifest, list[PartitionReport], Attempt]:
         """The first attempt that succeeds and can be committed."""
@@ -297,8 +291,8 @@ class BatchQuery:
 
     def _work(self, given: TopologyAssignment, wave: int, records: list[TaskRecord], schemas: dict[str, bytes]) -> BatchWork:
         engine, config = self._engine, given.graph.config
-        return BatchWork(self.run, engine.runs(), wave, given, records, engine.executors.by_id(), self._holders(), engine.setup,
-                         BATCH_TUPLES.of(config), BATCH_SECONDS.of(config), schemas, list(self._good),
+        return BatchWork(self.run, engine.runs(), wave, given, records, engine.executors.by_id(), self._reports.holders(),
+                         engine.setup, BATCH_TUPLES.of(config), BATCH_SECONDS.of(config), schemas, list(self._good),
                          holds=engine.executors.several and backup_shape(given.graph) != (0, 0))
 
     def _assignment(self, topology: TopologyState) -> TopologyAssignment:
@@ -310,14 +304,6 @@ class BatchQuery:
         blocks, holders = backups(topology.graph, slots, nodes)
         return TopologyAssignment(topology.number, topology.graph, topology.version, True, sorted(topology.places.items()),
                                   dict(topology.key_groups), [], 0, self._epoch, restore, blocks, holders)
-
-    def _holders(self) -> list[WorkerAddress]:
-        """Processes that keep fragments, of executors that are alive. After a pause they are gone, and nobody asks them."""
-        if time.monotonic() - self._heard > PROCESS_SECONDS:
-            self._addresses.clear()
-        alive = set(self._engine.executors.by_id().values())
-        self._addresses = {slot: address for slot, address in self._addresses.items() if slot in alive}
-        return list(self._addresses.values())
 
     # -- its end -----------------------------------------------------------------------------------------------------
 
@@ -464,46 +450,6 @@ class BatchQuery:
 
     def _note_error(self, error: WriteFailed) -> None:
         self._master.call(lambda: self._master.batching.note_error(self.name, error.component, str(error), error.stack))
-
-    # -- telling -----------------------------------------------------------------------------------------------------
-
-    def _record(self, number: int, attempt: Attempt, reports: list[PartitionReport]) -> BatchRecord:
-        spouts = {attempt.graph.number(task) for task in attempt.graph.tasks()
-                  if attempt.graph.component(task.component).kind == "spout"}
-        tasks = [task for report in reports for task in report.tasks]
-        now = self._engine.executors.totals()
-        spark, self._seen = now.since(self._seen), now
-        started, seconds = self._began[0], time.monotonic() - self._began[1]
-        return BatchRecord(
-            batch=number, wave=attempt.work.wave, plan_version=attempt.work.given.version, started=started, seconds=seconds,
-            attempts=self._attempts, tuples_in=sum(task.meters["emitted"] for task in tasks if task.task in spouts),
-            tuples_processed=sum(task.meters["executed"] for task in tasks), stages=attempt.stages.count, tasks=len(tasks),
-            misplaced=sum(len(report.tasks) for report in reports if self._is_misplaced(attempt, report)),
-            resident=sum(report.counters.get("resident", 0) for report in reports),
-            restored=sum(report.counters.get("restored", 0) for report in reports),
-            spark_run_seconds=spark.run_seconds, spark_shuffle_bytes=spark.shuffle_bytes,
-            own_busy_seconds=sum(report.seconds for report in reports))
-
-    def _is_misplaced(self, attempt: Attempt, report: PartitionReport) -> bool:
-        """It ran elsewhere than the plan says; what Spark reads itself has no place in a plan."""
-        head = attempt.graph.task(report.tasks[0].task)
-        return report.slot != report.planned and not attempt.graph.component(head.component).frame
-
-    def _tell(self, attempt: Attempt, reports: list[PartitionReport], record: BatchRecord) -> None:
-        told = self._totals.take(attempt.work.given, reports, time.monotonic())
-        self._note_holders(reports)
-        for report in told:
-            self._master.take_report(report)
-        self._master.note_batch(self.name, record)
-
-    def _note_holders(self, reports: list[PartitionReport]) -> None:
-        """One process of each slot: the same for as long as it is there, since it has the fragments."""
-        self._heard = time.monotonic()
-        here = [report.address for report in reports if report.address is not None]
-        for address in here:
-            known = self._addresses.get(address.slot)
-            if known is None or known not in here:
-                self._addresses[address.slot] = address
 
 
 def with_parallelism(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
