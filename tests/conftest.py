@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
+sys.path.insert(0, str(Path(__file__).parent))
 
-from postgres import PostgresServer, running_postgres
-from redis_server import RedisServer, running_redis
-from zookeeper import ZooKeeperServer, running_zookeeper
+from support.servers.postgres import PostgresServer, running_postgres
+from support.servers.redis_server import RedisServer, running_redis
+from support.servers.zookeeper import ZooKeeperServer, running_zookeeper
 
 # Times are never asserted, and the examples are the same every time: a test fails for what was changed, not for its luck.
 # `millrace test -- tests --hypothesis-profile=explore` looks at new ones.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("millrace", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("millrace")
-pytest.register_assert_rewrite("history_suite")  # its assertions are used by tests of two folders
+pytest.register_assert_rewrite("support.suites.history")  # its assertions are used by tests of two folders
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,9 +6,9 @@ Subclass `Spout` and `Bolt`, put them together in a `Topology`, and run it with 
 from millrace.api.bolt import BatchingBolt, Bolt, TicklessBatchingBolt
 from millrace.api.component import Component
 from millrace.api.grouping import Grouping
+from millrace.api.keyed.declared import CounterState, ListState, State, Typed
 from millrace.api.sink import TwoPhaseSink
 from millrace.api.spout import ReliableSpout, ReplayableSpout, Spout
-from millrace.api.state import CounterState, ListState, State, Typed
 from millrace.api.topology import Stream, Topology
 from millrace.api.tuple import Tuple
 from millrace.errors import MillraceError

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from kept_state import state_of
 from plain_parts import Numbers
 from seen import CLOSED, MADE
 
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
-from millrace.api.state import CounterState
+from millrace.api.keyed.declared import CounterState
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.model.graph import graph_of
 from millrace.spark.microbatch import batched
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
+from support.suites.kept_state import state_of
 
 N = 200
 

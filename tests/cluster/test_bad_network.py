@@ -17,8 +17,8 @@ from millrace.api.topology import Topology
 from millrace.control.assignment import WorkerAddress
 from millrace.control.events import Paused, Resumed
 from millrace.errors import WireError
-from millrace.runtime import wire
 from millrace.runtime.clock import ManualClock
+from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster
 
 N = 4000

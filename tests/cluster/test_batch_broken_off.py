@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from batch_words import LINES, check, run_to_the_end
 
 from millrace.api.grouping import Grouping
 from millrace.api.tuple import Tuple
@@ -16,6 +15,7 @@ from millrace.model.graph import graph_of
 from millrace.spark.microbatch import batched
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
 from millrace.workloads.audit import AuditSink, NumberedLines, SplitNumbered, StatefulWordCount, TallyNumbered
+from support.suites.batch_words import LINES, check, run_to_the_end
 
 
 class Torn(BaseException):

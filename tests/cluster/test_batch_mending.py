@@ -6,14 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from batch_words import check, run_to_the_end, words
-from kept_state import state_of
 
 from millrace.errors import CheckpointMissing
-from millrace.microbatch.batch_checkpoints import LISTED
-from millrace.runtime.checkpoint_store import CheckpointStore
+from millrace.microbatch.checkpoints import LISTED
+from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.local_batches import LocalBatches
+from support.suites.batch_words import check, run_to_the_end, words
+from support.suites.kept_state import state_of
 
 
 def start(tmp_path: Path, processes: int = 1, most_tuples: int = 5) -> LocalBatches:

@@ -21,7 +21,6 @@ from batch_parts import (
     run_to_the_end,
     start,
 )
-from kept_state import own_of
 from seen import CLOSED, MADE
 
 from millrace.api.bolt import Bolt
@@ -30,6 +29,7 @@ from millrace.api.topology import Stream, Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.testing.local_batches import LocalBatches
+from support.suites.kept_state import own_of
 
 # ---- direct streams ----
 

@@ -10,7 +10,7 @@ from batch_parts import Digits, N, Source, all_in, fail_after, numbers_in, run_t
 
 from millrace.api.bolt import BatchingBolt, Bolt, TicklessBatchingBolt
 from millrace.api.grouping import Grouping
-from millrace.api.state import State
+from millrace.api.keyed.declared import State
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.sinks import JsonLinesSink

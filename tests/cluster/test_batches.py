@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from batch_words import check, run_to_the_end, words
-from kept_state import state_of
 
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
-from millrace.control.stages import stages_of
+from millrace.control.batch_stages import stages_of
 from millrace.errors import MillraceError
-from millrace.microbatch.batch_worker import BatchFailed
+from millrace.microbatch.worker import BatchFailed
 from millrace.model.graph import TaskId, graph_of
 from millrace.spark.microbatch import batched
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
 from millrace.workloads.audit import NumberedLines, SplitNumbered, TallyNumbered
 from millrace.workloads.wordcount import expected_counts
+from support.suites.batch_words import check, run_to_the_end, words
+from support.suites.kept_state import state_of
 
 
 def test_nothing_goes_wrong(tmp_path: Path) -> None:

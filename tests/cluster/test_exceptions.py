@@ -41,7 +41,7 @@ from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.spout import Spout
 from millrace.api.topology import Topology
-from millrace.runtime import wire
+from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster
 
 TIMEOUT = "topology.message.timeout.secs"

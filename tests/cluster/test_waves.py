@@ -17,8 +17,8 @@ from millrace.control.events import Paused, Resumed, Submitted
 from millrace.control.waves import IDLE
 from millrace.errors import StoreUnreachable, TopologyError
 from millrace.model.graph import TaskId, graph_of
-from millrace.runtime import wire
-from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from millrace.api.bolt import BatchingBolt, Bolt
 from millrace.api.grouping import Grouping
+from millrace.api.keyed.declared import CounterState, ListState
 from millrace.api.sink import TwoPhaseSink
 from millrace.api.spout import Spout
-from millrace.api.state import CounterState, ListState
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.generator import GeneratorSpout

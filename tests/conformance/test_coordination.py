@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from debian import free_port
-from zookeeper import ZooKeeperServer
 
-from millrace.control.stamp import Stamp
+from millrace.control.assignment import Stamp
 from millrace.errors import MillraceError, NotTheAuthor, StoreUnreachable
-from millrace.runtime import coordination
-from millrace.runtime.coordination import (
+from millrace.runtime.plans import coordination
+from millrace.runtime.plans.coordination import (
     PIECE,
     PLANS_KEPT,
     CoordinationStore,
@@ -26,6 +24,8 @@ from millrace.runtime.coordination import (
     _Published,
     open_store,
 )
+from support.servers.debian import free_port
+from support.servers.zookeeper import ZooKeeperServer
 
 WAIT = 60.0  # seconds before a test that waits for an event gives up
 NODES = ["plain", "with/slash", "größe-雪", ".", "..", "", "100%+1", "a b\n"]

@@ -19,22 +19,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import engine_parts
 import numpy as np
 import pytest
-from engine_parts import Out
-from forked import ForkedCluster
-from kept_state import own_of, positions_of, state_of
 
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS
 from millrace.connectors.sinks import Drop, DropArrow
 from millrace.master.service import Master
 from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
-from millrace.runtime.checkpoint_store import open_store
+from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.testing.reference import run_reference
 from millrace.workloads import audit, logstream, throughput, topn, wordcount
+from support.processes.forked import ForkedCluster
+from support.suites.kept_state import own_of, positions_of, state_of
+from support.topologies import engine_parts
+from support.topologies.engine_parts import Out
 
 SECONDS = 60.0  # a safety limit, never a measure
 Rows = dict[str, Counter[str]]  # directory, file or table -> the rows in it, as texts

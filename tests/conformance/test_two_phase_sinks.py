@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from two_phase import Engine, Files, Redis, Sql, Target, Wire
 
 from millrace.errors import MillraceError
+from support.suites.two_phase import Engine, Files, Redis, Sql, Target, Wire
 
 EVERYWHERE = ["files", "sqlite", "postgres", "redis list", "redis stream", "redis counter", "redis hash"]
 SERVERS = EVERYWHERE[2:]

@@ -12,20 +12,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from audited import SECONDS
-from forked import ForkedCluster, forked
-from tapped import Tapped
 
 from millrace.config import CHECKPOINTS
 from millrace.errors import AddressInUse, MasterUnreachable, MillraceError, UnknownTopology
-from millrace.master.desk import ask, cluster_of, desk_directory, running_clusters
+from millrace.master.requests.desk import ask, cluster_of, desk_directory, running_clusters
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
-from millrace.runtime.process import WorkerSetup, run_worker
-from millrace.runtime.transport import Keys
-from millrace.spark.state_source import StateOptions
-from millrace.spark.stream_source import TapOptions
+from millrace.runtime.wire.transport import Keys
+from millrace.runtime.worker.process import WorkerSetup, run_worker
+from millrace.spark.sources.state import StateOptions
+from millrace.spark.sources.stream import TapOptions
 from millrace.workloads.wordcount import WordCount
+from support.processes.forked import ForkedCluster, forked
+from support.topologies.audited import SECONDS
+from support.topologies.tapped import Tapped
 
 
 @pytest.fixture(autouse=True)

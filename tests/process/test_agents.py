@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
-from forked import ForkedCluster, forked
 
+from millrace.control.assignment import Stamp
 from millrace.control.events import Distribute
-from millrace.control.stamp import Stamp
 from millrace.model.graph import ACKER, TaskId
-from millrace.runtime import agent, wire
-from millrace.runtime.process import WorkerSetup
-from millrace.runtime.transport import private_directory
+from millrace.runtime.plans import agent
+from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.transport import private_directory
+from millrace.runtime.worker.process import WorkerSetup
 from millrace.testing.processes import run_worker_on
+from support.processes.forked import ForkedCluster, forked
+from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS, NODES = 4, 2
 CONFIG: dict[str, object] = {"topology.message.timeout.secs": 5.0}  # for streams that lose workers; others must be exact

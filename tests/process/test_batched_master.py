@@ -15,22 +15,22 @@ import pytest
 
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping, stable_hash
+from millrace.api.keyed.declared import CounterState
 from millrace.api.spout import ReplayableSpout
-from millrace.api.state import CounterState
 from millrace.api.topology import Topology
 from millrace.cli.dashboard import batch_lines
 from millrace.cli.main import main
 from millrace.errors import MillraceError, TopologyError, UnknownName
-from millrace.master.batches import BatchRecord
-from millrace.master.checkpointing import only_state
-from millrace.master.desk import ask
+from millrace.master.batch_log import BatchRecord
+from millrace.master.checkpoints.checkpointing import only_state
+from millrace.master.requests.desk import ask
 from millrace.master.service import Master
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
-from millrace.runtime import wire
-from millrace.runtime.checkpoint_store import open_store
-from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, Meters
+from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import Manifest, TaskRecord, blob_name, pack
 from millrace.state.task_state import open_states
 

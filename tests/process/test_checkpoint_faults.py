@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audited import SECONDS, StatefulStream, assert_all_exact, assert_never_less
-from forked import ForkedCluster
-from redis_server import RedisServer, running_redis
 from typer.testing import CliRunner
 
 from millrace.cli.main import app
 from millrace.config import BACKUP_BLOCKS, CHECKPOINTS, HEARTBEAT_TIMEOUT
 from millrace.errors import UnknownName
-from millrace.master.desk import ask
+from millrace.master.requests.desk import ask
 from millrace.testing.processes import ProcessCluster
 from millrace.workloads.audit import true_counts
+from support.processes.forked import ForkedCluster
+from support.servers.redis_server import RedisServer, running_redis
+from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact, assert_never_less
 
 pytestmark = pytest.mark.process
 SLOTS = 4

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from audited import SECONDS, StatefulStream, assert_all_exact
-from forked import ForkedCluster
 
 from millrace.config import CHECKPOINTS, HEARTBEAT_TIMEOUT
 from millrace.errors import CorruptCheckpoint, TopologyError
 from millrace.model.graph import TopologyGraph, graph_of
-from millrace.runtime.checkpoint_store import open_store
-from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.store import open_store
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.processes import ProcessCluster
 from millrace.workloads.audit import StatefulWordCount
+from support.processes.forked import ForkedCluster
+from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact
 
 NAME = "stateful"
 GENTLE = {"rate": 1500, "interval": 0.1}

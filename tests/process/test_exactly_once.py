@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from audited import SECONDS, StatefulStream, assert_all_exact, assert_never_less
-from forked import ForkedCluster
+
+from support.processes.forked import ForkedCluster
+from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact, assert_never_less
 
 pytestmark = pytest.mark.process
 SLOTS = 4

@@ -14,9 +14,9 @@ import pytest
 import zmq
 
 from millrace.errors import NotEnoughFragments
-from millrace.runtime.fragment_exchange import FragmentExchange
-from millrace.runtime.fragment_links import Address
-from millrace.runtime.transport import Keys, boot_id
+from millrace.runtime.fragments.exchange import FragmentExchange
+from millrace.runtime.fragments.links import Address
+from millrace.runtime.wire.transport import Keys, boot_id
 
 BLOB = "words/count/0/1-1"
 DATA = Random(3).randbytes(20_000_003)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import zmq
-from audited import SECONDS, AuditedStream, assert_exact
-from forked import ForkedCluster
 
-from millrace.runtime.transport import Keys, visit
+from millrace.runtime.wire.transport import Keys, visit
+from support.processes.forked import ForkedCluster
+from support.topologies.audited import SECONDS, AuditedStream, assert_exact
 
 noise = random.Random(1).randbytes
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # of ZeroMQ's protocol 3.0; the mechanism follows

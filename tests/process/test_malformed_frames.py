@@ -11,13 +11,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 import zmq
-from audited import AuditedStream, assert_exact, assert_nothing_lost
-from forked import ForkedCluster
 
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId
-from millrace.runtime import wire
-from millrace.runtime.transport import boot_id, visit
+from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.transport import boot_id, visit
+from support.processes.forked import ForkedCluster
+from support.topologies.audited import AuditedStream, assert_exact, assert_nothing_lost
 
 noise = random.Random(2).randbytes
 pack = msgspec.msgpack.encode

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
-from forked import ForkedCluster, forked
-from stuck import Stuck
 
 from millrace.config import HEARTBEAT_TIMEOUT
-from millrace.master.desk import desk_directory
+from millrace.master.requests.desk import desk_directory
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
-from millrace.runtime.process import WorkerSetup, run_worker
+from millrace.runtime.worker.process import WorkerSetup, run_worker
+from support.processes.forked import ForkedCluster, forked
+from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.stuck import Stuck
 
 WORKERS = 3
 ENDED_ITSELF = 3  # exit code

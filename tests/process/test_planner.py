@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from millrace.errors import SchedulerFailed
-from millrace.master.planner import Answer, Planner
+from millrace.master.scheduling.planner import Answer, Planner
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import graph_of
 from millrace.model.situation import Situation
@@ -53,7 +53,7 @@ def fresh() -> Iterator[Planner]:
 
 def begin(planner: Planner, scheduler: str, time_limit: float = SECONDS, **request: Any) -> Future[Answer | SchedulerFailed]:
     future: Future[Answer | SchedulerFailed] = Future()
-    name = scheduler if ":" in scheduler or scheduler in ("even", "otd") else f"user_schedulers:{scheduler}"
+    name = scheduler if ":" in scheduler or scheduler in ("even", "otd") else f"support.user_schedulers:{scheduler}"
     planner.ask({"scheduler": name, "parameters": {}, "situation": SITUATION.to_json(), **request}, time_limit,
                 future.set_result)
     return future
@@ -102,7 +102,7 @@ def test_what_is_wrong_comes_back_and_the_process_lives_on(planner: Planner, sch
 
 
 def test_an_error_of_the_users_has_its_place_in_their_code(planner: Planner) -> None:
-    assert "user_schedulers.py:" in str(ask(planner, "Raises"))
+    assert "support.user_schedulers.py:" in str(ask(planner, "Raises"))
 
 
 def test_one_that_takes_for_ever_is_stopped(planner: Planner) -> None:
@@ -195,9 +195,10 @@ def test_a_large_question_and_a_large_answer(planner: Planner) -> None:
 
 
 @pytest.mark.parametrize(("scheduler", "says"), [
-    ("user_schedulers:Nope", "Nope"), ("no_such_module:X", "no_such_module"), ("nope", "there is no scheduler named 'nope'"),
-    ("user_schedulers:NOT_A_SCHEDULER", "is not a class with a method schedule"),
-    ("user_schedulers:CannotBeMade", "no licence"), ("user_schedulers:shifted", "is not a class"),
+    ("support.user_schedulers:Nope", "Nope"), ("no_such_module:X", "no_such_module"),
+    ("nope", "there is no scheduler named 'nope'"),
+    ("support.user_schedulers:NOT_A_SCHEDULER", "is not a class with a method schedule"),
+    ("support.user_schedulers:CannotBeMade", "no licence"), ("support.user_schedulers:shifted", "is not a class"),
 ])
 def test_one_that_cannot_be_used(planner: Planner, scheduler: str, says: str) -> None:
     answer = check(planner, scheduler)
@@ -206,10 +207,10 @@ def test_one_that_cannot_be_used(planner: Planner, scheduler: str, says: str) ->
 
 
 def test_parameters_are_checked_where_the_scheduler_is(planner: Planner) -> None:
-    assert check(planner, "user_schedulers:Tuned", least=3) == {
+    assert check(planner, "support.user_schedulers:Tuned", least=3) == {
         "parameters": {"least": 3, "label": "x"}, "period": 17.0, "weighs_itself": False}
-    assert "out of range" in str(check(planner, "user_schedulers:Tuned", least=10))
-    assert "has no parameter 'most'; it has least, label" in str(check(planner, "user_schedulers:Tuned", most=1))
+    assert "out of range" in str(check(planner, "support.user_schedulers:Tuned", least=10))
+    assert "has no parameter 'most'; it has least, label" in str(check(planner, "support.user_schedulers:Tuned", most=1))
     answer = ask(planner, "Tuned", parameters={"least": 4, "label": "at least"})
     assert isinstance(answer, dict) and result_from_json(answer) == NoChange("at least 4")
 
@@ -297,11 +298,11 @@ def test_no_descriptor_is_left_open(planner: Planner) -> None:
     assert psutil.Process().num_fds() <= before
 
 
-@pytest.mark.parametrize("scheduler", ["user_schedulers:Hangs", "even"])
+@pytest.mark.parametrize("scheduler", ["support.user_schedulers:Hangs", "even"])
 def test_the_process_ends_when_its_master_is_killed(scheduler: str) -> None:
     code = """
         import sys, threading
-        from millrace.master.planner import Planner
+        from millrace.master.scheduling.planner import Planner
         from test_planner import SITUATION, pid, assert_it_lives, begin
         planner = Planner()
         assert_it_lives(planner)
@@ -310,7 +311,7 @@ def test_the_process_ends_when_its_master_is_killed(scheduler: str) -> None:
         threading.Event().wait()
     """
     here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent / "support")])
+    path = os.pathsep.join([str(here), str(here.parent)])
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), scheduler], stdout=subprocess.PIPE, text=True,
                           env={**os.environ, "PYTHONPATH": path}) as master:
         assert master.stdout is not None

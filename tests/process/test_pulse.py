@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import zmq
-from audited import SECONDS
 
-from millrace.runtime import wire
-from millrace.runtime.process import Pulse, WorkerSetup
-from millrace.runtime.transport import Keys, bind_tcp, serve
+from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.transport import Keys, bind_tcp, serve
+from millrace.runtime.worker.process import Pulse, WorkerSetup
+from support.topologies.audited import SECONDS
 
 
 @pytest.mark.parametrize("answers", [[wire.Fenced()] * 3, [wire.Fenced(), wire.Beat(1), wire.Beat(1)]])

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audited import SECONDS, AuditedStream
-from forked import ForkedCluster
 
 from millrace.cli.main import main
 from millrace.model.graph import TaskId
 from millrace.model.situation import Situation
+from support.processes.forked import ForkedCluster
+from support.topologies.audited import SECONDS, AuditedStream
 
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ["--period", "0.5", "--cool-down", "0.5"]
@@ -118,10 +118,11 @@ def test_set_show_and_off(cli: Cli, stream: AuditedStream) -> None:
 
 
 def test_a_scheduler_of_ones_own(cli: Cli, stream: AuditedStream) -> None:
-    found = value(cli("scheduler", "set", "user_schedulers:Tuned", "least=3", "label=as said", "--period", "0", "--json"))
+    found = value(cli("scheduler", "set", "support.user_schedulers:Tuned", "least=3", "label=as said", "--period", "0",
+                      "--json"))
     assert (found["parameters"], found["policy"]["period"]) == ({"least": 3, "label": "as said"}, 17.0)
-    cli("scheduler", "set", "user_schedulers:Raises", *QUICK)
-    stream.until(lambda: stream.master.scheduling.generator.decisions[-1].scheduler == "user_schedulers:Raises")
+    cli("scheduler", "set", "support.user_schedulers:Raises", *QUICK)
+    stream.until(lambda: stream.master.scheduling.generator.decisions[-1].scheduler == "support.user_schedulers:Raises")
     code, out, err = cli("scheduler", "history")  # its message has brackets in it that look like markup
     assert (code, err) == (0, "") and "[/bold]" in out
     code, out, err = cli("status")
@@ -133,8 +134,8 @@ def test_a_scheduler_of_ones_own(cli: Cli, stream: AuditedStream) -> None:
 @pytest.mark.parametrize(("arguments", "says"), [
     (["nope"], "there is no scheduler named 'nope'; there are even,"),
     (["no_such_module:X"], "no_such_module"),
-    (["user_schedulers:Nope"], "has no 'Nope'"),
-    (["user_schedulers:CannotBeMade"], "no licence"),
+    (["support.user_schedulers:Nope"], "has no 'Nope'"),
+    (["support.user_schedulers:CannotBeMade"], "no licence"),
     (["tstorm", "gamma"], "KEY=VALUE"),
     (["tstorm", "=2"], "KEY=VALUE"),
     (["tstorm", "gama=2"], "has no parameter 'gama'; it has gamma"),

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audited import SECONDS, AuditedStream, assert_nothing_lost
-from forked import ForkedCluster
 
-from millrace.control.generator import ADVISED, ENACTED, FAILED, NOT_WORTH_IT, OVERTAKEN, Decision
+from millrace.control.schedule_generator import ADVISED, ENACTED, FAILED, NOT_WORTH_IT, OVERTAKEN, Decision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, UnknownName
-from millrace.master.desk import ask
-from millrace.master.history import History
+from millrace.master.load.history import History
+from millrace.master.requests.desk import ask
 from millrace.master.service import Master
 from millrace.model.graph import TaskId
+from support.processes.forked import ForkedCluster
+from support.topologies.audited import SECONDS, AuditedStream, assert_nothing_lost
 
 RATE = 400  # lines a second and spout: enough to have traffic, and far from what the machine can do
 QUICK = {"period": 0.2, "cool_down": 0.2}
@@ -67,7 +67,7 @@ def slots_of(stream: AuditedStream) -> dict[TaskId, int]:
 
 
 def user(name: str) -> str:
-    return f"user_schedulers:{name}"
+    return f"support.user_schedulers:{name}"
 
 
 def test_bad_schedulers_change_nothing_and_are_told_of_once(cluster: ForkedCluster, stream: AuditedStream) -> None:
@@ -100,13 +100,13 @@ def test_one_that_was_told_of_is_told_of_again_when_it_is_set_again(cluster: For
 
 @pytest.mark.parametrize(("request_", "kind", "says"), [
     ({"name": "nope"}, UnknownName, "there is no scheduler named 'nope'; there are even,"),
-    ({"name": "user_schedulers:Nope"}, SchedulerFailed, "nothing has changed"),
+    ({"name": "support.user_schedulers:Nope"}, SchedulerFailed, "nothing has changed"),
     ({"name": "no_such_module:Nope"}, SchedulerFailed, "no_such_module"),
-    ({"name": "user_schedulers:CannotBeMade"}, SchedulerFailed, "no licence"),
+    ({"name": "support.user_schedulers:CannotBeMade"}, SchedulerFailed, "no licence"),
     ({"name": "tstorm", "parameters": {"gama": 2}}, BadParameter, "has no parameter 'gama'; it has gamma"),
     ({"name": "tstorm", "parameters": {"gamma": 0.5}}, BadParameter, "out of range: it must be at least 1"),
     ({"name": "tstorm", "parameters": {"gamma": "lots"}}, BadParameter, "finite number"),
-    ({"name": "user_schedulers:Tuned", "parameters": {"least": 100}}, SchedulerFailed, "from 1 to 9"),
+    ({"name": "support.user_schedulers:Tuned", "parameters": {"least": 100}}, SchedulerFailed, "from 1 to 9"),
     ({"name": "tstorm", "policy": {"period": -1}}, BadParameter, "at least 0"),
     ({"name": "tstorm", "policy": {"perod": 1}}, BadParameter, "the schedule generator has no parameter 'perod'"),
     ({"name": "tstorm", "estimator": "nope"}, UnknownName, "there is no estimator named 'nope'"),

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from audited import AuditedStream, assert_exact, assert_nothing_lost
-from cutting import cut, port_of
-from forked import ForkedCluster
+
+from support.processes.cutting import cut, port_of
+from support.processes.forked import ForkedCluster
+from support.topologies.audited import AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS = 3
 SOON = {"topology.message.timeout.secs": 1.5}  # what was lost with a connection is sent again after this

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
-from forked import ForkedCluster
+
+from support.processes.forked import ForkedCluster
+from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS = 3
 

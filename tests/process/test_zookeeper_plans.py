@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
-from debian import free_port
-from forked import ForkedCluster
-from zookeeper import ZooKeeperServer
 
 from millrace.errors import AddressInUse, NotTheAuthor
 from millrace.model.graph import ACKER, TaskId, graph_of
-from millrace.runtime.agent import node_directory
-from millrace.runtime.coordination import ZooKeeperStore
-from millrace.runtime.plan_store import PlanStore
-from millrace.runtime.transport import private_directory
+from millrace.runtime.plans.agent import node_directory
+from millrace.runtime.plans.coordination import ZooKeeperStore
+from millrace.runtime.plans.plan_store import PlanStore
+from millrace.runtime.wire.transport import private_directory
 from millrace.workloads.audit import AuditedWordCount
+from support.processes.forked import ForkedCluster
+from support.servers.debian import free_port
+from support.servers.zookeeper import ZooKeeperServer
+from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS, NODES = 3, 2
 SILENCE = 2.0  # seconds after which a master takes ZooKeeper to be away
@@ -240,9 +240,9 @@ def test_a_master_whose_name_is_taken_does_not_end_the_one_that_has_it(server: Z
 LONELY = """
 import os, sys, threading, time
 from millrace.errors import StoreUnreachable
-from millrace.master.desk import running_clusters
+from millrace.master.requests.desk import running_clusters
 from millrace.master.service import Master
-from millrace.runtime.coordination import ZooKeeperStore
+from millrace.runtime.plans.coordination import ZooKeeperStore
 
 ZooKeeperStore.__init__.__defaults__ = (0.5,)
 

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from held_fragments import fetched
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from millrace.errors import NotEnoughFragments
 from millrace.state.checksum import appended
 from millrace.state.fragments import Fragment, FragmentTree, cut
 from millrace.state.holders import holders, shape
+from support.suites.held_fragments import fetched
 
 BLOB = "t/c/0/1-1"
 shapes = st.tuples(st.integers(1, 8), st.integers(0, 4))

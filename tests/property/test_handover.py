@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_ledger import Tree, deliver, forests, messages
 
-from millrace.control.acking import Ledger, Owner, make_root
-from millrace.runtime import wire
-from millrace.runtime.tracker import Tracker
+from millrace.control.ledger import Ledger, Owner, make_root
+from millrace.runtime.flow.tracker import Tracker
+from millrace.runtime.wire import messages as wire
 
 Given = tuple[list[tuple[int, int, Owner | None]], list[int]]
 ACKERS = 2

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from millrace.api import keyed_state
 from millrace.api.grouping import stable_hash
-from millrace.api.paged_state import PagedState
-from millrace.api.state import State
+from millrace.api.keyed import plain as keyed_state
+from millrace.api.keyed.declared import State
+from millrace.api.keyed.paged import PagedState
 from millrace.errors import CorruptCheckpoint
 from millrace.state.packing import pack_value, unpack_value
 from millrace.state.task_state import TaskState, open_states

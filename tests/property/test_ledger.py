@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.control.acking import Ledger
+from millrace.control.ledger import Ledger
 
 ROOTS = 4
 

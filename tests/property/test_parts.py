@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.api.grouping import Grouping
-from millrace.control.assignment import Assignment, TopologyAssignment, change
+from millrace.control.assignment import Assignment, TopologyAssignment
 from millrace.control.events import Distribute, Killed, Moved, Submitted, Ticked, WorkerJoined, WorkerLost, WorkerReported
 from millrace.control.master_state import MasterState
+from millrace.control.plan_diff import plan_diff
 from millrace.model.cluster import Node
 from millrace.model.graph import ACKER, ComponentDef, Input, StreamDef, TaskId, TopologyGraph
-from millrace.runtime import wire
+from millrace.runtime.wire import messages as wire
 
 OUTPUTS = (StreamDef("default", ("word",)), StreamDef("other", ("word",)))
 GROUPINGS = (Grouping.SHUFFLE, Grouping.fields("word"), Grouping.ALL, Grouping.GLOBAL)
@@ -71,7 +72,7 @@ class Watched:
             assert (part.stamp, part.workers, part.alive) == (whole.stamp, whole.workers, whole.alive)
             self.check_lookups(node, part, whole)
             for slot in [slot for slot, at in node_of.items() if at == node]:
-                assert change(self.running[slot], part, slot) == change(self.running[slot], whole, slot)
+                assert plan_diff(self.running[slot], part, slot) == plan_diff(self.running[slot], whole, slot)
                 self.running[slot] = part.tasks_at(slot)
 
     def check_lookups(self, node: str, part: Assignment, whole: Assignment) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis_server import RedisServer
+
+from support.servers.redis_server import RedisServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # for `recording`
 

@@ -6,12 +6,12 @@ import itertools
 import threading
 
 import pytest
-from history_suite import DECISION, SECONDS, HistoryConformance, window, written
-from postgres import PostgresServer
 from sqlalchemy import event
 
 from millrace.errors import StoreUnreachable
-from millrace.master.history import History
+from millrace.master.load.history import History
+from support.servers.postgres import PostgresServer
+from support.suites.history import DECISION, SECONDS, HistoryConformance, window, written
 
 databases = itertools.count(1)
 

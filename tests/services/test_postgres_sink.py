@@ -8,10 +8,10 @@ import uuid
 from typing import Any
 
 import sqlalchemy as sa
-from postgres import PostgresServer
 from recording import attach, rows
 
 from millrace.connectors.sql import SqlSink
+from support.servers.postgres import PostgresServer
 
 COLUMNS = {
     "b": "boolean", "i": "bigint", "n": "numeric", "s": "text", "y": "bytea", "d": "date", "t": "time", "tz": "timetz",

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from redis_server import RedisServer
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
@@ -16,6 +15,7 @@ from millrace.connectors.redis import RedisSink
 from millrace.model.graph import graph_of
 from millrace.spark.microbatch import batched
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
+from support.servers.redis_server import RedisServer
 
 pytest.importorskip("redis", reason="pip install millrace[redis]")
 pytestmark = pytest.mark.redis

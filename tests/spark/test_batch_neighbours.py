@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from batched import SECONDS, BatchedStream
 from pyspark.sql import SparkSession
 
 from millrace.errors import NotEnoughSlots
 from millrace.master.service import Master
 from millrace.runtime.node import this_node
+from millrace.spark.cluster.executors import Executors
+from millrace.spark.cluster.free_cores import FreeCores
+from millrace.spark.cluster.placement import Placement
 from millrace.spark.engine import ResidentEngine
-from millrace.spark.executors import Executors
-from millrace.spark.free_cores import FreeCores
 from millrace.spark.microbatch import MicrobatchEngine
-from millrace.spark.placement import Placement
-from millrace.spark.session import make_session
+from millrace.spark.session.session import make_session
 from millrace.workloads.wordcount import WordCount
+from support.topologies.batched import SECONDS, BatchedStream
 
 CORES = 4
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import psutil
 import pytest
-from batched import SECONDS, BatchedStream, kill
-from frame_parts import TARGET, Refused
 
-from millrace.microbatch.batch_worker import BatchFailed
-from millrace.runtime.checkpoint_store import open_store
-from millrace.runtime.directory_store import DirectoryStore
-from millrace.spark.batch_jobs import BatchJobs
+from millrace.microbatch.worker import BatchFailed
+from millrace.runtime.checkpoints.directory import DirectoryStore
+from millrace.runtime.checkpoints.store import open_store
+from millrace.spark.batches.jobs import BatchJobs
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.state.checkpoint import manifest_names
 from millrace.workloads.wordcount import table_words
+from support.topologies.batched import SECONDS, BatchedStream, kill
+from support.topologies.dataframe_parts import TARGET, Refused
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_function_that_cannot_write_is_named_and_its_rows_wait(engine: Microba
     assert now["committed"] and now["doing"] == "write what the sinks have kept"
     [error] = shown()["last_errors"]
     assert error["task"] == "table" and "frame_parts:refused" in error["error"] and "the sink 'table'" in error["error"]
-    assert "LookupError: there is no table (" in error["error"] and "frame_parts.py:" in error["error"]
+    assert "LookupError: there is no table (" in error["error"] and "support.topologies.dataframe_parts.py:" in error["error"]
     assert "in refused" in error["traceback"]
     running.kill(wait=10 * SECONDS)
     assert running.wait(SECONDS), "nobody waits for a function that fails"

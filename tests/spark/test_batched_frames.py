@@ -13,8 +13,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from family import in_session
-from frame_parts import (
+
+from millrace.errors import MasterUnreachable, MillraceError, TopologyError
+from millrace.master.requests.desk import ask
+from millrace.model.graph import graph_of
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.store import open_store
+from millrace.spark.engine import check_code
+from millrace.spark.microbatch import MicrobatchEngine, batched
+from millrace.workloads.audit import StatefulWordCount, audit, true_counts
+from millrace.workloads.wordcount import expected_counts, table_words
+from support.processes.family import in_session
+from support.suites.kept_state import state_of
+from support.topologies.dataframe_parts import (
     SOURCE,
     TARGET,
     Forgotten,
@@ -27,17 +38,6 @@ from frame_parts import (
     TappedCount,
     WrongSchema,
 )
-from kept_state import state_of
-
-from millrace.errors import MasterUnreachable, MillraceError, TopologyError
-from millrace.master.desk import ask
-from millrace.model.graph import graph_of
-from millrace.runtime.checkpoint_store import open_store
-from millrace.runtime.checkpoints import Checkpoints
-from millrace.spark.engine import check_code
-from millrace.spark.microbatch import MicrobatchEngine, batched
-from millrace.workloads.audit import StatefulWordCount, audit, true_counts
-from millrace.workloads.wordcount import expected_counts, table_words
 
 SECONDS = 120.0
 LOOK_SECONDS = 0.1

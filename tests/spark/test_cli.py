@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audited import SECONDS
-from family import command, in_session
 
 from millrace.errors import MasterUnreachable
-from millrace.master.desk import ask
+from millrace.master.requests.desk import ask
+from support.processes.family import command, in_session
+from support.topologies.audited import SECONDS
 
 MILLRACE = [sys.executable, "-m", "millrace.cli.main"]
 WORD_COUNT = "millrace.workloads.wordcount:WordCount"

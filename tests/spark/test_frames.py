@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audited import SECONDS
-from framed import Incoming, counting, keeping, tapping, writing, written
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -19,10 +17,12 @@ from millrace.bench.faults import stored_counts
 from millrace.config import CHECKPOINTS
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import TaskId, graph_of
-from millrace.runtime.checkpoint_store import open_store
+from millrace.runtime.checkpoints.store import open_store
+from millrace.spark.dataframes.feeding import resolve_frames
 from millrace.spark.engine import ResidentEngine, RunningTopology
-from millrace.spark.frames import resolve_frames
-from millrace.spark.session import make_session
+from millrace.spark.session.session import make_session
+from support.topologies.audited import SECONDS
+from support.topologies.dataframe_fed import Incoming, counting, keeping, tapping, writing, written
 
 SLOTS = 2
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
-from family import daemon_of
 
 from millrace.errors import MillraceError
-from millrace.master.desk import ask
+from millrace.master.requests.desk import ask
 from millrace.spark.engine import ResidentEngine
 from millrace.workloads.wordcount import WordCount
+from support.processes.family import daemon_of
+from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS = 3
 USER_MODULE = """

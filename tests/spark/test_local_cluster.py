@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from audited import AuditedStream, assert_exact, assert_nothing_lost
-from family import executor_of
 
 from millrace.errors import NotEnoughSlots
 from millrace.spark.engine import ResidentEngine
+from support.processes.family import executor_of
+from support.topologies.audited import AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS = 3
 MASTER = "local-cluster[2,2,700]"

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from batched import SECONDS, BatchedStream, kill
-from family import executor_of, python_workers
 
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.model.graph import TaskId, graph_of
-from millrace.runtime.checkpoint_store import open_store
-from millrace.spark import batch_reports
+from millrace.runtime.checkpoints.store import open_store
+from millrace.spark.batches import reports as batch_reports
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.state.checkpoint import manifest_names
 from millrace.workloads.audit import StatefulWordCount
 from millrace.workloads.wordcount import WordCount
+from support.processes.family import executor_of, python_workers
+from support.topologies.batched import SECONDS, BatchedStream, kill
 
 EXECUTORS = 2
 

@@ -18,17 +18,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from kept_state import positions_of, state_of
-from pages import DOCS, README, ROOT, put_in, typed_in, write_file
 from pyspark.sql import SparkSession
 
 from millrace.api.topology import Topology
-from millrace.master.checkpointing import default_store
+from millrace.master.checkpoints.checkpointing import default_store
 from millrace.model.graph import graph_of
-from millrace.runtime.checkpoint_store import open_store
+from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine, batched
-from millrace.spark.session import make_session
+from millrace.spark.session.session import make_session
+from support.suites.kept_state import positions_of, state_of
+from support.suites.pages import DOCS, README, ROOT, put_in, typed_in, write_file
 
 SECONDS = 120.0
 SLOTS = 2

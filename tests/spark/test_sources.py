@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tapped
-from audited import SECONDS
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from tapped import WORDS, CountedTap, Tapped
 
 from millrace.api.topology import Topology
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.workloads.wordcount import WordCount
+from support.topologies import tapped
+from support.topologies.audited import SECONDS
+from support.topologies.tapped import WORDS, CountedTap, Tapped
 
 SLOTS = 3
 ROWS = 3000

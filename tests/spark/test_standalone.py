@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from audited import SECONDS, AuditedStream, assert_exact
 
 from millrace.errors import MasterUnreachable
 from millrace.spark.engine import ResidentEngine
-from millrace.spark.java import ensure_java
-from millrace.spark.session import spark_home
+from millrace.spark.session.java import ensure_java
+from millrace.spark.session.session import spark_home
+from support.topologies.audited import SECONDS, AuditedStream, assert_exact
 
 DEPLOY = "org.apache.spark.deploy"
 SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

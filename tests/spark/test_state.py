@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audited import SECONDS, StatefulStream, assert_all_exact, assert_exact
-from family import executor_of, in_session
 
 from millrace.bench.faults import stored_counts
 from millrace.errors import MasterUnreachable
-from millrace.master.desk import ask
-from millrace.runtime.checkpoint_store import open_store
-from millrace.runtime.checkpoints import Checkpoints
+from millrace.master.requests.desk import ask
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine
 from millrace.workloads.audit import audit, true_counts
+from support.processes.family import executor_of, in_session
+from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact, assert_exact
 
 SLOTS = 3
 LOOK_SECONDS = 0.1  # between two looks at another process

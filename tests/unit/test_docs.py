@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import DOCS, FILE_NAME, PAGES, README, ROOT, blocks
 from recording import attach, tuples
 from typer.main import get_command
 
@@ -28,6 +27,7 @@ from millrace.schedulers.instances import random_situation
 from millrace.schedulers.parameters import with_parameters
 from millrace.schedulers.rules import check_result
 from millrace.testing.local_cluster import LocalCluster
+from support.suites.pages import DOCS, FILE_NAME, PAGES, README, ROOT, blocks
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 COMMAND = re.compile(r"^    (?:\S*/)?millrace (.+?)(?:\s{2,}#.*)?$", re.M)

@@ -96,7 +96,7 @@ def test_the_api_needs_pyarrow_for_types_only() -> None:
 
 @pytest.mark.parametrize(("code", "expected"), [
     ("import time, os.path", ["time", "os.path"]),
-    ("from millrace.spark.launcher import X", ["millrace.spark.launcher"]),
+    ("from millrace.spark.cluster.launcher import X", ["millrace.spark.cluster.launcher"]),
     ("from millrace import spark, api", ["millrace.spark", "millrace.api"]),
     ("from ..spark import launcher", ["millrace.spark"]),
     ("from .plan import Plan", ["millrace.model.plan"]),

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millrace.api.component import Component
-from millrace.api.state import State
+from millrace.api.keyed.declared import State
 from millrace.api.tuple import SYSTEM_COMPONENT, TICK_STREAM, Tuple
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Bolt(Component):
     acks_itself: ClassVar[bool] = False  # True: `process` keeps the tuple and acks it later
     named_rows: ClassVar[bool] = True  # False: values come as plain tuples, without field names; a little cheaper
 
-    # By the key of its fields grouping; snapshotted at each wave. See api/state.py for others beside it.
+    # By the key of its fields grouping; snapshotted at each wave. See api/keyed/declared.py for others beside it.
     state = State()
 
     @classmethod

@@ -32,7 +32,7 @@ class Spout(Component):
         """A spout that emits the rows of a streaming DataFrame; its columns are the fields. `frame` may also be a function
         (spark) -> DataFrame, or its name as "module:function", called when the topology is submitted: then `outputs` names the
         columns. `checkpoint`: where Spark keeps how far it has read; unset, below the engine's checkpoint store."""
-        from millrace.api.frame import frame_spec
+        from millrace.api.dataframe import frame_spec
 
         return frame_spec(frame, name, par, outputs, checkpoint, config)
 

@@ -105,7 +105,7 @@ class ComponentSpec:
     config: dict[str, Any]
     inputs: tuple[SpecInput, ...]
     outputs: tuple[Stream, ...]
-    frame: Any  # what a frame spout reads: see api/frame.py; it never leaves the driver
+    frame: Any  # what a frame spout reads: see api/dataframe.py; it never leaves the driver
     _named: bool  # by spec(name=...), rather than by the attribute
     _origin: ComponentSpec  # the spec as the user made it, of which a topology's own is a copy
 

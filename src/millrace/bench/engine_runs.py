@@ -26,16 +26,16 @@ from millrace.api.grouping import stable_hash
 from millrace.api.topology import Topology
 from millrace.bench.engine_topologies import SkewedWork, TallyOnly, WordCountTallyBench, tally_of, zipf_words
 from millrace.bench.faults import stored_counts
-from millrace.bench.rivals.job import WORDS_PER_LINE
-from millrace.bench.rivals.spark_common import FASTEST, LinkedFiles, file_stream, scratch_directory
+from millrace.bench.other_engines.job import WORDS_PER_LINE
+from millrace.bench.other_engines.spark_common import FASTEST, LinkedFiles, file_stream, scratch_directory
 from millrace.bench.topologies import SEED, WordCountBench
 from millrace.bench.wordcount import counted, end_run, start_run
 from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES, CHECKPOINTS, EXACTLY_ONCE, GUARANTEE
 from millrace.errors import MillraceError
-from millrace.master.batches import BatchRecord
-from millrace.master.observed import rate_between
-from millrace.runtime.checkpoint_store import CheckpointStore, open_store
-from millrace.runtime.checkpoints import Checkpoints
+from millrace.master.batch_log import BatchRecord
+from millrace.master.load.observed import rate_between
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine
 

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
+from millrace.api.keyed.declared import CounterState
 from millrace.api.spout import Spout
-from millrace.api.state import CounterState
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
-from millrace.bench.rivals.job import vocabulary
+from millrace.bench.other_engines.job import vocabulary
 from millrace.bench.topologies import SEED, BenchLinesArrow
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.settings import setting

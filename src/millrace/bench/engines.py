@@ -18,13 +18,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from millrace.bench.other_engines import spark_rescale
+from millrace.bench.other_engines.run import run_child, run_rival, script_environment
 from millrace.bench.results import keep
-from millrace.bench.rivals import spark_rescale
-from millrace.bench.rivals.run import run_child, run_rival, script_environment
 from millrace.bench.topologies import SEED
 from millrace.cli.testing import project_root
 from millrace.errors import MillraceError
-from millrace.spark.java import ensure_java
+from millrace.spark.session.java import ensure_java
 
 PARTS = ("words", "rescale", "skew")
 ENGINES = ("resident", "microbatch", "microbatch_arrow", "spark_sql", "spark_python_state")

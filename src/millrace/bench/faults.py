@@ -28,8 +28,8 @@ from millrace.control.events import Moved, Say
 from millrace.control.topology_state import TopologyState
 from millrace.control.waves import IDLE, Waves
 from millrace.errors import MillraceError
-from millrace.runtime.checkpoint_store import CheckpointStore, open_store
-from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.state.task_state import open_states
 from millrace.workloads.audit import StatefulWordCount, TallyNumbered, audit, true_counts

@@ -29,9 +29,9 @@ from rich.console import Console
 from millrace.bench.results import keep
 from millrace.bench.wave_cost import KEYS, measure_wave_cost
 from millrace.errors import MillraceError, NotEnoughFragments
-from millrace.runtime.fragment_exchange import FragmentExchange
-from millrace.runtime.fragment_links import Address
-from millrace.runtime.transport import Keys, boot_id
+from millrace.runtime.fragments.exchange import FragmentExchange
+from millrace.runtime.fragments.links import Address
+from millrace.runtime.wire.transport import Keys, boot_id
 from millrace.state.erasure import Code
 
 R, C = 7, 3

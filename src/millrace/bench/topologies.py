@@ -11,7 +11,7 @@ from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
-from millrace.bench.rivals.job import lines
+from millrace.bench.other_engines.job import lines
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.sinks import Drop, DropArrow
 from millrace.runtime.meters import LatencyHistogram

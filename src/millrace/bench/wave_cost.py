@@ -16,7 +16,7 @@ from millrace.bench.wordcount import counted, end_run, start_run
 from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.sinks import Drop
-from millrace.master.observed import rate_between
+from millrace.master.load.observed import rate_between
 from millrace.spark.engine import ResidentEngine
 from millrace.workloads.wordcount import WORDS_PER_LINE, vocabulary
 

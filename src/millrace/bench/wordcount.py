@@ -18,7 +18,7 @@ from millrace.bench.results import keep
 from millrace.bench.topologies import SEED, LocalHop, RemoteHop, WordCountArrowBench, WordCountBench, WordCountRowsBench
 from millrace.config import AT_LEAST_ONCE, AT_MOST_ONCE, CHECKPOINTS, GUARANTEE
 from millrace.errors import MillraceError
-from millrace.master.observed import TopologyObserved, rate_between
+from millrace.master.load.observed import TopologyObserved, rate_between
 from millrace.model.graph import TaskId
 from millrace.spark.engine import ResidentEngine, RunningTopology
 
@@ -112,9 +112,9 @@ def _hop(engine: ResidentEngine, topology: type[Topology], seconds: float, conso
 
 
 def _rivals(console: Console) -> dict[str, Any]:
-    from millrace.bench.rivals.run import run_rival
+    from millrace.bench.other_engines.run import run_rival
     from millrace.cli.testing import project_root
-    from millrace.spark.java import ensure_java
+    from millrace.spark.session.java import ensure_java
 
     found = {}
     for name in RIVALS:

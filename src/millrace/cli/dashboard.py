@@ -11,7 +11,7 @@ from rich.text import Text
 
 from millrace.cli.figures import count, duration, number_of, percentiles, share, size
 from millrace.cli.listing import Column, Hanging, Listing, plain_console, short_hosts, shortened, task_names
-from millrace.master.batches import RUN_TASKS
+from millrace.master.batch_log import RUN_TASKS
 
 EVENTS_SHOWN, ERRORS_SHOWN, TRACEBACK_LINES = 8, 3, 4
 TASKS_NAMED = 100  # characters; a worker with more tasks than can be named in them has them counted

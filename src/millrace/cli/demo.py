@@ -13,7 +13,7 @@ from rich.console import Console
 
 from millrace.cli.running import show_live
 from millrace.errors import MillraceError
-from millrace.master.observed import rate_between
+from millrace.master.load.observed import rate_between
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.workloads.audit import AuditedWordCount, AuditResult, audit
 

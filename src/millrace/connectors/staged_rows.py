@@ -13,7 +13,7 @@ import msgspec
 from millrace.api.component import Component
 from millrace.connectors.staging import Staging, gone, staged_name
 from millrace.errors import EncodingError, TopologyError
-from millrace.runtime.wire import BIG_INT, encode_rows
+from millrace.runtime.wire.messages import BIG_INT, encode_rows
 
 TABLE = "millrace_staged"
 # msgpack extension codes for what a database knows and msgpack does not; 1 is the wire's

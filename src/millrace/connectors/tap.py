@@ -10,9 +10,9 @@ from millrace.api.sink import TwoPhaseSink
 from millrace.api.tuple import Tuple
 from millrace.config import TAP_MEGABYTES, TAP_ROWS
 from millrace.errors import TopologyError
-from millrace.runtime.tap_messages import join_rows, split_rows
-from millrace.runtime.tap_port import TapPort, port_here
-from millrace.runtime.tap_rows import TapRows
+from millrace.runtime.taps.messages import join_rows, split_rows
+from millrace.runtime.taps.port import TapPort, port_here
+from millrace.runtime.taps.rows import TapRows
 
 ACK_SECONDS = 0.05  # from a reader's commit to the acks
 TAP_METRIC, UNREAD_METRIC = "millrace.tap", "unread"

@@ -5,9 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from millrace.control.stamp import Stamp
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
+
+
+class Stamp(NamedTuple):
+    """A later author's first revision is newer than an earlier author's last: what a master that was replaced still
+    sends is old by its very number."""
+
+    author: int
+    revision: int
+
+    def __str__(self) -> str:
+        return f"{self.author}-{self.revision}"
+
+    @classmethod
+    def parse(cls, text: str) -> Stamp:
+        """The stamp of a text that `str` made; ValueError for anything else."""
+        author, _, revision = text.partition("-")
+        return cls(int(author), int(revision))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +131,3 @@ def _part_of_topology(whole: TopologyAssignment, all_places: _Places, slots: set
                    key_groups={name: owners for name, owners in whole.key_groups.items() if name in targets | hosted},
                    positions=[(task, position) for task, position in whole.positions if task in own],
                    holders=[(task, slots) for task, slots in whole.holders if task in own])
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a worker has to do to get from what it runs to what it should run."""
-
-    start: list[tuple[int, TaskId, int]]  # topology, task, incarnation
-    retire: list[tuple[int, TaskId]]  # moved elsewhere: drain, then end
-    drop: list[tuple[int, TaskId]]  # its topology is gone: end at once
-
-
-def change(running: dict[tuple[int, TaskId], int], assignment: Assignment, slot: int) -> Change:
-    """Compare what a worker runs with what it is told to run."""
-    wanted = assignment.tasks_at(slot)
-    alive = {topology.number for topology in assignment.topologies}
-    start = [(*key, incarnation) for key, incarnation in wanted.items() if running.get(key) != incarnation]
-    gone = [key for key, incarnation in running.items() if wanted.get(key) != incarnation]
-    return Change(start=sorted(start), retire=sorted(key for key in gone if key[0] in alive),
-                  drop=sorted(key for key in gone if key[0] not in alive))

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from millrace.config import settings_without_effect
 from millrace.control.assignment import Assignment, Place, WorkerAddress, parts_of
-from millrace.control.checks import ackers_for, check_guarantee, check_not_running, check_settings, weak_points
 from millrace.control.events import (
     BatchBegan,
     BatchCommitted,
@@ -36,9 +35,8 @@ from millrace.control.events import (
     WorkerLost,
     WorkerReported,
 )
-from millrace.control.recovery import Recovery
-from millrace.control.replanning import Replanning
-from millrace.control.resuming import owners_in
+from millrace.control.plan_changes import Replanning
+from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
 from millrace.control.topology_state import (
     PAUSED,
     RUNNING,
@@ -47,8 +45,9 @@ from millrace.control.topology_state import (
     WAITING,
     TopologyState,
 )
+from millrace.control.wave_control import Recovery
 from millrace.control.wording import tasks_named, workers_named
-from millrace.control.workforce import WorkerView, agents_of, cluster_of
+from millrace.control.workers import WorkerView, agents_of, cluster_of
 from millrace.errors import TopologyError, UnknownTopology
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TaskId, TopologyGraph

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from millrace.config import AT_MOST_ONCE, GUARANTEE
 from millrace.control.assignment import Place, TopologyAssignment
-from millrace.control.backups import backups
+from millrace.control.backup_placement import backups
 from millrace.control.waves import Waves
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan

@@ -1,89 +1,83 @@
-"""What became of the batches of a topology: the last ones each by itself, all of them as totals."""
+"""The master's side of topologies that run in batches, and of the slots that run them: Spark's executors, workers without a
+socket, of which the engine in this process tells."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from typing import Any
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
-RECORDS_KEPT = 200
-RUN_TASKS = "run its tasks"  # what most of a batch is
-REST = "rest before the next attempt"
-RECENT = 20  # batches that a mean is taken over
+from millrace.control.events import BatchBegan, BatchCommitted, BatchesEnded, BatchOver, WorkerJoined, WorkerLost
+from millrace.master.batch_log import BatchLog, BatchRecord, UnderWay
+from millrace.model.cluster import Node
+from millrace.runtime.wire import messages as wire
+from millrace.state.checkpoint import Manifest
+
+if TYPE_CHECKING:
+    from millrace.master.service import Master
 
 
-class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch. `misplaced`: tasks that ran on another executor than the plan says. `resident`, `restored`: tasks that found
-    their state in their process, and that had to load it. `spark_run_seconds`, `own_busy_seconds`: the time in partitions, by
-    Spark and by us; Spark tells of its own with delay, so neither is a part of the other."""
+@dataclass(slots=True)
+class Enlisted:
+    """An executor that fills a slot, and what its processes have used, as was last told of it."""
 
-    batch: int
-    wave: int
-    plan_version: int
-    started: float  # unix time
-    seconds: float
-    attempts: int = 1
-    tuples_in: int = 0
-    tuples_processed: int = 0
-    stages: int = 0
-    tasks: int = 0
-    misplaced: int = 0
-    resident: int = 0
-    restored: int = 0
-    spark_run_seconds: float = 0.0
-    spark_shuffle_bytes: int = 0
-    own_busy_seconds: float = 0.0
+    generation: int
+    cpu_seconds: float = 0.0
+    memory_mb: float = 0.0
+    counters: Counter[str] = field(default_factory=Counter)
 
 
-class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that has been running for a while. `doing`: what it is at; `tasks`: those of its tasks that have a core.
-    `committed`: its state is; what its sinks have is still to be written. `error`: why it was tried again last."""
+class Batching:
+    """Called on the master's thread. What is told of a topology or a slot that is gone by now is dropped."""
 
-    batch: int
-    attempt: int
-    doing: str
-    since: float  # by the clock of `time.monotonic`
-    tasks: list[str]
-    committed: bool = False
-    error: str = ""
+    def __init__(self, master: Master) -> None:
+        self._master = master
+        self.enlisted: dict[int, Enlisted] = {}
+        self.logs: dict[str, BatchLog] = {}
 
-    def summary(self) -> dict[str, Any]:
-        return {"batch": self.batch, "attempt": self.attempt, "seconds": round(time.monotonic() - self.since, 1),
-                "doing": self.doing, "tasks": self.tasks, "committed": self.committed, "error": self.error}
+    def enlist(self, slot: int, node: Node, executor: str, boot: str) -> None:
+        enlisted = self.enlisted[slot] = Enlisted(self._master.new_generation())
+        self._master.tell(WorkerJoined(slot, enlisted.generation, node, boot or node.name, executor, "", ""))
 
+    def dismiss(self, slot: int, cause: str) -> None:
+        enlisted = self.enlisted.pop(slot, None)
+        if enlisted is not None:
+            self._master.tell(WorkerLost(slot, enlisted.generation, cause))
 
-class BatchLog:
-    """The batches of one topology."""
+    def take_report(self, report: wire.Report) -> None:
+        """It lacks what only the master knows. Whoever told it runs by the newest plan at the next batch, and by no other."""
+        enlisted = self.enlisted.get(report.slot)
+        if enlisted is not None:
+            self._master.take(enlisted, msgspec.structs.replace(report, generation=enlisted.generation,
+                                                                revision=self._master.state.revision))
 
-    under_way: UnderWay | None = None
+    def began(self, name: str) -> None:
+        if name in self._master.state.topologies:
+            self._master.tell(BatchBegan(name))
 
-    def __init__(self) -> None:
-        self.records: deque[BatchRecord] = deque(maxlen=RECORDS_KEPT)
-        self.count = self.retried = self.misplaced = self.resident = self.restored = 0
-        self.tuples_in = self.tuples_processed = self.spark_shuffle_bytes = 0
-        self.seconds = self.spark_run_seconds = self.own_busy_seconds = 0.0
+    def under_way(self, name: str, batch: UnderWay | None) -> None:
+        """It takes long. None: it does not any more."""
+        if name in self._master.state.topologies:
+            self.logs.setdefault(name, BatchLog()).under_way = batch
 
-    def add(self, record: BatchRecord) -> None:
-        self.records.append(record)
-        self.under_way = None
-        self.count += 1
-        self.retried += record.attempts - 1
-        for name in ("misplaced", "resident", "restored", "tuples_in", "tuples_processed", "spark_shuffle_bytes", "seconds",
-                     "spark_run_seconds", "own_busy_seconds"):
-            setattr(self, name, getattr(self, name) + getattr(record, name))
+    def committed(self, name: str, manifest: Manifest) -> None:
+        if name in self._master.state.topologies:
+            self._master.tell(BatchCommitted(name, manifest))
 
-    def summary(self) -> dict[str, Any]:
-        """What `status` shows."""
-        recent = list(self.records)[-RECENT:]
-        last = recent[-1] if recent else None
-        return {
-            "count": self.count, "retried": self.retried, "misplaced": self.misplaced, "resident": self.resident,
-            "restored": self.restored, "tuples_in": self.tuples_in, "tuples_processed": self.tuples_processed,
-            "seconds": round(self.seconds, 3), "spark_run_seconds": round(self.spark_run_seconds, 3),
-            "own_busy_seconds": round(self.own_busy_seconds, 3), "spark_shuffle_bytes": self.spark_shuffle_bytes,
-            "mean_seconds": round(sum(record.seconds for record in recent) / len(recent), 4) if recent else None,
-            "running": self.under_way.summary() if self.under_way is not None else None,
-            "last": msgspec.to_builtins(last) if last is not None else None,
-        }
+    def note(self, name: str, record: BatchRecord) -> None:
+        if name in self._master.state.topologies:
+            self.logs.setdefault(name, BatchLog()).add(record)
+            self._master.tell(BatchOver(name))
+
+    def note_error(self, name: str, component: str, text: str, stack: str) -> None:
+        """Of what the engine itself has run for the component, in the driver."""
+        observed = self._master.observed.get(name)
+        if observed is not None:
+            observed.note_error({"topology": name, "task": component, "error": text, "traceback": stack})
+
+    def finish(self, name: str, how: str) -> None:
+        self.under_way(name, None)
+        if name in self._master.state.topologies:
+            self._master.tell(BatchesEnded(name, how))

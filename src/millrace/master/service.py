@@ -35,22 +35,22 @@ from millrace.control.events import (
 )
 from millrace.control.master_state import MasterState
 from millrace.errors import NotEnoughSlots, NotTheAuthor
-from millrace.master.batches import BatchLog, BatchRecord
-from millrace.master.batching import Batching, Enlisted
-from millrace.master.checkpointing import Checkpointing, default_store
-from millrace.master.desk import Desk
-from millrace.master.distributing import Distributing
-from millrace.master.observed import TopologyObserved
-from millrace.master.people import People
-from millrace.master.scheduling import Scheduling
-from millrace.master.status import status_of
+from millrace.master.batch_log import BatchLog, BatchRecord
+from millrace.master.batches import Batching, Enlisted
+from millrace.master.checkpoints.checkpointing import Checkpointing, default_store
+from millrace.master.load.observed import TopologyObserved
+from millrace.master.plans.distribution import Distributing
+from millrace.master.requests.desk import Desk
+from millrace.master.requests.handlers import People
+from millrace.master.requests.status import status_of
+from millrace.master.scheduling.scheduling import Scheduling
 from millrace.master.thread import MasterThread
-from millrace.master.worker_port import Connection, WorkerPort
+from millrace.master.workers.port import Connection, WorkerPort
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph
-from millrace.runtime import wire
-from millrace.runtime.process import WorkerSetup
-from millrace.runtime.transport import Gate, Keys
+from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.transport import Gate, Keys
+from millrace.runtime.worker.process import WorkerSetup
 from millrace.schedulers.base import Scheduler
 from millrace.state.checkpoint import Manifest
 

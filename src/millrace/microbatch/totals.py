@@ -8,8 +8,8 @@ from typing import Any
 
 from millrace.control.assignment import TopologyAssignment
 from millrace.microbatch.work import PartitionReport, TaskReport
-from millrace.runtime import wire
 from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS
+from millrace.runtime.wire import messages as wire
 
 PROCESSES_KNOWN = 1000
 

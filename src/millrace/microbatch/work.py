@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from millrace.control.assignment import TopologyAssignment, WorkerAddress
-from millrace.control.stages import Stages, stages_of
+from millrace.control.batch_stages import Stages, stages_of
 from millrace.model.graph import TaskId
-from millrace.runtime.process import WorkerSetup
+from millrace.runtime.worker.process import WorkerSetup
 from millrace.state.checkpoint import TaskRecord
 
 

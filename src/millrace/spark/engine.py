@@ -9,22 +9,22 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millrace.api.frame import frames_of
+from millrace.api.dataframe import frames_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
-from millrace.control.checks import check_not_running
 from millrace.control.events import Killed, Say
+from millrace.control.submission import check_not_running
 from millrace.errors import MillraceError, NotEnoughSlots, TopologyError, UnknownTopology
-from millrace.master.checkpointing import default_store
-from millrace.master.observed import TopologyObserved
+from millrace.master.checkpoints.checkpointing import default_store
+from millrace.master.load.observed import TopologyObserved
 from millrace.master.service import Master
 from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
 from millrace.model.load import Load
 from millrace.schedulers.even import Even
-from millrace.spark.frames import STOP_SECONDS, FrameQueries, check_frames, resolve_frames
-from millrace.spark.launcher import SparkLauncher, ship_code
-from millrace.spark.session import EXCLUDING, LOOPBACK, MasterUrl, make_session, parse_master, stop_session
-from millrace.spark.spark_gone import GONE, is_gone
+from millrace.spark.cluster.launcher import SparkLauncher, ship_code
+from millrace.spark.dataframes.feeding import STOP_SECONDS, FrameQueries, check_frames, resolve_frames
+from millrace.spark.session.gone import GONE, is_gone
+from millrace.spark.session.session import EXCLUDING, LOOPBACK, MasterUrl, make_session, parse_master, stop_session
 
 if TYPE_CHECKING:
     from pyspark import SparkConf

@@ -15,26 +15,25 @@ import msgspec
 
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, check_engine_settings, check_topology_config
-from millrace.control.checks import check_guarantee, check_settings
 from millrace.control.events import Say, Submitted
-from millrace.control.resuming import as_scaled
+from millrace.control.submission import as_scaled, check_guarantee, check_settings
 from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, TopologyError
-from millrace.master.checkpointing import default_store
+from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.service import Master
 from millrace.model.graph import TopologyGraph, graph_of
-from millrace.runtime.checkpoint_store import open_store, shown_place
-from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.store import open_store, shown_place
 from millrace.schedulers.beside import Beside
-from millrace.spark.batch_query import BatchQuery
+from millrace.spark.batches.query import BatchQuery
+from millrace.spark.cluster.executors import Executors
+from millrace.spark.cluster.free_cores import FreeCores
+from millrace.spark.cluster.launcher import ship_code
+from millrace.spark.cluster.placement import Placement
+from millrace.spark.dataframes.feeding import resolve_frames
+from millrace.spark.dataframes.writer import FrameWriter, frame_writers, with_schemas
 from millrace.spark.engine import RunningTopology, check_code
-from millrace.spark.executors import Executors
-from millrace.spark.frame_writer import FrameWriter, frame_writers, with_schemas
-from millrace.spark.frames import resolve_frames
-from millrace.spark.free_cores import FreeCores
-from millrace.spark.launcher import ship_code
-from millrace.spark.placement import Placement
-from millrace.spark.session import EXCLUDING, LOOPBACK, make_batch_session, parse_master, stop_session
-from millrace.spark.spark_gone import GONE
+from millrace.spark.session.gone import GONE
+from millrace.spark.session.session import EXCLUDING, LOOPBACK, make_batch_session, parse_master, stop_session
 from millrace.state.checkpoint import Manifest, fits
 from millrace.state.path_step import path_step
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.api.key_places import ATOMS
+from millrace.api.keyed.keys import ATOMS
 from millrace.errors import CorruptCheckpoint, EncodingError
 
 DEEPEST = 100  # levels of containers in one another; to read them back takes more stack than to write them

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from millrace.api.changes import Changes
-from millrace.api.key_places import ATOMS, KeyPlaces, is_key
-from millrace.api.keyed_state import KeyedState, Loaded
-from millrace.api.state import declared_states
+from millrace.api.keyed.changes import Changes
+from millrace.api.keyed.declared import declared_states
+from millrace.api.keyed.keys import ATOMS, KeyPlaces, is_key
+from millrace.api.keyed.plain import KeyedState, Loaded
 from millrace.errors import CorruptCheckpoint, EncodingError, UnknownName
 from millrace.state.packing import TOO_ODD, UNREADABLE, as_key, encode, plain_value, unwrap, wrapped
 

@@ -9,21 +9,21 @@ from dataclasses import replace
 
 from millrace.config import CHECKPOINTS
 from millrace.control.assignment import Place, TopologyAssignment, WorkerAddress
-from millrace.control.backups import backups
+from millrace.control.backup_placement import backups
 from millrace.errors import CheckpointMissing
-from millrace.microbatch import frames
-from millrace.microbatch.batch_checkpoints import BatchCheckpoints
-from millrace.microbatch.holding import Holding
-from millrace.microbatch.hosting import Hosted, Out
-from millrace.microbatch.mending import damaged, mended, mending_work
+from millrace.microbatch import records as frames
+from millrace.microbatch.checkpoints import BatchCheckpoints
+from millrace.microbatch.fragment_holder import Holding
+from millrace.microbatch.host import Hosted, Out
+from millrace.microbatch.repair import damaged, mended, mending_work
 from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
-from millrace.runtime.checkpoint_store import open_store
-from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import Clock
-from millrace.runtime.process import WorkerSetup
-from millrace.runtime.transport import Keys
+from millrace.runtime.wire.transport import Keys
+from millrace.runtime.worker.process import WorkerSetup
 from millrace.state.checkpoint import Manifest
 
 Fault = Callable[[int, int], bool]  # (stage, partition) -> whether the attempt breaks off after it

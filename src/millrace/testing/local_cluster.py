@@ -18,7 +18,6 @@ from typing import Any
 
 from millrace.config import HEARTBEAT_TIMEOUT
 from millrace.control.assignment import WorkerAddress
-from millrace.control.earlier_run import check_choice
 from millrace.control.events import (
     ChannelBroke,
     CollectCheckpoints,
@@ -39,16 +38,17 @@ from millrace.control.events import (
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
+from millrace.control.submission import check_choice
 from millrace.errors import CheckpointMissing, MillraceError
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
-from millrace.runtime import wire
-from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.access import Vault
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.clock import ManualClock
-from millrace.runtime.keeper import StoreThread
-from millrace.runtime.task import Task
-from millrace.runtime.vault import Vault
-from millrace.runtime.worker import Worker
+from millrace.runtime.tasks.snapshots import StoreThread
+from millrace.runtime.tasks.task import Task
+from millrace.runtime.wire import messages as wire
+from millrace.runtime.worker.worker import Worker
 from millrace.schedulers.base import Scheduler
 
 STEP_SECONDS = 0.001

@@ -12,8 +12,8 @@ from typing import Any
 from millrace.config import HISTORY
 from millrace.master.service import Master
 from millrace.model.graph import TopologyGraph, graph_of
-from millrace.runtime import process as worker_process
-from millrace.runtime.process import WorkerSetup, run_worker
+from millrace.runtime.worker import process as worker_process
+from millrace.runtime.worker.process import WorkerSetup, run_worker
 
 START_SECONDS = 30.0
 

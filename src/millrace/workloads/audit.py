@@ -20,7 +20,7 @@ import numpy as np
 
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
-from millrace.api.state import CounterState
+from millrace.api.keyed.declared import CounterState
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.generator import GeneratorSpout

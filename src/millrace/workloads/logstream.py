@@ -16,8 +16,8 @@ import msgspec
 
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
+from millrace.api.keyed.declared import State
 from millrace.api.sink import TwoPhaseSink
-from millrace.api.state import State
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.generator import GeneratorSpout

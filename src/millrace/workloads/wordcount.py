@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
-from millrace.api.state import CounterState
+from millrace.api.keyed.declared import CounterState
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.generator import ArrowGeneratorSpout, GeneratorSpout

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from pyarrow import fs
-from redis_server import RedisServer
-from saved_waves import Open
 
-from millrace.runtime.checkpoint_store import CheckpointStore, open_store
-from millrace.runtime.directory_store import DirectoryStore
-from millrace.runtime.remote_store import RemoteStore
+from millrace.runtime.checkpoints.directory import DirectoryStore
+from millrace.runtime.checkpoints.remote import RemoteStore
+from millrace.runtime.checkpoints.store import CheckpointStore, open_store
+from support.servers.redis_server import RedisServer
+from support.suites.saved_waves import Open
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from saved_waves import NEW, Open
 
 from millrace.errors import CheckpointMissing, MillraceError
-from millrace.runtime import redis_store
-from millrace.runtime.checkpoint_store import CheckpointStore, open_store
-from millrace.runtime.directory_store import UNFINISHED, DirectoryStore
-from millrace.runtime.redis_store import FIELD, STEP
-from millrace.runtime.remote_store import RemoteStore
+from millrace.runtime.checkpoints import redis as redis_store
+from millrace.runtime.checkpoints.directory import UNFINISHED, DirectoryStore
+from millrace.runtime.checkpoints.redis import FIELD, STEP
+from millrace.runtime.checkpoints.remote import RemoteStore
+from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.state.checkpoint import blob_name
+from support.suites.saved_waves import NEW, Open
 
 
 class TestEveryStore:

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from children import killed_after
-from saved_waves import Open, commit_waves, save_wave
 
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
-from millrace.runtime import checkpoints as checkpoints_module
-from millrace.runtime.checkpoint_store import CheckpointStore
-from millrace.runtime.checkpoints import Checkpoints
+from millrace.runtime.checkpoints import checkpoints as checkpoints_module
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.state.checkpoint import Manifest, blob_name, manifest_name
+from support.processes.children import killed_after
+from support.suites.saved_waves import Open, commit_waves, save_wave
 
 
 def change(store: CheckpointStore, name: str, to: Callable[[bytes], bytes]) -> None:

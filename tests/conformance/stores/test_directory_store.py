@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import in_child
 from pyarrow import fs
-from saved_waves import NEW, OLD
 
 from millrace.errors import StoreUnreachable
-from millrace.runtime import directory_store
-from millrace.runtime.checkpoint_store import open_store
-from millrace.runtime.directory_store import UNFINISHED, UNFINISHED_SECONDS, DirectoryStore
-from millrace.runtime.remote_store import RemoteStore
+from millrace.runtime.checkpoints import directory as directory_store
+from millrace.runtime.checkpoints.directory import UNFINISHED, UNFINISHED_SECONDS, DirectoryStore
+from millrace.runtime.checkpoints.remote import RemoteStore
+from millrace.runtime.checkpoints.store import open_store
+from support.processes.children import in_child
+from support.suites.saved_waves import NEW, OLD
 
 
 def left_over(store: DirectoryStore) -> list[Path]:

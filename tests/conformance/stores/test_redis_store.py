@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from debian import free_port
-from redis_server import RedisServer
-from saved_waves import NEW, OLD, commit_waves, save_wave
 
 from millrace.errors import CheckpointMissing, StoreUnreachable
-from millrace.runtime import redis_store
-from millrace.runtime.checkpoint_store import open_store
-from millrace.runtime.checkpoints import Checkpoints
-from millrace.runtime.directory_store import UNFINISHED_SECONDS
-from millrace.runtime.redis_store import FIELD, NAMES_PREFIX, PREFIX, UNFINISHED_PREFIX, RedisStore
+from millrace.runtime.checkpoints import redis as redis_store
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.directory import UNFINISHED_SECONDS
+from millrace.runtime.checkpoints.redis import FIELD, NAMES_PREFIX, PREFIX, UNFINISHED_PREFIX, RedisStore
+from millrace.runtime.checkpoints.store import open_store
 from millrace.state.checkpoint import PieceRef
+from support.servers.debian import free_port
+from support.servers.redis_server import RedisServer
+from support.suites.saved_waves import NEW, OLD, commit_waves, save_wave
 
 
 @pytest.fixture

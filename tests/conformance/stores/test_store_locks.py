@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import child_that, in_child
 from pyarrow import fs
-from redis_server import RedisServer
 
 from millrace.errors import StoreInUse, StoreUnreachable
-from millrace.runtime import store_lock
-from millrace.runtime.checkpoint_store import CheckpointStore, open_store
-from millrace.runtime.checkpoints import Checkpoints
-from millrace.runtime.directory_store import DirectoryStore
-from millrace.runtime.remote_store import RemoteStore
+from millrace.runtime.checkpoints import lock as store_lock
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.directory import DirectoryStore
+from millrace.runtime.checkpoints.remote import RemoteStore
+from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.state.checkpoint import blob_name
+from support.processes.children import child_that, in_child
+from support.servers.redis_server import RedisServer
 
 
 def test_a_lock_keeps_others_of_the_same_name_out(directory: DirectoryStore) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from millrace.bench import engine_runs, engines
-from millrace.bench.rivals.run import RivalFailed, run_child
-from millrace.bench.rivals.spark_common import FASTEST, FILES_PER_BATCH, Batch, LinkedFiles
-from millrace.bench.rivals.spark_rescale import figures
+from millrace.bench.other_engines.run import RivalFailed, run_child
+from millrace.bench.other_engines.spark_common import FASTEST, FILES_PER_BATCH, Batch, LinkedFiles
+from millrace.bench.other_engines.spark_rescale import figures
 from millrace.errors import MillraceError
-from millrace.master.batches import BatchRecord
-from millrace.spark.session import BATCH_JAVA_OPTIONS, batch_settings
+from millrace.master.batch_log import BatchRecord
+from millrace.spark.session.session import BATCH_JAVA_OPTIONS, batch_settings
 
 
 def batches(*ends: float, version: int = 1, tuples: int = 100) -> list[BatchRecord]:

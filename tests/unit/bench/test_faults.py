@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millrace.bench.faults import KINDS, QUIET_SECONDS, Silence, TakenAway, broken_promise, plan_of_faults
 from millrace.errors import StoreUnreachable
-from millrace.runtime.directory_store import DirectoryStore
+from millrace.runtime.checkpoints.directory import DirectoryStore
 
 GOOD = {"stuck": None, "guarantee": "exactly-once", "lost": 0, "wrong": 0, "beyond": 0, "repeated": 0, "counts_wrong": 0,
         "counts_less": 0}

@@ -11,7 +11,7 @@ from rich.console import Console
 from millrace.cli.dashboard import dashboard, print_status
 from millrace.cli.show import of_topology
 from millrace.errors import UnknownTopology
-from millrace.master.batches import BatchLog, BatchRecord
+from millrace.master.batch_log import BatchLog, BatchRecord
 
 LONG = "deduplicated-and-enriched-purchase-events"
 NODE = "ip-10-123-101-217.eu-central-1.compute.internal"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from millrace.cli.dashboard import batch_lines
-from millrace.master.batches import REST, RUN_TASKS, BatchLog, BatchRecord, UnderWay
+from millrace.master.batch_log import REST, RUN_TASKS, BatchLog, BatchRecord, UnderWay
 
 
 def shown(log: BatchLog) -> str:

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from millrace.api.grouping import Grouping
-from millrace.control.assignment import Assignment, Change, Place, TopologyAssignment, WorkerAddress, change, parts_of
+from millrace.control.assignment import Assignment, Place, Stamp, TopologyAssignment, WorkerAddress, parts_of
 from millrace.control.events import Distribute, Killed, Moved, Submitted, Ticked, WorkerJoined, WorkerLost
 from millrace.control.master_state import MasterState
-from millrace.control.stamp import Stamp
+from millrace.control.plan_diff import PlanDiff, plan_diff
 from millrace.model.cluster import Node
 from millrace.model.graph import ACKER, ComponentDef, Input, StreamDef, TaskId, TopologyGraph
-from millrace.runtime import wire
+from millrace.runtime.wire import messages as wire
 
 WORDS = (StreamDef("default", ("word",)),)
 
@@ -174,14 +174,14 @@ def test_a_part_makes_a_worker_do_what_the_whole_would() -> None:
     slots = {"lines": 0, "split": 1, "count": 2, "top": 3}
     for slot, name in enumerate(slots):
         part = part_of(CHAIN, f"node{slot}", hosts(name, ACKER))
-        assert change({}, part, slot) == change({}, CHAIN, slot)
+        assert plan_diff({}, part, slot) == plan_diff({}, CHAIN, slot)
         running = {(7, TaskId(name, 0)): 3, (7, TaskId(name, 1)): 2, (7, TaskId("lines", 9)): 1}
-        assert change(running, part, slot) == change(running, CHAIN, slot)
+        assert plan_diff(running, part, slot) == plan_diff(running, CHAIN, slot)
 
 
 def test_a_task_placed_anew_on_its_own_worker_ends_and_starts() -> None:
     task = TaskId("split", 0)
-    assert change({(7, task): 2}, CHAIN, 1) == Change(
+    assert plan_diff({(7, task): 2}, CHAIN, 1) == PlanDiff(
         start=[(7, TaskId(ACKER, 1), 3), (7, task, 3), (7, TaskId("split", 1), 3)], retire=[(7, task)], drop=[])
 
 

@@ -24,7 +24,7 @@ from millrace.control.events import (
     Submitted,
     Ticked,
 )
-from millrace.control.resuming import as_scaled
+from millrace.control.submission import as_scaled
 from millrace.errors import StalePlan, TopologyError, UnknownName
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan, initial_key_groups

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from millrace.control.earlier_run import check_choice
+from millrace.control.submission import check_choice
 from millrace.errors import TopologyError
 from millrace.state.checkpoint import Manifest
 

@@ -8,7 +8,6 @@ import pytest
 from story import COUNT0, COUNT1, LINES, TOP0, TOP1, Story, address, distribute, graph, joined, last, said
 
 from millrace.control.assignment import Assignment, Place, TopologyAssignment
-from millrace.control.checks import ackers_for
 from millrace.control.events import (
     Command,
     Ended,
@@ -22,6 +21,7 @@ from millrace.control.events import (
     WorkerLost,
     WorkerReported,
 )
+from millrace.control.submission import ackers_for
 from millrace.errors import TopologyError, UnknownTopology
 from millrace.model.graph import ACKER, TaskId
 from millrace.model.plan import initial_key_groups

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace.master.batches import RECORDS_KEPT, BatchLog, BatchRecord
+from millrace.master.batch_log import RECORDS_KEPT, BatchLog, BatchRecord
 
 
 def record(batch: int, **changed: Any) -> BatchRecord:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import CheckpointMissing, NotTheAuthor
-from millrace.microbatch.batch_checkpoints import LISTED, BatchCheckpoints
-from millrace.microbatch.mending import damaged, mended
-from millrace.runtime.checkpoints import Checkpoints
-from millrace.runtime.directory_store import DirectoryStore
+from millrace.microbatch.checkpoints import LISTED, BatchCheckpoints
+from millrace.microbatch.repair import damaged, mended
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.directory import DirectoryStore
 from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord, blob_name
 
 

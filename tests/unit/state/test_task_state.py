@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from millrace.api import expiring_state
 from millrace.api.grouping import stable_hash
-from millrace.api.keyed_state import KeyedState
-from millrace.api.paged_state import PagedState
-from millrace.api.state import ListState, State, Typed
+from millrace.api.keyed import expiring as expiring_state
+from millrace.api.keyed.declared import ListState, State, Typed
+from millrace.api.keyed.paged import PagedState
+from millrace.api.keyed.plain import KeyedState
 from millrace.errors import CorruptCheckpoint, EncodingError, KeyNotOwned, UnknownName
 from millrace.state.task_state import FORMAT, LONGEST_CHAIN, TaskState, open_states
 
@@ -310,7 +310,7 @@ def test_a_large_state_is_restored_as_pages(monkeypatch: pytest.MonkeyPatch) -> 
     task = opened(bolt)
     bolt.state.update({str(number): number for number in range(20)})
     pieces = task.snapshot()
-    monkeypatch.setattr("millrace.api.keyed_state.PAGED_ABOVE", 10)
+    monkeypatch.setattr("millrace.api.keyed.plain.PAGED_ABOVE", 10)
     later = Count()
     task = opened(later)
     for group, (_, piece) in pieces.items():
@@ -359,7 +359,7 @@ def test_nonsense_is_told_and_changes_nothing() -> None:
 
 
 def test_a_large_state_turns_into_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.api.keyed_state.PAGED_ABOVE", 2)
+    monkeypatch.setattr("millrace.api.keyed.plain.PAGED_ABOVE", 2)
     bolt = Count()
     task = opened(bolt)
     bolt.state.update(dict.fromkeys(keys_of(1, 3), 1))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_parts import Batches, Diamond, Groupings, GuestBook, Letters, Streams, Values, Visit
 
 from millrace.errors import TopologyError
 from millrace.model.graph import TaskId, graph_of
@@ -15,6 +14,7 @@ from millrace.testing.reference import run_reference
 from millrace.workloads.audit import Audited, audit
 from millrace.workloads.throughput import throughput_test
 from millrace.workloads.wordcount import TallyArrowCount, WordCount, WordCountArrow, expected_counts
+from support.topologies.engine_parts import Batches, Diamond, Groupings, GuestBook, Letters, Streams, Values, Visit
 
 
 @pytest.mark.parametrize("par", [{}, {"lines": 3, "split": 5, "count": 7}])

@@ -1,0 +1,221 @@
+"""Keyed state as one dict: reading and writing it is the dict's own C code.
+
+A snapshot finds what has changed by comparing the values with those of the last one. That is right only for values that
+cannot be changed in place, and takes time for every key. So a state with other values, or with very many keys, turns into
+a `PagedState` at a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain, compress, islice
+from operator import is_not
+from typing import TYPE_CHECKING, Any
+
+from millrace.api.keyed.changes import Changes
+from millrace.api.keyed.keys import ATOMS, KeyPlaces
+
+if TYPE_CHECKING:
+    from millrace.api.keyed.declared import State
+    from millrace.api.keyed.paged import Group
+
+PAGED_ABOVE = 200_000  # keys; comparing so many takes about 13 ms at each snapshot
+MISSING: Any = object()
+NO_DEFAULT: Any = object()
+
+Loaded = tuple[dict[Any, Any], dict[Any, float]]  # the entries of a group, and when they expire
+
+
+class KeyedState(dict[Any, Any]):
+    """One state of one task. It is a dict in all respects, but that another task's keys have no place in it."""
+
+    # `_keys`, `_values` and `_numbers`: keys, values and groups of the last snapshot, in the order that the dict has.
+    # `_sizes` and `_deleted` are by group. Those with no value in `__init__` are a paged state's; they are here because the
+    # class of an object can only be changed to one with the same slots.
+    __slots__ = ("_counted", "_default", "_deleted", "_groups", "_homes", "_keys", "_new", "_numbers", "_places",
+                 "_sizes", "_values", "codec", "name")
+
+    _homes: dict[Any, Group]
+    _groups: dict[int, Group]
+    _counted: int
+    _new: dict[Any, None]
+
+    def __init__(self, declared: State, places: KeyPlaces) -> None:
+        super().__init__()
+        self.name, self.codec = declared.name, declared.codec
+        self._default, self._places = declared.default, places
+        self._keys: list[Any] = []
+        self._values: list[Any] = []
+        self._numbers: list[int] = []
+        self._sizes: dict[int, int] = {}
+        self._deleted: dict[int, list[Any]] = {}
+        places.states.append(self)
+
+    def __missing__(self, key: Any) -> Any:
+        self._places.find(key, self.name)
+        default = self._default
+        if default is NO_DEFAULT:
+            raise KeyError(key)
+        value = default() if callable(default) else default
+        if type(value) not in ATOMS:
+            self[key] = value
+        return value
+
+    def _fetch(self, key: Any) -> Any:
+        """The value, or MISSING; no default."""
+        return dict.get(self, key, MISSING)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        value = self._fetch(key)
+        if value is MISSING:
+            self._places.find(key, self.name)
+            self[key] = value = default
+        return value
+
+    def add(self, key: Any, n: Any = 1) -> Any:
+        """Adds to the key's number; returns what it is now."""
+        self[key] = total = self[key] + n
+        return total
+
+    def append(self, key: Any, item: Any) -> None:
+        """Appends to the key's list."""
+        self[key].append(item)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # for copy.copy and deepcopy too: a copy is a plain dict, as from `copy`
+        return dict, (self.copy(),)
+
+    # -- for the engine: snapshots --
+
+    def changes(self) -> Changes:
+        """What became of each group since the last snapshot."""
+        keys, values = list(self), list(self.values())
+        self._align(keys)
+        known = len(self._keys)
+        new_keys = keys[known:]
+        found = Changes(self._size_before, new_keys, self._places.find_all(new_keys, self.name))
+        found.all_keys, found.all_values = keys, values
+        for number, gone in self._deleted.items():
+            deleted = [key for key in gone if not dict.__contains__(self, key)]
+            if deleted:
+                found.of(number).deleted = deleted
+        found.collect(compress(zip(keys, values, self._numbers), map(is_not, values, self._values)))
+        found.collect(zip(new_keys, values[known:], found.new_groups))
+        return found
+
+    def _size_before(self, number: int) -> int:
+        return self._sizes.get(number, 0)
+
+    def _align(self, keys: list[Any]) -> None:
+        """Finds the keys of the last snapshot that were deleted since. Those that are left come first in the dict, in their
+        order; one that was deleted and set again comes after them."""
+        if keys[:len(self._keys)] == self._keys:
+            return
+        here = iter(keys)
+        at = next(here, MISSING)
+        stay = []
+        for key, number in zip(self._keys, self._numbers):
+            stay.append(at is not MISSING and (key is at or key == at))
+            if stay[-1]:
+                at = next(here, MISSING)
+            else:
+                self._deleted.setdefault(number, []).append(key)
+                self._sizes[number] -= 1
+        self._retain(stay)
+
+    def _retain(self, stay: list[bool]) -> None:
+        self._keys, self._values, self._numbers = (list(compress(column, stay))
+                                                   for column in (self._keys, self._values, self._numbers))
+
+    def entries(self, numbers: Collection[int], found: Changes) -> dict[int, dict[Any, Any]]:
+        """All entries of these groups, in one pass; `found`: what `changes` says now."""
+        entries: dict[int, dict[Any, Any]] = {number: {} for number in numbers}
+        for (key, value), number in zip(self.items(), chain(self._numbers, found.new_groups)):
+            if number in entries:
+                entries[number][key] = value
+        return entries
+
+    def settle(self, found: Changes) -> None:
+        """The changes are in a snapshot."""
+        self._keys, self._values = found.all_keys, found.all_values
+        self._numbers.extend(found.new_groups)
+        self._sizes.update((number, change.size) for number, change in found.items())
+        self._deleted.clear()
+        if len(self) > PAGED_ABOVE or not all(ATOMS.issuperset(map(type, change.values)) for change in found.values()):
+            self._turn_into_pages()
+            dict.clear(self)
+
+    def _turn_into_pages(self) -> None:
+        """What was in no snapshot yet still is in none."""
+        from millrace.api.keyed.paged import PagedState  # which is a KeyedState
+
+        keys, values, numbers, deleted = self._keys, self._values, self._numbers, self._deleted
+        self._keys, self._values, self._numbers, self._sizes, self._deleted = [], [], [], {}, {}
+        self.__class__ = PagedState
+        assert isinstance(self, PagedState)
+        self.start_pages(zip(keys, values, numbers), deleted)
+
+    def size(self, number: int, found: Changes) -> int:
+        """How many entries the group has; `found`: what `changes` says now."""
+        return found[number].size if number in found else self._size_before(number)
+
+    def dues_of(self, keys: Iterable[Any]) -> list[float]:
+        """When these entries expire, in this order; empty if they never do."""
+        return []
+
+    def sizes(self) -> dict[int, int]:
+        """How many entries each group has."""
+        found = self.changes()
+        sizes = self._sizes | {number: change.size for number, change in found.items()}
+        return {number: size for number, size in sizes.items() if size}
+
+    def peek(self, key: Any) -> Any:
+        """The value, untouched; a KeyError if there is none, whatever the default."""
+        value = dict.get(self, key, MISSING)
+        if value is MISSING:
+            self._places.find(key, self.name)
+            raise KeyError(key)
+        return value
+
+    # -- for the engine: groups that come and go. Many at once, because each call looks at all keys --
+
+    def load(self, groups: Mapping[int, Loaded]) -> None:
+        """These are the entries of these groups now, and they are in a snapshot."""
+        self.unload(groups)
+        total = len(self) + sum(len(entries) for entries, _ in groups.values())
+        if total > PAGED_ABOVE or not all(ATOMS.issuperset(map(type, entries.values())) for entries, _ in groups.values()):
+            self._turn_into_pages()
+            self.load(groups)
+            return
+        later = {key: self[key] for key in self._later()}
+        for key in later:
+            dict.__delitem__(self, key)
+        for number, (entries, _) in groups.items():
+            dict.update(self, entries)
+            self._keys.extend(entries)
+            self._values.extend(entries.values())
+            self._numbers.extend([number] * len(entries))
+            self._sizes[number] = len(entries)
+        dict.update(self, later)
+
+    def _later(self) -> list[Any]:
+        """The keys that came since the last snapshot, once `_align` has been called."""
+        later = list(islice(reversed(self), len(self) - len(self._keys)))
+        later.reverse()
+        return later
+
+    def unload(self, numbers: Collection[int]) -> list[Any]:
+        """Forgets the entries of these groups, without a trace in snapshots; returns their keys."""
+        self._align(list(self))
+        for number in numbers:
+            self._deleted.pop(number, None)
+        later = self._later()
+        gone = [key for key, number in zip(later, self._places.find_all(later, self.name)) if number in numbers]
+        if any(number in self._sizes for number in numbers):
+            stay = [number not in numbers for number in self._numbers]
+            gone += [key for key, stays in zip(self._keys, stay) if not stays]
+            self._retain(stay)
+        for key in gone:
+            dict.__delitem__(self, key)
+        for number in numbers:
+            self._sizes.pop(number, None)
+        return gone

@@ -1,0 +1,78 @@
+"""The XOR ledger: how an acker task knows that everything that came of a root is done.
+
+A root is one chunk of a spout. Every chunk on every edge has a random 63-bit id; the ledger keeps only the XOR of the ids
+sent and the ids finished. It is zero when, and (but for a chance of 2^-63) only when, nothing is left.
+"""
+
+from __future__ import annotations
+
+Owner = tuple[int, int, int]  # the spout task that sent a root: slot, number, incarnation
+ACKER_SHIFT = 48  # a root's upper bits name its acker task, so whoever finishes a chunk knows whom to tell
+
+
+def acker_of(root: int) -> int:
+    """Index of the acker task that keeps this root's ledger."""
+    return root >> ACKER_SHIFT
+
+
+def make_root(acker: int, noise: int) -> int:
+    return acker << ACKER_SHIFT | noise & (1 << ACKER_SHIFT) - 1
+
+
+class Ledger:
+    """The roots one acker task watches over. Messages may come in any order: an ack may arrive before its root."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, int] = {}
+        self._owners: dict[int, Owner] = {}
+        self._old: dict[int, int] = {}  # sums not touched since the last `age`: two rounds unheard of, forgotten
+        self._failed_early: set[int] = set()  # failed before the spout's own word came: messages may overtake
+        self._failed_before: set[int] = set()  # those of the round before
+
+    def __len__(self) -> int:
+        return len(self._sums) + len(self._old)
+
+    def open(self, root: int, edges: int, owner: Owner) -> bool | None:
+        """A spout sent a root; `edges` is the XOR of its chunks' ids. Returns True if all is done already, False if
+        it has failed already, None if it is open now."""
+        if root in self._failed_early or root in self._failed_before:
+            self._failed_early.discard(root)
+            self._failed_before.discard(root)
+            return False
+        self._owners[root] = owner
+        return True if self.ack(root, edges) is not None else None
+
+    def ack(self, root: int, edges: int) -> Owner | None:
+        """Some chunks of the root came or went. Returns the spout to tell if the root is complete."""
+        total = self._sums.pop(root, None)
+        if total is None:
+            total = self._old.pop(root, 0)
+        total ^= edges
+        if total == 0 and root in self._owners:
+            return self._owners.pop(root)
+        self._sums[root] = total
+        return None
+
+    def fail(self, root: int) -> Owner | None:
+        """Part of the root failed. Returns the spout to tell; None if it is not, or not yet, or no longer, known."""
+        self._sums.pop(root, None)
+        self._old.pop(root, None)
+        owner = self._owners.pop(root, None)
+        if owner is None:
+            self._failed_early.add(root)
+        return owner
+
+    def hand_over(self) -> tuple[list[tuple[int, int, Owner | None]], list[int]]:
+        """All that is known, for the ledger of the acker's next incarnation: (root, sum, owner) and the roots that failed
+        early. Sums of two ledgers may be put together in any order, so nothing is lost while both are told of acks."""
+        sums = [(root, total, self._owners.get(root)) for known in (self._old, self._sums) for root, total in known.items()]
+        return sums, [*self._failed_before, *self._failed_early]
+
+    def age(self) -> int:
+        """Called once per message timeout: forgets what two rounds have not touched (its spout has timed it out by
+        then, or is gone). Returns how many were forgotten."""
+        for root in self._old:
+            self._owners.pop(root, None)
+        self._failed_early, self._failed_before = set(), self._failed_early
+        forgotten, self._old, self._sums = len(self._old), self._sums, {}
+        return forgotten

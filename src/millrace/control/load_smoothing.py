@@ -1,0 +1,279 @@
+"""Estimators: from the loads of single windows to what a scheduler should reckon with.
+
+An estimator holds one topology's past; a frozen class with its parameters makes a fresh one for each topology. What comes
+out is again a `Load` over the newest window's length, so a scheduler need not know whether it sees a sample or an estimate.
+
+Three rules hold for all that smooth:
+
+- Queue lengths, latencies and `settling` are the newest sample's: they say how things are now.
+- A task that is `settling` was started or moved within the window, so its sample is only a part of the truth. What it gets
+  to do, and the MHz and MB that this takes, belong to the task and not to its place: an estimate from before the move still
+  holds and is kept until a whole window has been seen. A part is taken only while there is nothing better, and then the
+  first whole window replaces it. The same goes for the traffic of a pair if one of the two is settling.
+- A task that is not in the newest sample is gone, and its pairs with it; one that comes back later starts anew. A pair of
+  tasks that are there and said nothing to each other had no traffic.
+
+What comes for a key group has nothing to do with where tasks are, so it is smoothed whoever is settling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from millrace.errors import BadParameter, MillraceError, UnknownName
+from millrace.model.graph import TaskId, resolve
+from millrace.model.load import Load, TaskLoad
+from millrace.schedulers.parameters import check_parameters, parameter, with_parameters
+from millrace.schedulers.problem import MOST
+
+Pair = tuple[TaskId, TaskId]
+Row = tuple[float, ...]  # one value for each of COUNTERS, SECONDS and LEVELS; the first two are rates a second
+
+COUNTERS = ("emitted", "transferred", "executed", "acked", "failed")
+SECONDS = ("cpu_seconds", "busy_seconds")
+LEVELS = ("cpu_mhz", "memory_mb")
+NOTHING = 1e-6  # tuples or seconds a second, MHz or MB: what fades below that is over
+
+
+class Estimator(Protocol):
+    """One topology's past."""
+
+    def add(self, sample: Load) -> Load:
+        """Take the load of one more window; the estimate that follows from all of them."""
+
+
+class EstimatorParameters(Protocol):
+    """A frozen dataclass whose fields are the parameters of an estimator."""
+
+    def fresh(self) -> Estimator:
+        """An estimator that has seen nothing yet."""
+
+
+@dataclass(frozen=True)
+class Ewma:
+    """T-Storm's: an exponentially weighted moving average, Y = a·Y + (1 - a)·sample."""
+
+    a: float = parameter(0.5, "Weight of the past, from 0 up to but not including 1; small is sensitive.", low=0.0, high=1.0)
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+        if self.a >= 1:
+            raise BadParameter(f"ewma: a = {self.a!r} would never learn anything new: it must be from 0 to below 1")
+
+    def fresh(self) -> Estimator:
+        return _Ewma(self.a)
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """Sl-Stream's: the mean of the last samples without the single largest and smallest, so that a spike triggers nothing."""
+
+    window: int = parameter(5, "Samples that the mean is taken over; with fewer than 3, none is left out.", low=1, high=1000)
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+
+    def fresh(self) -> Estimator:
+        return _TrimmedMean(self.window)
+
+
+@dataclass(frozen=True)
+class Last:
+    """The newest sample as it is."""
+
+    def fresh(self) -> Estimator:
+        return _Last()
+
+
+ESTIMATORS = {
+    "ewma": "millrace.control.load_smoothing:Ewma",
+    "trimmed-mean": "millrace.control.load_smoothing:TrimmedMean",
+    "last": "millrace.control.load_smoothing:Last",
+}
+
+
+def estimator_class(name: str) -> type[Any]:
+    """The parameter class of that name: one of ours, or a user's `module:Class`."""
+    if name not in ESTIMATORS and ":" not in name:
+        raise UnknownName(f"there is no estimator named {name!r}; there are {', '.join(ESTIMATORS)}, and your own as "
+                          "module:Class")
+    found = resolve(ESTIMATORS.get(name, name))
+    if not isinstance(found, type) or not callable(getattr(found, "fresh", None)):
+        raise UnknownName(f"{name!r} is not a class with a method fresh() that makes an estimator")
+    return found
+
+
+def make_estimator(name: str, parameters: Mapping[str, Any] | None = None) -> EstimatorParameters:
+    """The estimator's parameters, checked; call `fresh()` on them once for each topology."""
+    cls = estimator_class(name)
+    try:
+        made: EstimatorParameters = with_parameters(cls, parameters or {}, f"estimator {name!r}")
+    except MillraceError:
+        raise
+    except Exception as error:  # a user's own __init__
+        raise BadParameter(f"estimator {name!r} could not be made: {type(error).__name__}: {error}") from error
+    return made
+
+
+class _Last:
+    def add(self, sample: Load) -> Load:
+        return sample
+
+
+class _Ewma:
+    def __init__(self, a: float) -> None:
+        self.a = a
+        self.tasks: dict[TaskId, Row] = {}
+        self.pairs: dict[Pair, float] = {}
+        self.groups: dict[str, Row] = {}
+        self.known: set[TaskId] = set()  # tasks of which a whole window has been seen
+        self.newest = Load()
+
+    def add(self, sample: Load) -> Load:
+        if not _has_length(sample):
+            return self.newest
+        settling = set(sample.settling)
+        self.known &= sample.tasks.keys()
+        pairs = self._pairs(sample, settling)  # before the tasks: whether both were known until now matters
+        self.tasks = {task: self._task(task, _row(sample, measured), settling) for task, measured in sample.tasks.items()}
+        self.known |= sample.tasks.keys() - settling
+        self.pairs = pairs
+        self.groups = {name: self._groups(name, rates) for name, rates in _group_rates(sample).items()}
+        self.newest = _load(sample, self.tasks, self.pairs, self.groups)
+        return self.newest
+
+    def _task(self, task: TaskId, new: Row, settling: set[TaskId]) -> Row:
+        if task not in self.known:
+            return new
+        old = self.tasks[task]
+        return old if task in settling else tuple(self._mixed(was, now) for was, now in zip(old, new))
+
+    def _groups(self, component: str, new: Row) -> Row:
+        old = self.groups.get(component, ())
+        return tuple(map(self._mixed, old, new)) if len(old) == len(new) else new
+
+    def _pairs(self, sample: Load, settling: set[TaskId]) -> dict[Pair, float]:
+        found: dict[Pair, float] = {}
+        silent = [pair for pair in self.pairs if pair not in sample.traffic
+                  and pair[0] in sample.tasks and pair[1] in sample.tasks]
+        for pair in (*sample.traffic, *silent):
+            now = _clean(sample.traffic.get(pair, 0.0) / sample.window_seconds)
+            was = self.pairs.get(pair, 0.0)
+            if pair[0] not in self.known or pair[1] not in self.known:
+                value = now
+            elif pair[0] in settling or pair[1] in settling:
+                value = was
+            else:
+                value = self._mixed(was, now)
+            if value > 0:
+                found[pair] = value
+        return found
+
+    def _mixed(self, was: float, now: float) -> float:
+        value = self.a * was + (1 - self.a) * now
+        return 0.0 if now == 0 and value < NOTHING else value
+
+
+class _TrimmedMean:
+    def __init__(self, window: int) -> None:
+        self.past: deque[_Window] = deque(maxlen=window)
+        self.newest = Load()
+
+    def add(self, sample: Load) -> Load:
+        if not _has_length(sample):
+            return self.newest
+        rows = {task: _row(sample, measured) for task, measured in sample.tasks.items()}
+        traffic = {pair: _clean(tuples / sample.window_seconds) for pair, tuples in sample.traffic.items()}
+        for window in self.past:
+            window.whole &= rows.keys()  # a task that is gone starts anew when it comes back
+        self.past.append(_Window(rows, traffic, rows.keys() - set(sample.settling), _group_rates(sample)))
+        tasks = {task: self._task(task, newest) for task, newest in rows.items()}
+        self.newest = _load(sample, tasks, self._pairs(rows, traffic), self._groups())
+        return self.newest
+
+    def _task(self, task: TaskId, newest: Row) -> Row:
+        rows = [window.tasks[task] for window in self.past if task in window.whole]
+        return tuple(map(_trimmed_mean, zip(*rows))) if rows else newest
+
+    def _groups(self) -> dict[str, Row]:
+        return {name: tuple(map(_trimmed_mean, zip(*(window.groups[name] for window in self.past if name in window.groups))))
+                for name in self.past[-1].groups}
+
+    def _pairs(self, rows: Mapping[TaskId, Row], newest: Mapping[Pair, float]) -> dict[Pair, float]:
+        """Of each pair that had traffic in any window. Windows are picked by bits, since there may be very many pairs."""
+        whole = {task: sum(1 << bit for bit, window in enumerate(self.past) if task in window.whole) for task in rows}
+        picked: dict[int, list[Mapping[Pair, float]]] = {}
+        found: dict[Pair, float] = {}
+        for pair in set().union(*(window.traffic for window in self.past)):
+            source, target = pair
+            if source not in whole or target not in whole:  # gone, or nothing else is known of it: no mean to take
+                found[pair] = newest.get(pair, 0.0)
+                continue
+            bits = whole[source] & whole[target]
+            if bits not in picked:
+                picked[bits] = [window.traffic for bit, window in enumerate(self.past) if bits >> bit & 1]
+            rates = [traffic.get(pair, 0.0) for traffic in picked[bits]]
+            found[pair] = _trimmed_mean(rates) if rates else newest.get(pair, 0.0)
+        return found
+
+
+@dataclass(slots=True)
+class _Window:
+    """One sample; `whole` are the tasks that it can be trusted about."""
+
+    tasks: Mapping[TaskId, Row]
+    traffic: Mapping[Pair, float]
+    whole: set[TaskId]
+    groups: Mapping[str, Row]
+
+
+def _trimmed_mean(values: Sequence[float]) -> float:
+    if len(values) < 3:
+        return sum(values) / len(values)
+    return sum(sorted(values)[1:-1]) / (len(values) - 2)
+
+
+def _has_length(sample: Load) -> bool:
+    """A window without a length says nothing of rates."""
+    return sample.window_seconds > 0 and math.isfinite(sample.window_seconds)
+
+
+def _clean(value: float) -> float:
+    """Not negative and not beyond what can be added up; what is no number counts as nothing."""
+    return min(max(value, 0.0), MOST) if math.isfinite(value) else 0.0
+
+
+def _row(sample: Load, measured: TaskLoad) -> Row:
+    rates = (_clean(getattr(measured, name) / sample.window_seconds) for name in COUNTERS + SECONDS)
+    return (*rates, *(_clean(getattr(measured, name)) for name in LEVELS))
+
+
+def _group_rates(sample: Load) -> dict[str, Row]:
+    """Tuples a second for each key group."""
+    seconds = sample.window_seconds
+    return {name: tuple(_clean(count / seconds) for count in counts) for name, counts in sample.key_groups.items()}
+
+
+def _load(sample: Load, tasks: Mapping[TaskId, Row], pairs: Mapping[Pair, float], groups: Mapping[str, Row]) -> Load:
+    """The estimate over the newest window's length; all else as the sample has it."""
+    seconds = sample.window_seconds
+    return Load(
+        window_seconds=seconds,
+        tasks={task: _task_load(sample.tasks[task], row, seconds) for task, row in tasks.items()},
+        traffic={pair: rate * seconds for pair, rate in pairs.items() if rate > 0},
+        settling=sample.settling,
+        key_groups={name: tuple(rate * seconds for rate in rates) for name, rates in groups.items()},
+    )
+
+
+def _task_load(measured: TaskLoad, row: Row, seconds: float) -> TaskLoad:
+    values: dict[str, Any] = dict(zip(COUNTERS + SECONDS + LEVELS, row))
+    for name in SECONDS:
+        values[name] *= seconds
+    for name in COUNTERS:
+        values[name] = round(_clean(values[name] * seconds))  # a count is a whole number
+    return replace(measured, **values)

@@ -1,0 +1,154 @@
+"""Changes of plan while topologies run: tasks that people move, a scheduler's plans, other numbers of tasks, workers that are
+back. On resident workers what has state moves with a wave; a topology that runs in batches changes with the next of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from millrace.control.assignment import Place
+from millrace.control.events import Command, Moved, Replanned, Rescaled, Say
+from millrace.control.topology_state import PAUSED, RUNNING, STARTING, TopologyState
+from millrace.control.wave_control import Recovery
+from millrace.control.wording import counts_named, tasks_named, workers_named
+from millrace.errors import StalePlan, TopologyError, UnknownName
+from millrace.model.graph import ACKER, TaskId, TopologyGraph
+from millrace.model.plan import Plan, rescaled_key_groups
+from millrace.model.rescaling import rescaled
+from millrace.schedulers.base import CannotPlace, NewPlan
+
+if TYPE_CHECKING:
+    from millrace.control.master_state import MasterState
+
+
+class Replanning:
+    """Every method returns what is to be done, or raises and has changed nothing."""
+
+    def __init__(self, master: MasterState, recovery: Recovery) -> None:
+        self._master, self._recovery = master, recovery
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def moved(self, event: Moved) -> list[Command]:
+        topology, workers = self._master.topology(event.name), self._master.workers
+        if event.task not in topology.places:
+            of = [str(task) for task in sorted(topology.places) if task.component == event.task.component]
+            raise UnknownName(f"{event.name!r} has no running task {event.task}; it has "
+                              f"{', '.join(of) or ', '.join(sorted({task.component for task in topology.places}))}")
+        if event.slot not in workers:
+            raise UnknownName(f"there is no worker {event.slot}; there are {', '.join(map(str, sorted(workers)))}")
+        source = topology.places[event.task].slot
+        if not topology.graph.movable(event.task):
+            raise TopologyError(f"{event.task} is a spout whose source cannot be read again: what it has in flight is its own "
+                                "alone, so it stays where it is. A ReplayableSpout can be moved")
+        if source == event.slot:
+            topology.moves.pop(event.task, None)  # it was to leave with the next wave
+            return [Say(f"{event.task} is on worker {event.slot} already", event.name)]
+        _check_changeable(topology)
+        return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name),
+                *self._enact(topology, {event.task: event.slot}), self._master.distribute()]
+
+    def replanned(self, event: Replanned) -> list[Command]:
+        """All plans or none: they were made together."""
+        for name, plan in event.plans.items():
+            self._check_plan(self._master.topology(name), plan, event.based_on.get(name))
+        commands: list[Command] = []
+        for name, plan in event.plans.items():
+            topology = self._master.topologies[name]
+            if topology.batched:
+                commands += self._replan_batches(topology, plan, event.reason)
+                continue
+            moves = {task: slot for task, slot in plan.placement.items() if topology.places[task].slot != slot}
+            if moves:
+                what = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())}"
+                commands += [Say(f"{what}: {event.reason}", name), *self._enact(topology, moves)]
+        return [*commands, self._master.distribute()] if commands else []
+
+    def rescaled(self, event: Rescaled) -> list[Command]:
+        """More tasks or fewer, all of what is asked for or nothing. As few key groups as possible change hands."""
+        topology = self._master.topology(event.name)
+        graph = rescaled(topology.graph, event.par)
+        _check_changeable(topology)
+        if graph is topology.graph:
+            return [Say(f"has {counts_named(event.par)} already", event.name)]
+        stay = {task: place.slot for task, place in topology.places.items() if task in set(graph.tasks())}
+        result = self._master.placed(graph, Plan(topology.version, stay, topology.key_groups))
+        if isinstance(result, CannotPlace):
+            raise TopologyError(f"{event.name!r} cannot have {counts_named(event.par)}, and stays as it is: {result.reason}")
+        placement = result.plans[event.name].placement if isinstance(result, NewPlan) else stay
+        owners = {name: rescaled_key_groups(groups, graph.component(name).par) if name in event.par else groups
+                  for name, groups in topology.key_groups.items()}
+        _take_plan(topology, graph, placement, owners)
+        return [Say(f"{counts_named(event.par)} from the next batch on", event.name), self._master.distribute()]
+
+    def move_home(self, topology: TopologyState, slot: int) -> list[Command]:
+        """Tasks that had to leave this slot go back, so that it is used again. Spouts and ackers stay where they are:
+        what they have in flight is theirs alone. Between two batches nothing is."""
+        if topology.status not in (RUNNING, PAUSED, STARTING):
+            return []
+        back = [task for task, place in topology.places.items()
+                if topology.homes.get(task) == slot and place.slot != slot and task.component != ACKER
+                and (topology.batched or topology.graph.component(task.component).kind == "bolt")]
+        if not back:
+            return []
+        return [Say(f"worker {slot} is back: {tasks_named(back)} moved there", topology.graph.name),
+                *self._enact(topology, dict.fromkeys(back, slot))]
+
+    # -- how -----------------------------------------------------------------------------------------------------------
+
+    def _check_plan(self, topology: TopologyState, plan: Plan, based_on: int | None) -> None:
+        """One that was made for another plan than that in force, or for workers that are gone, must not be run."""
+        name = topology.graph.name
+        _check_changeable(topology)
+        if based_on != topology.version:
+            raise StalePlan(f"{name!r} is at version {topology.version} by now, and the plan was made for version "
+                            f"{based_on}: nothing of it is run. Ask the scheduler again")
+        gone = sorted({slot for slot in plan.placement.values() if slot not in self._master.workers})
+        stuck = sorted(task for task, slot in plan.placement.items() if task in topology.places
+                       and topology.places[task].slot != slot and not topology.graph.movable(task))
+        if stuck:
+            raise TopologyError(f"the plan for {name!r} moves {stuck[0]}, a spout whose source cannot be read again")
+        graph = rescaled(topology.graph, plan.parallelism) if topology.batched else topology.graph
+        if gone or set(plan.placement) != set(graph.tasks()) or len(topology.places) != len(topology.graph.tasks()):
+            raise StalePlan(f"the plan for {name!r} " + (f"puts tasks on workers {gone}, which are not there" if gone else
+                            "has other tasks than are running") + ": nothing of it is run. Ask the scheduler again")
+
+    def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
+        """Put the tasks there. What has state to take along waits for a wave, so that little is done twice."""
+        for task, slot in moves.items():
+            topology.homes[task] = slot
+        if topology.waves is not None:
+            return self._recovery.move(topology, moves)
+        topology.version += 1
+        for task, slot in moves.items():
+            topology.places[task] = Place(slot, topology.version)
+        topology.quiet = {}
+        return []
+
+    def _replan_batches(self, topology: TopologyState, plan: Plan, reason: str) -> list[Command]:
+        changed = Plan.diff(topology.plan, plan)
+        if not changed:
+            return []
+        _take_plan(topology, rescaled(topology.graph, plan.parallelism), plan.placement, plan.key_groups)
+        what = [f"{tasks_named(tasks)} {how}" for tasks, how in ((changed.moved, "moved"), (changed.started, "begun"),
+                                                                 (changed.stopped, "ended")) if tasks]
+        what += [f"{len(changed.key_groups)} key groups given to other tasks"] if changed.key_groups else []
+        return [Say(f"{', '.join(what)}, from the next batch on: {reason}", topology.graph.name)]
+
+
+def _check_changeable(topology: TopologyState) -> None:
+    if topology.status not in (STARTING, RUNNING, PAUSED):
+        raise TopologyError(f"topology {topology.graph.name!r} is {topology.status}: its tasks can be moved only while it "
+                            "runs or is paused, and so can their number be changed")
+
+
+def _take_plan(topology: TopologyState, graph: TopologyGraph, placement: Mapping[TaskId, int],
+               key_groups: Mapping[str, tuple[int, ...]]) -> None:
+    """The next batch runs by it. Tasks that stay keep their incarnation."""
+    topology.version += 1
+    before = topology.places
+    topology.places = {task: before[task] if task in before and before[task].slot == slot else Place(slot, topology.version)
+                       for task, slot in placement.items()}
+    topology.homes = {task: place.slot if place.incarnation == topology.version else topology.homes.get(task, place.slot)
+                      for task, place in topology.places.items()}
+    topology.graph, topology.key_groups = graph, dict(key_groups)

@@ -1,0 +1,27 @@
+"""The worker's diff of plans: which tasks to start, retire and drop to get from what runs to what an assignment says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millrace.control.assignment import Assignment
+from millrace.model.graph import TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """What a worker has to do to get from what it runs to what it should run."""
+
+    start: list[tuple[int, TaskId, int]]  # topology, task, incarnation
+    retire: list[tuple[int, TaskId]]  # moved elsewhere: drain, then end
+    drop: list[tuple[int, TaskId]]  # its topology is gone: end at once
+
+
+def plan_diff(running: dict[tuple[int, TaskId], int], assignment: Assignment, slot: int) -> PlanDiff:
+    """Compare what a worker runs with what it is told to run."""
+    wanted = assignment.tasks_at(slot)
+    alive = {topology.number for topology in assignment.topologies}
+    start = [(*key, incarnation) for key, incarnation in wanted.items() if running.get(key) != incarnation]
+    gone = [key for key, incarnation in running.items() if wanted.get(key) != incarnation]
+    return PlanDiff(start=sorted(start), retire=sorted(key for key in gone if key[0] in alive),
+                    drop=sorted(key for key in gone if key[0] not in alive))

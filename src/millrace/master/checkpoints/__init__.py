@@ -1,0 +1,1 @@
+"""Manifests: written, collected, resumed from and shown."""

@@ -1,0 +1,1 @@
+"""Measured load: reports summed up, windows, and their history in a database."""

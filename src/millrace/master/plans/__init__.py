@@ -1,0 +1,1 @@
+"""Distribution of plans: to the coordination store and to the agents."""

@@ -1,0 +1,1 @@
+"""Requests of the CLI and of other processes to a running master, and their answers."""

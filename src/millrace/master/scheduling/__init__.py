@@ -1,0 +1,1 @@
+"""The schedule generator at work, and the process that runs schedulers."""

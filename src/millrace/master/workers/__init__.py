@@ -1,0 +1,1 @@
+"""The master's connections to workers: joining, heartbeats, loss."""

@@ -1,0 +1,37 @@
+"""A Python process of an executor as a holder of other processes' snapshots, in memory, from one batch to the next."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+import zmq
+
+from millrace.config import BACKUP_MEMORY
+from millrace.control.assignment import WorkerAddress
+from millrace.runtime.fragments.exchange import FragmentExchange
+from millrace.runtime.wire.transport import Gate, boot_id, private_directory
+from millrace.runtime.worker.process import WorkerSetup, address_facing
+
+
+class Holding:
+    """Its threads answer also while Spark has nothing for the process to do."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._context = zmq.Context()
+        self._boot = boot_id()
+        bind = address_facing(setup.master) if setup.bind == "auto" else setup.bind
+        self._gate = Gate(self._context, setup.keys) if bind else None
+        self.exchange = FragmentExchange(
+            self._context, f"h{os.getpid()}-{uuid.uuid4().hex[:12]}", private_directory(setup.directory()), bind, setup.keys,
+            self._boot, lambda call: call(), int(BACKUP_MEMORY.of(setup.settings) * 2**20))
+
+    def address(self, slot: int) -> WorkerAddress:
+        ends = self.exchange.endpoints
+        return WorkerAddress(slot, 0, "", self._boot, "", "", ends.ipc, ends.tcp)
+
+    def close(self) -> None:
+        self.exchange.close()
+        if self._gate is not None:
+            self._gate.close()
+        self._context.term()

@@ -1,0 +1,1 @@
+"""Checkpoint stores (directory, Redis, Arrow file systems) and the checkpoints in them."""

@@ -1,0 +1,172 @@
+"""Checkpoints in a directory of this host, or one that all hosts have mounted.
+
+A file is written under another name, forced to the disk and then renamed; then the directory is forced to the disk too.
+A crash of the process or the machine leaves at most the unfinished file, which is removed an hour later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from millrace.errors import CheckpointMissing, MillraceError, StoreUnreachable
+from millrace.runtime.checkpoints.lock import Lock
+from millrace.state.checkpoint import topology_prefix
+
+UNFINISHED = ".unfinished-"  # begins the name of a file that is being written
+UNFINISHED_SECONDS = 3600.0  # a writer that takes longer than this is none any more
+LOCK = ".lock"  # ends the name of a file in the root that is a topology's lock; no topology's own path has a dot
+
+
+class DirectoryStore:
+    """One directory. Any number of processes may use it at the same time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self._durable: set[Path] = set()  # directories known to survive a crash
+        with self._says("open"):
+            self._make(self.root)
+
+    def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        path = self._path(name)
+        unfinished = path.with_name(f"{UNFINISHED}{uuid.uuid4().hex}")
+        with self._says(f"write {name}"):
+            self._make(path.parent)
+            try:
+                with unfinished.open("xb") as file:
+                    file.writelines(parts)
+                    file.flush()
+                    os.fsync(file.fileno())
+                unfinished.replace(path)
+            except BaseException:
+                with contextlib.suppress(OSError):  # what went wrong first is what matters; it is removed when it is old
+                    unfinished.unlink(missing_ok=True)
+                raise
+            _force(path.parent)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        with self._says(f"read {name}"):
+            try:
+                with self._path(name).open("rb") as file:
+                    file.seek(offset)
+                    return file.read(-1 if length is None else length)
+            except (FileNotFoundError, NotADirectoryError):
+                raise not_there(name, str(self.root)) from None
+
+    def names(self, prefix: str) -> list[str]:
+        with self._says(f"list {prefix}*"):
+            self.root.stat()  # a store that is gone is not an empty one
+            return sorted(name for name in self._walk(self._directory_of(prefix)) if name.startswith(prefix))
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            with self._says(f"delete {name}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._path(name).unlink()
+
+    def missing(self, names: Iterable[str]) -> set[str]:
+        return {name for name in names if not self._is_there(name)}
+
+    def lock(self, topology: str) -> Lock | None:
+        """Also between hosts, if the file system has locks that work between them; None if it has none at all."""
+        with self._says(f"lock {topology}"):
+            self._make(self.root)
+            return Lock.take(self.root / f"{topology_prefix(topology)}{LOCK}", topology)
+
+    def close(self) -> None:
+        """Nothing is held open but the locks, which are closed by whoever took them."""
+
+    def _is_there(self, name: str) -> bool:
+        with self._says(f"look for {name}"):
+            try:
+                self._path(name).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return True
+
+    def _walk(self, directory: Path) -> Iterator[str]:
+        for folder, _, files in os.walk(directory, onerror=_unless_gone):
+            for file in files:
+                path = Path(folder, file)
+                if file.startswith(UNFINISHED):
+                    _remove_if_old(path)
+                elif not _is_lock(name := path.relative_to(self.root).as_posix()):
+                    yield name
+
+    def _path(self, name: str) -> Path:
+        check_name(name)
+        return self.root / name
+
+    def _directory_of(self, prefix: str) -> Path:
+        directory, slash, _ = prefix.rpartition("/")
+        return self._path(directory) if slash else self.root
+
+    def _make(self, directory: Path) -> None:
+        """Made, and sure to be there after a crash: each directory is an entry in the one above it."""
+        if directory in self._durable and directory.is_dir():  # people delete directories
+            return
+        directory.mkdir(parents=True, exist_ok=True)
+        if directory != self.root:
+            self._make(directory.parent)
+        _force(directory.parent)
+        self._durable.add(directory)
+
+    @contextlib.contextmanager
+    def _says(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise refused(str(self.root), what, error) from error
+
+
+def check_name(name: str) -> None:
+    """Names come with messages, too: none may lead out of the store, to a file that is being written, or to a lock."""
+    if ("\0" in name or _is_lock(name)
+            or any(step in ("", ".", "..") or step.startswith(UNFINISHED) for step in name.split("/"))):
+        raise MillraceError(f"{name!r} cannot be a name in a checkpoint store: make names with millrace.state.checkpoint")
+
+
+def _is_lock(name: str) -> bool:
+    return name.endswith(LOCK) and "/" not in name
+
+
+def not_there(name: str, place: str) -> CheckpointMissing:
+    return CheckpointMissing(f"the checkpoint store {place} has no {name}: it was deleted, or the store is not the one that "
+                             "was written to. Is it on a disk that all hosts share, and does nobody else clean it up?")
+
+
+def refused(place: str, what: str, error: Exception) -> StoreUnreachable:
+    """The error of a file system, with what to do about it."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        advice = "Make room there, or name a larger one in checkpoint.store"
+    elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        advice = "Let the user that workers and master run as write there, or name another one in checkpoint.store"
+    else:
+        advice = "See that it is mounted or reachable from every host, or name another one in checkpoint.store"
+    line = " ".join(str(error).split())[:500]
+    return StoreUnreachable(f"the checkpoint store {place} was asked to {what} and cannot: {line}. {advice}")
+
+
+def _force(directory: Path) -> None:
+    """The directory's entries to the disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_if_old(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):  # its writer has just finished, or another has removed it
+        if time.time() - path.stat().st_mtime > UNFINISHED_SECONDS:
+            path.unlink()
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

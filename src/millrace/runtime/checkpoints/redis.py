@@ -1,0 +1,209 @@
+"""Checkpoints in Redis: as durable as that Redis is set up to be. It must not evict keys (`maxmemory-policy noeviction`).
+
+    millrace:checkpoint:<name>              a hash: `id`, `length`, and the content in fields 0, 1, 2, ...
+    millrace:checkpoint-unfinished:<id>     the same while it is being written; Redis drops it after an hour
+    millrace:checkpoint-names:<first step>  a set: the names that begin with this step, a topology, so that they are found
+                                            however many other keys there are
+
+A hash is written under a key of its own and then renamed and entered into the set, which is one step for Redis. It is read
+in several steps if it is large; each also asks for the `id`, so that a reader notices when another content has taken the
+place of the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from millrace.errors import MillraceError, StoreUnreachable
+from millrace.runtime.checkpoints.directory import UNFINISHED_SECONDS, check_name, not_there
+from millrace.runtime.checkpoints.store import shown_place
+
+PREFIX = "millrace:checkpoint:"
+UNFINISHED_PREFIX = "millrace:checkpoint-unfinished:"
+NAMES_PREFIX = "millrace:checkpoint-names:"
+TIMEOUT_SECONDS = 10.0  # for each answer
+RETRIES = 2  # of a command whose connection broke
+FIELD = 1 << 20  # bytes: what is fetched too much for a small piece is less than two of these
+STEP = 16  # fields written or read by one command: while Redis works on it, everybody else waits
+SCAN_COUNT = 1000
+
+# KEYS: what was written, what it is to be called, the set of names. ARGV: the name. Returns 0 if nothing was written there.
+# The set first: it is what a Redis without room refuses, and then nothing is done.
+_RENAME = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('SADD', KEYS[3], ARGV[1])
+redis.call('PERSIST', KEYS[1])
+redis.call('RENAME', KEYS[1], KEYS[2])
+return 1
+"""
+
+
+class RedisStore:
+    """One database of a Redis server."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import redis
+            from redis.backoff import ExponentialBackoff
+            from redis.retry import Retry
+        except ModuleNotFoundError as error:
+            raise MillraceError(f"checkpoints in Redis need the Python package {error.name!r}, which is not installed here: "
+                                "pip install millrace[redis]") from error
+        self.place = shown_place(url)
+        self._errors = redis.exceptions
+        try:
+            self._client: Any = redis.Redis.from_url(
+                url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, protocol=2,
+                retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES))
+        except ValueError as error:
+            raise MillraceError(f"{self.place!r} names no Redis ({error}): write redis://host:port/database") from error
+        self._renaming = self._client.register_script(_RENAME)
+        with self._says("answer"):
+            self._client.ping()
+
+    def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        check_name(name)
+        id = uuid.uuid4().hex
+        unfinished, count = UNFINISHED_PREFIX + id, 0
+        views = [memoryview(part).cast("B") for part in parts]
+        head = {"id": id, "length": sum(map(len, views))}
+        with self._says(f"write {name}"):
+            for fields in _fields(views):
+                with self._client.pipeline(transaction=True) as pipe:
+                    pipe.hset(unfinished, mapping=head | fields)
+                    pipe.expire(unfinished, int(UNFINISHED_SECONDS))
+                    pipe.execute()
+                count += len(fields)
+            if self._client.hlen(unfinished) != len(head) + count:
+                raise self._emptied(name)
+            self._rename(unfinished, name, id)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        check_name(name)
+        with self._says(f"read {name}"):
+            while True:
+                content = self._read(name, offset, length)
+                if content is not None:
+                    return content
+
+    def names(self, prefix: str) -> list[str]:
+        """Costs what the topology has that the prefix begins with; if it does not name one, what the database has."""
+        topology, slash, _ = prefix.partition("/")
+        with self._says(f"list {prefix}*"):
+            found = self._names_of(topology) if slash else self._all_names()
+            return sorted(name for name in found if name.startswith(prefix))
+
+    def delete(self, names: Iterable[str]) -> None:
+        by_step: dict[str, list[str]] = {}
+        for name in names:
+            by_step.setdefault(_names_key(name), []).append(name)
+        for key, some in by_step.items():
+            with self._says(f"delete {len(some)} names"):
+                for start in range(0, len(some), SCAN_COUNT):
+                    self._delete(key, some[start : start + SCAN_COUNT])
+
+    def lock(self, topology: str) -> None:
+        """There is none."""
+
+    def missing(self, names: Iterable[str]) -> set[str]:
+        asked = list(names)
+        with self._says(f"look for {len(asked)} names"), self._client.pipeline(transaction=False) as pipe:
+            for name in asked:
+                pipe.exists(PREFIX + name)
+            return {name for name, there in zip(asked, pipe.execute(), strict=True) if not there}
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _rename(self, unfinished: str, name: str, id: str) -> None:
+        if self._renaming(keys=[unfinished, PREFIX + name, _names_key(name)], args=[name]):
+            return
+        # The client sends a command again when the connection broke before the answer came: then it is done already.
+        if self._client.hget(PREFIX + name, "id") != id.encode():
+            raise self._emptied(name)
+
+    def _delete(self, key: str, names: list[str]) -> None:
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.unlink(*[PREFIX + name for name in names])
+            pipe.srem(key, *names)
+            pipe.execute()
+
+    def _names_of(self, topology: str) -> set[str]:
+        """Those in the set, but for what somebody else has deleted or Redis has evicted: that is not to be relied on."""
+        members = self._client.sscan_iter(NAMES_PREFIX + topology, count=SCAN_COUNT)
+        names = list({member.decode(errors="replace") for member in members})
+        for start in range(0, len(names), SCAN_COUNT):
+            some = names[start : start + SCAN_COUNT]
+            if self._client.exists(*[PREFIX + name for name in some]) < len(some):
+                return set(names) - self.missing(names)
+        return set(names)
+
+    def _all_names(self) -> set[str]:
+        keys = self._client.scan_iter(f"{PREFIX}*", count=SCAN_COUNT)
+        return {key.decode(errors="replace")[len(PREFIX) :] for key in keys}
+
+    def _read(self, name: str, offset: int, length: int | None) -> bytes | None:
+        """None if another content took the place of this one meanwhile."""
+        id, size = self._client.hmget(PREFIX + name, "id", "length")
+        if id is None:
+            raise not_there(name, self.place)
+        end = int(size) if length is None else min(int(size), offset + length)
+        if offset >= end:
+            return b""
+        numbers = range(offset // FIELD, -(-end // FIELD))
+        fields: list[bytes] = []
+        for start in range(0, len(numbers), STEP):
+            found, *contents = self._client.hmget(PREFIX + name, "id", *numbers[start : start + STEP])
+            if found != id:
+                return None
+            fields += contents
+        first = numbers[0] * FIELD
+        return b"".join(fields)[offset - first : end - first]
+
+    def _emptied(self, name: str) -> StoreUnreachable:
+        return StoreUnreachable(f"the Redis at {self.place} lost what was written while {name} was being written: it was "
+                                "started again or flushed. Write it again")
+
+    @contextlib.contextmanager
+    def _says(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, self._errors.RedisError) as error:
+            if isinstance(error, self._errors.OutOfMemoryError):
+                advice = "Give it more memory (maxmemory), or name another store in checkpoint.store"
+            else:
+                advice = "See that it runs and lets this host in, or name another store in checkpoint.store"
+            raise StoreUnreachable(f"the Redis at {self.place}, where checkpoints are kept, was asked to {what} and did not: "
+                                   f"{' '.join(str(error).split())[:500]}. {advice}") from error
+
+
+def _names_key(name: str) -> str:
+    return NAMES_PREFIX + name.partition("/")[0]
+
+
+def _fields(parts: Sequence[memoryview]) -> Iterator[dict[str, bytes]]:
+    """The content cut into numbered fields, some at a time."""
+    fields: dict[str, bytes] = {}
+    for number, field in enumerate(_cut(parts)):
+        fields[str(number)] = field
+        if len(fields) == STEP:
+            yield fields
+            fields = {}
+    if fields:
+        yield fields
+
+
+def _cut(parts: Sequence[memoryview]) -> Iterator[bytes]:
+    """At least one; the last is empty if there is nothing for it."""
+    rest = bytearray()
+    for view in parts:
+        while len(rest) + len(view) >= FIELD:
+            taken = FIELD - len(rest)
+            yield b"".join((rest, view[:taken]))
+            rest.clear()
+            view = view[taken:]
+        rest += view
+    yield bytes(rest)

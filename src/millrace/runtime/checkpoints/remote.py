@@ -1,0 +1,130 @@
+"""Checkpoints on a file system that pyarrow can open: HDFS, S3, Google's and Azure's stores.
+
+Written under another name and moved when complete, as on a disk: some of these show a file while it is being written, and
+those that do not would show half of it if the writer failed and closed it. What is durable, and when, is theirs to say.
+
+Object stores tell a file's size and its content in separate answers: if a name is written again between the two, a reader
+gets bytes of both. So write each name once, as waves do, which are never used again; pieces and manifests have a CRC besides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow
+from pyarrow import fs
+
+from millrace.errors import MillraceError, StoreUnreachable
+from millrace.runtime.checkpoints.directory import UNFINISHED, UNFINISHED_SECONDS, check_name, not_there, refused
+
+_NO_FILE = (fs.FileType.NotFound, fs.FileType.Directory)
+
+
+class RemoteStore:
+    """A directory of a file system; `place` is what messages call it."""
+
+    def __init__(self, file_system: Any, root: str, place: str) -> None:
+        self.root, self.place = root.rstrip("/"), place
+        self._files = file_system
+        with self._says("open"):
+            self._files.create_dir(self.root, recursive=True)
+
+    @classmethod
+    def at(cls, url: str) -> RemoteStore:
+        parts = urlsplit(url)
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # neither a password nor a key is shown
+        try:
+            file_system, root = fs.FileSystem.from_uri(url)
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
+            raise MillraceError(f"{place!r} names no checkpoint store ({_said(error, url, place)}): use a path, or a URI that "
+                                "begins with file, hdfs, s3, gs, abfs, redis or rediss") from None
+        except (OSError, pyarrow.ArrowException) as error:
+            raise StoreUnreachable(f"the checkpoint store {place} cannot be opened: {_said(error, url, place)}. See that what "
+                                   "pyarrow needs for it is installed and that it lets this host in") from None
+        return cls(file_system, root, place)
+
+    def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        path = self._path(name)
+        directory = path.rpartition("/")[0]
+        unfinished = f"{directory}/{UNFINISHED}{uuid.uuid4().hex}"
+        with self._says(f"write {name}"):
+            self._files.create_dir(directory, recursive=True)
+            try:
+                with self._files.open_output_stream(unfinished, compression=None) as stream:
+                    for part in parts:
+                        stream.write(part)
+                self._files.move(unfinished, path)
+            except BaseException:
+                with contextlib.suppress(OSError, pyarrow.ArrowException):  # what went wrong first is what matters
+                    self._files.delete_file(unfinished)
+                raise
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        with self._says(f"read {name}"):
+            try:
+                with self._files.open_input_file(self._path(name)) as file:
+                    rest = max(0, file.size() - offset)
+                    count = rest if length is None else min(rest, length)
+                    return bytes(file.read_at(count, offset)) if count else b""
+            except (FileNotFoundError, NotADirectoryError):
+                raise not_there(name, self.place) from None
+
+    def names(self, prefix: str) -> list[str]:
+        directory, slash, _ = prefix.rpartition("/")
+        selector = fs.FileSelector(self._path(directory) if slash else self.root, allow_not_found=True, recursive=True)
+        with self._says(f"list {prefix}*"):
+            files = self._list(selector)
+            for info in files:
+                if info.base_name.startswith(UNFINISHED):
+                    self._remove_if_old(info)
+        names = [info.path[len(self.root) + 1 :] for info in files if not info.base_name.startswith(UNFINISHED)]
+        return sorted(name for name in names if name.startswith(prefix))
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            with self._says(f"delete {name}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._files.delete_file(self._path(name))
+
+    def missing(self, names: Iterable[str]) -> set[str]:
+        asked = list(names)
+        with self._says(f"look for {len(asked)} names"):
+            found = self._files.get_file_info([self._path(name) for name in asked])
+        return {name for name, info in zip(asked, found, strict=True) if info.type in _NO_FILE}
+
+    def lock(self, topology: str) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """The file system closes its connections when nobody refers to it."""
+
+    def _list(self, selector: Any) -> list[Any]:
+        try:
+            return [info for info in self._files.get_file_info(selector) if info.type == fs.FileType.File]
+        except NotADirectoryError:  # a file: then nothing begins with its name and a slash
+            return []
+
+    def _remove_if_old(self, info: Any) -> None:
+        if info.mtime_ns is not None and time.time() - info.mtime_ns / 1e9 > UNFINISHED_SECONDS:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.delete_file(info.path)
+
+    def _path(self, name: str) -> str:
+        check_name(name)
+        return f"{self.root}/{name}"
+
+    @contextlib.contextmanager
+    def _says(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pyarrow.ArrowException) as error:
+            raise refused(self.place, what, error) from error
+
+
+def _said(error: Exception, url: str, place: str) -> str:
+    """In one line, and without what the URL holds beside the place."""
+    return " ".join(str(error).replace(url, place).split())[:500]

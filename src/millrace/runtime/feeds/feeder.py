@@ -1,0 +1,191 @@
+"""Sends one partition of a micro-batch to the tasks of a frame spout, and waits until the topology has acked it.
+
+It runs wherever Spark runs the partition. The tasks may move or die meanwhile: the master knows where they are, and what is not
+acked is sent to where they are now. Everything waits with a time limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import zmq
+
+from millrace.config import FRAME_LIMIT
+from millrace.control.feeding import WINDOW, FeedAddress, Outbox, choose
+from millrace.errors import FeedingFailed, WireError
+from millrace.runtime.feeds.messages import Push, Refused, read_answer
+from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.transport import Keys, boot_id, visit
+
+ASK_SECONDS = 0.5  # between questions to the master, while nothing is acked
+RESEND_SECONDS = 10.0  # after which a batch is sent again to the same task: a connection may have lost it, or its ack
+MASTER_SECONDS = 20.0  # without an answer of the master
+TURN_SECONDS = 0.1
+HOLDS = ("waiting", "starting", "paused")  # while the topology is one of these, nobody is late
+ENDS = ("", "stopping")
+
+
+@dataclass(frozen=True, slots=True)
+class Feeding:
+    """What all partitions of a micro-batch have in common. Shipped with the Spark job."""
+
+    master: str
+    keys: Keys = field(repr=False)
+    topology: str
+    component: str
+    query: str
+    batch: int
+    rows: int  # most that are sent together
+    timeout: float  # seconds without any ack
+    frame_limit: int = FRAME_LIMIT.default
+
+
+class Feeder:
+    """For one partition: `with Feeder(...) as feeder: feeder.send(batches)`."""
+
+    def __init__(self, feeding: Feeding, partition: int) -> None:
+        self._feeding, self._partition = feeding, partition
+        self._outbox = Outbox(WINDOW)
+        self._boot = boot_id()
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._links: dict[str, zmq.Socket[Any]] = {}  # by the feed's ipc address
+        self._feeds: list[FeedAddress] = []
+        self._status = "waiting"
+        self._master = self._connect(feeding.master, with_keys=True)
+        self._asked = float("-inf")  # when the master was last asked,
+        self._waits_since: float | None = None  # and since when it owes an answer
+        self._acked = time.monotonic()  # when something last was, or nothing had to be
+
+    def __enter__(self) -> Feeder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._context.destroy(linger=0)
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> int:
+        """Returns the number of rows, when all of them are acked; raises `FeedingFailed` if they cannot be."""
+        rows = 0
+        for piece, body in self._pieces(batches):
+            while self._outbox.full:
+                self._turn(TURN_SECONDS)
+            digest = int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "big")
+            push = Push(self._feeding.query, self._feeding.batch, self._partition, self._outbox.next_sequence, digest)
+            if self._outbox.empty:
+                self._acked = time.monotonic()
+            self._outbox.put([wire.encode(push), body])
+            rows += piece.num_rows
+            self._turn(0)
+        while not self._outbox.empty:
+            self._turn(TURN_SECONDS)
+        return rows
+
+    def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
+        """As chunks should be: a batch is one root in the topology, replayed and timed out as a whole."""
+        for batch in batches:
+            for start in range(0, batch.num_rows, self._feeding.rows):
+                yield from self._encoded(batch.slice(start, self._feeding.rows))
+
+    def _encoded(self, piece: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
+        body = wire.encode_batch(piece)
+        if body.size <= self._feeding.frame_limit:
+            yield piece, body
+        elif piece.num_rows > 1:
+            half = piece.num_rows // 2
+            yield from self._encoded(piece.slice(0, half))
+            yield from self._encoded(piece.slice(half))
+        else:
+            raise FeedingFailed(f"a row for {self._feeding.component!r} has {body.size} bytes, and a frame at most "
+                                f"{self._feeding.frame_limit}: raise {FRAME_LIMIT.key}, or split the row")
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def _turn(self, seconds: float) -> None:
+        """Send what can be sent, hear what there is to be heard, for so long if there is nothing."""
+        now = time.monotonic()
+        if now - self._asked >= ASK_SECONDS and (not self._feeds or self._outbox.silent(now - ASK_SECONDS)):
+            self._asked = now
+            self._waits_since = self._waits_since or now
+            self._master.send(wire.encode(wire.AskFeeds(self._feeding.topology, self._feeding.component)), zmq.NOBLOCK)
+        self._send_out(now)
+        for socket, _ in self._poller.poll(int(seconds * 1000)):
+            self._listen(socket)
+        self._check(time.monotonic())
+
+    def _send_out(self, now: float) -> None:
+        for sending in self._outbox.unsent():
+            feed = choose(self._feeds, self._boot, self._partition + sending.sequence)
+            if feed is None:
+                return
+            try:
+                self._link(feed).send_multipart(sending.payload, zmq.NOBLOCK)
+            except zmq.Again:  # its queue is full: at the next turn
+                return
+            sending.target, sending.at = feed.ipc, now
+
+    def _link(self, feed: FeedAddress) -> zmq.Socket[Any]:
+        if feed.ipc not in self._links:
+            near = bool(self._boot) and feed.boot == self._boot
+            self._links[feed.ipc] = self._connect(feed.ipc if near else feed.tcp, with_keys=not near)
+        return self._links[feed.ipc]
+
+    def _connect(self, endpoint: str, with_keys: bool) -> zmq.Socket[Any]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        if with_keys:
+            visit(socket, self._feeding.keys)
+        socket.connect(endpoint)
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
+
+    def _listen(self, socket: zmq.Socket[Any]) -> None:
+        while not socket.closed:  # as a link to a task that has moved is
+            try:
+                frame = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                if socket is self._master:
+                    self._located(wire.decode_control(frame))
+                else:
+                    self._answered(read_answer(frame))
+            except WireError:  # not from anyone who has something to say here
+                continue
+
+    def _located(self, message: Any) -> None:
+        if not isinstance(message, wire.Feeds):
+            return
+        now, self._waits_since = time.monotonic(), None
+        self._feeds, self._status = message.feeds, message.status
+        if self._status in HOLDS:
+            self._acked = now
+        self._outbox.look_again(self._feeds, now - RESEND_SECONDS)
+        for ipc in self._links.keys() - {feed.ipc for feed in self._feeds}:
+            link = self._links.pop(ipc)
+            self._poller.unregister(link)
+            link.close(linger=0)
+
+    def _answered(self, answer: Any) -> None:
+        if isinstance(answer, Refused):
+            raise FeedingFailed(f"{self._feeding.component!r} cannot emit batch {answer.sequence} of partition "
+                                f"{self._partition}: {answer.reason}")
+        if self._outbox.acked(answer.sequence):
+            self._acked = time.monotonic()
+
+    def _check(self, now: float) -> None:
+        feeding = self._feeding
+        if self._status in ENDS:
+            raise FeedingFailed(f"the topology {feeding.topology!r} has ended, and not all of batch {feeding.batch} is "
+                                "processed: it comes again when the query is started again")
+        if now - self._acked > feeding.timeout and not self._outbox.empty:
+            raise FeedingFailed(f"nothing that {feeding.component!r} was sent of batch {feeding.batch} has been acked for "
+                                f"{feeding.timeout:g} s: is a bolt stuck, or does everything fail? The topology's errors say")
+        if self._waits_since is not None and now - self._waits_since > MASTER_SECONDS:
+            raise FeedingFailed(f"the Millrace master at {feeding.master} has not answered for {MASTER_SECONDS:g} s: it "
+                                "is not reachable from this host, or has ended")

@@ -1,0 +1,62 @@
+"""What feeders and the feeds of frame spouts say to each other. One msgpack frame, and the Arrow batch in a second one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from millrace.control.feeding import Key
+from millrace.errors import WireError
+from millrace.runtime.wire.messages import UNREADABLE, Count
+
+Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Push(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
+    """A batch; its rows are in the second frame. The answer is `Done` or `Refused`, when it is known."""
+
+    query: Annotated[str, msgspec.Meta(max_length=256)]
+    batch: Number
+    partition: Count
+    sequence: Count
+    digest: Number
+
+    @property
+    def key(self) -> Key:
+        return Key(self.query, self.batch, self.partition, self.sequence, self.digest)
+
+
+class Done(msgspec.Struct, array_like=True, tag=2, tag_field="type"):
+    """The topology has processed it, and everything that came of it."""
+
+    sequence: Count
+
+
+class Refused(msgspec.Struct, array_like=True, tag=3, tag_field="type"):
+    """It cannot be emitted: sending it again is of no use."""
+
+    sequence: Count
+    reason: str
+
+
+Answer = Done | Refused
+_push_decoder = msgspec.msgpack.Decoder(Push)
+_answer_decoder = msgspec.msgpack.Decoder(Answer)
+
+
+def read_push(frames: list[Any]) -> tuple[Push, Any]:
+    """A push and its body, which is not looked into; `WireError` if it is anything else."""
+    if len(frames) != 2:
+        raise WireError(f"a message of {len(frames)} frames is not a batch for a frame spout, which has 2")
+    try:
+        return _push_decoder.decode(frames[0]), frames[1]
+    except UNREADABLE as error:
+        raise WireError(f"a frame of {len(frames[0])} bytes is not the header of a batch: {error}") from None
+
+
+def read_answer(frame: Any) -> Answer:
+    try:
+        return _answer_decoder.decode(frame)
+    except UNREADABLE as error:
+        raise WireError(f"a frame of {len(frame)} bytes is not an answer of a frame spout: {error}") from None

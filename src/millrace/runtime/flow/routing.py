@@ -1,0 +1,238 @@
+"""From the tuples of one stream to the channels they leave by: the groupings at work, a chunk at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.api.grouping import Grouping, stable_hash
+from millrace.errors import EmitError
+from millrace.model.graph import resolve
+
+if TYPE_CHECKING:
+    from millrace.runtime.flow.channel import Channel
+
+KEYS_REMEMBERED = 100_000  # a router forgets all keys beyond this, so that endless key spaces do not fill memory
+WHOLE = 64  # up to so many tuples a shuffle sends together: cutting them up would cost more than it evens out
+
+Rows = Sequence[tuple[Any, ...]]
+Parts = Iterable[tuple["Channel", Any]]
+
+
+class Route:
+    """One subscription to a stream: `split` gives each target channel its share of a list of rows or a batch."""
+
+    def __init__(self, channels: list[Channel]) -> None:
+        self.channels = channels
+
+    def split(self, rows: Rows) -> Parts:
+        raise NotImplementedError
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        raise NotImplementedError
+
+
+class ToOne(Route):
+    """Everything to one task: a global grouping, or a target with a single task."""
+
+    def split(self, rows: Rows) -> Parts:
+        return [(self.channels[0], rows)]
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        return [(self.channels[0], batch)]
+
+
+class ToAll(Route):
+    def split(self, rows: Rows) -> Parts:
+        return [(channel, list(rows)) for channel in self.channels]  # to each its own
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        return [(channel, batch) for channel in self.channels]
+
+
+class Shuffle(Route):
+    """Evenly over the tasks: a large chunk is cut into equal slices, a small one goes to whoever got the least."""
+
+    def __init__(self, channels: list[Channel]) -> None:
+        super().__init__(channels)
+        self._sent = [0] * len(channels)  # from here; by the channels' own counts a new one would get everything
+
+    def split(self, rows: Rows) -> Parts:
+        return self._spread(rows, len(rows), lambda start, stop: rows[start:stop])
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        return self._spread(batch, batch.num_rows, lambda start, stop: batch.slice(start, stop - start))
+
+    def _spread(self, whole: Any, size: int, part: Callable[[int, int], Any]) -> Parts:
+        channels = self.channels
+        if size <= WHOLE:
+            least = min(range(len(channels)), key=self._sent.__getitem__)
+            self._sent[least] += size
+            return [(channels[least], whole)]
+        bounds = [size * i // len(channels) for i in range(len(channels) + 1)]
+        return [(channel, part(bounds[i], bounds[i + 1])) for i, channel in enumerate(channels)
+                if bounds[i + 1] > bounds[i]]
+
+
+class Custom(Route):
+    """A user's function names the tasks for each tuple."""
+
+    def __init__(self, channels: list[Channel], code: str) -> None:
+        super().__init__(channels)
+        self.code = code
+
+    @cached_property
+    def choose(self) -> Callable[[Sequence[Any], int], Sequence[int]]:
+        """Found when first needed: if it cannot be imported, the tuples fail and not the worker."""
+        found: Callable[[Sequence[Any], int], Sequence[int]] = resolve(self.code)
+        return found
+
+    def split(self, rows: Rows) -> Parts:
+        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
+        for row in rows:
+            for index in self.choose(row, len(buckets)):
+                if not 0 <= index < len(buckets):
+                    raise EmitError(f"custom grouping {self.code} chose task {index} for {row!r}; "
+                                    f"the tasks are 0 to {len(buckets) - 1}")
+                buckets[index].append(row)
+        return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        return self.split(rows_of(batch))
+
+
+class _Memory(dict[Any, int]):
+    """key -> index of its task, so that a key is hashed once and a tuple costs one dict look-up."""
+
+    def __init__(self, find: Callable[[Any], int]) -> None:
+        self._find = find
+
+    def __missing__(self, key: Any) -> int:
+        if len(self) >= KEYS_REMEMBERED:
+            self.clear()
+        self[key] = task = self._find(key)
+        return task
+
+
+class ByFields(Route):
+    """Equal keys to the same task: key -> key group -> the task that owns the group."""
+
+    def __init__(self, channels: list[Channel], positions: Sequence[int], owners: Sequence[int]) -> None:
+        super().__init__(channels)
+        self.positions, self.owners = tuple(positions), tuple(owners)
+        self._memory = _Memory(self._task_of)
+
+    def _task_of(self, key: Any) -> int:
+        return self.owners[stable_hash(key) % len(self.owners)]
+
+    def split(self, rows: Rows) -> Parts:
+        memory = self._memory
+        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
+        try:
+            for row, task in zip(rows, map(memory.__getitem__, map(itemgetter(*self.positions), rows)), strict=True):
+                buckets[task].append(row)
+        except TypeError:  # a list or dict as key: it has a stable hash, but no place in a dict
+            buckets = self._split_unhashable(rows)
+        return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
+
+    def _split_unhashable(self, rows: Rows) -> list[list[tuple[Any, ...]]]:
+        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
+        key = itemgetter(*self.positions)
+        for row in rows:
+            buckets[self._task_of(key(row))].append(row)
+        return buckets
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        targets = self._of_rows(batch)
+        return [(channel, batch.filter(pa.array(targets == index)))
+                for index, channel in enumerate(self.channels) if (targets == index).any()]
+
+    def _of_rows(self, batch: pa.RecordBatch) -> np.ndarray:
+        """What `_task_of` says of the key of each row."""
+        if len(self.positions) == 1:
+            return self._targets(batch.column(self.positions[0]))
+        keys = list(zip(*(batch.column(position).to_pylist() for position in self.positions), strict=True))
+        return np.fromiter(map(self._task_of, keys), dtype=np.int32, count=batch.num_rows)
+
+    def _targets(self, column: pa.Array) -> np.ndarray:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()  # its nulls would stay apart from the dictionary
+        if pa.types.is_nested(column.type):  # Arrow finds no distinct values of those
+            return np.fromiter(map(self._task_of, column.to_pylist()), dtype=np.int32, count=len(column))
+        encoded = column.dictionary_encode(null_encoding="encode")
+        of_distinct = np.fromiter(map(self._task_of, encoded.dictionary.to_pylist()), dtype=np.int32)
+        return of_distinct[encoded.indices.to_numpy(zero_copy_only=False)]
+
+
+class ByGroups(ByFields):
+    """Counts the tuples of each key group as well: by these numbers groups are given to other tasks."""
+
+    def __init__(self, route: ByFields, counts: np.ndarray, known: dict[Any, int]) -> None:
+        """`known`: groups of keys that were seen before; the group of a key never changes."""
+        super().__init__(route.channels, route.positions, route.owners)
+        self._counts, self._targets_of, self._known = counts, np.array(route.owners, np.int32), known
+
+    def _group_of(self, key: Any) -> int:
+        known = self._known
+        try:
+            return known[key]
+        except TypeError:  # a list or dict as key: it has a stable hash, but no place in a dict
+            return stable_hash(key) % len(self.owners)
+        except KeyError:
+            if len(known) >= KEYS_REMEMBERED:
+                known.clear()
+            group = known[key] = stable_hash(key) % len(self.owners)
+            return group
+
+    def split(self, rows: Rows) -> Parts:
+        owners = self.owners
+        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
+        keys = list(map(itemgetter(*self.positions), rows))
+        try:
+            groups = list(map(self._known.__getitem__, keys))
+        except (KeyError, TypeError):
+            groups = list(map(self._group_of, keys))
+        for row, group in zip(rows, groups, strict=True):
+            buckets[owners[group]].append(row)
+        for group, count in Counter(groups).items():
+            self._counts[group] += count
+        return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
+
+    def _task_of(self, key: Any) -> int:
+        """What `_of_rows` gives is groups, until they have been counted."""
+        return self._group_of(key)
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        groups = self._of_rows(batch)
+        self._counts += np.bincount(groups, minlength=len(self._counts))
+        targets = self._targets_of[groups]
+        order = np.argsort(targets, kind="stable")
+        bounds = np.searchsorted(targets[order], np.arange(len(self.channels) + 1))
+        sorted_batch = batch.take(pa.array(order))
+        return [(channel, sorted_batch.slice(bounds[index], bounds[index + 1] - bounds[index]))
+                for index, channel in enumerate(self.channels) if bounds[index + 1] > bounds[index]]
+
+
+def rows_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+def make_route(grouping: Grouping, channels: list[Channel], fields: Sequence[str], owners: Sequence[int]) -> Route:
+    """The route for one subscription; `owners` says which task has which key group (fields groupings only)."""
+    if grouping.kind == "custom":
+        return Custom(channels, grouping.code)
+    if grouping.kind == "all":
+        return ToAll(channels)
+    if grouping.kind == "global" or len(channels) == 1:
+        return ToOne(channels[:1])
+    if grouping.kind == "fields":
+        return ByFields(channels, [fields.index(name) for name in grouping.names], owners)
+    if grouping.kind == "local-or-shuffle":
+        return Shuffle([channel for channel in channels if channel.local is not None] or channels)
+    return Shuffle(channels)

@@ -1,0 +1,350 @@
+"""Fragments of snapshots between workers: one thread per worker process holds those of others and fetches its own back.
+
+    worker's loop ── save, fetch, keep, drop ──► queue ──► exchange's thread ◄──► ROUTER, DEALER sockets
+          ▲                                                  │        ▲
+          └────────────── post(done) ◄───────────────────────┴ helper ┘  cuts, joins, sums: seconds for a large blob
+
+All state belongs to the exchange's thread; nothing is locked.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import zmq
+
+from millrace.errors import BadParameter, MillraceError, NotEnoughFragments, WireError
+from millrace.runtime.fragments.jobs import Fetching, Holders, Saving, Telling
+from millrace.runtime.fragments.links import WINDOW, Address, Asker, Links
+from millrace.runtime.fragments.messages import (
+    PART_BYTES,
+    Drop,
+    Get,
+    Head,
+    Keep,
+    Nothing,
+    Part,
+    Request,
+    Taken,
+    read_answer,
+    read_request,
+)
+from millrace.runtime.wire.messages import encode
+from millrace.runtime.wire.transport import Keys, bind_tcp, serve
+from millrace.state.erasure import Bytes, Code, gather, room
+from millrace.state.fragments import NAME_PARTS, FragmentTree, Held, cut
+
+log = logging.getLogger(__name__)
+HELD_BYTES = 1 << 30
+SECONDS = 30.0
+SILENCE = 5.0
+TICK_SECONDS = 0.05
+IDLE_SECONDS = 1.0
+MESSAGES_PER_TURN = 32  # taken from one socket before the others get their turn
+FRAME_LIMIT = PART_BYTES + 65536
+Post = Callable[[Callable[[], None]], None]
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A fragment of which not all parts have come."""
+
+    head: Head
+    payload: memoryview
+    end: int
+    at: float
+
+
+class FragmentExchange:
+    """`post` puts a call on the worker's loop: everything that a caller is told goes through it. At most `limit` bytes
+    are held for others."""
+
+    def __init__(self, context: zmq.Context[Any], name: str, directory: Path, bind: str, keys: Keys, boot: str, post: Post,
+                 limit: int = HELD_BYTES, silence: float = SILENCE) -> None:
+        self.malformed = 0  # frames that were no message of ours, or no answer to anything
+        self.tree = FragmentTree(limit)  # belongs to the exchange's thread
+        self._post, self._silence = post, silence
+        self._path = directory / f"{name}.ipc"
+        self._poller = zmq.Poller()
+        self._servers: list[zmq.Socket[Any]] = []
+        self._context = context
+        try:
+            self.endpoints = Address(f"ipc://{self._path}", self._bind(bind, keys), boot)
+        except (MillraceError, zmq.ZMQError):
+            self._close_servers()
+            raise
+        self._links = Links(context, keys, boot, FRAME_LIMIT, silence, self._poller)
+        self._incoming: dict[tuple[bytes, str, int], _Incoming] = {}
+        self._jobs: list[Saving | Fetching | Telling] = []
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._wake_fd, self._signal_fd = os.pipe()
+        os.set_blocking(self._wake_fd, False)
+        os.set_blocking(self._signal_fd, False)
+        self._poller.register(self._wake_fd, zmq.POLLIN)
+        self._ended = False
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._helper = threading.Thread(target=self._help, daemon=True, name="fragment helper")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="fragment exchange")
+        self._helper.start()
+        self._thread.start()
+
+    def save(self, blob: str, parts: Sequence[Bytes], r: int, c: int, holders: Holders, done: Callable[[int], None],
+             seconds: float = SECONDS) -> None:
+        """Cut the blob (its parts one after the other; they must not change meanwhile) into r + c fragments and give each
+        to its holder. `done` is told how many are held."""
+        if len(blob.split("/")) != NAME_PARTS:
+            raise BadParameter(f"{blob!r} is not the name of a blob: <topology>/<component>/<task index>/<epoch>-<wave> is")
+        self._check(r, c, holders)
+        job = Saving(self, holders, seconds, self._posted(done))
+
+        def cut_up() -> None:
+            data = parts[0] if len(parts) == 1 else gather(parts, sum(map(len, parts)))
+            fragments = cut(blob, data, r, c)
+            self._call(lambda: job.push(fragments))
+
+        self._call(lambda: self._begin(job))
+        self._work.put(cut_up)
+
+    def fetch(self, blob: str, r: int, c: int, holders: Holders, done: Callable[[memoryview | NotEnoughFragments], None],
+              seconds: float = SECONDS) -> None:
+        """Put the blob together again from any r of its fragments. `done` is told the blob or what went wrong."""
+        self._check(r, c, holders)
+        self._call(lambda: self._begin(Fetching(self, blob, (r, c), holders, seconds, self._posted(done))))
+
+    def keep(self, task: str, blobs: Sequence[str], addresses: Iterable[Address], done: Callable[[int], None]) -> None:
+        """Tell holders that only these blobs of a task (`<topology>/<component>/<task index>`) are still needed. Name also
+        those that are being saved. `done` is told how many have heard it."""
+        self._tell(lambda: Keep(0, task, list(blobs)), addresses, done)
+
+    def drop(self, prefix: str, addresses: Iterable[Address], done: Callable[[int], None]) -> None:
+        """Tell holders that nothing below this path, a topology for example, is needed any more."""
+        self._tell(lambda: Drop(0, prefix), addresses, done)
+
+    def forget(self, address: Address) -> None:
+        """The worker there is gone: whoever waits for it hears so at once."""
+        self._call(lambda: self._links.forget(address))
+
+    def listing(self, done: Callable[[list[Held]], None], prefix: str = "") -> None:
+        """What is held here, for people."""
+        self._call(lambda: self._posted(done)(self.tree.listing(prefix)))
+
+    def close(self) -> None:
+        """Whoever waits for something is told that it did not come."""
+        if self._ended:
+            return
+        self._work.put(None)
+        self._helper.join()
+        self._ended = True
+        self._wake()
+        self._thread.join()
+        os.close(self._wake_fd)
+        os.close(self._signal_fd)
+
+    # --- what jobs use
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def heard(self, address: Address) -> float:
+        """When an answer last came from there."""
+        return self._links.heard(address)
+
+    def ask(self, address: Address, request: Request, part: memoryview | None, asker: Asker) -> None:
+        try:
+            link = self._links.to(address)
+        except MillraceError as error:
+            log.warning("%s", error)
+            asker.answered(None, None)
+        else:
+            link.ask(request, part, asker, self.now())
+
+    def build(self, action: Callable[[], memoryview | None], then: Callable[[memoryview | None], None]) -> None:
+        def work() -> None:
+            built = action()
+            self._call(lambda: then(built))
+
+        self._work.put(work)
+
+    # --- between the threads
+
+    def _check(self, r: int, c: int, holders: Holders) -> None:
+        Code(r, c)
+        indexes = [index for index, _ in holders]
+        if len(set(indexes)) < len(indexes) or not set(indexes) <= set(range(r + c)):
+            raise BadParameter(f"holders are named for fragments {indexes}; there are {r} + {c}, counted from 0, and each has "
+                               "one holder")
+
+    def _tell(self, word: Callable[[], Keep | Drop], addresses: Iterable[Address], done: Callable[[int], None]) -> None:
+        self._call(lambda: self._begin(Telling(self, word, addresses, self._posted(done))))
+
+    def _begin(self, job: Saving | Fetching | Telling) -> None:
+        self._jobs.append(job)
+        job.start()
+
+    def _posted(self, done: Callable[[Any], None]) -> Callable[[Any], None]:
+        return lambda result: self._post(lambda: done(result))
+
+    def _call(self, call: Callable[[], None]) -> None:
+        if self._ended:
+            raise MillraceError("the fragment exchange of this worker was closed: nothing can be saved or fetched any more")
+        self._calls.put(call)
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough
+            os.write(self._signal_fd, b".")
+
+    def _help(self) -> None:
+        while (work := self._work.get()) is not None:
+            _guarded(work)
+
+    # --- the exchange's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._ended:
+                busy = self._links.busy or self._jobs
+                ready = dict(self._poller.poll(int(1000 * (TICK_SECONDS if busy else IDLE_SECONDS))))
+                _guarded(partial(self._turn, ready))
+        except zmq.ZMQError as error:
+            log.warning("the fragment exchange ends, its sockets were closed by someone else: %s", error)
+        finally:
+            while not self._calls.empty():
+                _guarded(self._calls.get())
+            for job in self._jobs:
+                _guarded(partial(job.tick, math.inf))
+            self._links.close()
+            self._close_servers()
+
+    def _turn(self, ready: dict[Any, int]) -> None:
+        if self._wake_fd in ready:
+            with suppress(BlockingIOError):
+                os.read(self._wake_fd, 4096)
+            while not self._calls.empty():
+                _guarded(self._calls.get())
+        for socket in ready:
+            if isinstance(socket, zmq.Socket):
+                _guarded(partial(self._take_from, socket))
+        now = self.now()
+        self._links.give_up_silent(now)
+        for job in self._jobs:
+            _guarded(partial(job.tick, now))
+        self._jobs = [job for job in self._jobs if not job.over]
+        for key in [key for key, incoming in self._incoming.items() if now - incoming.at > SECONDS]:
+            del self._incoming[key]
+
+    def _take_from(self, socket: zmq.Socket[Any]) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            if socket.closed:  # a link that was given up meanwhile
+                return
+            try:
+                frames = [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+            except zmq.Again:
+                return
+            try:
+                if socket in self._servers:
+                    self._serve(socket, bytes(frames[0]), *read_request(frames[1:]))
+                else:
+                    self._hear(socket, frames)
+            except WireError as error:
+                self.malformed += 1
+                log.debug("dropped: %s", error)
+
+    def _hear(self, socket: zmq.Socket[Any], frames: list[Any]) -> None:
+        link = self._links.by_socket[socket]
+        if not link.answer(*read_answer(frames), self.now()):
+            raise WireError("an answer that nobody asked for")
+
+    # --- holding for others
+
+    def _serve(self, socket: zmq.Socket[Any], peer: bytes, request: Request, part: memoryview | None) -> None:
+        if isinstance(request, Get):
+            self._send(socket, peer, *self._found(request))
+            return
+        ok = True
+        if isinstance(request, Keep):
+            self.tree.keep_only(request.task, request.blobs)
+        elif isinstance(request, Drop):
+            self.tree.forget(request.prefix)
+        elif part is not None:
+            ok = self._take(peer, request.head, request.offset, part)
+        self._send(socket, peer, Taken(request.request, ok))
+
+    def _send(self, socket: zmq.Socket[Any], peer: bytes, answer: Taken | Part | Nothing, *parts: memoryview) -> None:
+        """A ROUTER drops what is for someone who is gone, or does not take in what he asked for."""
+        socket.send_multipart([peer, encode(answer), *parts], zmq.NOBLOCK, copy=False)
+
+    def _found(self, get: Get) -> tuple[Part, memoryview] | tuple[Nothing]:
+        fragment = self.tree.get(get.blob, get.index)
+        if fragment is None or get.offset > len(fragment.payload):
+            return (Nothing(get.request),)
+        part = memoryview(fragment.payload)[get.offset : get.offset + PART_BYTES]
+        return Part(get.request, Head.of(fragment), get.offset), part
+
+    def _take(self, peer: bytes, head: Head, offset: int, part: memoryview) -> bool:
+        """False if it cannot be held: no room, no sense, or not what was sent."""
+        key = (peer, head.blob, head.index)
+        incoming = self._incoming.pop(key, None) if offset else self._expect(head)
+        if incoming is None or incoming.head != head or incoming.end != offset or offset + len(part) > len(incoming.payload):
+            return False
+        incoming.payload[offset : offset + len(part)] = part
+        incoming.end += len(part)
+        incoming.at = self.now()
+        if incoming.end == len(incoming.payload):
+            return zlib.crc32(incoming.payload) == head.crc and self.tree.put(head.fragment(incoming.payload))
+        self._incoming[key] = incoming
+        return bool(part)  # an empty part in between would come for ever
+
+    def _expect(self, head: Head) -> _Incoming | None:
+        if len(head.blob.split("/")) != NAME_PARTS or head.identity.fault() or head.index >= head.r + head.c:
+            return None
+        size = head.identity.block_size
+        on_the_way = sum(len(incoming.payload) for incoming in self._incoming.values())
+        if self.tree.bytes + on_the_way + size > self.tree.limit:
+            return None
+        return _Incoming(head, room(size), 0, self.now())
+
+    # --- sockets
+
+    def _bind(self, host: str, keys: Keys) -> str:
+        """Listens; returns the tcp endpoint, empty if there is none."""
+        self._server().bind(f"ipc://{self._path}")
+        if not host:
+            return ""
+        remote = self._server()
+        serve(remote, keys)
+        return bind_tcp(remote, host)
+
+    def _server(self) -> zmq.Socket[Any]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.maxmsgsize = FRAME_LIMIT
+        socket.rcvhwm = 4 * WINDOW  # of one that sends more than it may, the rest waits at his side
+        self._servers.append(socket)
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
+
+    def _close_servers(self) -> None:
+        for socket in self._servers:
+            socket.close(linger=0)
+        self._path.unlink(missing_ok=True)
+
+
+def _guarded(action: Callable[[], None]) -> None:
+    """The thread must outlive a mistake in one job: the others' fragments are here."""
+    try:
+        action()
+    except Exception:
+        log.exception("an error in the fragment exchange")

@@ -1,0 +1,145 @@
+"""The asking side of a fragment exchange: one link per other worker, with a few requests under way on it at a time."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any, NamedTuple, Protocol
+
+import zmq
+
+from millrace.errors import MillraceError
+from millrace.runtime.fragments.messages import Answer, Request
+from millrace.runtime.wire.messages import encode
+from millrace.runtime.wire.transport import Keys, visit
+
+WINDOW = 4  # requests under way on a link
+
+
+class Address(NamedTuple):
+    """Where an exchange can be reached. `boot` names the running kernel: equal means that ipc reaches it."""
+
+    ipc: str
+    tcp: str
+    boot: str
+
+
+class Asker(Protocol):
+    """Who waits for the answer. `over`: it does not want any more."""
+
+    over: bool
+
+    def answered(self, answer: Answer | None, part: memoryview | None) -> None:
+        """None: the other worker does not answer."""
+
+
+class Link:
+    """Requests wait here until fewer than `WINDOW` are under way: what is queued in the socket stays small."""
+
+    def __init__(self, socket: zmq.Socket[Any]) -> None:
+        self.socket = socket
+        self.heard = 0.0  # when an answer came, or when the first of those under way was sent
+        self._waiting: deque[tuple[Request, memoryview | None, Asker]] = deque()
+        self._flying: dict[int, Asker] = {}
+        self._last = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._flying)
+
+    def ask(self, request: Request, part: memoryview | None, asker: Asker, now: float) -> None:
+        self._waiting.append((request, part, asker))
+        self._send(now)
+
+    def answer(self, answer: Answer, part: memoryview | None, now: float) -> bool:
+        """False if nobody asked."""
+        asker = self._flying.pop(answer.request, None)
+        if asker is None:
+            return False
+        self.heard = now
+        if not asker.over:
+            asker.answered(answer, part)
+        self._send(now)
+        return True
+
+    def close(self) -> None:
+        """Everyone who waits hears that there will be no answer."""
+        self.socket.close(linger=0)
+        askers = dict.fromkeys([*self._flying.values(), *(asker for _, _, asker in self._waiting)])
+        self._flying.clear()
+        self._waiting.clear()
+        for asker in askers:
+            if not asker.over:
+                asker.answered(None, None)
+
+    def _send(self, now: float) -> None:
+        while self._waiting and len(self._flying) < WINDOW:
+            request, part, asker = self._waiting.popleft()
+            if asker.over:
+                continue
+            if not self._flying:
+                self.heard = now
+            self._last += 1
+            request.request = self._last
+            self._flying[self._last] = asker
+            parts = () if part is None else (part,)
+            self.socket.send_multipart([encode(request), *parts], zmq.NOBLOCK, copy=False)
+
+
+class Links:
+    """Made when first needed; closed when the other side is silent while requests are under way."""
+
+    def __init__(self, context: zmq.Context[Any], keys: Keys, boot: str, frame_limit: int, silence: float,
+                 poller: zmq.Poller) -> None:
+        self._context, self._keys, self._boot, self._poller = context, keys, boot, poller
+        self._frame_limit, self._silence = frame_limit, silence
+        self._links: dict[Address, Link] = {}
+        self.by_socket: dict[zmq.Socket[Any], Link] = {}
+
+    @property
+    def busy(self) -> bool:
+        return any(link.busy for link in self._links.values())
+
+    def to(self, address: Address) -> Link:
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = Link(self._connected(address))
+            self.by_socket[link.socket] = link
+            self._poller.register(link.socket, zmq.POLLIN)
+        return link
+
+    def heard(self, address: Address) -> float:
+        link = self._links.get(address)
+        return link.heard if link is not None else -math.inf
+
+    def forget(self, address: Address) -> None:
+        link = self._links.pop(address, None)
+        if link is not None:
+            self._poller.unregister(link.socket)
+            del self.by_socket[link.socket]
+            link.close()
+
+    def give_up_silent(self, now: float) -> None:
+        for address, link in list(self._links.items()):
+            if link.busy and now - link.heard > self._silence:
+                self.forget(address)
+
+    def close(self) -> None:
+        for address in list(self._links):
+            self.forget(address)
+
+    def _connected(self, address: Address) -> zmq.Socket[Any]:
+        same_host = bool(self._boot) and address.boot == self._boot
+        endpoint = address.ipc if same_host else address.tcp
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.maxmsgsize = self._frame_limit
+        if not same_host:
+            visit(socket, self._keys)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise MillraceError(f"fragments cannot be exchanged with the worker at {address}: {error.strerror}. Is it on "
+                                "another host and has no tcp port? Then give the engine a `bind` address") from None
+        return socket

@@ -1,0 +1,120 @@
+"""What the fragment exchanges of workers say to each other. One msgpack frame, and the bytes of a part in a second one.
+
+Nothing is sent that was not asked for, and only so much is asked for at a time: no more than a few parts wait anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from millrace.errors import WireError
+from millrace.runtime.wire.messages import UNREADABLE, Count
+from millrace.state.erasure import Bytes
+from millrace.state.fragments import Fragment, Identity
+
+PART_BYTES = 1 << 20  # the most of a fragment that travels at once
+Size = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
+Crc = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
+
+
+class Head(msgspec.Struct, array_like=True, frozen=True):
+    """A fragment but for its payload."""
+
+    blob: Name
+    index: Count
+    r: Count
+    c: Count
+    length: Size
+    crc: Crc
+    whole_crc: Crc
+
+    @classmethod
+    def of(cls, fragment: Fragment) -> Head:
+        return cls(fragment.blob, fragment.index, fragment.r, fragment.c, fragment.length, fragment.crc, fragment.whole_crc)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.blob, self.r, self.c, self.length, self.whole_crc)
+
+    def fragment(self, payload: Bytes) -> Fragment:
+        return Fragment(self.blob, self.index, self.r, self.c, self.length, self.crc, self.whole_crc, payload)
+
+
+class Put(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
+    """A part of a fragment to hold. The parts come in order; the answer to each is `Taken`."""
+
+    request: int
+    head: Head
+    offset: Size
+
+
+class Get(msgspec.Struct, array_like=True, tag=2, tag_field="type"):
+    """Asks for the part at this offset; the answer is `Part` or `Nothing`."""
+
+    request: int
+    blob: Name
+    index: Count
+    offset: Size
+
+
+class Keep(msgspec.Struct, array_like=True, tag=3, tag_field="type"):
+    """Of this task only these blobs are still needed. The answer is `Taken`."""
+
+    request: int
+    task: Name
+    blobs: list[Name]
+
+
+class Drop(msgspec.Struct, array_like=True, tag=4, tag_field="type"):
+    """Nothing below this path is needed any more: a topology has ended, a task has gone. The answer is `Taken`."""
+
+    request: int
+    prefix: Name
+
+
+class Taken(msgspec.Struct, array_like=True, tag=5, tag_field="type"):
+    """Not `ok`: there is no room, or the fragment did not arrive as it was sent. After the last part: it is held."""
+
+    request: int
+    ok: bool
+
+
+class Part(msgspec.Struct, array_like=True, tag=6, tag_field="type"):
+    request: int
+    head: Head
+    offset: Size
+
+
+class Nothing(msgspec.Struct, array_like=True, tag=7, tag_field="type"):
+    """There is no such part here."""
+
+    request: int
+
+
+Request = Put | Get | Keep | Drop
+Answer = Taken | Part | Nothing
+_request_decoder = msgspec.msgpack.Decoder(Request)
+_answer_decoder = msgspec.msgpack.Decoder(Answer)
+
+
+def read_request(frames: list[Any]) -> tuple[Request, memoryview | None]:
+    """A request and the part that came with it; `WireError` if it is anything else."""
+    return _read(_request_decoder, frames)
+
+
+def read_answer(frames: list[Any]) -> tuple[Answer, memoryview | None]:
+    return _read(_answer_decoder, frames)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[Any], frames: list[Any]) -> tuple[Any, memoryview | None]:
+    try:
+        message = decoder.decode(frames[0]) if frames else None
+    except UNREADABLE as error:
+        raise WireError(f"a frame of {len(frames[0])} bytes is not a message about fragments: {error}") from None
+    with_part = isinstance(message, Put | Part)
+    if message is None or len(frames) != 1 + with_part or (with_part and len(frames[1]) > PART_BYTES):
+        raise WireError(f"a message about fragments of {len(frames)} frames has one too many, or one that is too large")
+    return message, memoryview(frames[1]) if with_part else None

@@ -1,0 +1,1 @@
+"""How plans reach workers: coordination store, one agent per node, plan store."""

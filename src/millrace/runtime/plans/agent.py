@@ -1,0 +1,226 @@
+"""The agent of a node: brings the node's part of the plan from the coordination store to the node's plan store.
+
+Every worker has one, on a thread of its own; the master makes one of those on a node the agent, and another one when that
+worker dies. All it decides is whether a plan is newer than the one it has: what changed is for the workers to find out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from millrace.config import AGENT_POLL, COORDINATION, EMBEDDED
+from millrace.control.assignment import Assignment, Stamp
+from millrace.errors import MillraceError
+from millrace.runtime.plans.coordination import CoordinationStore, open_store
+from millrace.runtime.plans.plan_store import PlanStore
+from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.transport import Keys, private_directory, visit
+
+log = logging.getLogger("millrace.worker")
+LOOK_SECONDS = 0.5  # how often the thread looks whether it is to end
+NOTHING = Stamp(0, 0)
+
+
+def node_directory(base: Path, node: str) -> Path:
+    """Where the workers of one node meet. By a number: names may be long, and the path of a socket may not."""
+    return private_directory(str(base / f"node-{zlib.crc32(node.encode()):08x}"))
+
+
+def news_path(directory: Path) -> Path:
+    return directory / "plan.ipc"
+
+
+def news_endpoint(directory: Path) -> str:
+    return f"ipc://{news_path(directory)}"
+
+
+class Agent(threading.Thread):
+    """`errors` counts what went wrong; the plan store is tried again with the next poll."""
+
+    def __init__(self, context: zmq.Context[Any], master: str, keys: Keys, cluster: str, settings: dict[str, Any],
+                 slot: int, generation: int, node: str, directory: Path) -> None:
+        super().__init__(daemon=True, name="agent")
+        self._context, self._master, self._keys, self._cluster = context, master, keys, cluster
+        self._slot, self._generation, self._node, self._directory = slot, generation, node, directory
+        self._poll_seconds: float = AGENT_POLL.of(settings)
+        self._url: str = COORDINATION.of(settings)
+        self._store: PlanStore | None = None
+        self._plans: CoordinationStore | None = None
+        self._news: zmq.Socket[Any] | None = None
+        self._ended = threading.Event()
+        self._wake_fd, self._signal_fd = os.pipe()
+        os.set_blocking(self._wake_fd, False)
+        os.set_blocking(self._signal_fd, False)
+        self._last_error = ""  # what was last warned of
+        self.errors = 0
+
+    @property
+    def is_agent(self) -> bool:
+        return self._store is not None
+
+    def run(self) -> None:
+        control = self._context.socket(zmq.DEALER)
+        control.linger = 0
+        visit(control, self._keys)
+        control.connect(self._master)
+        poller = zmq.Poller()
+        poller.register(control, zmq.POLLIN)
+        poller.register(self._wake_fd, zmq.POLLIN)
+        try:
+            while not self._ended.is_set():
+                self._guarded(lambda: self._ask(control))
+                deadline = time.monotonic() + self._poll_seconds
+                while not self._ended.is_set() and (left := deadline - time.monotonic()) > 0:
+                    found = dict(poller.poll(int(min(left, LOOK_SECONDS) * 1000) + 1))
+                    if control in found:
+                        self._guarded(lambda: self._answer(control.recv()))
+                    if self._wake_fd in found:
+                        os.read(self._wake_fd, 4096)
+                        self._guarded(self._read_plans)
+        finally:
+            self._resign()
+            control.close()
+
+    def _guarded(self, work: Any) -> None:
+        """A full disk, a store that is away, whatever it is: it must not end the agent, for the node would be cut off."""
+        try:
+            work()
+        except Exception as error:
+            self.errors += 1
+            text = f"{type(error).__name__}: {error}"
+            if text != self._last_error:
+                self._last_error = text
+                log.warning("the agent of %s could not bring the plan, and goes on trying: %s", self._node, text)
+
+    def _ask(self, control: zmq.Socket[Any]) -> None:
+        """The poll that is the net under the pushes."""
+        newest = self._newest()
+        control.send(wire.encode(wire.Fetch(self._slot, self._generation, *newest)))
+        self._open_news()
+        self._open_plans()
+
+    def _newest(self) -> Stamp:
+        found = self._store.newest() if self._store is not None else None
+        return found[0] if found is not None else NOTHING
+
+    def _answer(self, frame: bytes) -> None:
+        message = wire.decode_control(frame)
+        if not isinstance(message, wire.Agency):
+            return
+        if not message.agent:
+            self._resign()
+            return
+        if self._store is None:
+            self._take_office()
+        if message.part:
+            self._write(Stamp(message.author, message.revision), message.part)
+
+    def _take_office(self) -> None:
+        log.info("worker %d is the agent of %s", self._slot, self._node)
+        self._store = PlanStore(self._directory, writer=True)
+        self._open_news()
+        self._open_plans()
+
+    def _open_news(self) -> None:
+        """Also when its file is gone: an agent that was given up, and did not know it, takes it away when it resigns."""
+        if self.is_agent and not (self._news is not None and news_path(self._directory).exists()):
+            self._close_news()
+            news = self._context.socket(zmq.PUB)
+            news.linger = 0
+            try:
+                news.bind(news_endpoint(self._directory))
+            except zmq.ZMQError:
+                news.close()
+                raise
+            self._news = news
+
+    def _open_plans(self) -> None:
+        """If the plans are in a store that is not the master's own. One that is away is tried again with the next poll."""
+        if self._url != EMBEDDED and self.is_agent:
+            if self._plans is None:
+                self._plans = open_store(self._url, self._cluster)
+                self._plans.watch(self._node, self._wake)
+            self._read_plans()
+
+    def _resign(self) -> None:
+        if self._plans is not None:
+            self._plans.close()
+        if self._store is not None:
+            self._store.close()
+        self._plans = self._store = None
+        self._close_news()
+
+    def _close_news(self) -> None:
+        if self._news is not None:
+            self._news.close()
+        self._news = None
+
+    def _read_plans(self) -> None:
+        found = self._plans.read(self._node) if self._plans is not None else None
+        if found is not None:
+            self._write(*found)
+
+    def _write(self, stamp: Stamp, part: bytes) -> None:
+        """Into the plan store, if it is newer than what is there; then the node's workers are told to look."""
+        if self._store is not None and self._store.write(stamp, part):
+            self._last_error = ""
+            if self._news is not None:
+                self._news.send(b"")
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough
+            os.write(self._signal_fd, b".")
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._wake()
+        self.join(timeout=5)
+        if not self.is_alive():  # it may wait for a store that is away, and look at them once more
+            os.close(self._wake_fd)
+            os.close(self._signal_fd)
+
+
+class PlanReader:
+    """A worker's view of the node's plan store. `news` becomes readable when there may be a newer plan."""
+
+    def __init__(self, context: zmq.Context[Any], directory: Path) -> None:
+        self._store = PlanStore(directory, writer=False)
+        self._seen: Stamp | None = None
+        self._last_error = ""
+        self.errors = 0
+        self.news = context.socket(zmq.SUB)
+        self.news.subscribe(b"")
+        self.news.connect(news_endpoint(directory))
+
+    def newer(self) -> Assignment | None:
+        """The newest plan of the node, if this worker has not seen it. A store that cannot be used must not end the
+        worker, which has a plan that it can go on with: `errors` counts, and the next look may find it in order."""
+        while self.news.poll(0):
+            self.news.recv()
+        try:
+            found = self._store.newer_than(self._seen)
+            if found is None:
+                return None
+            stamp, part = found
+            plan = wire.decode_part(part)
+            self._seen = stamp
+            return plan
+        except MillraceError as error:
+            self.errors += 1
+            if str(error) != self._last_error:
+                self._last_error = str(error)
+                log.warning("the plan cannot be read: %s", error)
+            return None
+
+    def close(self) -> None:
+        self.news.close(linger=0)
+        self._store.close()

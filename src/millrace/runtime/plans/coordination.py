@@ -1,0 +1,475 @@
+"""Where the master puts the plans and every node's agent finds its part: the truth that all copies follow.
+
+Only one master writes at a time, the one with the latest claim. A revision is published whole or not at all.
+
+    embedded                          in the memory of the master's process, gone with it
+    zookeeper://host:port[,host:port] survives the master; another master can take over
+
+ZooKeeper's side of it, under /millrace/<cluster>:
+
+    author                              the number of the latest claim
+    plans/<author>-<revision>/<node>+0  a node's part, compressed, in as many pieces as it takes: +1, +2, ...
+    current                             the stamp in force and a digest of its parts
+
+A master writes the pieces first and then sets `current`, in one transaction that also checks that `author` is as it
+was: a master that died half-way, or that was replaced meanwhile, has written something that nobody looks at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
+from urllib.parse import quote
+
+from millrace.config import EMBEDDED
+from millrace.control.assignment import Stamp
+from millrace.errors import MillraceError, NotTheAuthor, StoreUnreachable
+
+PIECE = 512 << 10  # ZooKeeper takes up to 1 MB in one request, and that is with everything around it
+PLANS_KEPT = 3
+SCHEME = "zookeeper://"
+
+_PIECES = struct.Struct(">I")  # how many there are, in front of the first
+_RECONNECT = {"max_tries": -1, "delay": 0.1, "backoff": 1.5, "max_delay": 1.0}  # seconds between attempts, without end
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class CoordinationStore(Protocol):
+    """Safe to use from any thread."""
+
+    def claim(self) -> int:
+        """Become the only author of plans. The number is larger than any before; whoever had claimed is no author now."""
+        ...
+
+    def publish(self, stamp: Stamp, parts: Mapping[str, bytes]) -> None:
+        """Put a revision in force: node name -> its part. A reader sees all of it or all of the one before.
+
+        NotTheAuthor: a later claim was made. StoreUnreachable: no answer; the revision may or may not be in force, and
+        publishing the same again is right in both cases. Other parts need another revision.
+        """
+        ...
+
+    def read(self, node: str) -> tuple[Stamp, bytes] | None:
+        """The node's part of the revision in force; None if there is no revision, or nothing for this node in it."""
+        ...
+
+    def watch(self, node: str, changed: Callable[[], None]) -> None:
+        """Have `changed` called, from any thread, when there may be something new; also after a lost session came back."""
+        ...
+
+    def close(self) -> None:
+        """Must not be called from inside `changed`."""
+        ...
+
+
+class _Published(NamedTuple):
+    """What is in force. The digest tells a publication that is repeated from another one under the same stamp."""
+
+    stamp: Stamp
+    digest: str
+
+    def encode(self) -> bytes:
+        return f"{self.stamp} {self.digest}".encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> _Published | None:
+        stamp, _, digest = data.decode().partition(" ")
+        return cls(Stamp.parse(stamp), digest) if stamp else None
+
+
+def open_store(url: str, cluster: str) -> CoordinationStore:
+    """The store that a setting names: "embedded", or "zookeeper://host:port" with more hosts after commas."""
+    if url == EMBEDDED:
+        return EmbeddedStore()
+    hosts = url.removeprefix(SCHEME)
+    if hosts == url or not hosts.strip(", ") or "/" in hosts:
+        raise MillraceError(f"{url!r} names no coordination store: use '{EMBEDDED}', or '{SCHEME}host:port' with more hosts "
+                            "after commas")
+    return ZooKeeperStore(hosts, cluster)
+
+
+def _next_author(before: int) -> int:
+    """By the clock, so that it also rises over a store that has forgotten: the nodes' plan stores have not, and would
+    take a new master that counts from one again for an old one."""
+    return max(before + 1, time.time_ns() // 1_000_000)
+
+
+def _digest(parts: Mapping[str, bytes]) -> str:
+    whole = hashlib.sha256()
+    for node, part in sorted(parts.items()):
+        for piece in (node.encode(errors="surrogatepass"), part):
+            whole.update(len(piece).to_bytes(8, "big") + piece)
+    return whole.hexdigest()
+
+
+def _unclaimed(stamp: Stamp) -> NotTheAuthor:
+    return NotTheAuthor(f"plan {stamp} was not published: nobody has claimed to be the author of this cluster's plans. "
+                        "Claim first; if that was done, the store has lost its data since")
+
+
+def _check_author(stamp: Stamp, author: int) -> None:
+    if stamp.author != author:
+        raise NotTheAuthor(f"plan {stamp} was not published: master number {author} writes the plans now, and this one is "
+                           f"number {stamp.author}. Stop it, or let it claim again")
+
+
+def _check_newer(new: _Published, current: _Published | None) -> bool:
+    """False if it is in force already; an error if it could only go backwards."""
+    if current is None or new.stamp > current.stamp:
+        return True
+    if new == current:
+        return False
+    what = "an older revision" if new.stamp < current.stamp else "other parts under the same stamp"
+    raise MillraceError(f"plan {new.stamp} was not published: {current.stamp} is in force and this would be {what}. "
+                        "Give every plan a larger revision")
+
+
+class EmbeddedStore:
+    """In the master's own memory: agents reach it through the master."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._author: int | None = None
+        self._current: _Published | None = None
+        self._parts: Mapping[str, bytes] = {}
+        self._watchers: list[Callable[[], None]] = []
+
+    def claim(self) -> int:
+        with self._lock:
+            self._author = _next_author(self._author or 0)
+            return self._author
+
+    def publish(self, stamp: Stamp, parts: Mapping[str, bytes]) -> None:
+        new = _Published(stamp, _digest(parts))
+        with self._lock:
+            if self._author is None:
+                raise _unclaimed(stamp)
+            _check_author(stamp, self._author)
+            if not _check_newer(new, self._current):
+                return
+            self._current, self._parts = new, dict(parts)
+            watchers = list(self._watchers)
+        _call_all(watchers)
+
+    def read(self, node: str) -> tuple[Stamp, bytes] | None:
+        with self._lock:
+            if self._current is None or node not in self._parts:
+                return None
+            return self._current.stamp, self._parts[node]
+
+    def watch(self, node: str, changed: Callable[[], None]) -> None:
+        with self._lock:
+            self._watchers.append(changed)
+
+    def close(self) -> None:
+        with self._lock:
+            self._watchers.clear()
+
+
+def _call_all(watchers: Iterable[Callable[[], None]]) -> None:
+    """One that raises must not keep the news from the others, nor from the master."""
+    for changed in watchers:
+        try:
+            changed()
+        except Exception:
+            log.exception("%r, called because the plans may have changed, raised", changed)
+
+
+class ZooKeeperStore:
+    """Plans in ZooKeeper. `timeout` in seconds is how long it may be silent before that is an error, and its session's."""
+
+    def __init__(self, hosts: str, cluster: str, timeout: float = 5.0) -> None:
+        self._root = f"/millrace/{_znode(cluster)}"
+        self._author, self._plans, self._current = (f"{self._root}/{name}" for name in ("author", "plans", "current"))
+        self._watchers: list[Callable[[], None]] = []
+        self._lock = threading.Lock()  # one publication at a time: its steps are not one transaction
+        self._link = _Link(hosts, timeout, self._connected)
+
+    def claim(self) -> int:
+        """Compare and set. If the answer to the set is lost, the next number is taken: one that is unused does no harm."""
+        return self._link.run("to become the author of the plans", self._claim)
+
+    def publish(self, stamp: Stamp, parts: Mapping[str, bytes]) -> None:
+        new = _Published(stamp, _digest(parts))
+        with self._lock:
+            if self._link.run(f"to publish plan {stamp}", lambda: self._publish(new, parts)):
+                self._tidy(stamp)
+
+    def read(self, node: str) -> tuple[Stamp, bytes] | None:
+        return self._link.run(f"to read the plan of node {node!r}", lambda: self._read(node))
+
+    def watch(self, node: str, changed: Callable[[], None]) -> None:
+        self._watchers.append(changed)
+        self._arm()
+
+    def close(self) -> None:
+        self._watchers.clear()
+        self._link.close()
+
+    # --- claiming and publishing ---
+
+    def _claim(self) -> int:
+        for path in (self._root, self._plans, self._current):
+            self._link.wait(self._link.client.ensure_path_async(path))
+        while True:
+            found = self._link.get(self._author)
+            author = _next_author(int(found.data) if found else 0)
+            data = str(author).encode()
+            if found is None:
+                done = self._link.client.create_async(self._author, data)
+            else:
+                done = self._link.client.set_async(self._author, data, version=found.version)
+            if self._link.wait(done, but=("NodeExistsError", "NoNodeError", "BadVersionError")) is not None:
+                return author
+
+    def _publish(self, new: _Published, parts: Mapping[str, bytes]) -> bool:
+        """False if it was in force already. Done again from the beginning when the connection was lost on the way."""
+        while True:
+            author, current = self._link.get(self._author), self._link.get(self._current)
+            if author is None or current is None:
+                raise _unclaimed(new.stamp)
+            _check_author(new.stamp, int(author.data))
+            if not _check_newer(new, _Published.decode(current.data)):
+                return False
+            if self._write(new.stamp, parts) and self._flip(new, author.version, current.version):
+                return True
+
+    def _write(self, stamp: Stamp, parts: Mapping[str, bytes]) -> bool:
+        """All pieces are under way at once, and each answer has its own time limit. False if someone has tidied them away
+        meanwhile, which only a later author does."""
+        directory = f"{self._plans}/{stamp}"
+        self._remove(stamp)  # what an attempt that did not get to its end has left
+        self._link.wait(self._link.client.ensure_path_async(directory))
+        pieces = ((f"{directory}/{_piece(node, number)}", piece) for node, part in parts.items()
+                  for number, piece in enumerate(_cut(part)))
+        all_under_way = [self._link.client.create_async(path, piece) for path, piece in pieces]
+        made = [self._link.wait(under_way, but=("NoNodeError",)) for under_way in all_under_way]
+        return None not in made
+
+    def _flip(self, new: _Published, author_version: int, current_version: int) -> bool:
+        """False if author or current are not as they were: then look again who is the author."""
+        transaction = self._link.client.transaction()
+        transaction.check(self._author, author_version)
+        transaction.set_data(self._current, new.encode(), current_version)
+        return self._link.commit(transaction)
+
+    def _tidy(self, current: Stamp) -> None:
+        """Forget the plans before the last few, finished or not. Those after the current one are a later author's. It is
+        not worth an error: the plan is in force, and the next one will tidy up again."""
+        try:
+            self._link.run("to delete old plans", lambda: self._remove_before(current))
+        except StoreUnreachable as error:
+            log.info("old plans stay until the next one is published: %s", error)
+
+    def _remove_before(self, current: Stamp) -> None:
+        names = self._link.wait(self._link.client.get_children_async(self._plans))
+        past = sorted(stamp for stamp in map(Stamp.parse, names) if stamp <= current)
+        for stamp in past[:-PLANS_KEPT]:
+            self._remove(stamp)
+
+    def _remove(self, stamp: Stamp) -> None:
+        directory = f"{self._plans}/{stamp}"
+        names = self._link.wait(self._link.client.get_children_async(directory), but=("NoNodeError",)) or []
+        paths = [*(f"{directory}/{name}" for name in names), directory]
+        for under_way in [self._link.client.delete_async(path) for path in paths]:
+            self._link.wait(under_way, but=("NoNodeError",))
+
+    # --- reading and watching ---
+
+    def _read(self, node: str) -> tuple[Stamp, bytes] | None:
+        """A piece that is missing while the plan is still in force: this node has no part in it. Otherwise the plan was
+        tidied away under the reader, and there is a newer one."""
+        current = self._link.get(self._current)
+        while True:
+            published = _Published.decode(current.data) if current else None
+            if published is None:
+                return None
+            part = self._read_part(f"{self._plans}/{published.stamp}", node)
+            if part is not None:
+                return published.stamp, part
+            before, current = current, self._link.get(self._current)
+            if before == current:
+                return None
+
+    def _read_part(self, directory: str, node: str) -> bytes | None:
+        first = self._link.get(f"{directory}/{_piece(node, 0)}")
+        if first is None:
+            return None
+        pieces = [first.data[_PIECES.size :]]
+        for number in range(1, _PIECES.unpack_from(first.data)[0]):
+            found = self._link.get(f"{directory}/{_piece(node, number)}")
+            if found is None:
+                return None
+            pieces.append(found.data)
+        return zlib.decompress(b"".join(pieces))
+
+    def _connected(self) -> None:
+        """A lost connection took the watch with it, and may have hidden any number of changes."""
+        if self._watchers:
+            self._arm()
+            self._link.later(self._changed)
+
+    def _arm(self) -> None:
+        """ZooKeeper's watches fire once. This does not wait: if the connection is lost, coming back sets another."""
+        self._link.client.exists_async(self._current, watch=self._fired)
+
+    def _fired(self, event: Any) -> None:
+        """The next watch is set before anyone reads: a change is either in what is read or fires that watch."""
+        if event.path is not None:  # without a path it is the connection that was lost
+            self._arm()
+            self._changed()
+
+    def _changed(self) -> None:
+        _call_all(list(self._watchers))
+
+
+def _znode(name: str) -> str:
+    """A name as one step of a path: '/' and everything that is not ASCII escaped, and '.' which means something there."""
+    return quote(name, safe="", errors="surrogatepass").replace(".", "%2E")
+
+
+def _piece(node: str, number: int) -> str:
+    return f"{_znode(node)}+{number}"
+
+
+def _cut(part: bytes) -> list[bytes]:
+    packed = zlib.compress(part)
+    pieces = [packed[start : start + PIECE] for start in range(0, len(packed), PIECE)]
+    return [_PIECES.pack(len(pieces)) + pieces[0], *pieces[1:]]
+
+
+class _Found(NamedTuple):
+    data: bytes
+    version: int
+
+
+class _Link:
+    """A kazoo client that never waits for ever and that raises our errors."""
+
+    def __init__(self, hosts: str, timeout: float, connected: Callable[[], None]) -> None:
+        self._hosts, self._timeout, self._connected = hosts, timeout, connected
+        self._closed = self._was_lost = False
+        self.client = _new_client(hosts, timeout)
+        self.client.add_listener(self._state_changed)
+        self._live: threading.Event = self.client.start_async()
+        if not self._live.wait(timeout):
+            error = self._unreachable("to connect")
+            self.close()
+            raise error
+
+    def run(self, what: str, action: Callable[[], T]) -> T:
+        """What the action returns. Lost connections are waited out and the action begun again, within the time limit."""
+        deadline = time.monotonic() + self._timeout
+        while not self._closed and self._live.wait(max(0.0, deadline - time.monotonic())):
+            try:
+                return action()
+            except _lost() as error:
+                log.debug("begun again: %s: %r", what, error)
+            except _too_slow():
+                break
+            except _refused() as error:
+                raise StoreUnreachable(f"ZooKeeper at {self._hosts} was asked {what} and refused: {error!r}. Are its access "
+                                       "control lists and limits as they were when it was set up?") from error
+        raise self._unreachable(what)
+
+    def wait(self, under_way: Any, but: tuple[str, ...] = ()) -> Any:
+        """The answer; None if it is one of the errors named in `but`."""
+        from kazoo import exceptions
+
+        expected = tuple(getattr(exceptions, name) for name in but)
+        try:
+            return under_way.get(timeout=self._timeout)
+        except expected:
+            return None
+
+    def get(self, path: str) -> _Found | None:
+        answer = self.wait(self.client.get_async(path), but=("NoNodeError",))
+        return None if answer is None else _Found(answer[0], answer[1].version)
+
+    def commit(self, transaction: Any) -> bool:
+        """False, and nothing done, if something in it is not of the version that was expected."""
+        from kazoo.exceptions import BadVersionError, NoNodeError, RolledBackError, RuntimeInconsistency
+
+        results = self.wait(transaction.commit_async())
+        reasons = [result for result in results if isinstance(result, Exception)
+                   and not isinstance(result, (RolledBackError, RuntimeInconsistency))]  # of the others in it
+        for reason in reasons:
+            if not isinstance(reason, (BadVersionError, NoNodeError)):
+                raise reason
+        return not reasons
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Have it called on kazoo's thread for watches, where waiting for an answer is allowed."""
+        from kazoo.protocol.states import Callback
+
+        self.client.handler.dispatch_callback(Callback("watch", call, ()))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.client.stop()
+        except _refused() as error:
+            log.warning("the connection to ZooKeeper at %s did not end in time: %r", self._hosts, error)
+        self.client.close()
+
+    def _state_changed(self, state: str) -> None:
+        """On kazoo's thread for the connection: nothing here may wait."""
+        if state == "CONNECTED":
+            if self._was_lost:
+                log.warning("ZooKeeper at %s answers again", self._hosts)
+            self._was_lost = False
+            self._connected()
+        elif not self._closed and not self._was_lost:
+            self._was_lost = True
+            log.warning("the connection to ZooKeeper at %s is lost: trying to get it back", self._hosts)
+
+    def _unreachable(self, what: str) -> StoreUnreachable:
+        if self._closed:
+            return StoreUnreachable(f"ZooKeeper at {self._hosts} was asked {what} after this store was closed: open another")
+        return StoreUnreachable(f"ZooKeeper at {self._hosts} was asked {what} and did not answer within {self._timeout:g} s: "
+                                "check that it runs, that host and port are right, and that no firewall is between")
+
+
+def _new_client(hosts: str, timeout: float) -> Any:
+    try:
+        from kazoo.client import KazooClient
+    except ImportError:
+        raise MillraceError(f"plans in ZooKeeper at {hosts} need the Python package kazoo: "
+                            "pip install millrace[zookeeper]") from None
+    quiet = logging.getLogger(f"{__name__}.kazoo")
+    if quiet.level == logging.NOTSET:
+        quiet.setLevel(logging.CRITICAL)  # it has something to say on every attempt to reconnect; we, once each way
+    try:
+        return KazooClient(hosts=hosts, timeout=timeout, connection_retry=_RECONNECT, logger=quiet)
+    except ValueError:
+        raise MillraceError(f"{hosts!r} names no ZooKeeper: use host:port, with more of them after commas") from None
+
+
+def _lost() -> tuple[type[Exception], ...]:
+    """What kazoo raises when the connection went away under a request. It is asked for by functions, here and below,
+    because kazoo is not everywhere and is imported only by those who use it."""
+    from kazoo.exceptions import ConnectionLoss, OperationTimeoutError, SessionExpiredError, SessionMovedError
+
+    return ConnectionLoss, OperationTimeoutError, SessionExpiredError, SessionMovedError
+
+
+def _too_slow() -> type[Exception]:
+    from kazoo.handlers.threading import KazooTimeoutError
+
+    return KazooTimeoutError
+
+
+def _refused() -> type[Exception]:
+    from kazoo.exceptions import KazooException
+
+    return KazooException

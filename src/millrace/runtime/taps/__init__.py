@@ -1,0 +1,1 @@
+"""Taps: streams of a running topology that other processes read."""

@@ -1,0 +1,1 @@
+"""Running spouts and bolts: user code, output, alignment of waves, snapshots."""

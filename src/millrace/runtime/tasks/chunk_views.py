@@ -1,0 +1,63 @@
+"""Chunks as a bolt wants to see them, whatever form they came in: rows, with or without names, or an Arrow batch."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from millrace.runtime.flow.channel import Delivery
+from millrace.runtime.flow.routing import rows_of
+from millrace.runtime.wire import messages as wire
+
+if TYPE_CHECKING:
+    from millrace.runtime.worker.topology_run import TopologyRun
+
+PLAIN_ROWS = wire.row_decoder(tuple)
+
+
+class Reader:
+    """One for each bolt's task. A body that is not what its header says raises `WireError`."""
+
+    def __init__(self, topology: TopologyRun) -> None:
+        self._topology = topology
+        self._row_types: dict[tuple[str, int], tuple[Any, Any]] = {}  # by component and stream, with their decoders
+
+    def rows(self, delivery: Delivery, named: bool) -> list[Any]:
+        """The chunk's tuples, wherever they came from; `named`: as named tuples."""
+        try:
+            body, local = delivery.body, delivery.local
+            if delivery.form == wire.ARROW:
+                body, local = rows_of(self.batch(delivery)), True
+            if not named:
+                return body if local else PLAIN_ROWS.decode(body)
+            row_type, decoder = self._row_type(delivery)
+            if local:
+                return msgspec.convert(body, row_type)
+            return decoder.decode(body)
+        except wire.UNREADABLE as error:
+            raise wire.WireError(f"a chunk from {delivery.component} does not fit {delivery.stream!r}: {error}") from None
+
+    def batch(self, delivery: Delivery) -> pa.RecordBatch:
+        """Of a chunk that came as one."""
+        return delivery.body if delivery.local else wire.decode_batch(delivery.body)
+
+    def as_batch(self, delivery: Delivery, rows: list[Any]) -> pa.RecordBatch:
+        """Of one that came as rows. Raises what Arrow does if no column can hold these values together."""
+        return pa.RecordBatch.from_arrays([pa.array(column) for column in zip(*rows, strict=True)],
+                                          names=list(self._fields(delivery)))
+
+    def _fields(self, delivery: Delivery) -> tuple[str, ...]:
+        return self._topology.graph.component(delivery.component).outputs[delivery.stream_index].fields
+
+    def _row_type(self, delivery: Delivery) -> tuple[Any, Any]:
+        """The named tuple of the delivery's stream, and its decoder."""
+        key = (delivery.component, delivery.stream_index)
+        found = self._row_types.get(key)
+        if found is None:
+            title = re.sub(r"[\W_]", "", f"{delivery.component}_{delivery.stream}".title())
+            row_type = NamedTuple(f"T{title}Tuple", [(field, Any) for field in self._fields(delivery)])  # type: ignore[misc]
+            found = self._row_types[key] = (list[row_type], wire.row_decoder(row_type))
+        return found

@@ -1,0 +1,141 @@
+"""What a task has emitted and not yet sent: one `Output` per stream, filled by the fastest `emit` we know how to make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from millrace.errors import EmitError, EncodingError
+from millrace.model.graph import StreamDef, TaskId
+from millrace.runtime.flow.channel import Channel
+from millrace.runtime.flow.routing import Custom, Route, ToAll
+from millrace.runtime.wire.messages import through_the_wire
+
+ROW_TYPES = {list, tuple}
+SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+class Output:
+    """One stream of one task. `rows` (and, for a spout, `ids` beside it) wait here until the task settles."""
+
+    __slots__ = ("direct", "fields", "ids", "index", "name", "nested", "owner", "rebinds", "routes", "rows", "targets",
+                 "width")
+
+    def __init__(self, owner: TaskId, index: int, stream: StreamDef) -> None:
+        self.owner, self.index, self.name = owner, index, stream.name
+        self.fields, self.width, self.direct = stream.fields, len(stream.fields), stream.direct
+        self.rows: list[tuple[Any, ...]] = []
+        self.ids: list[Any] = []
+        self.routes: list[Route] = []
+        self.targets: dict[int, Channel] = {}  # of a direct stream: to the tasks that read it
+        self.nested = False  # a row with lists or dicts in it has been emitted
+        self.rebinds: list[Callable[[list[Any], list[Any]], None]] = []
+
+    def take(self) -> tuple[list[tuple[Any, ...]], list[Any]]:
+        """The waiting rows and ids; fresh lists take their place."""
+        rows, ids = self.rows, self.ids
+        self.rows, self.ids = [], []
+        for rebind in self.rebinds:
+            rebind(self.rows, self.ids)
+        return rows, ids
+
+    def row(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Values as a row of this stream, checked; nested values as they look on the other side of the wire."""
+        if not isinstance(values, list | tuple):
+            raise TypeError(f"{self.owner} emitted {values!r} ({type(values).__name__}) on stream {self.name!r}: "
+                            "emit takes a list or tuple of values")
+        if len(values) != self.width:
+            raise EmitError(f"{self.owner} emitted {len(values)} values on stream {self.name!r}, which has {self.width} "
+                            f"fields ({', '.join(self.fields)}): {values!r:.200}")
+        if all(type(value) in SCALARS for value in values):
+            return tuple(values)
+        self.nested = True
+        return tuple(self._travelled(field, value) for field, value in zip(self.fields, values, strict=True))
+
+    def shared(self) -> bool:
+        """Whether two tasks of this worker may get the same lists and dicts: then each needs its own."""
+        return self.nested and (len(self.routes) > 1 or any(isinstance(route, ToAll | Custom) for route in self.routes))
+
+    def extend(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Many rows at once: checked together, and one by one only if one of them is not ordinary."""
+        if not isinstance(rows, list | tuple):
+            rows = list(rows)  # a generator, for one, can be walked only once
+        kinds = set(map(type, rows))
+        if kinds <= ROW_TYPES and set(map(len, rows)) <= {self.width} and SCALARS.issuperset(
+                map(type, chain.from_iterable(rows))):
+            self.rows.extend(rows if kinds == {tuple} else map(tuple, rows))  # type: ignore[arg-type]
+        else:
+            self.rows.extend([self.row(row) for row in rows])
+
+    def _travelled(self, field: str, value: Any) -> Any:
+        if type(value) in SCALARS:
+            return value
+        try:
+            return through_the_wire([value])[0]
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise EncodingError(f"{self.owner} emitted a {type(value).__name__} in field {field!r} of stream {self.name!r}, "
+                                f"which cannot be encoded ({error}). Emit str, int, float, bool, bytes, None, or lists "
+                                "and dicts of them.") from None
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """An Arrow batch for this stream, checked: its columns are the stream's fields, in order."""
+        if not isinstance(batch, pa.RecordBatch):
+            raise TypeError(f"{self.owner} emitted {type(batch).__name__} on stream {self.name!r}: "
+                            "emit_arrow takes a pyarrow.RecordBatch")
+        if tuple(batch.schema.names) != self.fields:
+            raise EmitError(f"{self.owner} emitted a batch with columns {batch.schema.names} on stream {self.name!r}, "
+                            f"whose fields are {list(self.fields)}")
+        return batch
+
+
+# The body of `emit` is made for the width of the stream: unpacking checks the length, testing each type by name is
+# what lets most rows skip everything slower, and building the tuple is the copy that protects from later changes. Rows
+# go to a list in a closure's cell, because that is the cheapest append there is; `rebind` puts another list there.
+_TEMPLATE = """
+def make(rows, ids, slow, SCALARS):
+    def emit({signature}):
+        if stream is None and {no_anchors}direct_task is None and need_task_ids is False:
+            kind = type(tup)
+            if kind is tuple or kind is list:
+                try:
+                    {names} = tup
+                except ValueError:
+                    return slow(tup, {tup_id}, stream, {anchors}, direct_task, need_task_ids)
+                if {tests}:
+                    rows.append(({names}))
+                    {track}
+                    return None
+        return slow(tup, {tup_id}, stream, {anchors}, direct_task, need_task_ids)
+
+    def rebind(new_rows, new_ids):
+        nonlocal rows, ids
+        rows, ids = new_rows, new_ids
+
+    return emit, rebind
+"""
+BOLT, SPOUT, HANDLE = "bolt", "spout", "handle"
+_SIGNATURES = {
+    BOLT: "tup, stream=None, anchors=None, direct_task=None, need_task_ids=False",
+    SPOUT: "tup, tup_id=None, stream=None, direct_task=None, need_task_ids=False",
+    HANDLE: "tup, tup_id, stream, anchors, direct_task, need_task_ids",
+}
+
+
+def fast_emit(output: Output, slow: Callable[..., Any], form: str, track: bool) -> Callable[..., Any]:
+    """An `emit` for the default stream that handles the ordinary case itself and leaves the rest to `slow`. `form` is
+    the signature: that of Bolt.emit, of Spout.emit or of TaskHandle.emit. `track`: keep the tuples' ids."""
+    names = [f"v{i}" for i in range(output.width)]
+    source = _TEMPLATE.format(
+        signature=_SIGNATURES[form], width=output.width, names=", ".join(names) + ",",
+        tests=" and ".join(f"type({name}) in SCALARS" for name in names),
+        no_anchors="" if form == SPOUT else "anchors is None and ", anchors="None" if form == SPOUT else "anchors",
+        tup_id="None" if form == BOLT else "tup_id", track="ids.append(tup_id)" if track else "")
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    emit: Callable[..., Any]
+    emit, rebind = scope["make"](output.rows, output.ids, slow, SCALARS)
+    output.rebinds.append(rebind)
+    return emit

@@ -1,0 +1,1 @@
+"""The worker: one loop that hosts tasks and carries out assignments, and the process around it."""

@@ -1,0 +1,31 @@
+"""Questions about what a running task keeps. They come from people, by way of the master, and never disturb the task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from millrace.errors import MillraceError
+from millrace.runtime.wire import messages as wire
+
+if TYPE_CHECKING:
+    from millrace.runtime.tasks.task import Task
+
+
+def look_up(query: wire.Query, task: Task | None, answer: wire.Answer) -> None:
+    """Fill the answer in: with the value under a key, or the sizes of all states if none is named. Called where the task's own
+    code runs. `task`: None if it is not here."""
+    state = task.keeper.state if task is not None else None
+    if state is None:
+        answer.error = "the task is not here any more, or has no keyed state: ask again"
+        return
+    try:
+        value = state.lookup(query.state, query.key) if query.state else {"keys": state.keys(), "dirty": state.dirty()}
+        wire.encode(value)
+    except MillraceError as error:
+        answer.error = str(error)
+    except KeyError:
+        answer.error = f"nothing is kept under {query.key!r} in {query.state!r}; its states: {', '.join(state.states)}"
+    except (TypeError, ValueError, OverflowError) as error:
+        answer.error = f"its value, a {type(value).__name__}, cannot be sent: {error}"
+    else:
+        answer.value, answer.found = value, True

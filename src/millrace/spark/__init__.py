@@ -1,0 +1,1 @@
+"""Millrace on Spark: the only folder that imports pyspark."""

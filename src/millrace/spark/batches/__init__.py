@@ -1,0 +1,1 @@
+"""Batches of a microbatch topology as Spark jobs."""

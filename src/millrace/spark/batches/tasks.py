@@ -1,0 +1,85 @@
+"""What Spark's Python workers run for a batch: the bodies of its stages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.serializers import pack_long
+
+from millrace.control.batch_stages import Stages
+from millrace.microbatch.host import host
+from millrace.microbatch.work import BatchWork, read_work
+from millrace.microbatch.worker import BatchFailed
+from millrace.model.graph import TaskId
+from millrace.runtime.node import this_node
+from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.transport import boot_id
+from millrace.spark.cluster.launcher import executor_id
+from millrace.spark.cluster.placement import Carried
+
+_executor_id = cache(executor_id)  # the same for the life of the process
+
+
+def run_stage(data: Carried, stage: int, partitions: list[int], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
+    """Partition n of Spark's is `partitions[n]` of the stage; `index` is only its number in a lane. Gives out a partition and
+    a frame by turns; in the last stage frames alone."""
+    context = TaskContext.get()
+    assert context is not None
+    _refuse_repeats(context)
+    work, stages = _read(data)
+    last = stage + 1 == stages.count
+    for partition, frame in _host(work).run_partition(stages, stage, partitions[context.partitionId()], given):
+        if not last:
+            yield pack_long(partition)
+        yield frame
+    _drain(given)
+
+
+def run_commit(data: Carried, tasks: list[TaskId], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
+    """Sinks make visible what they have prepared."""
+    work, _ = _read(data)
+    context = TaskContext.get()
+    assert context is not None
+    _host(work).commit(tasks[context.partitionId()])
+    _drain(given)
+    return iter(())
+
+
+def run_rewrite(data: Carried, lost: frozenset[str], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
+    """Tasks whose state is here write again what the store has lost of it. Partition n is that of the work's record n."""
+    work, _ = _read(data)
+    context = TaskContext.get()
+    assert context is not None
+    written = _host(work).rewrite(work.records[context.partitionId()], lost)
+    _drain(given)
+    return iter(() if written is None else (wire.encode(written),))
+
+
+def say_hello(settings: dict[str, Any], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
+    """Who is there: the executor, and its node."""
+    yield wire.encode((_executor_id(), this_node(settings, _executor_id()), boot_id()))
+    _drain(given)
+
+
+def _drain(given: Iterable[bytes]) -> None:
+    """To the end: a process that leaves anything unread is not used again, and what it keeps is gone with it."""
+    deque(given, maxlen=0)
+
+
+def _read(data: Carried) -> tuple[BatchWork, Stages]:
+    return read_work(data if isinstance(data, bytes) else data.value)
+
+
+def _host(work: BatchWork) -> Any:
+    return host(work, work.slots.get(_executor_id(), -1))
+
+
+def _refuse_repeats(context: TaskContext) -> None:
+    """Spark must not run one task of a batch again by itself: others may have used what the first attempt gave out, and the
+    second may give out something else. The whole batch is run again instead."""
+    if context.attemptNumber():
+        raise BatchFailed("a task of the batch failed, or its executor was lost")

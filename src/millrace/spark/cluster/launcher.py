@@ -1,0 +1,124 @@
+"""Workers as long-lived Spark tasks: one job, one partition per slot, run until the master says stop."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark import InheritableThread, TaskContext
+
+import millrace
+from millrace.runtime.worker.process import WorkerSetup, run_worker
+from millrace.spark.session.errors import SPARK_ERRORS, first_line
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+log = logging.getLogger("millrace.master")
+WORKERS_GROUP = "millrace-"  # begins the name of each group of jobs that are workers
+END_SECONDS = 2.0
+CANCEL_SECONDS = 10.0
+
+
+class SparkLauncher:
+    """Starts the workers' job on a thread of its own and tells `ended` when it is over, with the error if there is one.
+
+    Spark starts a worker again when its process, its executor or its host dies; nothing here does.
+    """
+
+    def __init__(self, context: SparkContext, setup: WorkerSetup, slots: int, ended: Callable[[str], None]) -> None:
+        self._context, self._setup, self._slots, self._ended = context, setup, slots, ended
+        self._group = f"{WORKERS_GROUP}{setup.cluster}"
+        self._thread = InheritableThread(target=self._run, daemon=True, name="millrace workers")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._context.setJobGroup(self._group, f"Millrace workers ({self._slots} slots)", interruptOnCancel=True)
+        try:
+            slots = self._context.parallelize(range(self._slots), self._slots)
+            slots.foreachPartition(partial(run_slot, self._setup))
+        except Exception as error:  # whatever Spark raises, it is the end of all workers: it must be told
+            self._ended(f"{type(error).__name__}: {first_line(error)}")
+        else:
+            self._ended("")
+
+    def failures(self) -> int:
+        """How many of the workers' Spark tasks have failed so far."""
+        tracker = self._context.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        return sum(stage.numFailedTasks for stage in stages if stage)
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Call after the workers were told to stop: waits for the job, and cancels what does not end by itself: one that
+        is stuck, or that was just starting and has not heard it."""
+        self._thread.join(timeout=END_SECONDS)
+        if self._thread.is_alive():
+            try:
+                self._context.cancelJobGroup(self._group)
+            except SPARK_ERRORS as error:  # then they end by themselves, as Spark has
+                log.info("the workers' job could not be cancelled: %s", first_line(error))
+            self._thread.join(timeout=CANCEL_SECONDS)
+
+
+def run_slot(setup: WorkerSetup, partition: Iterator[int]) -> None:
+    """The body of one Spark task."""
+    for slot in partition:
+        run_worker(setup, slot, executor_id())
+
+
+def executor_id() -> str:
+    """Spark tells a Python task everything but this: it is in the command line of the executor, two processes up."""
+    parent = os.getppid()
+    for _ in range(3):
+        try:
+            arguments = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            status = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            break
+        if "--executor-id" in arguments:
+            return arguments[arguments.index("--executor-id") + 1]
+        parent = int(status[1])
+    context = TaskContext.get()
+    return "driver" if context is not None else ""
+
+
+def ship_code(context: SparkContext, modules: Iterable[str], installed: bool) -> tuple[str, ...]:
+    """Make users' modules importable where workers run. On this machine (`installed`) the directories they were found
+    in are enough, and are returned; elsewhere Spark carries them, and Millrace itself, as zip files."""
+    roots = {name.partition(".")[0] for name in modules} - {"millrace", "builtins"}
+    found = [_place(importlib.import_module(root)) for root in sorted(roots)]
+    if installed:
+        return tuple(dict.fromkeys([*(str(path.parent) for path in found), *filter(None, sys.path[:1])]))
+    for path in [_place(millrace), *found]:
+        context.addPyFile(_archive(path))
+    return ()
+
+
+def _place(module: Any) -> Path:
+    """The file of a module, or the directory of a package, which need not have an `__init__.py`."""
+    packages = list(getattr(module, "__path__", ()))
+    return Path(packages[0] if packages else module.__file__).resolve()
+
+
+def _archive(path: Path) -> str:
+    if path.is_file():
+        return str(path)
+    directory = tempfile.mkdtemp(prefix="millrace-code-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)  # Spark serves it from there as long as it runs
+    return shutil.make_archive(str(Path(directory) / path.name), "zip", path.parent, path.name)

@@ -1,0 +1,1 @@
+"""Streaming DataFrames as spouts, and sinks that write DataFrames."""

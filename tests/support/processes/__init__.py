@@ -1,0 +1,1 @@
+"""Worker processes and other children of a test."""

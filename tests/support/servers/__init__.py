@@ -1,0 +1,1 @@
+"""Real servers, started for the tests that need them."""

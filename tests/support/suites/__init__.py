@@ -1,0 +1,1 @@
+"""Suites and checks that several test files run."""

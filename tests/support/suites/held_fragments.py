@@ -1,0 +1,59 @@
+"""Fetching as workers do it, from fragments that are simply here: no socket, no thread, no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from millrace.errors import NotEnoughFragments
+from millrace.runtime.fragments.jobs import Fetching
+from millrace.runtime.fragments.links import Address, Asker
+from millrace.runtime.fragments.messages import PART_BYTES, Answer, Get, Head, Nothing, Part, Request
+from millrace.state.fragments import Fragment
+
+
+class HeldFragments:
+    """The desk of a fetch. `held[i]` is what the holder of fragment i gives out, whatever it is; without one it has nothing.
+    Holders in `silent` are known not to answer."""
+
+    def __init__(self, held: Mapping[int, Fragment], silent: frozenset[int] = frozenset()) -> None:
+        self._held, self._silent = held, silent
+        self._calls: deque[Callable[[], None]] = deque()
+
+    def fetch(self, blob: str, r: int, c: int) -> bytes:
+        """The blob, or NotEnoughFragments is raised."""
+        told: list[memoryview | NotEnoughFragments] = []
+        holders = [(index, Address(str(index), "", "")) for index in range(r + c)]
+        job = Fetching(self, blob, (r, c), holders, 1.0, told.append)
+        job.start()
+        while self._calls:
+            self._calls.popleft()()
+        assert job.over and len(told) == 1
+        if isinstance(told[0], NotEnoughFragments):
+            raise told[0]
+        return bytes(told[0])
+
+    def now(self) -> float:
+        return 0.0
+
+    def heard(self, address: Address) -> float:
+        return 0.0
+
+    def ask(self, address: Address, request: Request, part: memoryview | None, asker: Asker) -> None:
+        assert isinstance(request, Get)
+        self._calls.append(lambda: asker.answered(*self._answer(int(address.ipc), request.offset)))
+
+    def build(self, action: Callable[[], memoryview | None], then: Callable[[memoryview | None], None]) -> None:
+        self._calls.append(lambda: then(action()))
+
+    def _answer(self, index: int, offset: int) -> tuple[Answer | None, memoryview | None]:
+        if index in self._silent:
+            return None, None
+        fragment = self._held.get(index)
+        if fragment is None or offset > len(fragment.payload):
+            return Nothing(0), None
+        return Part(0, Head.of(fragment), offset), memoryview(fragment.payload)[offset : offset + PART_BYTES]
+
+
+def fetched(held: Mapping[int, Fragment], r: int, c: int, blob: str, silent: frozenset[int] = frozenset()) -> bytes:
+    return HeldFragments(held, silent).fetch(blob, r, c)

@@ -1,0 +1,48 @@
+"""What the last checkpoint of a topology has, read without an engine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from millrace.api.grouping import stable_hash
+from millrace.model.graph import TopologyGraph, resolve
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.store import CheckpointStore
+from millrace.state.checkpoint import Manifest
+from millrace.state.packing import unpack_value
+from millrace.state.task_state import open_states
+
+
+def state_of(store: CheckpointStore, graph: TopologyGraph) -> dict[str, dict[str, dict[Any, Any]]]:
+    """Component -> state -> key -> value, of every component whose tasks own key groups."""
+    checkpoints, manifest = Checkpoints(store, graph.name), _latest(store, graph)
+    found = {}
+    for component in graph.components:
+        if component.keyed:
+            state = open_states(resolve(component.code)(), stable_hash, range(manifest.key_groups), manifest.key_groups,
+                                component.name, time.time)
+            assert state is not None
+            chains = manifest.chains(component.name)
+            state.restore_all({group: checkpoints.read_chain(chain) for group, chain in chains.items()})
+            found[component.name] = {name: dict(entries.items()) for name, entries in state.states.items()}
+    return found
+
+
+def own_of(store: CheckpointStore, graph: TopologyGraph) -> dict[str, list[Any]]:
+    """Component -> what `snapshot` of each of its tasks had returned, where it had returned anything."""
+    checkpoints, found = Checkpoints(store, graph.name), dict[str, list[Any]]()
+    for record in sorted(_latest(store, graph).records, key=lambda record: record.task):
+        if record.own is not None:
+            found.setdefault(record.component, []).append(unpack_value(checkpoints.read_chain([record.own])[0]))
+    return found
+
+
+def positions_of(store: CheckpointStore, graph: TopologyGraph) -> dict[Any, int]:
+    return _latest(store, graph).positions()
+
+
+def _latest(store: CheckpointStore, graph: TopologyGraph) -> Manifest:
+    manifest = Checkpoints(store, graph.name).latest()
+    assert manifest is not None, f"there is no checkpoint of {graph.name!r}"
+    return manifest

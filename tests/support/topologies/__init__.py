@@ -1,0 +1,1 @@
+"""Topologies and components that workers import by name."""

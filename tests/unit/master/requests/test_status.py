@@ -1,0 +1,20 @@
+"""What `status` shows, and what it does not."""
+
+from __future__ import annotations
+
+from millrace.connectors.tap import TAP_METRIC, UNREAD_METRIC
+from millrace.control.feeding import FEED
+from millrace.control.topology_state import TopologyState
+from millrace.master.load.observed import TaskObserved, TopologyObserved
+from millrace.master.requests.status import topology_status
+from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
+
+GRAPH = TopologyGraph("t", (ComponentDef("lines", "spout", "m:C", 1, {}, (), (), False, "next_tuple"),
+                            ComponentDef("out", "bolt", "m:C", 1, {}, (), (), False, "process")), {})
+
+
+def test_addresses_are_no_metrics_for_people() -> None:
+    observed = TopologyObserved(GRAPH, 0.0)
+    observed.tasks[TaskId("lines", 0)] = TaskObserved(custom={FEED: ["ipc:///there", "", "boot"]})
+    observed.tasks[TaskId("out", 0)] = TaskObserved(custom={TAP_METRIC: {"ipc": "ipc:///here"}, UNREAD_METRIC: 3, "feed": 2})
+    assert topology_status(TopologyState(1, GRAPH), observed, None)["metrics"] == {"out[0]": {UNREAD_METRIC: 3, "feed": 2}}

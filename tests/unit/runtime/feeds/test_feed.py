@@ -1,0 +1,300 @@
+"""The feed of a frame spout and feeders that send to it, over real sockets; a thread stands for the spout and the master."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import zmq
+
+from millrace.control.feeding import FEED, WINDOW, FeedAddress, Key
+from millrace.errors import FeedingFailed, MillraceError
+from millrace.runtime.feeds import feeder
+from millrace.runtime.feeds.feed import NoFeeds, SocketFeed, SocketFeeds
+from millrace.runtime.feeds.feeder import Feeder, Feeding
+from millrace.runtime.feeds.messages import Done, Push, Refused, read_answer
+from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.transport import Gate, Keys, bind_tcp, boot_id, serve
+
+SECONDS = 30.0  # a safety limit, never a measure
+BATCH = pa.record_batch({"line": ["a", "b", "c"]})
+
+
+class Workplace:
+    """A worker's feeds, and whoever sends to them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.context, self.keys, self.counters = zmq.Context(), Keys.make(), Counter[str]()
+        self.gate = Gate(self.context, self.keys)
+        self.feeds = SocketFeeds(self.context, directory, "127.0.0.1", self.keys, boot_id(), self.counters, 1 << 20)
+        self.addresses: list[FeedAddress] = []
+
+    def open(self, name: str = "t/lines[0]") -> SocketFeed:
+        told: dict[str, FeedAddress] = {}
+        feed = self.feeds.open(name, told.__setitem__)
+        self.addresses.append(told[FEED])
+        return feed
+
+    def sender(self, address: FeedAddress) -> zmq.Socket[Any]:
+        socket = self.context.socket(zmq.DEALER)
+        socket.linger, socket.rcvtimeo = 0, int(SECONDS * 1000)
+        socket.connect(address.ipc)
+        return socket
+
+    def close(self) -> None:
+        self.gate.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def place() -> Iterator[Workplace]:
+    with tempfile.TemporaryDirectory(prefix="feed") as directory:  # sockets: a short path
+        made = Workplace(Path(directory))
+        yield made
+        made.close()
+
+
+def push(socket: zmq.Socket[Any], sequence: int = 0, batch: pa.RecordBatch = BATCH, digest: int = 5) -> None:
+    socket.send_multipart([wire.encode(Push("q", 0, 0, sequence, digest)), wire.encode_batch(batch)])
+
+
+def taken(feed: SocketFeed) -> tuple[Key, pa.RecordBatch]:
+    """The next new batch; what is on its way through the socket is waited for."""
+    poller = zmq.Poller()
+    for socket in feed._sockets:
+        poller.register(socket, zmq.POLLIN)
+    while True:
+        found = feed.take()
+        if found is not None:
+            return found
+        assert poller.poll(SECONDS * 1000), "nothing came"
+
+
+# -- the feed --
+
+
+def test_a_batch_comes_once_and_is_answered_when_it_is_done(place: Workplace) -> None:
+    feed = place.open()
+    one, other = place.sender(place.addresses[0]), place.sender(place.addresses[0])
+    push(one)
+    key, batch = taken(feed)
+    assert (key, batch) == (Key("q", 0, 0, 0, 5), BATCH)
+    push(other)
+    push(other, sequence=1)
+    assert taken(feed)[0].sequence == 1, "what is on its way is not taken in again"
+    feed.done(key)
+    assert read_answer(one.recv()) == read_answer(other.recv()) == Done(0)
+    push(other)
+    push(other, sequence=2)
+    assert taken(feed)[0].sequence == 2
+    assert read_answer(other.recv()) == Done(0), "answered at once: it is done"
+
+
+def test_what_is_no_batch_is_dropped_or_refused(place: Workplace) -> None:
+    feed = place.open()
+    sender = place.sender(place.addresses[0])
+    header = wire.encode(Push("q", 0, 0, 0, 5))
+    for frames in ([b"junk"], [b"junk", b"junk"], [header], [header, b"junk"], [header, b"", b""]):
+        sender.send_multipart(frames)
+    push(sender, sequence=1)
+    assert taken(feed)[0].sequence == 1
+    assert place.counters["malformed"] == 5
+    answer = read_answer(sender.recv())
+    assert isinstance(answer, Refused) and "is not an Arrow batch" in answer.reason
+
+
+def test_a_task_that_starts_again_has_another_address(place: Workplace) -> None:
+    before = place.open()
+    after = place.open()
+    assert place.addresses[0].ipc != place.addresses[1].ipc
+    assert not Path(place.addresses[0].ipc.removeprefix("ipc://")).exists()
+    assert before.take() is None, "asked once more, while its successor is being started"
+    before.close()
+    before.done(Key("q", 0, 0, 0, 5))
+    after.close()
+    assert not Path(place.addresses[1].ipc.removeprefix("ipc://")).exists()
+
+
+def test_no_more_waits_in_it_than_a_feeder_sends_without_an_ack(place: Workplace) -> None:
+    assert [socket.rcvhwm for socket in place.open()._sockets] == [WINDOW, WINDOW]
+
+
+def test_a_worker_without_sockets_says_so() -> None:
+    with pytest.raises(MillraceError, match="run its topology on a ResidentEngine"):
+        NoFeeds().open("t/lines[0]", lambda name, value: None)
+
+
+# -- feeders --
+
+
+class Surroundings(threading.Thread):
+    """Answers feeders in the master's place, and lets `spout` look at the feeds now and then."""
+
+    def __init__(self, place: Workplace, spout: Callable[[], None] = lambda: None, status: str = "running") -> None:
+        super().__init__(daemon=True)
+        self.place, self.spout, self.status = place, spout, status
+        self.shown: list[FeedAddress] = list(place.addresses)
+        self.over = threading.Event()
+        self._socket = place.context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        serve(self._socket, place.keys)
+        self.endpoint = bind_tcp(self._socket, "127.0.0.1")
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            if self._socket.poll(5):
+                identity, frame = self._socket.recv_multipart()
+                asked = wire.decode_control(frame)
+                assert asked == wire.AskFeeds("t", "lines")
+                self._socket.send_multipart([identity, wire.encode(wire.Feeds(self.status, self.shown))])
+            self.spout()
+        self._socket.close()
+
+    def feeding(self, rows: int = 2, timeout: float = SECONDS) -> Feeding:
+        return Feeding(self.endpoint, self.place.keys, "t", "lines", "q", 7, rows, timeout, 1 << 16)
+
+    def __enter__(self) -> Surroundings:
+        self.start()
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        self.over.set()
+        self.join(SECONDS)
+
+
+class Spouts:
+    """Emits what the feeds bring: takes it, and says that it is done."""
+
+    def __init__(self, *feeds: SocketFeed) -> None:
+        self.feeds, self.rows, self.pieces = list(feeds), Counter[str](), Counter[int]()
+
+    def __call__(self) -> None:
+        for number, feed in enumerate(self.feeds):
+            found = feed.take()
+            if found is not None:
+                self.rows.update(found[1].column(0).to_pylist())
+                self.pieces[number] += 1
+                feed.done(found[0])
+
+
+LINES = [f"line {i}" for i in range(101)]
+BATCHES = [pa.record_batch({"line": lines}) for lines in (LINES[:50], [], LINES[50:])]
+
+
+def test_everything_arrives_in_pieces_spread_over_the_tasks(place: Workplace) -> None:
+    spouts = Spouts(place.open("t/lines[0]"), place.open("t/lines[1]"))
+    with Surroundings(place, spouts) as around, Feeder(around.feeding(rows=2), 3) as sending:
+        assert sending.send(BATCHES) == 101
+    assert spouts.rows == Counter(LINES)
+    assert spouts.pieces == {0: 26, 1: 25} or spouts.pieces == {0: 25, 1: 26}
+
+
+def test_by_tcp_with_the_cluster_s_key_where_the_machine_is_another(place: Workplace) -> None:
+    spouts = Spouts(place.open())
+    with Surroundings(place, spouts) as around:
+        around.shown = [place.addresses[0]._replace(boot="another")]
+        with Feeder(around.feeding(), 0) as sending:
+            assert sending.send(BATCHES) == 101
+    assert spouts.rows == Counter(LINES)
+
+
+def test_a_task_that_moves_gets_what_is_not_acked(place: Workplace) -> None:
+    deaf = place.open("t/lines[0]")
+    spouts = Spouts(place.open("t/lines[1]"))
+    with Surroundings(place) as around:
+        around.shown = [place.addresses[0]]
+
+        def move() -> None:
+            if deaf.take() is not None:  # and is never heard of again
+                around.shown = [place.addresses[1]]
+            spouts()
+
+        around.spout = move
+        with Feeder(around.feeding(), 0) as sending:
+            assert sending.send(BATCHES) == 101
+    assert spouts.rows == Counter(LINES)
+
+
+def test_a_lost_ack_is_asked_for_again(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeder, "RESEND_SECONDS", 0.2)
+    feed = place.open()
+    spouts = Spouts(feed)
+    answer, lost = feed._answer, [0]
+
+    def lose_some(sender: Any, message: Any) -> None:
+        lost[0] += 1
+        if lost[0] % 3:
+            answer(sender, message)
+
+    monkeypatch.setattr(feed, "_answer", lose_some)
+    with Surroundings(place, spouts) as around, Feeder(around.feeding(rows=10), 0) as sending:
+        assert sending.send(BATCHES) == 101
+    assert spouts.rows == Counter(LINES), "sent again, and not emitted again"
+
+
+@pytest.mark.parametrize("status", ["stopping", ""])
+def test_the_end_of_the_topology_is_the_end_of_feeding(place: Workplace, status: str) -> None:
+    place.open()
+    with (Surroundings(place, status=status) as around, Feeder(around.feeding(), 0) as sending,
+          pytest.raises(FeedingFailed, match="'t' has ended, and not all of batch 7 is processed")):
+        sending.send(BATCHES)
+
+
+def test_every_wait_has_a_limit(place: Workplace) -> None:
+    place.open()
+    with (Surroundings(place) as around, Feeder(around.feeding(timeout=0.3), 0) as sending,
+          pytest.raises(FeedingFailed, match=r"batch 7 has been acked for 0\.3 s")):
+        sending.send(BATCHES)
+
+
+def test_while_it_is_paused_nobody_is_late(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeder, "ASK_SECONDS", 0.02)
+    spouts, paused_until = Spouts(place.open()), time.monotonic() + 1.5
+
+    def resume() -> None:
+        if time.monotonic() > paused_until:
+            around.status = "running"
+            spouts()
+
+    with Surroundings(place, resume, "paused") as around, Feeder(around.feeding(timeout=1.0), 0) as sending:
+        assert sending.send(BATCHES) == 101
+
+
+def test_a_master_that_is_silent_is_given_up(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeder, "MASTER_SECONDS", 0.2)
+    with (Feeder(Feeding("tcp://127.0.0.1:1", place.keys, "t", "lines", "q", 7, 10, SECONDS), 0) as sending,
+          pytest.raises(FeedingFailed, match=r"has not answered for 0\.2 s")):
+        sending.send(BATCHES)
+
+
+def test_what_the_spout_refuses_is_not_sent_for_ever(place: Workplace) -> None:
+    feed = place.open()
+
+    def refuse() -> None:
+        found = feed.take()
+        if found is not None:
+            feed.refuse(found[0], "other columns")
+
+    with (Surroundings(place, refuse) as around, Feeder(around.feeding(), 4) as sending,
+          pytest.raises(FeedingFailed, match="'lines' cannot emit batch 0 of partition 4: other columns")):
+        sending.send(BATCHES)
+
+
+def test_a_piece_that_is_too_long_for_a_frame_is_cut(place: Workplace) -> None:
+    spouts = Spouts(place.open())
+    long = [os.urandom(12_000).hex() for _ in range(8)]
+    with Surroundings(place, spouts) as around:
+        with Feeder(around.feeding(rows=8), 0) as sending:
+            assert sending.send([pa.record_batch({"line": long})]) == 8
+        with (Feeder(around.feeding(rows=8), 0) as sending,
+              pytest.raises(FeedingFailed, match=r"a row for 'lines' has \d+ bytes, and a frame at most 65536")):
+            sending.send([pa.record_batch({"line": ["x" * 70_000]})])
+    assert spouts.rows == Counter(long)

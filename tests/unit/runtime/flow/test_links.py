@@ -1,0 +1,90 @@
+"""Links to other workers: made once, forgotten with the address, and nowhere if they cannot be made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from millrace.control.assignment import WorkerAddress
+from millrace.errors import MillraceError
+from millrace.runtime.flow.links import Links, Nowhere
+from millrace.runtime.wire import messages as wire
+
+
+class Wire:
+    def __init__(self) -> None:
+        self.sent: list[list[Any]] = []
+
+    def send(self, frames: list[Any]) -> None:
+        self.sent.append(frames)
+
+
+class Recorded:
+    """Peers that write down what is asked of them."""
+
+    def __init__(self) -> None:
+        self.made: list[WorkerAddress] = []
+        self.forgotten: list[int] = []
+        self.refused: set[int] = set()
+
+    def link(self, address: WorkerAddress) -> Wire:
+        if address.slot in self.refused:
+            raise MillraceError("no way there")
+        self.made.append(address)
+        return Wire()
+
+    def forget(self, slot: int) -> None:
+        self.forgotten.append(slot)
+
+
+def at(slot: int, generation: int = 1) -> WorkerAddress:
+    return WorkerAddress(slot, generation, "node", "boot", f"ipc{generation}", "")
+
+
+def reaching(*addresses: WorkerAddress) -> tuple[Links, Recorded, Counter[str]]:
+    peers, counters = Recorded(), Counter[str]()
+    links = Links(peers, counters)
+    links.reach(addresses)
+    return links, peers, counters
+
+
+def test_a_link_is_made_when_it_is_first_needed_and_then_kept() -> None:
+    links, peers, _ = reaching(at(0), at(1))
+    assert peers.made == []
+    assert links.to(1) is links.to(1)
+    links.reach([at(0), at(1)])
+    assert links.to(1) is not None and peers.made == [at(1)] and peers.forgotten == []
+
+
+def test_another_worker_in_the_slot_gets_another_link() -> None:
+    links, peers, _ = reaching(at(0), at(1))
+    before = links.to(1)
+    links.reach([at(0), at(1, generation=2)])
+    assert peers.forgotten == [1]
+    assert links.to(1) is not before and peers.made == [at(1), at(1, generation=2)]
+
+
+def test_a_worker_that_is_gone_is_forgotten_and_what_is_for_it_is_not_sent() -> None:
+    links, peers, _ = reaching(at(0), at(1))
+    links.to(1)
+    links.reach([at(0)])
+    assert (peers.forgotten, links.to(1)) == ([1], None)
+    links.send(1, wire.Credits(0, 1, []))
+    assert peers.made == [at(1)]
+
+
+def test_a_worker_that_cannot_be_reached_is_counted_once() -> None:
+    links, peers, counters = reaching(at(1))
+    peers.refused = {1}
+    assert isinstance(links.to(1), Nowhere) and isinstance(links.to(1), Nowhere)
+    assert counters == {"unreachable": 1}
+
+
+def test_messages_leave_encoded() -> None:
+    links, _, _ = reaching(at(1))
+    message = wire.Credits(0, 1, [(1, 2, 3, 4, 5, 6)])
+    links.send(1, message)
+    link = links.to(1)
+    assert isinstance(link, Wire)
+    ((frame,),) = link.sent
+    assert wire.decode_data(frame) == message

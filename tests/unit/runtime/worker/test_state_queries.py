@@ -1,0 +1,69 @@
+"""Questions about a task's keyed state: a value, or words that say why there is none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.api.bolt import Bolt
+from millrace.api.keyed.declared import State
+from millrace.runtime.wire import messages as wire
+from millrace.runtime.worker.state_queries import look_up
+from millrace.state.task_state import TaskState, open_states
+
+
+class Count(Bolt):
+    state = State()
+    seen = State()
+
+    def process(self, tup: Any) -> None:
+        raise NotImplementedError
+
+
+def opened() -> tuple[Count, TaskState]:
+    """Owns one of two key groups, that of even keys."""
+    bolt = Count()
+    state = open_states(bolt, lambda key: key % 2, [0], 2, "count[0]", lambda: 0.0)
+    assert state is not None
+    return bolt, state
+
+
+def asked(state: TaskState | None, name: str, key: Any) -> wire.Answer:
+    task: Any = SimpleNamespace(keeper=SimpleNamespace(state=state))
+    answer = wire.Answer(0, 1, 7, False)
+    look_up(wire.Query(7, 1, 2, name, key), task, answer)
+    return answer
+
+
+def test_a_value_is_found() -> None:
+    bolt, state = opened()
+    bolt.state[4] = {"n": 1}
+    answer = asked(state, "state", 4)
+    assert (answer.found, answer.value, answer.error, answer.number) == (True, {"n": 1}, "", 7)
+
+
+def test_without_a_name_it_is_told_how_much_there_is() -> None:
+    bolt, state = opened()
+    bolt.state[4] = 1
+    answer = asked(state, "", None)
+    assert answer.found and answer.value == {"keys": state.keys(), "dirty": state.dirty()}
+
+
+@pytest.mark.parametrize(("name", "key", "words"), [
+    ("state", 6, "nothing is kept under 6 in 'state'; its states: "), ("state", 3, "count[0]"),
+    ("stat", 4, "has no state 'stat'"), ("seen", 4, "its value, a object, cannot be sent")])
+def test_what_cannot_be_told_has_a_reason(name: str, key: int, words: str) -> None:
+    bolt, state = opened()
+    bolt.seen[4] = object()
+    answer = asked(state, name, key)
+    assert not answer.found and words in answer.error
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_task_that_moved_or_keeps_nothing_says_so(is_here: bool) -> None:
+    answer = wire.Answer(0, 1, 7, False)
+    task: Any = SimpleNamespace(keeper=SimpleNamespace(state=None)) if is_here else None
+    look_up(wire.Query(7, 1, 2, "state", 4), task, answer)
+    assert not answer.found and "ask again" in answer.error

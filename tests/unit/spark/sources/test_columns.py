@@ -1,0 +1,57 @@
+"""Rows as columns of declared types, and types found in rows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pyspark.sql.types import BooleanType, DataType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
+
+from millrace.errors import MillraceError
+from millrace.spark.sources.columns import inferred_schema, record_batch
+
+
+def one(kind: DataType) -> StructType:
+    return StructType([StructField("column", kind)])
+
+
+@pytest.mark.parametrize(("kind", "values"), [
+    (LongType(), [1, None, -(2**63)]), (DoubleType(), [1.5, 2.0]), (StringType(), ["a", None]), (BooleanType(), [True]),
+    (TimestampType(), [datetime(2026, 1, 2, tzinfo=UTC)]),
+])
+def test_values_come_back(kind: DataType, values: list[Any]) -> None:
+    assert record_batch([values], one(kind), "t").column(0).to_pylist() == values
+
+
+@pytest.mark.parametrize(("kind", "values", "said"), [
+    (LongType(), [1, "two"], r"t: column 'column' is declared bigint, and 'two' \(str\) does not fit"),
+    (LongType(), [2**63], r"9223372036854775808 \(int\) does not fit"),
+    (StringType(), ["a", 1], r"declared string, and 1 \(int\)"),
+    (TimestampType(), [0, 2**62], r"declared timestamp, and 4611686018427387904 \(int\) does not fit: .* beyond the years"),
+])
+def test_the_first_value_that_does_not_fit_is_named(kind: DataType, values: list[Any], said: str) -> None:
+    with pytest.raises(MillraceError, match=said):
+        record_batch([values], one(kind), "t")
+
+
+def test_a_column_that_must_have_a_value() -> None:
+    schema = StructType([StructField("column", LongType(), nullable=False)])
+    assert record_batch([[1, 2]], schema, "t").num_rows == 2
+    with pytest.raises(MillraceError, match=r"declared bigint, and None .* does not fit: column is declared not null"):
+        record_batch([[1, None]], schema, "t")
+
+
+def test_types_are_found_in_the_rows() -> None:
+    found = inferred_schema([(1, None, [1.5], True), (2, "a", [], False)], ["n", "text", "list", "flag"], "t")
+    assert found.simpleString() == "struct<n:bigint,text:string,list:array<double>,flag:boolean>"
+
+
+@pytest.mark.parametrize(("rows", "said"), [
+    ([], r"type of column 'a' cannot be told, there is no row yet.*schema\(\"a TYPE, b TYPE\"\)"),
+    ([(1, None), (2, None)], "type of column 'b' cannot be told, the first 2 rows have no value there"),
+    ([(1, "a"), ("b", 2)], "no type holds all values of column 'a'"),
+])
+def test_types_that_are_open_must_be_given(rows: list[Any], said: str) -> None:
+    with pytest.raises(MillraceError, match=said):
+        inferred_schema(rows, ["a", "b"], "t")
