@@ -15,7 +15,8 @@ import pytest
 
 from millrace.config import CHECKPOINTS
 from millrace.errors import AddressInUse, MasterUnreachable, MillraceError, UnknownTopology
-from millrace.master.requests.desk import ask, cluster_of, desk_directory, running_clusters
+from millrace.master.requests.client import ask, cluster_of, running_clusters
+from millrace.master.requests.server import request_directory
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
 from millrace.runtime.wire.transport import Keys
@@ -158,7 +159,7 @@ def test_a_name_is_free_again_when_its_master_was_killed() -> None:
     assert running_clusters() == ["dead"]
     process.kill()
     process.join(SECONDS)
-    assert (desk_directory() / "dead.lock").exists(), "a killed master cannot clean up"
+    assert (request_directory() / "dead.lock").exists(), "a killed master cannot clean up"
     assert running_clusters() == []
     with pytest.raises(MasterUnreachable, match="no Millrace cluster named 'dead'"):
         ask("dead", "status")

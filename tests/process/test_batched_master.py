@@ -23,7 +23,7 @@ from millrace.cli.main import main
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.master.batch_log import BatchRecord
 from millrace.master.checkpoints.checkpointing import only_state
-from millrace.master.requests.desk import ask
+from millrace.master.requests.client import ask
 from millrace.master.service import Master
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of

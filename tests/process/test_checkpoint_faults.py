@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from millrace.cli.main import app
 from millrace.config import BACKUP_BLOCKS, CHECKPOINTS, HEARTBEAT_TIMEOUT
 from millrace.errors import UnknownName
-from millrace.master.requests.desk import ask
+from millrace.master.requests.client import ask
 from millrace.testing.processes import ProcessCluster
 from millrace.workloads.audit import true_counts
 from support.processes.forked import ForkedCluster

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from millrace.config import HEARTBEAT_TIMEOUT
-from millrace.master.requests.desk import desk_directory
+from millrace.master.requests.server import request_directory
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
 from millrace.runtime.worker.process import WorkerSetup, run_worker
@@ -68,7 +68,7 @@ class MasterProcess:
                 process.kill()
             process.join()
         shutil.rmtree(self.setup.directory(), ignore_errors=True)  # a killed master leaves its files behind
-        for path in desk_directory().glob(f"gone-{self.process.pid}.*"):
+        for path in request_directory().glob(f"gone-{self.process.pid}.*"):
             path.unlink()
 
 
@@ -108,7 +108,7 @@ LEFTOVERS = f"leftovers-{os.getpid()}"
 
 
 def leftovers(setup: WorkerSetup) -> list[Path]:
-    return [path for path in [Path(setup.directory()), *desk_directory().glob(f"{LEFTOVERS}*")] if path.exists()]
+    return [path for path in [Path(setup.directory()), *request_directory().glob(f"{LEFTOVERS}*")] if path.exists()]
 
 
 def test_a_stop_in_good_order_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from millrace.control.schedule_generator import ADVISED, ENACTED, FAILED, NOT_WORTH_IT, OVERTAKEN, Decision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, UnknownName
 from millrace.master.load.history import History
-from millrace.master.requests.desk import ask
+from millrace.master.requests.client import ask
 from millrace.master.service import Master
 from millrace.model.graph import TaskId
 from support.processes.forked import ForkedCluster

@@ -240,7 +240,7 @@ def test_a_master_whose_name_is_taken_does_not_end_the_one_that_has_it(server: Z
 LONELY = """
 import os, sys, threading, time
 from millrace.errors import StoreUnreachable
-from millrace.master.requests.desk import running_clusters
+from millrace.master.requests.client import running_clusters
 from millrace.master.service import Master
 from millrace.runtime.plans.coordination import ZooKeeperStore
 

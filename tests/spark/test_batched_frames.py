@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MasterUnreachable, MillraceError, TopologyError
-from millrace.master.requests.desk import ask
+from millrace.master.requests.client import ask
 from millrace.model.graph import graph_of
 from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import open_store

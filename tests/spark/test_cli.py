@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from millrace.errors import MasterUnreachable
-from millrace.master.requests.desk import ask
+from millrace.master.requests.client import ask
 from support.processes.family import command, in_session
 from support.topologies.audited import SECONDS
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
-from millrace.master.requests.desk import ask
+from millrace.master.requests.client import ask
 from millrace.spark.engine import ResidentEngine
 from millrace.workloads.wordcount import WordCount
 from support.processes.family import daemon_of

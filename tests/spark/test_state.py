@@ -17,7 +17,7 @@ import pytest
 
 from millrace.bench.faults import stored_counts
 from millrace.errors import MasterUnreachable
-from millrace.master.requests.desk import ask
+from millrace.master.requests.client import ask
 from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine

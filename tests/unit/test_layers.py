@@ -14,6 +14,15 @@ SOURCE = Path(__file__).parents[2] / "src" / "millrace"
 # A folder (or module) imports only itself and those before it.
 ORDER = ["errors", "config", "api", "model", "schedulers", "migration", "state", "control", "runtime", "microbatch",
          "connectors", "workloads", "master", "spark", "cli"]
+# The same inside a folder with rooms: a room (or module) imports only itself and those before it.
+ROOMS = {
+    "runtime": ["clock", "meters", "node", "wire", "flow", "plans", "fragments", "checkpoints", "taps", "feeds", "tasks",
+                "worker"],
+    "master": ["state_home", "batch_log", "load", "plans", "checkpoints", "scheduling", "requests", "workers", "thread",
+               "batches", "service"],
+    "spark": ["sources", "session", "cluster", "dataframes", "batches", "engine", "microbatch"],
+}
+MOST_MODULES = 24  # in one folder; more want rooms
 EXEMPT = {"bench", "testing"}  # they look at the whole from outside; nothing but the CLI's verbs leans on them
 PURE = {"errors", "config", "api", "model", "schedulers", "migration", "state", "control"}
 IMPURE_MODULES = {"asyncio", "multiprocessing", "pyspark", "socket", "subprocess", "threading", "time", "zmq"}
@@ -74,6 +83,40 @@ def test_a_folder_imports_only_those_before_it() -> None:
                   else target in EXEMPT and found.layer != "cli")]
     assert not wrong, ("these imports point the wrong way:\n" + show(wrong) +
                        f"\nThe order is {', '.join(ORDER)}. Move what is needed to an earlier folder, or pass it in.")
+
+
+def room_of(path: str) -> str:
+    """The room that a file of the package is in; for a file beside the rooms, its own name."""
+    return path.split("/")[1].removesuffix(".py")
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_every_room_has_its_place(folder: str) -> None:
+    there = {path.name.removesuffix(".py") for path in (SOURCE / folder).iterdir()
+             if path.suffix == ".py" or (path.is_dir() and any(path.rglob("*.py")))} - {"__init__"}
+    assert there == set(ROOMS[folder]), f"ROOMS in {Path(__file__).name} must list what is in src/millrace/{folder}"
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_a_room_imports_only_those_before_it(folder: str) -> None:
+    order = ROOMS[folder]
+    wrong = [found for found in ALL if found.layer == folder and not found.for_types and not found.file.endswith("__init__.py")
+             and len(parts := found.module.split(".")) > 2 and parts[:2] == ["millrace", folder]
+             and order.index(parts[2]) > order.index(room_of(found.file))]
+    assert not wrong, f"these imports point the wrong way:\n{show(wrong)}\nThe order of rooms is {', '.join(order)}."
+
+
+def test_no_folder_is_too_full() -> None:
+    full = {str(folder.relative_to(SOURCE)): count for folder in [SOURCE, *SOURCE.rglob("*")] if folder.is_dir()
+            and (count := len(list(folder.glob("*.py")))) > MOST_MODULES}
+    assert not full, f"give these folders rooms: {full}"
+
+
+def test_api_keyed_knows_no_component() -> None:
+    """Keyed state is plain mappings; what attaches them to components is above it."""
+    wrong = [found for found in ALL if found.file.startswith("api/keyed/") and not found.for_types
+             and found.module.startswith("millrace.api.") and not found.module.startswith("millrace.api.keyed.")]
+    assert not wrong, show(wrong)
 
 
 def test_what_decides_touches_neither_clock_nor_network_nor_process() -> None:

@@ -101,7 +101,7 @@ def status(topology: OneTopology = None, cluster: ClusterName = None, as_json: J
     """
     from millrace.cli.dashboard import print_status
     from millrace.cli.show import of_topology
-    from millrace.master.requests.desk import ask
+    from millrace.master.requests.client import ask
 
     found = of_topology(ask(cluster, "status"), topology)
     typer.echo(json.dumps(found)) if as_json else print_status(found)
@@ -127,7 +127,7 @@ def move(task: Annotated[str, typer.Argument(metavar="TASK", help="Such as 'coun
     For example: millrace move 'count[1]' 3
     """
     from millrace.cli.show import print_move
-    from millrace.master.requests.desk import ask
+    from millrace.master.requests.client import ask
 
     found = ask(cluster, "move", task=task, slot=worker, topology=topology)
     typer.echo(json.dumps(found)) if as_json else print_move(found)
@@ -143,7 +143,7 @@ def scale(tasks: Annotated[list[str], typer.Argument(metavar="COMPONENT=N", help
     From the next batch on, without a restart. For example: millrace scale count=8 split=4
     """
     from millrace.cli.show import print_scale
-    from millrace.master.requests.desk import ask
+    from millrace.master.requests.client import ask
 
     found = ask(cluster, "scale", par=pairs("scale", tasks, whole=True), topology=topology)
     typer.echo(json.dumps(found)) if as_json else print_scale(found)
@@ -153,7 +153,7 @@ def scale(tasks: Annotated[list[str], typer.Argument(metavar="COMPONENT=N", help
 def plan(topology: OneTopology = None, cluster: ClusterName = None, as_json: Json = False) -> None:
     """Show where every task is, and who owns which key groups."""
     from millrace.cli.show import of_topology, print_plan
-    from millrace.master.requests.desk import ask
+    from millrace.master.requests.client import ask
 
     found = of_topology(ask(cluster, "plan"), topology)
     typer.echo(json.dumps(found)) if as_json else print_plan(found)
@@ -173,7 +173,7 @@ def state(topology: OneTopology = None,
     For example: millrace state --query count wat
     """
     from millrace.cli.show import print_state, print_value
-    from millrace.master.requests.desk import ask
+    from millrace.master.requests.client import ask
 
     if query is not None:
         found = ask(cluster, "query", topology=topology, component=query[0], key=json_or_text(query[1]), state=name)
@@ -194,7 +194,7 @@ def load(topology: OneTopology = None,
     λ: tuples a second that arrive. μ: tuples a second that one task gets through while it is busy.
     """
     from millrace.cli.show import print_load
-    from millrace.master.requests.desk import ask
+    from millrace.master.requests.client import ask
     from millrace.model.situation import Situation
 
     found = ask(cluster, "load", topology=topology)
@@ -324,7 +324,7 @@ def bench_replanning(seconds: Annotated[float, typer.Option(help="Length of each
 
 
 def _ask(cluster: str | None, verb: str, topology: str, done: str, as_json: bool, **arguments: Any) -> None:
-    from millrace.master.requests.desk import ask
+    from millrace.master.requests.client import ask
 
     ask(cluster, verb, topology=topology, **arguments)
     typer.echo(json.dumps({"topology": topology, "verb": verb}) if as_json else done)

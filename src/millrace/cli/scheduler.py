@@ -43,7 +43,7 @@ def list_schedulers(
 @app.command("show")
 def show(cluster: ClusterName = None, as_json: Json = False) -> None:
     """The scheduler in use, its parameters, and its last decision."""
-    from millrace.master.requests.desk import ask
+    from millrace.master.requests.client import ask
 
     found = ask(cluster, "scheduler show")
     typer.echo(json.dumps(found)) if as_json else _print_shown(found)
@@ -74,7 +74,7 @@ def set_scheduler(
 
     While topologies run; what is not given stays as it is. For example: millrace scheduler set tstorm gamma=1.7
     """
-    from millrace.master.requests.desk import ask
+    from millrace.master.requests.client import ask
 
     policy = {"period": period, "cool_down": cool_down, "min_gain": min_gain, "overload": overload, "time_limit": time_limit,
               "dry_run": dry_run}
@@ -88,7 +88,7 @@ def set_scheduler(
 def history(limit: Annotated[int, typer.Option(metavar="N", help="Most decisions to show.", min=1, max=200)] = 20,
             cluster: ClusterName = None, as_json: Json = False) -> None:
     """What was decided and why, what was expected, what came of it."""
-    from millrace.master.requests.desk import ask
+    from millrace.master.requests.client import ask
 
     found = ask(cluster, "scheduler history", limit=limit)
     if as_json:

@@ -40,8 +40,8 @@ from millrace.master.batches import Batching, Enlisted
 from millrace.master.checkpoints.checkpointing import Checkpointing, default_store
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.plans.distribution import Distributing
-from millrace.master.requests.desk import Desk
-from millrace.master.requests.handlers import People
+from millrace.master.requests.handlers import RequestHandlers
+from millrace.master.requests.server import RequestSocket
 from millrace.master.requests.status import status_of
 from millrace.master.scheduling.scheduling import Scheduling
 from millrace.master.thread import MasterThread
@@ -83,7 +83,7 @@ class Master:
         self._thread = MasterThread(self._sources, self._hear, self._tick)
         self._context = zmq.Context()
         self._gate = Gate(self._context, self.keys)
-        self._desk: Desk | None = None
+        self._request_socket: RequestSocket | None = None
         try:
             self._open(host, port)
         except BaseException:
@@ -93,8 +93,8 @@ class Master:
     def _open(self, host: str, port: int) -> None:
         self.worker_port = WorkerPort(self, self._context, host, port)
         self.connections, self.endpoint = self.worker_port.connections, self.worker_port.endpoint
-        self._desk = Desk.open(self.name)
-        self._people = People(self, self._desk.listen(self._context))
+        self._request_socket = RequestSocket.open(self.name)
+        self._people = RequestHandlers(self, self._request_socket.listen(self._context))
         self.state.author = self.distributing.publisher.claim()  # not before the name is ours: it ends another master's reign
 
     def setup(self, bind: str = "", path: tuple[str, ...] = ()) -> WorkerSetup:
@@ -140,8 +140,8 @@ class Master:
             self.distributing.publisher.close()
             self.scheduling.close()
             self.checkpointing.close()
-            if self._desk is not None:
-                self._desk.close()
+            if self._request_socket is not None:
+                self._request_socket.close()
             self._context.destroy(linger=500)
 
     # -- from people and programs, on any thread ---------------------------------------------------------------------

@@ -12,9 +12,9 @@ import msgspec
 
 from millrace.api.component import Component
 from millrace.api.grouping import Grouping
-from millrace.api.keyed.usage import uses_state
 from millrace.api.sink import TwoPhaseSink
 from millrace.api.spout import ReplayableSpout, Spout
+from millrace.api.state_usage import uses_state
 from millrace.api.topology import ComponentSpec, Topology, checked_config, checked_par, mode_of
 from millrace.config import EXACTLY_ONCE, GUARANTEE, KEY_GROUP_COUNT
 from millrace.errors import TopologyError, UnknownName

@@ -64,6 +64,6 @@ def test_what_has_state_is_found_without_running_it():
     class Not(Bolt):
         def process(self, tup): ...
 
-    from millrace.api.keyed.usage import uses_state
+    from millrace.api.state_usage import uses_state
 
     assert [uses_state(kind) for kind in (Uses, Nested, Not, Count, Split)] == [True, True, False, True, False]

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from millrace.api.grouping import stable_hash
-from millrace.api.keyed.usage import used_states
+from millrace.api.state_usage import used_states
 from millrace.config import CHECKPOINTS
 from millrace.control.events import ManifestStored, Submitted
 from millrace.control.submission import check_choice, check_not_running

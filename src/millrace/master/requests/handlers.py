@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Request = dict[str, Any]
 
 
-class People:
+class RequestHandlers:
     """One method for each verb. An answer that takes a while is a Future: others are answered meanwhile."""
 
     def __init__(self, master: Master, socket: zmq.Socket[Any]) -> None:

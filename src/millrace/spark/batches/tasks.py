@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import Any
 
 from pyspark import TaskContext
@@ -15,13 +13,9 @@ from millrace.microbatch.host import host
 from millrace.microbatch.work import BatchWork, read_work
 from millrace.microbatch.worker import BatchFailed
 from millrace.model.graph import TaskId
-from millrace.runtime.node import this_node
 from millrace.runtime.wire import messages as wire
-from millrace.runtime.wire.transport import boot_id
-from millrace.spark.cluster.launcher import executor_id
+from millrace.spark.cluster.identity import executor_id, read_to_end
 from millrace.spark.cluster.placement import Carried
-
-_executor_id = cache(executor_id)  # the same for the life of the process
 
 
 def run_stage(data: Carried, stage: int, partitions: list[int], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
@@ -36,7 +30,7 @@ def run_stage(data: Carried, stage: int, partitions: list[int], index: int, give
         if not last:
             yield pack_long(partition)
         yield frame
-    _drain(given)
+    read_to_end(given)
 
 
 def run_commit(data: Carried, tasks: list[TaskId], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
@@ -45,7 +39,7 @@ def run_commit(data: Carried, tasks: list[TaskId], index: int, given: Iterable[b
     context = TaskContext.get()
     assert context is not None
     _host(work).commit(tasks[context.partitionId()])
-    _drain(given)
+    read_to_end(given)
     return iter(())
 
 
@@ -55,19 +49,8 @@ def run_rewrite(data: Carried, lost: frozenset[str], index: int, given: Iterable
     context = TaskContext.get()
     assert context is not None
     written = _host(work).rewrite(work.records[context.partitionId()], lost)
-    _drain(given)
+    read_to_end(given)
     return iter(() if written is None else (wire.encode(written),))
-
-
-def say_hello(settings: dict[str, Any], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
-    """Who is there: the executor, and its node."""
-    yield wire.encode((_executor_id(), this_node(settings, _executor_id()), boot_id()))
-    _drain(given)
-
-
-def _drain(given: Iterable[bytes]) -> None:
-    """To the end: a process that leaves anything unread is not used again, and what it keeps is gone with it."""
-    deque(given, maxlen=0)
 
 
 def _read(data: Carried) -> tuple[BatchWork, Stages]:
@@ -75,7 +58,7 @@ def _read(data: Carried) -> tuple[BatchWork, Stages]:
 
 
 def _host(work: BatchWork) -> Any:
-    return host(work, work.slots.get(_executor_id(), -1))
+    return host(work, work.slots.get(executor_id(), -1))
 
 
 def _refuse_repeats(context: TaskContext) -> None:

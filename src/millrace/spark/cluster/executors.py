@@ -15,7 +15,7 @@ from millrace.errors import NotEnoughSlots
 from millrace.model.cluster import Node
 from millrace.runtime.node import this_node
 from millrace.runtime.wire.transport import boot_id
-from millrace.spark.batches.tasks import say_hello
+from millrace.spark.cluster.identity import identify
 from millrace.spark.cluster.placement import Executor, Placement, SparkTotals
 from millrace.spark.session.errors import SPARK_ERRORS
 
@@ -70,7 +70,7 @@ class Executors:
         """One that does not answer, because it is gone, is asked again if it is seen again."""
         try:
             placed = self._placement.seeds([executor.location])
-            answers = self._placement.collect(self._placement.python(placed, partial(say_hello, self._master.settings)))
+            answers = self._placement.collect(self._placement.python(placed, partial(identify, self._master.settings)))
             # It may be another one that answers: Spark goes elsewhere if an executor is busy for long.
             for name, node, boot in map(_hello.decode, answers):
                 self._nodes[name] = node, boot

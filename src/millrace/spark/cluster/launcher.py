@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import importlib
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -14,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark import InheritableThread, TaskContext
+from pyspark import InheritableThread
 
 import millrace
 from millrace.runtime.worker.process import WorkerSetup, run_worker
+from millrace.spark.cluster.identity import executor_id
 from millrace.spark.session.errors import SPARK_ERRORS, first_line
 
 if TYPE_CHECKING:
@@ -80,22 +80,6 @@ def run_slot(setup: WorkerSetup, partition: Iterator[int]) -> None:
     """The body of one Spark task."""
     for slot in partition:
         run_worker(setup, slot, executor_id())
-
-
-def executor_id() -> str:
-    """Spark tells a Python task everything but this: it is in the command line of the executor, two processes up."""
-    parent = os.getppid()
-    for _ in range(3):
-        try:
-            arguments = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace").split("\0")
-            status = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            break
-        if "--executor-id" in arguments:
-            return arguments[arguments.index("--executor-id") + 1]
-        parent = int(status[1])
-    context = TaskContext.get()
-    return "driver" if context is not None else ""
 
 
 def ship_code(context: SparkContext, modules: Iterable[str], installed: bool) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from millrace.errors import CheckpointMissing, MillraceError, StoreUnreachable, UnknownName
 from millrace.master.checkpoints.checkpointing import DEFAULT_STATE, default_store
-from millrace.master.requests.desk import ask, cluster_of, running_clusters
+from millrace.master.requests.client import ask, cluster_of, running_clusters
 from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store, shown_place
 from millrace.spark.sources.columns import record_batch

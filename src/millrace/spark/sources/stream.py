@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from millrace.errors import MillraceError
-from millrace.master.requests.desk import ask, cluster_of
+from millrace.master.requests.client import ask, cluster_of
 from millrace.runtime.taps.client import HasAnotherReader, Silence, TapLinks, as_place
 from millrace.runtime.taps.messages import TapPlace
 from millrace.runtime.taps.reader import (
