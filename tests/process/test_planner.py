@@ -102,7 +102,7 @@ def test_what_is_wrong_comes_back_and_the_process_lives_on(planner: Planner, sch
 
 
 def test_an_error_of_the_users_has_its_place_in_their_code(planner: Planner) -> None:
-    assert "support.user_schedulers.py:" in str(ask(planner, "Raises"))
+    assert "support/user_schedulers.py:" in str(ask(planner, "Raises"))
 
 
 def test_one_that_takes_for_ever_is_stopped(planner: Planner) -> None:

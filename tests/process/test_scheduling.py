@@ -142,9 +142,9 @@ def desk_of_the_idle(request: pytest.FixtureRequest, nothing_of_the_users: None)
     """Whoever asks the idle master looks for it where it was opened."""
     if "idle" in request.fixturenames:
         master: Master = request.getfixturevalue("idle")
-        assert master._desk is not None
+        assert master._request_socket is not None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("XDG_RUNTIME_DIR", str(master._desk.path.parents[1]))
+            patch.setenv("XDG_RUNTIME_DIR", str(master._request_socket.path.parents[1]))
             yield
     else:
         yield

@@ -38,11 +38,11 @@ class Telling:
         self._done = done
         self._addresses = list(dict.fromkeys(addresses))
         self._left, self._heard = len(self._addresses), 0
-        self._desk, self._word = desk, word
+        self._request_socket, self._word = desk, word
 
     def start(self) -> None:
         for address in self._addresses:
-            self._desk.ask(address, self._word(), None, self)
+            self._request_socket.ask(address, self._word(), None, self)
         self._end_if_done()
 
     def answered(self, answer: Answer | None, part: memoryview | None) -> None:
@@ -87,7 +87,7 @@ class Saving:
 
     def __init__(self, desk: Desk, holders: Holders, seconds: float, done: Callable[[int], None]) -> None:
         self.over = False
-        self._desk, self._holders, self._deadline, self._done = desk, holders, desk.now() + seconds, done
+        self._request_socket, self._holders, self._deadline, self._done = desk, holders, desk.now() + seconds, done
         self._pushes: list[_Push] = []
 
     def start(self) -> None:
@@ -98,7 +98,7 @@ class Saving:
             return
         self._pushes = [_Push(self, fragments[index], address) for index, address in self._holders]
         for push in self._pushes:
-            push.start(self._desk)
+            push.start(self._request_socket)
         self.end_if_done()
 
     def tick(self, now: float) -> None:
