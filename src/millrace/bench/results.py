@@ -1,4 +1,4 @@
-"""Raw results are kept: a figure in the docs can be held against the run it came from."""
+"""Raw results of every run, so that a figure in the docs can be traced to its run."""
 
 from __future__ import annotations
 

@@ -229,16 +229,16 @@ def test(context: typer.Context) -> None:
 
 
 @bench_app.command("wordcount")
-def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each of Millrace's own measurements.", min=1)] = 8,
-                    rivals: Annotated[bool, typer.Option(help="Measure the other engines too.")] = True,
+def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each measured window.", min=1)] = 4,
+                    others: Annotated[bool, typer.Option(help="Measure the other engines too.")] = True,
                     as_json: Json = False) -> None:
     """Word Count on two cores, beside other engines.
 
-    Words a second and latency, all on the same input.
+    Words per second and latency, all on the same input.
     """
-    from millrace.bench.wordcount import run_bench
+    from millrace.bench.wordcount import run_wordcount
 
-    result = run_bench(seconds, rivals, live=not as_json)
+    result = run_wordcount(seconds, others, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
 
