@@ -246,9 +246,14 @@ class Soak:
             task in self._state.places and self._state.places[task].incarnation != incarnation
             for task, incarnation in before.items()))
 
+    def _victims(self, fault: Fault, slots: list[int], count: int) -> list[int]:
+        """Choose slots, those with tasks first: without tasks a fault would have no effect."""
+        busy = self._master.call(lambda: {place.slot for place in self._state.places.values()})
+        return sorted(Random(fault.draw).sample(slots, len(slots)), key=lambda slot: slot not in busy)[:count]
+
     def _kill(self, fault: Fault, count: int) -> bool:
         pids = self._pids()
-        slots = sorted(Random(fault.draw).sample(sorted(pids), min(count, len(pids))))
+        slots = self._victims(fault, sorted(pids), count)
         before = self._incarnations(slots)
         for slot in slots:
             _signal(pids[slot], signal.SIGKILL)
@@ -268,7 +273,7 @@ class Soak:
         pids = self._pids()
         if not pids:
             return False
-        slot = Random(fault.draw).choice(sorted(pids))
+        slot, = self._victims(fault, sorted(pids), 1)
         before = self._incarnations([slot])
         _signal(pids[slot], signal.SIGSTOP)
         try:
@@ -435,4 +440,5 @@ def _print(console: Console, result: dict[str, Any]) -> None:
                       f"truth, {result['counts_less']} are less")
     console.print(f"{sum(result['faults'].values())} faults with an effect, {sum(result['without_effect'].values())} without; "
                   f"longest gap at the sink {result['longest_gap_ms']:,} ms, "
-                  f"between two commits {result['longest_uncommitted_ms']:,} ms; kept in {keep('faults', result)}")
+                  f"between two commits {result['longest_uncommitted_ms']:,} ms; "
+                  f"kept in {keep('faults-' + result['guarantee'], result)}")

@@ -323,6 +323,15 @@ def bench_replanning(seconds: Annotated[float, typer.Option(help="Length of each
         typer.echo(json.dumps(result))
 
 
+@bench_app.command("page")
+def bench_page(results: Annotated[list[str] | None, typer.Argument(metavar="[RESULT]...", help="Unset: the newest of each "
+                                                                                             "benchmark.")] = None) -> None:
+    """Write the figures of results into docs/BENCHMARKS.md."""
+    from millrace.bench.page import run_page
+
+    typer.echo(f"docs/BENCHMARKS.md has new figures of {', '.join(run_page(results or []))}")
+
+
 def _ask(cluster: str | None, verb: str, topology: str, done: str, as_json: bool, **arguments: Any) -> None:
     from millrace.master.requests.client import ask
 
