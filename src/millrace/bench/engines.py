@@ -49,7 +49,7 @@ class Amounts:
 
 
 FULL = Amounts(Rule(WARM_UP_SECONDS, 4.0, ROUNDS), FILES, LINES_PER_FILE, rescale_lines=120_000, rounds=5, batches=10,
-               skew_words=10_000, exponents=(1.5, 1.0))
+               skew_words=10_000, exponents=(1.5,))
 QUICK = Amounts(Rule(0.5, 0.5, 1), 2, 5_000, rescale_lines=10_000, rounds=2, batches=2, skew_words=2_000, exponents=(1.5,))
 
 

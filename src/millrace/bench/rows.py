@@ -30,6 +30,7 @@ ROUNDS = 3
 CHECKPOINT_SECONDS = 1.0
 LIMIT_SECONDS = 400.0  # for one run
 LINES_PER_SECOND = 1000  # of a latency run
+LATENCY_SECONDS = 5.0
 
 AT_MOST_ONCE, AT_LEAST_ONCE, CHECKPOINTED = "at most once", "at least once", "checkpointed"
 GROUPS = {
@@ -61,32 +62,31 @@ _ARROW = "an Arrow batch a call, one update for each word and batch, every word 
 _COMBINED = "an Arrow batch a call, words counted before the shuffle"
 _OPERATORS = "operators on batches, every update passed on"
 _NATIVE = "split in Python, native count, one update for each word and commit"
-_ARROW_SIZES = (2_500, 6_250, 12_500, 25_000)
-_SPARK_SIZES = (250_000, 500_000, 1_000_000, 2_000_000, 4_000_000)
+_SPARK_SIZES = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
 
 ROWS = (
     Row("process", AT_MOST_ONCE, "Millrace, resident", _CALL, latency="latency_process"),
     Row("process_rows", AT_MOST_ONCE, "Millrace, resident", _CHUNK),
-    Row("process_arrow", AT_MOST_ONCE, "Millrace, resident", _ARROW, _ARROW_SIZES),
+    Row("process_arrow", AT_MOST_ONCE, "Millrace, resident", _ARROW, (12_500,)),
     Row("bytewax_per_item", AT_MOST_ONCE, "Bytewax", _CALL, (10_000,), other="bytewax_per_item"),
-    Row("bytewax", AT_MOST_ONCE, "Bytewax", _OPERATORS, (5_000, 10_000, 20_000), other="bytewax", latency="bytewax"),
-    Row("pathway", AT_MOST_ONCE, "Pathway", _NATIVE, (15_000, 30_000, 60_000), other="pathway", latency="pathway"),
+    Row("bytewax", AT_MOST_ONCE, "Bytewax", _OPERATORS, (10_000, 20_000, 40_000), other="bytewax", latency="bytewax"),
+    Row("pathway", AT_MOST_ONCE, "Pathway", _NATIVE, (30_000, 60_000, 120_000), other="pathway", latency="pathway"),
     Row("process_acked", AT_LEAST_ONCE, "Millrace, resident", _CALL, latency="latency_process_acked"),
     Row("process_checkpointed", CHECKPOINTED, "Millrace, resident", _CALL, latency="latency_process_checkpointed"),
     Row("process_rows_checkpointed", CHECKPOINTED, "Millrace, resident", _CHUNK),
-    Row("process_arrow_checkpointed", CHECKPOINTED, "Millrace, resident", _ARROW, _ARROW_SIZES),
-    Row("process_arrow_combined_checkpointed", CHECKPOINTED, "Millrace, resident", _COMBINED, _ARROW_SIZES),
+    Row("process_arrow_checkpointed", CHECKPOINTED, "Millrace, resident", _ARROW, (12_500,)),
+    Row("process_arrow_combined_checkpointed", CHECKPOINTED, "Millrace, resident", _COMBINED, (12_500, 25_000, 62_500)),
     Row("microbatch", CHECKPOINTED, "Millrace, microbatch", _CALL, (200_000,)),
-    Row("microbatch_arrow", CHECKPOINTED, "Millrace, microbatch", _ARROW, _SPARK_SIZES[2:]),
-    Row("microbatch_arrow_files", CHECKPOINTED, "Millrace, microbatch", f"{_COMBINED}, files read by Spark", _SPARK_SIZES[1:]),
+    Row("microbatch_arrow", CHECKPOINTED, "Millrace, microbatch", _ARROW, _SPARK_SIZES),
+    Row("microbatch_arrow_files", CHECKPOINTED, "Millrace, microbatch", f"{_COMBINED}, files read by Spark", _SPARK_SIZES),
     Row("bytewax_per_item_checkpointed", CHECKPOINTED, "Bytewax", _CALL, (10_000,), other="bytewax_per_item"),
     Row("bytewax_checkpointed", CHECKPOINTED, "Bytewax", _OPERATORS, (10_000,), other="bytewax", latency="bytewax"),
     Row("pathway_checkpointed", CHECKPOINTED, "Pathway", f"{_NATIVE}, input logged", (30_000,), other="pathway",
         latency="pathway"),
-    Row("spark_sql", CHECKPOINTED, "Structured Streaming", "SQL, no Python, words counted before the shuffle", _SPARK_SIZES[1:],
+    Row("spark_sql", CHECKPOINTED, "Structured Streaming", "SQL, no Python, words counted before the shuffle", _SPARK_SIZES,
         other="spark_sql", latency="spark_sql"),
     Row("spark_python", CHECKPOINTED, "Structured Streaming", "applyInPandasWithState, one update for each word and batch",
-        _SPARK_SIZES[:3], other="spark_python"),
+        (500_000,), other="spark_python"),
 )
 BY_NAME = {row.name: row for row in ROWS}
 
@@ -116,7 +116,8 @@ def measure_row(row: Row, corpus: Path, rule: Rule, console: Console) -> dict[st
 
 def measure_latency(row: Row, corpus: Path, rule: Rule, console: Console) -> dict[str, Any]:
     """Milliseconds from due to visible at a steady rate."""
-    return _run(replace(row, name=row.latency), replace(_request(row, corpus, rule, 1), rate=LINES_PER_SECOND), console)
+    request = _request(row, corpus, Rule(rule.warm_up, LATENCY_SECONDS, 1), 1)
+    return _run(replace(row, name=row.latency), replace(request, rate=LINES_PER_SECOND), console)
 
 
 def _request(row: Row, corpus: Path, rule: Rule, size: int) -> RunRequest:

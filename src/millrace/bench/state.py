@@ -45,7 +45,7 @@ DISK = Path("/var/tmp")
 
 
 def run_state_bench(live: bool, quick: bool = False) -> dict[str, Any]:
-    """`quick`: small sizes only, to see that it works."""
+    """Returns the object of `bench state --json`. `quick`: small sizes only, to see that it works."""
     console = Console(stderr=not live)
     result: dict[str, Any] = {"shape": [R, C], "runs": RUNS, **code_speed(8 if quick else CODE_MB)}
     console.print(f"one core, {R} + {C}: cut {result['encode_mb_s']:,.0f} MB/s, rebuild with {C} lost "
@@ -100,7 +100,7 @@ class RestoreSource(Protocol):
     def save(self, states: Sequence[bytes]) -> None: ...
 
     def make_ready(self) -> None:
-        """Before each restore."""
+        """Prepare for a restore."""
 
     def restore(self) -> list[Any]:
         """Return everything that was saved, with its sums checked."""
@@ -171,7 +171,7 @@ class FragmentSource:
                 raise MillraceError(f"only {held} of {R + C} fragments could be placed")
 
     def make_ready(self) -> None:
-        """They are in memory."""
+        """Fragments are in memory."""
 
     def restore(self) -> list[Any]:
         states: dict[str, Any] = {}

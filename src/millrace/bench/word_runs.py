@@ -48,6 +48,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {"process": WordsByTuple, "process_rows"
 IN_BATCHES = (WordsByArrow, WordsCombined)  # of Arrow: their size is `batch_lines`
 SPOUT_TASKS = 2
 REPORT_SECONDS = 60.0
+SPARE_SECONDS = 1.0  # after the last line of a latency run is due
 ARROW_LINES = 12_500  # most in an Arrow batch on the microbatch engine
 NAME = "words"
 Result = dict[str, Any]
@@ -76,7 +77,7 @@ def measure_latency(request: RunRequest, guarantee: str) -> Result:
     """Milliseconds from the moment a line is due until its last update is at the sink, on the resident engine."""
     with scratch_directory() as scratch, resident_engine(scratch) as engine:
         config = {**_resident_config(request, guarantee, scratch), "rate": request.rate, "limit": request.paced_lines}
-        running = start_run(engine, WordsTimed, config, request.paced_lines / request.rate)
+        running = start_run(engine, WordsTimed, config, request.paced_lines / request.rate + SPARE_SECONDS)
         end_run(running)
         checked = _check_reported(scratch, request, tasks=6)
         started = [report["started"] for report in _reports(scratch, "CorpusLines")]

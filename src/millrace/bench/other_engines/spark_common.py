@@ -30,7 +30,7 @@ else:
     from reporting import RunRequest, WindowMeter, check_counts
 
 CORES = 2
-BATCHES_AHEAD = 3  # batches whose files are there before they are read: the query never waits for input
+BATCHES_AHEAD = 2  # batches whose files are there before they are read: the query never waits for input
 LOOK_SECONDS = 0.1
 # The settings of Millrace's own batches that concern speed.
 FASTEST = {
