@@ -37,7 +37,7 @@ def settings(store: Path) -> dict[str, str]:
 
 
 def test_batches_of_two_engines_keep_their_state_in_the_same_processes(spark: SparkSession, tmp_path: Path) -> None:
-    engines = [MicrobatchEngine(spark=spark, name=f"neighbour-{number}-{os.getpid()}", code=["held_parts"],
+    engines = [MicrobatchEngine(spark=spark, name=f"neighbour-{number}-{os.getpid()}", code=["support"],
                                 settings=settings(tmp_path / f"store-{number}")) for number in range(2)]
     try:
         streams = []

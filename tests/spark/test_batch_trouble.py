@@ -25,7 +25,7 @@ from support.topologies.dataframe_parts import TARGET, Refused
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrobatchEngine]:
     settings = {"checkpoint.store": str(tmp_path_factory.mktemp("store")), "history.url": "none"}
-    with MicrobatchEngine("local[2]", name=f"trouble-{os.getpid()}", code=["held_parts", "frame_parts"],
+    with MicrobatchEngine("local[2]", name=f"trouble-{os.getpid()}", code=["support"],
                           settings=settings) as engine:
         yield engine
 
@@ -112,8 +112,8 @@ def test_a_function_that_cannot_write_is_named_and_its_rows_wait(engine: Microba
     now = shown()["batches"]["running"]
     assert now["committed"] and now["doing"] == "write what the sinks have kept"
     [error] = shown()["last_errors"]
-    assert error["task"] == "table" and "frame_parts:refused" in error["error"] and "the sink 'table'" in error["error"]
-    assert "LookupError: there is no table (" in error["error"] and "support.topologies.dataframe_parts.py:" in error["error"]
+    assert error["task"] == "table" and "dataframe_parts:refused" in error["error"] and "the sink 'table'" in error["error"]
+    assert "LookupError: there is no table (" in error["error"] and "topologies/dataframe_parts.py:" in error["error"]
     assert "in refused" in error["traceback"]
     running.kill(wait=10 * SECONDS)
     assert running.wait(SECONDS), "nobody waits for a function that fails"

@@ -25,7 +25,7 @@ EXECUTORS = 2
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrobatchEngine]:
     store = tmp_path_factory.mktemp("store")
-    with MicrobatchEngine(f"local-cluster[{EXECUTORS},1,700]", EXECUTORS, name=f"batches-{os.getpid()}", code=["held_parts"],
+    with MicrobatchEngine(f"local-cluster[{EXECUTORS},1,700]", EXECUTORS, name=f"batches-{os.getpid()}", code=["support"],
                           settings={"checkpoint.store": str(store), "history.url": "none", "load.period.secs": 1}) as engine:
         yield engine
 

@@ -52,8 +52,8 @@ def submit(engine: ResidentEngine) -> Iterator[Callable[..., RunningTopology]]:
 class Reader:
     """A query that keeps what it reads by batch: one that Spark runs again replaces itself."""
 
-    def __init__(self, engine: ResidentEngine, frame: DataFrame, checkpoint: Path) -> None:
-        self._engine, self._frame, self._checkpoint = engine, frame, checkpoint
+    def __init__(self, engine: ResidentEngine, dataframe: DataFrame, checkpoint: Path) -> None:
+        self._engine, self._dataframe, self._checkpoint = engine, dataframe, checkpoint
         self.batches: dict[int, list[Any]] = {}
         self.query: StreamingQuery | None = None
 
@@ -61,7 +61,7 @@ class Reader:
         def keep(batch: DataFrame, number: int) -> None:
             self.batches[number] = [tuple(row) for row in batch.collect()]
 
-        writer = self._frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(self._checkpoint))
+        writer = self._dataframe.writeStream.foreachBatch(keep).option("checkpointLocation", str(self._checkpoint))
         self.query = (writer.trigger(**trigger) if trigger else writer).start()
         return self.query
 
@@ -111,9 +111,9 @@ def test_at_least_once_nothing_is_lost(engine: ResidentEngine, submit: Callable[
     """Types are found in the rows; the reader starts again from its checkpoint; a worker with a task of the tap is killed."""
     running = submit(Tapped, "tapped", limit=ROWS, rate=1500.0)
     assert engine.master.wait_until(lambda: any(unread(running).values()), SECONDS)
-    frame = stream(engine.spark, "tapped")
-    assert frame.schema.simpleString() == "struct<number:bigint,word:string>"
-    reader = Reader(engine, frame, tmp_path)
+    dataframe = stream(engine.spark, "tapped")
+    assert dataframe.schema.simpleString() == "struct<number:bigint,word:string>"
+    reader = Reader(engine, dataframe, tmp_path)
     reader.start()
     reader.until(lambda: len(reader.rows()) > 100)
     reader.stop()
@@ -184,8 +184,8 @@ def test_a_tap_that_nobody_reads_holds_the_topology_up(engine: ResidentEngine, s
 def test_a_second_reader_takes_over(engine: ResidentEngine, submit: Callable[..., RunningTopology], tmp_path: Path) -> None:
     """And the first is told."""
     submit(Tapped, "shared", limit=ROWS, rate=1000.0)
-    frame = stream(engine.spark, "shared", "number long")
-    first, second = (Reader(engine, frame, tmp_path / name) for name in ("first", "second"))
+    dataframe = stream(engine.spark, "shared", "number long")
+    first, second = (Reader(engine, dataframe, tmp_path / name) for name in ("first", "second"))
     first.start()
     first.until(lambda: len(first.rows()) > 100)
     second.start()

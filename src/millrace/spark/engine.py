@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millrace.api.dataframe import frames_of
+from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
 from millrace.control.events import Killed, Say
@@ -22,7 +22,7 @@ from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
 from millrace.model.load import Load
 from millrace.schedulers.even import Even
 from millrace.spark.cluster.launcher import SparkLauncher, ship_code
-from millrace.spark.dataframes.feeding import STOP_SECONDS, FrameQueries, check_frames, resolve_frames
+from millrace.spark.dataframes.feeding import STOP_SECONDS, FeedingQueries, check_dataframes, resolve_dataframes
 from millrace.spark.session.gone import GONE, is_gone
 from millrace.spark.session.session import EXCLUDING, LOOPBACK, MasterUrl, make_session, parse_master, stop_session
 
@@ -69,7 +69,7 @@ class ResidentEngine:
         self._launcher: SparkLauncher | None = None
         self._stopping = False
         self.lost = ""  # Spark is gone: why nothing runs any more
-        self._feeding: list[FrameQueries] = []
+        self._feeding: list[FeedingQueries] = []
         self.spark = spark or make_session(master, f"millrace {name}", slots, spark_settings)
         if spark is not None:
             check_session(spark)
@@ -119,19 +119,19 @@ class ResidentEngine:
         check_topology_config(config or {})
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
         check_code(graph, "resident")
-        declared = {} if isinstance(topology, TopologyGraph) else frames_of(topology)
-        check_frames(graph, declared)
-        frames = resolve_frames(self.spark, topology) if isinstance(topology, type) and declared else {}
-        queries = FrameQueries(self.spark, self.master, graph, frames, self.slots)
+        declared = {} if isinstance(topology, TopologyGraph) else dataframes_of(topology)
+        check_dataframes(graph, declared)
+        dataframes = resolve_dataframes(self.spark, topology) if isinstance(topology, type) and declared else {}
+        queries = FeedingQueries(self.spark, self.master, graph, dataframes, self.slots)
         check_not_running(graph.name, self.master.state.topologies)  # or its own positions would be taken for an earlier run's
         queries.prepare(resume)
         # Without state there is nothing for the master to resume; what Spark has read is resumed all the same.
-        self.master.submit(graph, resume if graph.waves or not frames else None, queries.run)
-        if frames:
+        self.master.submit(graph, resume if graph.waves or not dataframes else None, queries.run)
+        if dataframes:
             self._feed(queries, resume)
         return RunningTopology(self.master, graph.name)
 
-    def _feed(self, queries: FrameQueries, resume: bool | None) -> None:
+    def _feed(self, queries: FeedingQueries, resume: bool | None) -> None:
         try:
             queries.start(resume)
         except BaseException:

@@ -31,40 +31,40 @@ class KeepLines(Bolt):
     def process(self, tup: Tuple) -> None: ...
 
 
-def keeping(frame: Any, **options: Any) -> type[Topology]:
+def keeping(dataframe: Any, **options: Any) -> type[Topology]:
     class Keeping(Topology):
-        lines = Spout.from_dataframe(frame, **options)
+        lines = Spout.from_dataframe(dataframe, **options)
         keep = KeepLines.spec(inputs={lines: Grouping.SHUFFLE})
 
     return Keeping
 
 
-def writing(frame: Any, **options: Any) -> type[Topology]:
+def writing(dataframe: Any, **options: Any) -> type[Topology]:
     """Every line to a file of the directory `path`."""
 
     class Writing(Topology):
-        lines = Spout.from_dataframe(frame, par=2, **options)
+        lines = Spout.from_dataframe(dataframe, par=2, **options)
         sink = JsonLinesSink.spec(inputs={lines: Grouping.SHUFFLE}, par=2)
 
     return Writing
 
 
-def counting(frame: Any, **options: Any) -> type[Topology]:
+def counting(dataframe: Any, **options: Any) -> type[Topology]:
     """The same, counted on the way."""
 
     class Counting(Topology):
-        lines = Spout.from_dataframe(frame, par=2, **options)
+        lines = Spout.from_dataframe(dataframe, par=2, **options)
         count = CountLines.spec(inputs={lines: Grouping.fields("line")}, par=2)
         sink = JsonLinesSink.spec(inputs={count: Grouping.SHUFFLE}, par=2)
 
     return Counting
 
 
-def tapping(frame: Any, **options: Any) -> type[Topology]:
+def tapping(dataframe: Any, **options: Any) -> type[Topology]:
     """Out again as it came in."""
 
     class Tapping(Topology):
-        lines = Spout.from_dataframe(frame, par=2, **options)
+        lines = Spout.from_dataframe(dataframe, par=2, **options)
         out = Tap.spec(inputs={lines: Grouping.SHUFFLE}, par=2)
 
     return Tapping

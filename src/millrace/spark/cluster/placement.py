@@ -132,9 +132,9 @@ class Placement:
             found = self._seeds[key] = self._scala.makeRDD(self._to_seq(pairs), self._bytes)
         return found
 
-    def arrow(self, frame: Any, most: int) -> Any:
+    def arrow(self, dataframe: Any, most: int) -> Any:
         """A DataFrame as an RDD of Arrow batches, in at most so many partitions."""
-        batches = frame._jdf.toArrowBatchRdd()
+        batches = dataframe._jdf.toArrowBatchRdd()
         if batches.getNumPartitions() > most:
             batches = batches.coalesce(most, False, self._jvm.scala.Option.empty(), None)
         return batches

@@ -1,4 +1,4 @@
-"""Where Spark keeps how far the DataFrame of a frame spout has been read, and whose that is.
+"""Where Spark keeps how far the DataFrame of a DataFrame spout has been read, and whose that is.
 
     <checkpoint store>/<topology>.frames/<component>/<run>      unless the settings name a place
 
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from millrace.config import FRAME_CHECKPOINT
+from millrace.config import DATAFRAME_CHECKPOINT
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph
 from millrace.runtime.checkpoints.store import local_directory
@@ -23,8 +23,8 @@ OWNER = "_millrace"  # in a checkpoint's directory: whose it is
 
 
 def given_checkpoint(graph: TopologyGraph, component: ComponentDef) -> str:
-    """The one that its own settings name; or below that of the topology's, which may have several frame spouts. Empty: none."""
-    own, common = FRAME_CHECKPOINT.of(component.config), FRAME_CHECKPOINT.of(graph.config)
+    """The checkpoint directory from the component's config, or one below the directory in the topology's; empty if unset."""
+    own, common = DATAFRAME_CHECKPOINT.of(component.config), DATAFRAME_CHECKPOINT.of(graph.config)
     if own is None and common is not None:
         return f"{common.rstrip('/')}/{path_step(component.name)}"
     return str(own or "")
@@ -40,11 +40,11 @@ def claim_checkpoint(directory: Path, topology: str, component: str) -> None:
             owner.write_text(f"{topology}/{component}")
     except OSError as error:
         raise MillraceError(f"{directory} cannot be the checkpoint of {component!r} of {topology!r}: {error}. Name another "
-                            f"directory in {FRAME_CHECKPOINT.key}") from None
+                            f"directory in {DATAFRAME_CHECKPOINT.key}") from None
     if found and found != f"{topology}/{component}":
         raise TopologyError(f"the checkpoint {directory} is that of {found}, and not of {topology}/{component}: what has been "
                             "read of one DataFrame says nothing about another. Name another directory in "
-                            f"{FRAME_CHECKPOINT.key}")
+                            f"{DATAFRAME_CHECKPOINT.key}")
 
 
 def new_run() -> str:
@@ -66,13 +66,13 @@ class Noted(NamedTuple):
 
 
 class Runs:
-    """The checkpoints of one frame spout, below a checkpoint store that is a directory."""
+    """The checkpoints of one DataFrame spout, below a checkpoint store that is a directory."""
 
     def __init__(self, store: str, topology: str, component: str) -> None:
         directory = local_directory(store)
         if directory is None:
             raise TopologyError(f"Spark needs a directory to keep how far the DataFrame of {component!r} has been read, and "
-                                f"the checkpoint store {store} is none: set {FRAME_CHECKPOINT.key} to one that driver and "
+                                f"the checkpoint store {store} is none: set {DATAFRAME_CHECKPOINT.key} to one that driver and "
                                 "executors share")
         # no topology's own path has a dot
         self._directory = directory.absolute() / f"{path_step(topology)}.frames" / path_step(component)

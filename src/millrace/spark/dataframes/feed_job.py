@@ -1,5 +1,7 @@
-"""The Spark task that feeds a frame spout. By itself, because every Python process of Spark's imports what is needed here, and
-the driver's side needs several times as much."""
+"""The Spark task that feeds a DataFrame spout.
+
+It has its own module because every Python process of Spark imports it, and the driver's side imports several times as much.
+"""
 
 from __future__ import annotations
 

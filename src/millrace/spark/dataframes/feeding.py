@@ -1,4 +1,4 @@
-"""Streaming DataFrames that feed the frame spouts of resident topologies.
+"""Streaming DataFrames that feed the DataFrame spouts of resident topologies.
 
 For each there is a Structured Streaming query. A micro-batch is a Spark job whose partitions send their rows to the spout's
 tasks and end when the topology has acked them; only then does Spark note in its checkpoint that they have been read. So that
@@ -20,16 +20,16 @@ from pyspark.sql import types
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
-from millrace.api.dataframe import check_frame, frames_of
+from millrace.api.dataframe import check_dataframe, dataframes_of
 from millrace.api.topology import Topology
 from millrace.config import (
     AT_LEAST_ONCE,
     CHECKPOINTS,
     CHUNK_TUPLES,
+    DATAFRAME_ACK_TIMEOUT,
+    DATAFRAME_TRIGGER,
     EXACTLY_ONCE,
     FRAME_LIMIT,
-    FRAME_TIMEOUT,
-    FRAME_TRIGGER,
     GUARANTEE,
 )
 from millrace.control.events import Killed, Say
@@ -67,21 +67,22 @@ PLAIN_TYPES = (types.BooleanType, types.ByteType, types.ShortType, types.Integer
                types.TimestampNTZType, types.NullType)
 
 
-def resolve_frames(spark: SparkSession, topology: type[Topology]) -> dict[str, DataFrame]:
-    """The streaming DataFrame of each frame spout, by the spout's name, with its columns in the order of the outputs. What is
-    not streaming, or does not fit, is a `TopologyError`."""
+def resolve_dataframes(spark: SparkSession, topology: type[Topology]) -> dict[str, DataFrame]:
+    """The streaming DataFrame of each DataFrame spout by name, columns in the order of the outputs.
+
+    `TopologyError` if one is not streaming or does not match its outputs."""
     found: dict[str, DataFrame] = {}
-    outputs = {str(spec.name): spec.outputs[0].fields for spec in topology.specs if spec.frame is not None}
-    for name, frame in frames_of(topology).items():
-        label = f"the frame spout {name!r}"
-        if isinstance(frame, str):
-            frame = resolve(frame)
-        if callable(frame):
-            frame = _made(label, frame, spark)
-        check_frame(label, frame, outputs[name])
-        for column in frame.schema:
+    outputs = {str(spec.name): spec.outputs[0].fields for spec in topology.specs if spec.dataframe is not None}
+    for name, dataframe in dataframes_of(topology).items():
+        label = f"the DataFrame spout {name!r}"
+        if isinstance(dataframe, str):
+            dataframe = resolve(dataframe)
+        if callable(dataframe):
+            dataframe = _made(label, dataframe, spark)
+        check_dataframe(label, dataframe, outputs[name])
+        for column in dataframe.schema:
             _check_type(label, column.name, column.dataType)
-        found[name] = frame.select(*[f"`{field}`" for field in outputs[name]])
+        found[name] = dataframe.select(*[f"`{field}`" for field in outputs[name]])
     return found
 
 
@@ -110,16 +111,16 @@ def _check_type(label: str, column: str, kind: types.DataType) -> None:
                             "to a string, a number or a time in the DataFrame")
 
 
-class FrameQueries:
+class FeedingQueries:
     """The queries that feed one topology, on a cluster of which workers hold so many cores (`slots`). `run` names where Spark
     is to keep how far they have read, if the topology begins anew; empty if nothing feeds it."""
 
-    def __init__(self, spark: SparkSession, master: Master, graph: TopologyGraph, frames: dict[str, DataFrame],
+    def __init__(self, spark: SparkSession, master: Master, graph: TopologyGraph, dataframes: dict[str, DataFrame],
                  slots: int) -> None:
         self._master, self._graph, self.name = master, graph, graph.name
-        self._queries = [FrameQuery(spark, master, graph, graph.component(name), frame, slots)
-                         for name, frame in frames.items()]
-        self.run = new_run() if frames else ""
+        self._queries = [FeedingQuery(spark, master, graph, graph.component(name), dataframe, slots)
+                         for name, dataframe in dataframes.items()]
+        self.run = new_run() if dataframes else ""
 
     def prepare(self, resume: bool | None) -> None:
         """What can be found wrong before the topology is submitted. Without state, a run is as good as what it has read: to go
@@ -172,12 +173,12 @@ class FrameQueries:
             self._master.tell(Killed(event.name, event.wait, time.monotonic()))
 
 
-class FrameQuery:
+class FeedingQuery:
     """One query. Spark calls `_push` with each micro-batch; it returns when that need not be sent again."""
 
     def __init__(self, spark: SparkSession, master: Master, graph: TopologyGraph, component: ComponentDef,
-                 frame: DataFrame, slots: int) -> None:
-        self._spark, self._master, self._graph, self._component, self._frame = spark, master, graph, component, frame
+                 dataframe: DataFrame, slots: int) -> None:
+        self._spark, self._master, self._graph, self._component, self._dataframe = spark, master, graph, component, dataframe
         self._conf = {**graph.config, **component.config}
         self._label = f"the query that feeds {component.name!r}"
         self._query: StreamingQuery | None = None
@@ -209,9 +210,9 @@ class FrameQuery:
     def start(self, run: str, resume: bool | None) -> None:
         """Not before the topology has its name for itself: the last run's checkpoint must not be touched while it runs."""
         place = self._place or self._place_of(run, bool(resume))
-        writer = (self._frame.writeStream.queryName(f"{FEEDING}{self._graph.name}/{self._component.name}")
+        writer = (self._dataframe.writeStream.queryName(f"{FEEDING}{self._graph.name}/{self._component.name}")
                   .option("checkpointLocation", place).foreachBatch(self._push))
-        seconds = FRAME_TRIGGER.of(self._conf)
+        seconds = DATAFRAME_TRIGGER.of(self._conf)
         if seconds:
             writer = writer.trigger(processingTime=f"{int(seconds * 1000)} milliseconds")
         try:
@@ -282,14 +283,14 @@ class FrameQuery:
 
     # -- called by Spark ---------------------------------------------------------------------------------------------
 
-    def _push(self, frame: DataFrame, batch: int) -> None:
+    def _push(self, dataframe: DataFrame, batch: int) -> None:
         with self._state:
             if self._refusing:  # the one before is committed, or this would not have come
                 self._refused = True
                 raise FeedingFailed(f"{self._label} ends")
             self._pushing = True
         try:
-            while not self._pushed(frame, batch):
+            while not self._pushed(dataframe, batch):
                 log.info("%s sends batch %d again: the topology has gone back meanwhile", self._label, batch)
             self._forget_other_runs()
         except Exception as error:  # Spark's own account of it is a stack trace of two languages
@@ -299,12 +300,13 @@ class FrameQuery:
             with self._state:
                 self._pushing = False
 
-    def _pushed(self, frame: DataFrame, batch: int) -> bool:
+    def _pushed(self, dataframe: DataFrame, batch: int) -> bool:
         """Whether the micro-batch is through, and will not be missed whatever happens."""
         version = self._version()
         feeding = Feeding(self._master.endpoint, self._master.keys, self._graph.name, self._component.name, self._id, batch,
-                          CHUNK_TUPLES.of(self._conf), FRAME_TIMEOUT.of(self._conf), FRAME_LIMIT.of(self._master.settings))
-        narrow = frame.coalesce(self._partitions())
+                          CHUNK_TUPLES.of(self._conf), DATAFRAME_ACK_TIMEOUT.of(self._conf),
+                          FRAME_LIMIT.of(self._master.settings))
+        narrow = dataframe.coalesce(self._partitions())
         for sent in map_in_arrow(narrow, partial(feed_partition, feeding), SENT).collect():
             if sent.error:
                 raise FeedingFailed(sent.error)
@@ -322,7 +324,7 @@ class FrameQuery:
 
     def _feeders(self) -> int:
         """Queries like this one, of all topologies, also of those that are just being started: they share what is free."""
-        return max(1, sum(component.frame for topology in self._master.state.topologies.values()
+        return max(1, sum(component.dataframe for topology in self._master.state.topologies.values()
                           for component in topology.graph.components))
 
     def _forget_other_runs(self) -> None:
@@ -434,21 +436,21 @@ class FrameQuery:
         self._master.later(tell)
 
 
-def map_in_arrow(frame: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+def map_in_arrow(dataframe: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
                  schema: str | types.StructType) -> DataFrame:
-    """As `frame.mapInArrow`, which asks for pandas though nothing of it is used."""
+    """As `dataframe.mapInArrow`, which asks for pandas though nothing of it is used."""
     udf = UserDefinedFunction(function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    columns = udf(*[frame[f"`{name}`"] for name in frame.columns])
-    return type(frame)(frame._jdf.mapInArrow(columns._jc, False, None), frame.sparkSession)
+    columns = udf(*[dataframe[f"`{name}`"] for name in dataframe.columns])
+    return type(dataframe)(dataframe._jdf.mapInArrow(columns._jc, False, None), dataframe.sparkSession)
 
 
-def check_frames(graph: TopologyGraph, frames: dict[str, Any]) -> None:
-    """`TopologyError` for frame spouts that the resident engine cannot feed as the topology asks."""
-    fed = [component.name for component in graph.components if component.frame]
+def check_dataframes(graph: TopologyGraph, dataframes: dict[str, Any]) -> None:
+    """`TopologyError` for DataFrame spouts that the resident engine cannot feed as the topology asks."""
+    fed = [component.name for component in graph.components if component.dataframe]
     if fed and graph.exactly_once:
         raise TopologyError(f"{graph.name!r} asks for {EXACTLY_ONCE}, and {', '.join(fed)} is fed by a DataFrame, which the "
                             f"resident engine does at least once: run it with --engine microbatch (MicrobatchEngine), or set "
                             f"{GUARANTEE.key} to {AT_LEAST_ONCE}")
-    if missing := [name for name in fed if name not in frames]:
+    if missing := [name for name in fed if name not in dataframes]:
         raise TopologyError(f"{', '.join(missing)} of {graph.name!r} is fed by a DataFrame, which a graph does not hold: "
                             "submit the topology's class instead")

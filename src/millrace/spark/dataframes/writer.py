@@ -37,7 +37,7 @@ _refs = msgspec.msgpack.Decoder(PieceRef)
 
 
 @dataclass(frozen=True, slots=True)
-class FrameWriter:
+class SinkWriter:
     """One sink of a topology: where its rows go."""
 
     component: str
@@ -49,17 +49,17 @@ class FrameWriter:
 class WriteFailed(MillraceError):
     """The function of a `DataFrameSink` has raised. `stack`: where, as Python shows it."""
 
-    def __init__(self, writer: FrameWriter, error: BaseException) -> None:
+    def __init__(self, writer: SinkWriter, error: BaseException) -> None:
         super().__init__(f"{writer.code}, which writes what the sink {writer.component!r} keeps, raised {raised(error)}")
         self.component, self.stack = writer.component, "".join(traceback.format_exception(error))[-STACK:]
 
 
-def frame_writers(graph: TopologyGraph) -> list[FrameWriter]:
+def sink_writers(graph: TopologyGraph) -> list[SinkWriter]:
     """Of all such sinks, checked."""
     return [_writer(graph, component) for component in graph.bolts if issubclass(resolve(component.code), DataFrameSink)]
 
 
-def _writer(graph: TopologyGraph, component: ComponentDef) -> FrameWriter:
+def _writer(graph: TopologyGraph, component: ComponentDef) -> SinkWriter:
     label, (given, *more) = f"the sink {component.name!r}", component.inputs
     fields = graph.component(given.source).stream(given.stream).fields
     if any(graph.component(one.source).stream(one.stream).fields != fields for one in more):
@@ -77,7 +77,7 @@ def _writer(graph: TopologyGraph, component: ComponentDef) -> FrameWriter:
     code = component.config.get("write")
     if not isinstance(code, str):
         raise TopologyError(f"{label} has write = {code!r}: name a function (DataFrame, batch id) as module:function")
-    return FrameWriter(component.name, code, resolve(code), schema)
+    return SinkWriter(component.name, code, resolve(code), schema)
 
 
 def check_type(label: str, column: StructField) -> None:
@@ -98,7 +98,7 @@ def _is_marked(field: pa.Field) -> bool:
     return any((each.metadata or {}).keys() & OWN_BYTES or _is_marked(each) for each in inner)
 
 
-def with_schemas(graph: TopologyGraph, writers: Iterable[FrameWriter]) -> TopologyGraph:
+def with_schemas(graph: TopologyGraph, writers: Iterable[SinkWriter]) -> TopologyGraph:
     """The graph with what the sinks' tasks must know of the schema."""
     schemas = {writer.component: b64encode(to_arrow_schema(writer.schema, timezone="UTC").serialize().to_pybytes()).decode()
                for writer in writers}
@@ -107,7 +107,7 @@ def with_schemas(graph: TopologyGraph, writers: Iterable[FrameWriter]) -> Topolo
         else component for component in graph.components))
 
 
-def write_frames(spark: SparkSession, writers: Iterable[FrameWriter], manifest: Manifest, store: str, batch: int) -> None:
+def write_dataframes(spark: SparkSession, writers: Iterable[SinkWriter], manifest: Manifest, store: str, batch: int) -> None:
     """Call each function with what its sink has kept. The rows are read where Spark writes them. `WriteFailed` if one raises:
     those before it have written, and are called again with the same rows."""
     for writer in writers:
@@ -115,9 +115,9 @@ def write_frames(spark: SparkSession, writers: Iterable[FrameWriter], manifest: 
         if refs:
             rows = [(msgspec.msgpack.encode(ref),) for ref in refs]
             kept = spark.createDataFrame(rows, "ref binary").repartition(len(refs))
-            frame = map_in_arrow(kept, partial(_read, store, manifest.topology), writer.schema)
+            dataframe = map_in_arrow(kept, partial(_read, store, manifest.topology), writer.schema)
             try:
-                writer.write(frame, batch)
+                writer.write(dataframe, batch)
             except USER_ERRORS as error:
                 raise WriteFailed(writer, error) from error
 

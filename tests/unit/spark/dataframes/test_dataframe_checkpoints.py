@@ -1,4 +1,4 @@
-"""Where Spark's checkpoint of a frame spout is, and whose."""
+"""Where Spark's checkpoint of a DataFrame spout is, and whose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.config import FRAME_CHECKPOINT
+from millrace.config import DATAFRAME_CHECKPOINT
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph
 from millrace.runtime.checkpoints.directory import DirectoryStore
@@ -74,9 +74,10 @@ def test_a_store_that_is_no_directory_is_refused() -> None:
 
 
 def given(common: str | None, own: str | None) -> str:
-    config = {FRAME_CHECKPOINT.key: own} if own else {}
-    component = ComponentDef("lines", "spout", "m:S", 1, config, (), (), False, "next_tuple", frame=True)
-    return given_checkpoint(TopologyGraph("words", (component,), {FRAME_CHECKPOINT.key: common} if common else {}), component)
+    config = {DATAFRAME_CHECKPOINT.key: own} if own else {}
+    component = ComponentDef("lines", "spout", "m:S", 1, config, (), (), False, "next_tuple", dataframe=True)
+    graph = TopologyGraph("words", (component,), {DATAFRAME_CHECKPOINT.key: common} if common else {})
+    return given_checkpoint(graph, component)
 
 
 def test_that_of_the_topology_has_one_for_each_spout() -> None:

@@ -18,7 +18,7 @@ from millrace.config import CHECKPOINTS
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.store import open_store
-from millrace.spark.dataframes.feeding import resolve_frames
+from millrace.spark.dataframes.feeding import resolve_dataframes
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.session.session import make_session
 from support.topologies.audited import SECONDS
@@ -29,7 +29,7 @@ SLOTS = 2
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = make_session("local[2]", "frames", 2 * SLOTS, {"spark.sql.shuffle.partitions": "2"})
+    session = make_session("local[2]", "dataframes", 2 * SLOTS, {"spark.sql.shuffle.partitions": "2"})
     yield session
     session.stop()
 
@@ -39,7 +39,7 @@ def make_engine(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[], Re
     made: list[ResidentEngine] = []
 
     def make() -> ResidentEngine:
-        engine = ResidentEngine(slots=SLOTS, spark=spark, name=f"frames-{os.getpid()}", code=["framed"],
+        engine = ResidentEngine(slots=SLOTS, spark=spark, name=f"dataframes-{os.getpid()}", code=["support"],
                                 settings={CHECKPOINTS.key: str(tmp_path / "store")})
         made.append(engine)
         return engine
@@ -51,7 +51,7 @@ def make_engine(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[], Re
 
 @pytest.fixture(scope="module")
 def engine(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ResidentEngine]:
-    with ResidentEngine(slots=SLOTS, spark=spark, name=f"frames-module-{os.getpid()}", code=["framed"],
+    with ResidentEngine(slots=SLOTS, spark=spark, name=f"dataframes-module-{os.getpid()}", code=["support"],
                         settings={CHECKPOINTS.key: str(tmp_path_factory.mktemp("store"))}) as engine:
         yield engine
 
@@ -284,12 +284,12 @@ def test_a_topology_that_acks_nothing_is_not_waited_for_for_ever(engine: Residen
 # -- what is refused --
 
 
-def test_a_frame_that_is_not_streaming(spark: SparkSession) -> None:
+def test_a_dataframe_that_is_not_streaming(spark: SparkSession) -> None:
     with pytest.raises(TopologyError, match=r"is not streaming: make it with spark\.readStream"):
         writing(spark.range(3))
     still = writing(lambda session: session.range(3), outputs=["id"])
     with pytest.raises(TopologyError, match=r"'lines' needs a streaming DataFrame.*\(id\) is not streaming"):
-        resolve_frames(spark, still)
+        resolve_dataframes(spark, still)
 
 
 def test_columns_that_are_not_the_outputs(engine: ResidentEngine, spark: SparkSession) -> None:
@@ -300,13 +300,13 @@ def test_columns_that_are_not_the_outputs(engine: ResidentEngine, spark: SparkSe
 
 def test_columns_are_put_in_the_order_of_the_outputs(spark: SparkSession) -> None:
     rate = spark.readStream.format("rate").load()
-    assert resolve_frames(spark, writing(rate, outputs=["value", "timestamp"]))["lines"].columns == ["value", "timestamp"]
+    assert resolve_dataframes(spark, writing(rate, outputs=["value", "timestamp"]))["lines"].columns == ["value", "timestamp"]
 
 
 def test_a_type_that_no_tuple_can_hold(spark: SparkSession) -> None:
     rate = spark.readStream.format("rate").load().selectExpr("value", "struct(make_interval(0, 1) as gap) as span")
-    with pytest.raises(TopologyError, match=r"column 'span\.gap' of the frame spout 'lines' is of type interval.*cast it"):
-        resolve_frames(spark, writing(rate))
+    with pytest.raises(TopologyError, match=r"column 'span\.gap' of the DataFrame spout 'lines' is of type interval.*cast it"):
+        resolve_dataframes(spark, writing(rate))
 
 
 def test_exactly_once_is_for_the_other_engine(engine: ResidentEngine, spark: SparkSession, incoming: Incoming) -> None:
@@ -315,7 +315,7 @@ def test_exactly_once_is_for_the_other_engine(engine: ResidentEngine, spark: Spa
         engine.submit(topology, "exact", {"topology.guarantee": "exactly-once"})
 
 
-def test_a_graph_has_no_frames(engine: ResidentEngine, spark: SparkSession, incoming: Incoming) -> None:
+def test_a_graph_has_no_dataframes(engine: ResidentEngine, spark: SparkSession, incoming: Incoming) -> None:
     with pytest.raises(TopologyError, match="submit the topology's class"):
         engine.submit(graph_of(writing(lines_of(spark, incoming))))
 
