@@ -164,7 +164,7 @@ def test_a_signal_that_ends_spark_too(engine: str, run: Callable[..., Run], tmp_
     os.killpg(started.pid, signal.SIGTERM)
     code, out, err = started.end()
     assert code == 1 and "Traceback" not in err + out
-    assert err.splitlines()[-1].startswith("millrace: Spark has ended before the engine")  # the JVM may have had last words too
+    assert err.splitlines()[-1].startswith("millrace: Spark ended before the engine")  # the JVM may have had last words too
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_spark_dies(engine: str, run: Callable[..., Run], tmp_path: Path) -> Non
         os.kill(pid, signal.SIGKILL)
     code, out, err = started.end()
     assert code == 1 and "Traceback" not in err + out
-    assert err.startswith("millrace: Spark has ended before the engine") and err.count("\n") == 1
+    assert err.startswith("millrace: Spark ended before the engine") and err.count("\n") == 1
 
 
 def test_ctrl_c_while_spark_starts(run: Callable[..., Run]) -> None:

@@ -30,7 +30,7 @@ def executors(engine: ResidentEngine) -> dict[int, int | None]:
 
 
 def test_more_workers_than_cores_are_refused_at_once() -> None:
-    with pytest.raises(NotEnoughSlots, match=r"4 workers were asked for.* has 4 cores"):
+    with pytest.raises(NotEnoughSlots, match=r"4 workers were requested.* has 4 cores"):
         ResidentEngine(MASTER, 4, name=f"too-many-{os.getpid()}")
 
 

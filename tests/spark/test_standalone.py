@@ -13,8 +13,8 @@ import pytest
 
 from millrace.errors import MasterUnreachable
 from millrace.spark.engine import ResidentEngine
+from millrace.spark.session.environment import spark_home
 from millrace.spark.session.java import ensure_java
-from millrace.spark.session.session import spark_home
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact
 
 DEPLOY = "org.apache.spark.deploy"

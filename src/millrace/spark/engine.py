@@ -23,8 +23,10 @@ from millrace.model.load import Load
 from millrace.schedulers.even import Even
 from millrace.spark.cluster.launcher import SparkLauncher, ship_code
 from millrace.spark.dataframes.feeding import STOP_SECONDS, FeedingQueries, check_dataframes, resolve_dataframes
-from millrace.spark.session.gone import GONE, is_gone
-from millrace.spark.session.session import EXCLUDING, LOOPBACK, MasterUrl, make_session, parse_master, stop_session
+from millrace.spark.session.errors import GONE, is_gone
+from millrace.spark.session.master_url import LOOPBACK, MasterUrl, parse_master
+from millrace.spark.session.session import make_session, stop_session
+from millrace.spark.session.settings import EXCLUDING
 
 if TYPE_CHECKING:
     from pyspark import SparkConf

@@ -32,8 +32,10 @@ from millrace.spark.cluster.placement import Placement
 from millrace.spark.dataframes.feeding import resolve_dataframes
 from millrace.spark.dataframes.writer import SinkWriter, sink_writers, with_schemas
 from millrace.spark.engine import RunningTopology, check_code
-from millrace.spark.session.gone import GONE
-from millrace.spark.session.session import EXCLUDING, LOOPBACK, make_batch_session, parse_master, stop_session
+from millrace.spark.session.errors import GONE
+from millrace.spark.session.master_url import LOOPBACK, parse_master
+from millrace.spark.session.session import make_batch_session, stop_session
+from millrace.spark.session.settings import EXCLUDING
 from millrace.state.checkpoint import Manifest, fits
 from millrace.state.path_step import path_step
 

@@ -41,8 +41,7 @@ from millrace.spark.batches.reports import BatchReports
 from millrace.spark.batches.source import frame_of, stream_of
 from millrace.spark.batches.tasks import run_commit, run_rewrite
 from millrace.spark.dataframes.writer import SinkWriter, WriteFailed, write_dataframes
-from millrace.spark.session.errors import SPARK_ERRORS, first_words
-from millrace.spark.session.gone import GONE, is_gone
+from millrace.spark.session.errors import GONE, SPARK_ERRORS, first_words, is_gone
 from millrace.state.checkpoint import Manifest, TaskRecord
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millrace.spark.session.java import ARCHIVE_PREFIX, archive_path, ensure_java
-from millrace.spark.session.session import JAVA_OPTIONS, make_session
+from millrace.spark.session.session import make_session
+from millrace.spark.session.settings import JAVA_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""What Spark is told for long-lived workers, computed without Spark."""
+"""Spark settings for resident workers, master URLs and Spark's home, all computed without Spark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MasterUnreachable, MillraceError, NotEnoughSlots
-from millrace.spark.session.session import check_reachable, home_for_this_machine, parse_master, session_settings, spark_home
+from millrace.spark.session.environment import home_for_this_machine, spark_home
+from millrace.spark.session.master_url import check_reachable, parse_master
+from millrace.spark.session.settings import session_settings
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_local_cluster_gives_its_executors_the_memory_it_names() -> None:
 
 
 def test_local_cluster_without_a_spare_core_is_refused() -> None:
-    with pytest.raises(NotEnoughSlots, match=r"4 workers were asked for, and .* has 4 cores.* at least 5"):
+    with pytest.raises(NotEnoughSlots, match=r"4 workers were requested, but .* has 4 cores.* at least 5"):
         session_settings("local-cluster[2,2,700]", 4)
 
 
@@ -125,7 +127,7 @@ def test_spark_home_of_another_release_is_passed_over(tmp_path: Path, caplog: py
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.13-3.5.0.jar").touch()
     assert spark_home({"SPARK_HOME": str(tmp_path)}) == package
-    assert f"SPARK_HOME={tmp_path} is passed over" in caplog.text
+    assert f"SPARK_HOME={tmp_path} is ignored" in caplog.text
     core = next((package / "jars").glob("spark-core_*.jar"))
     (tmp_path / "jars" / core.name).touch()
     assert spark_home({"SPARK_HOME": str(tmp_path)}) == tmp_path
