@@ -22,7 +22,8 @@ from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
 from millrace.model.load import Load
 from millrace.schedulers.even import Even
 from millrace.spark.cluster.launcher import SparkLauncher, ship_code
-from millrace.spark.dataframes.feeding import STOP_SECONDS, FeedingQueries, check_dataframes, resolve_dataframes
+from millrace.spark.dataframes.declared import check_dataframes, resolve_dataframes
+from millrace.spark.dataframes.feeding import STOP_SECONDS, FeedingQueries
 from millrace.spark.session.errors import GONE, is_gone
 from millrace.spark.session.master_url import LOOPBACK, MasterUrl, parse_master
 from millrace.spark.session.session import make_session, stop_session

@@ -29,7 +29,7 @@ from millrace.spark.cluster.executors import Executors
 from millrace.spark.cluster.free_cores import FreeCores
 from millrace.spark.cluster.launcher import ship_code
 from millrace.spark.cluster.placement import Placement
-from millrace.spark.dataframes.feeding import resolve_dataframes
+from millrace.spark.dataframes.declared import resolve_dataframes
 from millrace.spark.dataframes.writer import SinkWriter, sink_writers, with_schemas
 from millrace.spark.engine import RunningTopology, check_code
 from millrace.spark.session.errors import GONE

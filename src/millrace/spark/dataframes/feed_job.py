@@ -17,7 +17,7 @@ SENT = "partition int, rows bigint, error string"
 
 
 def feed_partition(feeding: Feeding, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The body of one Spark task. What goes wrong here is no reason for Spark to try again: it is returned."""
+    """The body of one Spark task. An error is returned, not raised: Spark should not retry the task."""
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
     rows, error = 0, None
