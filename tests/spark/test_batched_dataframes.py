@@ -133,8 +133,8 @@ def check_several_sources(engine: MicrobatchEngine, files: Files, tmp_path: Path
 
 
 def check_refusals(engine: MicrobatchEngine, target: Path) -> None:
-    for topology, words in [(NotStreaming, "is not streaming"), (Misfit, "text"), (WrongSchema, r"has a schema of word.*line"),
-                            (FromKafka, r"'lines' reads the DataFrame that from_kafka returns.*Failed to find data source: kafka"
+    for topology, words in [(NotStreaming, "is not streaming"), (Misfit, "text"), (WrongSchema, r"has the schema word.*line"),
+                            (FromKafka, r"the DataFrame that from_kafka returns.*Failed to find data source: kafka"
                                         r".*dataframe_parts.py.*--conf spark.jars.packages.*spark_settings.*spark-sql-kafka"),
                             (Forgotten, r"forgotten returns, but that raised KeyError: 'no such key' \(.*dataframe_parts.py:")]:
         with pytest.raises(TopologyError, match=words):
