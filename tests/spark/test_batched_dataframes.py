@@ -1,4 +1,4 @@
-"""DataFrames at both ends of a batched topology, and a driver that ends and goes on from its checkpoint."""
+"""DataFrames at both ends of a batched topology, and a driver that is killed and resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def engine(tmp_path: Path) -> Iterator[Callable[[], MicrobatchEngine]]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.stop()
+    for engine in made:
+        engine.stop()
 
 
 def counted(engine: MicrobatchEngine, name: str, rows: int) -> None:
-    """Wait until so many words have been counted, and what came of them is written."""
+    """Wait until `rows` words have been counted and their results written."""
     def done() -> bool:
         log = engine.master.batches.get(name)
         return log is not None and sum(record.tuples_in for record in log.records) >= rows
@@ -91,8 +91,8 @@ def counted(engine: MicrobatchEngine, name: str, rows: int) -> None:
     assert engine.master.wait_until(done, SECONDS), [event["text"] for event in engine.master.events]
 
 
-def test_from_files_to_a_table_and_on_after_a_restart(places: tuple[Files, Path],
-                                                      engine: Callable[[], MicrobatchEngine], tmp_path: Path) -> None:
+def test_from_files_to_a_table_and_resumed_after_a_restart(places: tuple[Files, Path],
+                                                           engine: Callable[[], MicrobatchEngine], tmp_path: Path) -> None:
     files, target = places
     first = engine()
     files.write(5)
@@ -150,7 +150,7 @@ def check_refusals(engine: MicrobatchEngine, target: Path) -> None:
 
 
 def check_dead_letters(engine: MicrobatchEngine, files: Files, tmp_path: Path) -> None:
-    """A row that does not fit the schema goes to the dead letters, and no other."""
+    """Only rows that do not fit the schema go to the dead letters."""
     (files.directory / "odd.txt").write_text("one odd none three")
     engine.submit(OddDataFrame, "odd", {"path": str(tmp_path / "letters")})
     counted(engine, "odd", files.counts.total() // 10 + 1)
@@ -191,11 +191,11 @@ def test_the_driver_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch, tmp_p
     try:
         committed(second, wave + 2)
         os.kill(second.pid, signal.SIGINT)
-        out, said = second.communicate(timeout=SECONDS)
-        assert second.returncode == 0 and "Traceback" not in said, said
+        out, err = second.communicate(timeout=SECONDS)
+        assert second.returncode == 0 and "Traceback" not in err, err
         final = json.loads(out)
         assert final["engine"] == "microbatch"
-        # Two cores, so several Python processes: tasks come back to theirs all the same.
+        # Two cores mean several Python processes: tasks still return to their own.
         assert final["batches"]["restored"] == 3 and final["batches"]["resident"] >= 3
     finally:
         for pid in in_session(second.pid):
@@ -204,6 +204,6 @@ def test_the_driver_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch, tmp_p
     manifest = Checkpoints(store, "driven").latest()
     assert manifest is not None and manifest.wave > wave + 2
     sent = {task.index: position for task, position in manifest.positions().items()}
-    found = audit(tmp_path / "output", sent)
-    assert (found.lost, found.repeated, found.wrong, found.beyond) == (0, 0, 0, 0), found
+    result = audit(tmp_path / "output", sent)
+    assert (result.lost, result.repeated, result.wrong, result.beyond) == (0, 0, 0, 0), result
     assert state_of(store, batched(graph_of(StatefulWordCount, "driven")))["count"]["counts"] == true_counts(sent)

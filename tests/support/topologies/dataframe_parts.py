@@ -20,7 +20,7 @@ SOURCE, TARGET = "MILLRACE_TEST_SOURCE", "MILLRACE_TEST_TARGET"
 
 
 def lines(spark: Any) -> Any:
-    """Text files that come into a directory."""
+    """The lines of text files that arrive in a directory."""
     return spark.readStream.schema("line string").option("maxFilesPerTrigger", 2).text(os.environ[SOURCE])
 
 
@@ -41,19 +41,19 @@ def forgotten(spark: Any) -> Any:
 
 
 def refused(dataframe: Any, batch: int) -> None:
-    """As long as there is no table."""
+    """Raises until the table exists."""
     if not Path(os.environ[TARGET]).exists():
         raise LookupError("there is no table")
     write(dataframe, batch)
 
 
 def write(dataframe: Any, batch: int) -> None:
-    """Under the batch's id: a batch that is written again replaces itself."""
+    """Writes under the batch's id: a batch that is written again replaces its rows."""
     dataframe.write.mode("overwrite").parquet(str(Path(os.environ[TARGET]) / f"batch={batch}"))
 
 
 class Lengths(Bolt):
-    """Something that no column of numbers can hold, now and then."""
+    """Emits each word's length, and for some words a value that does not fit a column of numbers."""
 
     outputs: ClassVar[list[str]] = ["word", "length"]
 
@@ -75,7 +75,7 @@ def others(spark: Any) -> Any:
 
 
 class Mixed(Topology):
-    """Two DataFrames and a spout of our own."""
+    """Two DataFrame spouts and an ordinary one."""
 
     lines = Spout.from_dataframe(lines, outputs=["line"], par=2)
     others = Spout.from_dataframe(others, outputs=["line"], par=1)
@@ -85,7 +85,7 @@ class Mixed(Topology):
 
 
 class OddDataFrame(Topology):
-    """Writes what does not fit its table to a file."""
+    """Writes rows that do not fit its table to a file."""
 
     lines = Spout.from_dataframe(lines, outputs=["line"], par=1)
     split = Split.spec(inputs={lines: Grouping.SHUFFLE}, par=1)
