@@ -53,7 +53,7 @@ def new_run() -> str:
 
 
 class ReadPosition(NamedTuple):
-    """How far a run has read: the last micro-batch that Spark began, and the time it did."""
+    """The position of a run: the last micro-batch that Spark began, and when it began."""
 
     run: str
     batch: int
