@@ -17,7 +17,7 @@ from millrace.bench.skew_topologies import zipf_words
 from millrace.bench.wordcount import ratios
 from millrace.errors import MillraceError
 from millrace.master.batch_log import BatchRecord
-from millrace.spark.session.session import BATCH_JAVA_OPTIONS, batch_settings
+from millrace.spark.session.settings import BATCH_JAVA_OPTIONS, batch_settings
 
 
 def batches(*ends: float, version: int = 1, tuples: int = 100) -> list[BatchRecord]:
