@@ -180,6 +180,8 @@ def wordcount_tables(result: Result) -> list[str]:
                       *table(("engine", "row", "words/s", "program", "setting"),
                              ((f"{row['engine']} {row['version']}", f"`{row['name']}`", f"{row['words_per_s']:,.0f}",
                                row["how"], row["setting"]) for row in rows))]
+    if result.get("failed"):
+        lines += ["", f"**Not measured, because they failed:** {', '.join(result['failed'])}."]
     tried = [row for row in result["rows"] if row["trials"]]
     lines += ["", "Batch sizes tried, rising until words/s did not, in lines:",
               *table(("row", "words/s by lines in a batch"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from millrace.api.topology import Topology
 from millrace.bench.other_engines.reporting import Rule
+from millrace.bench.other_engines.run import EngineFailed
 from millrace.bench.other_engines.spark_common import scratch_directory
 from millrace.bench.results import keep
 from millrace.bench.rows import (
@@ -18,6 +20,7 @@ from millrace.bench.rows import (
     ROUNDS,
     ROWS,
     WARM_UP_SECONDS,
+    Row,
     corpus_in_memory,
     measure_latency,
     measure_row,
@@ -50,21 +53,36 @@ def run_wordcount(seconds: float, others: bool, live: bool) -> dict[str, Any]:
     console = Console(stderr=not live)
     rule = Rule(WARM_UP_SECONDS, seconds, ROUNDS)
     console.print("Word Count on two cores, one engine after the other; nothing else should run on this machine.")
-    rows = [row for row in ROWS if others or not row.other]
-    with corpus_in_memory() as corpus:
-        measured = [measure_row(row, corpus, rule, console) for row in rows]
-        latency = {row.name: measure_latency(row, corpus, rule, console) for row in rows if row.latency}
     with scratch_directory() as scratch, resident_engine(scratch) as engine:
         hops = {"inside_a_worker": _hop(engine, LocalHop, seconds, console),
                 "to_another_worker": _hop(engine, RemoteHop, seconds, console)}
-    words = {row["name"]: row["words_per_s"] for row in measured}
+    rows = [row for row in ROWS if others or not row.other]
+    with corpus_in_memory() as corpus:
+        measured, failed = attempt(rows, lambda row: measure_row(row, corpus, rule, console), console)
+        latency, failed_latency = attempt([row for row in rows if row.latency],
+                                          lambda row: measure_latency(row, corpus, rule, console), console)
+    words = {name: row["words_per_s"] for name, row in measured.items()}
     result = {"rule": rule_of(rule), "words_per_s": words, "ratios": ratios(words), "latency_ms": percentiles(latency),
-              "hop_us": hops, "rows": measured, "latency": latency}
-    print_words(console, measured)
+              "hop_us": hops, "rows": list(measured.values()), "latency": latency,
+              "failed": failed | {f"latency of {name}": error for name, error in failed_latency.items()}}
+    print_words(console, list(measured.values()))
     for title in ("latency_ms", "hop_us", "ratios"):
         console.print(f"{title}: {result[title]}")
     console.print(f"kept in {keep('wordcount', result)}")
     return result
+
+
+def attempt(rows: Iterable[Row], measure: Callable[[Row], dict[str, Any]],
+            console: Console) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Measure each row. Returns the results and the errors by name: one row that fails does not cost the others."""
+    results, errors = {}, {}
+    for row in rows:
+        try:
+            results[row.name] = measure(row)
+        except EngineFailed as error:
+            errors[row.name] = str(error)
+            console.print(f"{row.name} failed: {error}", style="red", markup=False)
+    return results, errors
 
 
 def rule_of(rule: Rule) -> dict[str, float]:

@@ -241,6 +241,8 @@ def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each 
     result = run_wordcount(seconds, others, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
+    if result["failed"]:
+        raise MillraceError(f"these rows have no figure: {', '.join(result['failed'])}; the result has their errors")
 
 
 @bench_app.command("memory")

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from millrace.bench import rows, word_runs
 from millrace.bench.other_engines.reporting import Rule, RunRequest
-from millrace.bench.other_engines.run import OTHER_ENGINES
+from millrace.bench.other_engines.run import OTHER_ENGINES, EngineFailed
+from millrace.bench.wordcount import attempt
 
 RULE = Rule(warm_up=1.0, seconds=2.0, rounds=3)
 ROW = rows.Row("arrow", rows.CHECKPOINTED, "engine", "how", (1, 2, 4, 8))
@@ -42,6 +43,16 @@ def test_a_row_with_one_size_is_run_once(monkeypatch: pytest.MonkeyPatch) -> Non
     runs = FakeRuns(monkeypatch, {5: 10.0})
     result = rows.measure_row(ROW.with_size(5), Path("corpus"), RULE, Console(stderr=True))
     assert result["trials"] == [] and [request.rule for request in runs.requests] == [RULE]
+
+
+def test_a_row_that_fails_does_not_cost_the_others() -> None:
+    def measure(row: rows.Row) -> dict[str, Any]:
+        if row.name == "pathway":
+            raise EngineFailed("it counted wrong")
+        return {"name": row.name}
+
+    results, errors = attempt([rows.BY_NAME["pathway"], rows.BY_NAME["bytewax"]], measure, Console(stderr=True))
+    assert results == {"bytewax": {"name": "bytewax"}} and errors == {"pathway": "it counted wrong"}
 
 
 def test_every_row_can_be_run_and_every_group_has_rows() -> None:
