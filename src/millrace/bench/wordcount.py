@@ -53,6 +53,7 @@ def run_wordcount(seconds: float, others: bool, live: bool) -> dict[str, Any]:
     console = Console(stderr=not live)
     rule = Rule(WARM_UP_SECONDS, seconds, ROUNDS)
     console.print("Word Count on two cores, one engine after the other; nothing else should run on this machine.")
+    console.print(f"Every row: {rule.warm_up:g} s of warm-up, then the best of {rule.rounds} windows of {rule.seconds:g} s.")
     with scratch_directory() as scratch, resident_engine(scratch) as engine:
         hops = {"inside_a_worker": _hop(engine, LocalHop, seconds, console),
                 "to_another_worker": _hop(engine, RemoteHop, seconds, console)}
