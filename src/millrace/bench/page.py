@@ -54,7 +54,8 @@ def _restore_ratio(other: str) -> Callable[[Result], float | None]:
 
 
 def _forbidden(*names: str) -> Callable[[Result], float | None]:
-    return lambda result: None if result["stuck"] else sum(result[name] for name in names)
+    """The number of results that a guarantee forbids; without end if the run got stuck."""
+    return lambda result: float("inf") if result["stuck"] else sum(result[name] for name in names)
 
 
 def _planning_seconds(scheduler: str) -> Callable[[Result], float | None]:

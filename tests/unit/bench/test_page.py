@@ -100,7 +100,9 @@ def test_a_run_that_got_stuck_is_shown_as_such(root: Path) -> None:
     stuck = root / page.RESULTS / "faults-exactly-once-20260103-120000.json"
     stuck.write_text(json.dumps({**AT, "stuck": "no wave was committed\nevents"}))
     page.run_page([], root)
-    assert "**The run got stuck:** no wave was committed\n" in (root / page.PAGE).read_text()
+    text = (root / page.PAGE).read_text()
+    assert "**The run got stuck:** no wave was committed\n" in text
+    assert "| words lost, repeated or wrong, and wrong counts, exactly once | inf | at most 0 | **missed** |" in text
 
 
 def test_unknown_results_and_missing_marks_are_refused(root: Path) -> None:
