@@ -5,7 +5,7 @@
     ├── EncodingError            a value that cannot travel (also a TypeError)
     ├── EmitError                an emit that does not fit the declared stream (also a ValueError)
     ├── KeyNotOwned              a key of keyed state that belongs to another task (also a KeyError)
-    ├── NotRunning               emit, ack or fail called outside a running task
+    ├── NotRunning               keyed state or a DataFrame used outside a running task (also a RuntimeError)
     ├── JavaNotFound             no Java that Spark can use
     ├── MasterUnreachable        the Spark master, or a running Millrace, does not answer
     ├── NotEnoughSlots           fewer workers came up than were asked for
@@ -59,7 +59,7 @@ class KeyNotOwned(MillraceError, KeyError):
 
 
 class NotRunning(MillraceError, RuntimeError):
-    """A component was used outside a task: `emit`, `ack` and `fail` only work while the engine runs it."""
+    """A component used its keyed state, or the DataFrame that feeds it, while no engine runs it."""
 
 
 class JavaNotFound(MillraceError):
