@@ -1,10 +1,10 @@
-"""A spout that is fed by a streaming DataFrame of Spark's.
+"""The spout that a streaming DataFrame of Spark feeds.
 
     class WordCount(Topology):
         lines = Spout.from_dataframe(spark.readStream.text("/incoming"), par=2)
 
-The DataFrame stays in the driver: the engine has it read, and the rows come to the spout's tasks as Arrow batches, through a
-`Feed`. Nothing here knows Spark: a DataFrame is what has columns and says whether it is streaming.
+The DataFrame stays in the driver: the engine reads it and sends the rows to the spout's tasks as Arrow batches, through a
+`Feed`. This module does not import Spark: a DataFrame is any object with `columns` and `isStreaming`.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ Frame = Any  # a DataFrame, or a function of the Spark session that returns one,
 
 
 class Feed(Protocol):
-    """Where a frame spout gets its batches from. The engine sets it before `initialize`."""
+    """The source of a frame spout's batches. The engine sets it before `initialize`."""
 
     def take(self) -> tuple[Hashable, pa.RecordBatch] | None:
-        """The next batch and what to call it by; None if there is none now. Does not wait."""
+        """Returns the next batch and its key; None if there is none now. Does not wait."""
         ...
 
     def done(self, key: Hashable) -> None:
-        """The batch, and everything that came of it, has been processed."""
+        """Reports that the batch, and everything derived from it, has been processed."""
         ...
 
     def refuse(self, key: Hashable, reason: str) -> None:
-        """The batch cannot be emitted, now or ever."""
+        """Reports that the batch can never be emitted."""
         ...
 
     def close(self) -> None: ...
 
 
 class _NoFeed:
-    """Stands where the feed will be, so that a mistake says what to do."""
+    """Stands in for the feed outside an engine, with an error that explains the mistake."""
 
     def __getattr__(self, name: str) -> Any:
-        raise NotRunning("a spout made by Spout.from_dataframe has nothing to read here: submit its topology to an engine on "
-                         "Spark, which reads the DataFrame for it")
+        raise NotRunning("a spout made by Spout.from_dataframe has no DataFrame to read here: submit its topology to an engine "
+                         "on Spark, which reads the DataFrame for it")
 
 
 class FrameSpout(ReliableSpout):
-    """Emits the batches that its feed brings, each under the feed's own key, and sends again what fails. Its specs are made by
+    """Emits the batches of its feed, each under the feed's key, and sends failed ones again. Declared by
     `Spout.from_dataframe`."""
 
     feed: Feed = _NoFeed()
 
     def next_tuple(self) -> None:
-        found = self.feed.take()
-        if found is None:
+        taken = self.feed.take()
+        if taken is None:
             return
-        key, batch = found
+        key, batch = taken
         try:
             self.emit_arrow(batch, tup_id=key)
         except Exception as error:
             self.feed.refuse(key, f"{type(error).__name__}: {error}")
             raise
-        if not self.tracked:  # sent is as good as done: nothing else will be heard of it
+        if not self.tracked:  # no ack will follow
             self.feed.done(key)
 
     def ack(self, tup_id: Any) -> None:
@@ -78,12 +78,12 @@ class FrameSpout(ReliableSpout):
 
 def frame_spec(frame: Frame, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
                checkpoint: str | None = None, config: dict[str, Any] | None = None) -> ComponentSpec:
-    """What `Spout.from_dataframe` returns."""
+    """Makes the spec for `Spout.from_dataframe`."""
     label = f"the frame spout {name!r}" if name is not None else "a frame spout"
     if isinstance(frame, str) or callable(frame):
         if outputs is None:
-            raise TopologyError(f"{label} reads what {_shown(frame)} returns when the topology is submitted, so its columns "
-                                'are not known yet: name them, for example outputs=["line"]')
+            raise TopologyError(f"{label} reads the DataFrame that {_name_of(frame)} returns when the topology is submitted, "
+                                'so its columns are not known yet: name them, for example outputs=["line"]')
     elif _is_frame(frame):
         check_frame(label, frame, outputs)
         outputs = list(frame.columns) if outputs is None else outputs
@@ -96,16 +96,16 @@ def frame_spec(frame: Frame, name: str | None = None, par: Any = None, outputs: 
 
 
 def frames_of(topology: type[Topology]) -> dict[str, Frame]:
-    """What each frame spout of the topology reads, by the spout's name."""
+    """The frames of the topology's frame spouts, by the spout's name."""
     return {str(spec.name): spec.frame for spec in topology.specs if spec.frame is not None}
 
 
 def check_frame(label: str, frame: Any, outputs: Sequence[str] | None) -> None:
-    """`TopologyError` unless it is a streaming DataFrame with exactly these columns, in whatever order; None: any columns."""
+    """Raises `TopologyError` unless `frame` is a streaming DataFrame with these columns in any order; None: any columns."""
     if not _is_frame(frame):
-        raise TopologyError(f"{label} needs a streaming DataFrame, and got {frame!r} ({type(frame).__name__})")
+        raise TopologyError(f"{label} needs a streaming DataFrame, but got {frame!r} ({type(frame).__name__})")
     if not frame.isStreaming:
-        raise TopologyError(f"{label} needs a streaming DataFrame, and its DataFrame ({', '.join(frame.columns)}) is not "
+        raise TopologyError(f"{label} needs a streaming DataFrame, but its DataFrame ({', '.join(frame.columns)}) is not "
                             "streaming: make it with spark.readStream instead of spark.read")
     if outputs is not None and (sorted(outputs) != sorted(frame.columns)):
         raise TopologyError(f"{label} has the outputs {', '.join(outputs)}, and its DataFrame the columns "
@@ -116,5 +116,5 @@ def _is_frame(frame: Any) -> bool:
     return hasattr(frame, "columns") and hasattr(frame, "isStreaming")
 
 
-def _shown(frame: str | Callable[..., Any]) -> str:
+def _name_of(frame: str | Callable[..., Any]) -> str:
     return frame if isinstance(frame, str) else getattr(frame, "__qualname__", repr(frame))
