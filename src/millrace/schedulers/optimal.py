@@ -66,23 +66,23 @@ class Optimal:
         if problem.count > self.max_tasks:
             return problem.answer(kept, f"the plan stays: {problem.count} tasks are more than max_tasks = {self.max_tasks}. "
                                         f"Raise it, or use a scheduler that is not exact{also_placed(problem)}", self.capacity)
-        found = least_traffic(problem, self.time_limit, self.capacity)
-        if found.assignment is None:
-            return self.none_found(problem, kept, found)
+        least = least_traffic(problem, self.time_limit, self.capacity)
+        if least.assignment is None:
+            return self.none_found(problem, kept, least)
         if fits(problem, kept, self.capacity):
             now = problem.inter_node(kept)
-            if now - found.value <= SAME * max(now, 1.0):
-                return problem.answer(kept, f"the plan has {now:,.1f} tuples/s between nodes, {_claim(found)}", self.capacity)
-        return problem.answer(found.assignment, f"{found.value:,.1f} tuples/s between nodes, {_claim(found)}", self.capacity)
+            if now - least.value <= SAME * max(now, 1.0):
+                return problem.answer(kept, f"the plan has {now:,.1f} tuples/s between nodes, {_claim(least)}", self.capacity)
+        return problem.answer(least.assignment, f"{least.value:,.1f} tuples/s between nodes, {_claim(least)}", self.capacity)
 
-    def none_found(self, problem: Problem, kept: Ints, found: Least) -> SchedulingResult:
+    def none_found(self, problem: Problem, kept: Ints, least: Least) -> SchedulingResult:
         """The less overloaded of two: the running plan, or all tasks placed from scratch."""
         fresh = complete(problem, np.full(problem.count, -1, dtype=np.int64), self.capacity)
         best = min((kept, fresh), key=lambda assignment: _excess(problem, assignment, self.capacity))
         room = float((problem.node_capacity * self.capacity - problem.node_taken).clip(0).sum())
-        why = ("no placement keeps every node within its CPU" if math.isinf(found.bound)
+        why = ("no placement keeps every node within its CPU" if math.isinf(least.bound)
                else f"none was found within {self.time_limit:g} s that keeps every node within its CPU")
-        return problem.answer(best, f"{why}: {problem.cpu.sum():,.0f} MHz asked for, {room:,.0f} MHz free on {problem.nodes} "
+        return problem.answer(best, f"{why}: {problem.cpu.sum():,.0f} MHz needed, {room:,.0f} MHz free on {problem.nodes} "
                                     "nodes; placed with little overload. Add a node, or lower the load", self.capacity)
 
 
@@ -122,19 +122,19 @@ def _excess(problem: Problem, assignment: Ints, capacity: float) -> float:
     return float(over[used].sum())
 
 
-def _claim(found: Least) -> str:
-    if found.proven:
+def _claim(least: Least) -> str:
+    if least.proven:
         return "the least possible"
-    gap = (found.value - found.bound) / max(found.value, 1e-9)
-    return f"where at least {found.bound:,.1f} are needed: the time limit left a gap of {gap:.1%}"
+    gap = (least.value - least.bound) / max(least.value, 1e-9)
+    return f"where at least {least.bound:,.1f} are needed: the time limit left a gap of {gap:.1%}"
 
 
 def _fewest_moves(problem: Problem, nodes: Ints, room: Floats) -> Ints:
     """The same subgraphs on the nodes with room for them that need the fewest moves."""
     needs = np.bincount(nodes, weights=problem.cpu, minlength=problem.nodes)
-    found = match(np.zeros(problem.nodes), (needs[np.newaxis, :] <= room[:, np.newaxis]) | (needs[np.newaxis, :] == 0),
+    node_of = match(np.zeros(problem.nodes), (needs[np.newaxis, :] <= room[:, np.newaxis]) | (needs[np.newaxis, :] == 0),
                   moves(problem, nodes, problem.nodes), np.bincount(nodes, minlength=problem.nodes) > 0)
-    return nodes if found is None else found[nodes]
+    return nodes if node_of is None else node_of[nodes]
 
 
 class _Program:

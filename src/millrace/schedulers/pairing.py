@@ -45,10 +45,10 @@ class Bins:
         self.place = [NOWHERE] * len(self.weight)
         self.used = np.zeros((len(self.bins_of_kind), len(self.load)), dtype=np.int64)
         self.scale = 1 / np.maximum(self.limit, 1e-9)
-        self.talks: list[list[tuple[int, float]]] = [[] for _ in self.weight]
+        self.neighbours: list[list[tuple[int, float]]] = [[] for _ in self.weight]
         for one, other, rate in self.pairs:
-            self.talks[one].append((other, rate))
-            self.talks[other].append((one, rate))
+            self.neighbours[one].append((other, rate))
+            self.neighbours[other].append((one, rate))
         self.near: list[dict[int, float]] = [{} for _ in self.weight]  # by bin: tuples a second to and from its items
         self.idlest: dict[int, set[int]] = {}
 
@@ -134,7 +134,7 @@ class Bins:
                 self.used[self.kind[item], place] += sign
         self.place[item] = target
         self.idlest.clear()
-        for other, rate in self.talks[item]:
+        for other, rate in self.neighbours[item]:
             near = self.near[other]
             near[target] = near.get(target, 0.0) + rate
             if old >= 0:

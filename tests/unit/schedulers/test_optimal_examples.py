@@ -103,7 +103,7 @@ def test_what_cannot_fit_is_placed_with_little_overload_and_reported() -> None:
     assert least_traffic(problem(given)) == Least(None, float("inf"), float("inf"))
     result = ask(Optimal(), given)
     assert isinstance(result, NewPlan) and len(set(result.plans["t"].placement.values())) == 2
-    assert result.reason.startswith("no placement keeps every node within its CPU: 450 MHz asked for, 400 MHz free on 2 nodes")
+    assert result.reason.startswith("no placement keeps every node within its CPU: 450 MHz needed, 400 MHz free on 2 nodes")
     assert str(result.overload[0]).endswith("would need 300 MHz and has 200")
 
 
