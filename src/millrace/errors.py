@@ -98,7 +98,7 @@ class WireError(MillraceError, ValueError):
 
 
 class FeedingFailed(MillraceError):
-    """A micro-batch that feeds a frame spout was not acked, and waiting longer would not help."""
+    """A micro-batch that feeds a DataFrame spout was not acked, and waiting longer would not help."""
 
 
 class BadParameter(MillraceError, ValueError):

@@ -69,7 +69,7 @@ class ComponentDef:
     """One component. A bolt's last output is its dead letters; `mode` is the method the engine calls. `movable`: its tasks
     may move to another worker while they run; those of a spout whose source cannot be read again may not. `stateful`: it has
     state that a wave must snapshot. `commits`: it is a sink that takes part in the two-phase commit. `own_state`: its class
-    defines `snapshot`, so its state belongs to tasks and not to key groups. `frame`: a spout that Spark feeds."""
+    defines `snapshot`, so its state belongs to tasks and not to key groups. `dataframe`: a spout that Spark feeds."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -84,7 +84,7 @@ class ComponentDef:
     stateful: bool = False
     commits: bool = False
     own_state: bool = False
-    frame: bool = False
+    dataframe: bool = False
 
     @property
     def keyed(self) -> bool:
@@ -278,12 +278,13 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         inputs=tuple(Input(str(read.source), read.stream, cast(Grouping, read.grouping)) for read in spec.inputs),
         blocking=component_cls.blocking,
         mode=cast(Mode, mode_of(component_cls, spec.label)),
-        # The feed of a frame spout sends unacked batches again, wherever the spout is by then.
-        movable=not issubclass(component_cls, Spout) or issubclass(component_cls, ReplayableSpout) or spec.frame is not None,
+        # The feed of a DataFrame spout sends unacked batches again, wherever the spout is by then.
+        movable=(not issubclass(component_cls, Spout) or issubclass(component_cls, ReplayableSpout)
+                 or spec.dataframe is not None),
         stateful=_is_stateful(spec, component_cls),
         commits=issubclass(component_cls, TwoPhaseSink),
         own_state=component_cls.snapshot is not Component.snapshot,
-        frame=spec.frame is not None,
+        dataframe=spec.dataframe is not None,
     )
 
 

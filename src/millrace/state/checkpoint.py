@@ -83,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     records: list[TaskRecord]
     at: float
     wave_epoch: int = 0
-    offsets: str = ""  # names the directories with Spark's reading positions of its sources, or of the frame spouts' feeds
+    offsets: str = ""  # names the directories with Spark's reading positions of its sources, or of the DataFrame spouts' feeds
 
     @property
     def of_batches(self) -> bool:

@@ -61,7 +61,7 @@ def run_reference(topology: type[Topology] | TopologyGraph, name: str | None = N
     no `rate`. There are no ticks; batching bolts process their batches at the end. Sinks write immediately. A tuple that makes
     a bolt raise becomes a dead letter at once."""
     graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
-    fed = [spout.name for spout in graph.spouts if spout.frame]
+    fed = [spout.name for spout in graph.spouts if spout.dataframe]
     if fed:
         raise TopologyError(f"{', '.join(fed)} of {graph.name!r} is fed by Spark, which a reference run does not have: replace "
                             "it by a spout that emits the DataFrame's rows itself")
