@@ -89,8 +89,8 @@ def queries_of(spark: SparkSession, running: RunningTopology) -> list[Any]:
     return [query for query in spark.streams.active if query.name == f"millrace {running.name}/lines"]
 
 
-def test_every_line_of_files_that_come_meanwhile_exactly_once(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
-                                                              tmp_path: Path) -> None:
+def test_without_faults_every_line_of_files_that_come_meanwhile_comes_once(
+        engine: ResidentEngine, spark: SparkSession, incoming: Incoming, tmp_path: Path) -> None:
     incoming.add(files=2, lines=1500)
     running = engine.submit(writing(lines_of(spark, incoming)), "files", {"path": str(tmp_path / "out")})
     until_emitted(engine, running, 3000)

@@ -16,7 +16,14 @@ from millrace.master.requests.client import ask
 from millrace.spark.engine import ResidentEngine
 from millrace.workloads.wordcount import WordCount
 from support.processes.family import daemon_of
-from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.audited import (
+    SECONDS,
+    AuditedStream,
+    StatefulStream,
+    assert_all_exact,
+    assert_exact,
+    assert_nothing_lost,
+)
 
 SLOTS = 3
 USER_MODULE = """
@@ -59,10 +66,10 @@ def pid_of(engine: ResidentEngine, slot: int) -> int:
 
 
 def test_every_word_exactly_once(engine: ResidentEngine, tmp_path: Path) -> None:
-    stream = AuditedStream(engine.master, tmp_path)
-    stream.advance(500)
+    stream = StatefulStream(engine.master, tmp_path)
+    stream.wave(2)
     assert stream.slots() == set(range(SLOTS))
-    assert_exact(stream.finish())
+    assert_all_exact(stream.finish_both())
 
 
 def test_two_topologies_at_once(engine: ResidentEngine, tmp_path: Path) -> None:

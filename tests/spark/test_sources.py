@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.api.topology import Topology
@@ -50,16 +51,21 @@ def submit(engine: ResidentEngine) -> Iterator[Callable[..., RunningTopology]]:
 
 
 class Reader:
-    """A query that keeps what it reads by batch: one that Spark runs again replaces itself."""
+    """A query that keeps its rows by batch: a batch that Spark runs again replaces itself."""
 
     def __init__(self, engine: ResidentEngine, frame: DataFrame, checkpoint: Path) -> None:
         self._engine, self._frame, self._checkpoint = engine, frame, checkpoint
         self.batches: dict[int, list[Any]] = {}
+        self.partitions: dict[int, dict[int, list[Any]]] = {}  # by batch and partition, which is one task of the tap
         self.query: StreamingQuery | None = None
 
     def start(self, **trigger: Any) -> StreamingQuery:
         def keep(batch: DataFrame, number: int) -> None:
-            self.batches[number] = [tuple(row) for row in batch.collect()]
+            partitions: dict[int, list[Any]] = {}
+            for *row, partition in batch.select("*", spark_partition_id()).collect():
+                partitions.setdefault(partition, []).append(tuple(row))
+            self.partitions[number] = partitions
+            self.batches[number] = [row for rows in partitions.values() for row in rows]
 
         writer = self._frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(self._checkpoint))
         self.query = (writer.trigger(**trigger) if trigger else writer).start()
@@ -141,6 +147,9 @@ def test_exactly_once_through_a_killed_worker(engine: ResidentEngine, submit: Ca
     reader.stop()
     rows = reader.rows()
     assert Counter(number for _, number, _ in rows) == Counter(range(ROWS))
+    in_order = [[count for count, _, word in part if word == chosen]
+                for batch in reader.partitions.values() for part in batch.values() for chosen in WORDS]
+    assert all(counts == sorted(counts) for counts in in_order) and max(map(len, in_order)) > 1
     each = ROWS // len(WORDS)
     assert {word: sorted(count for count, _, one in rows if one == word) for word in WORDS} == {
         word: list(range(1, each + 1)) for word in WORDS}

@@ -42,12 +42,12 @@ def pytest_run(*arguments: str, before: tuple[str, ...] = (), **variables: str) 
 def test_what_a_test_starts_has_default_settings() -> None:
     program = ("import os, signal, sys, time; old = os.umask(0); status = open('/proc/self/status').read();"
                "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, old, time.tzname[0],"
-               "sys.getfilesystemencoding(), [line for line in status.splitlines() if line.startswith('SigIgn')][0].split()[1])")
+               "sys.getfilesystemencoding(), status.partition('SigIgn:')[2].split()[0])")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     interrupts, umask, zone, encoding, ignored = done.stdout.split()
     assert (interrupts, umask, zone, encoding) == ("True", str(0o022), "UTC", "utf-8")
-    by_number = int(ignored, 16)
-    assert not [number for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM) if by_number >> number - 1 & 1]
+    bits, expected = int(ignored, 16), (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
+    assert not [number for number in expected if bits >> number - 1 & 1]
 
 
 def test_however_the_run_was_started() -> None:
@@ -137,13 +137,19 @@ def test_a_second_run_waits_and_finds_the_server_installed(monkeypatch: pytest.M
     assert not second.is_alive()
 
 
-def test_the_installation_is_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_installation_is_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[list[str]] = []
+
+    def apt_get(arguments: list[str]) -> str:
+        calls.append(arguments)
+        return "no network" if arguments[0] == "install" else ""
+
     monkeypatch.setattr(install, "LOCK", tmp_path / "lock")
     monkeypatch.setattr(install, "POLICY", tmp_path / "policy")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(install.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(install, "_apt_get", lambda arguments: calls.append(arguments) or ("no network" if len(calls) > 1 else ""))
+    monkeypatch.setattr(install, "_apt_get", apt_get)
     install.install_missing([server(present=False)])
     assert [call[0] for call in calls] == ["update", "install"] and calls[1][-1] == "no-such-package"
     assert capsys.readouterr().out.splitlines() == [
