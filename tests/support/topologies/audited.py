@@ -110,14 +110,21 @@ class StatefulStream(AuditedStream):
         assert waves is not None
         return waves
 
-    def in_phase(self, phase: str, action: Callable[[], None], slot: int) -> int:
-        """Run `action` on the master's thread while a wave is in this phase and a task on this slot has not acked it, so that
-        the phase cannot end in between. Returns the last committed wave of that moment."""
+    def story(self) -> str:
+        waves = self.waves
+        return (f"wave {waves.wave} in phase {waves.phase} waits for {sorted(waves.waiting)}, {waves.committed} is committed, "
+                f"{waves.given_up} were abandoned, trouble {self.state.troubled!r}, {super().story()}")
+
+    def in_phase(self, phase: str, action: Callable[[], None], slot: int, component: str = "") -> int:
+        """Run `action` on the master's thread while a wave is in this phase and a task on this slot (of this component) has
+        not acked it, so that the phase cannot end in between. Returns the last committed wave of that moment."""
         reached: list[int] = []
 
         def act() -> bool:
-            waiting = any(self.state.places[task].slot == slot for task in self.waves.waiting if task in self.state.places)
-            if not reached and self.waves.phase == phase and waiting:
+            places = self.state.places
+            awaited = any(task in places and places[task].slot == slot and component in ("", task.component)
+                          for task in self.waves.waiting)
+            if not reached and self.waves.phase == phase and awaited:
                 reached.append(self.waves.committed)
                 action()
             return bool(reached)
