@@ -21,7 +21,7 @@ from support.topologies.audited import SECONDS
 from support.topologies.stored import COUNTER, LIST, TABLE, StoredStream, true_rows
 
 SLOTS = 3
-RATE = 150  # lines a second and spout task, ten words each
+RATE = 60  # lines a second and spout task, ten words each
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

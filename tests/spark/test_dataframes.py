@@ -20,18 +20,16 @@ from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.dataframes.declared import resolve_dataframes
 from millrace.spark.engine import ResidentEngine, RunningTopology
-from millrace.spark.session.session import make_session
 from support.topologies.audited import SECONDS
 from support.topologies.dataframe_fed import Incoming, counting, keeping, tapping, writing, written
 
 SLOTS = 2
+SHARES_SPARK = True
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = make_session("local[2]", "dataframes", 2 * SLOTS, {"spark.sql.shuffle.partitions": "2"})
-    yield session
-    session.stop()
+def spark(shared_spark: SparkSession) -> SparkSession:
+    return shared_spark
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from millrace.errors import MillraceError
 from millrace.master.requests.client import ask
@@ -26,6 +27,7 @@ from support.topologies.audited import (
 )
 
 SLOTS = 3
+SHARES_SPARK = True
 USER_MODULE = """
     from millrace import Bolt, Grouping, Topology
     from millrace.workloads.wordcount import Lines
@@ -56,8 +58,8 @@ def user_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def engine(user_code: Path) -> Iterator[ResidentEngine]:
-    with ResidentEngine("local[4]", SLOTS, name=f"local-{os.getpid()}", code=["their_topology"]) as engine:
+def engine(user_code: Path, shared_spark: SparkSession) -> Iterator[ResidentEngine]:
+    with ResidentEngine(spark=shared_spark, slots=SLOTS, name=f"local-{os.getpid()}", code=["their_topology"]) as engine:
         yield engine
 
 

@@ -23,12 +23,13 @@ from support.topologies.audited import SECONDS
 from support.topologies.tapped import WORDS, CountedTap, Tapped
 
 SLOTS = 3
+SHARES_SPARK = True
 ROWS = 3000
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[ResidentEngine]:
-    with ResidentEngine("local[4]", SLOTS, name=f"sources-{os.getpid()}", code=[tapped.__name__],
+def engine(shared_spark: SparkSession) -> Iterator[ResidentEngine]:
+    with ResidentEngine(spark=shared_spark, slots=SLOTS, name=f"sources-{os.getpid()}", code=[tapped.__name__],
                         settings={"history.url": "none"}) as engine:
         yield engine
 
