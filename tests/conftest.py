@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 from support import surroundings
+from support.order import sort_longest_first
 from support.servers.needed import PROPERTY, ServerMissing, not_tested
 from support.servers.postgres import PostgresServer, running_postgres
 from support.servers.redis_server import RedisServer, running_redis
@@ -21,13 +22,18 @@ from support.servers.zookeeper import ZooKeeperServer, running_zookeeper
 
 surroundings.normalize()
 
-# The main run uses the same examples every time, so that a failure is due to a change. `millrace test --explore MINUTES`
-# uses the profile "explore" and new seeds; it ignores saved examples, so that the seed alone repeats a failure.
+# The main run uses the same few examples every time, so that a failure is due to a change. `millrace test --explore MINUTES`
+# uses the profile "explore", with more examples and new seeds; it ignores saved examples, so that the seed alone repeats a
+# failure.
 settings.register_profile("explore", deadline=None, database=None, print_blob=True,
                           suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("millrace", settings.get_profile("explore"), derandomize=True)
+settings.register_profile("millrace", settings.get_profile("explore"), derandomize=True, max_examples=50)
 settings.load_profile("millrace")
 pytest.register_assert_rewrite("support.suites.history", "support.topologies.audited")  # tests use their assertions
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sort_longest_first(items)
 
 
 @pytest.hookimpl(wrapper=True)

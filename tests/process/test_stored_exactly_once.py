@@ -1,4 +1,4 @@
-"""Exactly once into a database and into Redis: workers die by kill -9 between waves, while their sinks prepare and while they
+"""Exactly once into PostgreSQL and into Redis: workers die by kill -9 between waves, while their sinks prepare and while they
 commit, and the content is compared with rows computed independently."""
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import sqlalchemy as sa
 
 from millrace.connectors.staged_rows import TABLE as STAGED
 from support.processes.forked import ForkedCluster
+from support.servers.postgres import PostgresServer
 from support.servers.redis_server import RedisServer
 from support.topologies.audited import SECONDS
 from support.topologies.stored import COUNTER, LIST, TABLE, StoredStream, true_rows
 
 SLOTS = 3
-RATE = 60  # lines a second and spout task, ten words each
+RATE = 150  # lines a second and spout task, ten words each
+LINES = 20  # of each spout task, between two kills
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
-    postgres = request.param == "postgres"
-    url = request.getfixturevalue("postgres_server").url if postgres else f"sqlite:///{tmp_path / 'words.db'}"
-    engine = sa.create_engine(url)
+@pytest.fixture
+def database(postgres_server: PostgresServer) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(postgres_server.url)
     with engine.begin() as connection:
         for table in (TABLE, STAGED):
             connection.execute(sa.text(f"drop table if exists {table}"))
@@ -66,12 +66,13 @@ def kill(cluster: ForkedCluster, stream: StoredStream, phase: str, component: st
 
 
 def test_killed_workers_leave_every_row_once(database: sa.Engine, redis_client: Any, redis_server: RedisServer,
-                                             tmp_path: Path) -> None:
-    url = database.url.render_as_string(hide_password=False)
+                                             postgres_server: PostgresServer, tmp_path: Path) -> None:
     with ForkedCluster(SLOTS, nodes=SLOTS, settings={"worker.heartbeat.timeout.secs": SECONDS}) as cluster:
-        stream = StoredStream(cluster.master, tmp_path / "output", url, redis_server.url, rate=RATE, interval=0.2)
+        stream = StoredStream(cluster.master, tmp_path / "output", postgres_server.url, redis_server.url, rate=RATE,
+                              interval=0.2)
         stream.wave(2)
         for phase, component in (("idle", "rows"), ("prepare", "listed"), ("commit", "rows"), ("commit", "added")):
+            stream.advance(LINES)
             kill(cluster, stream, phase, component)
         stream.drain()
         truth = true_rows(stream.positions())
@@ -87,4 +88,4 @@ def test_killed_workers_leave_every_row_once(database: sa.Engine, redis_client: 
     for (*_, word), times in truth.items():
         words[word] += times
     assert counts == dict(words)
-    assert len(truth) > 1000 and staged == 0
+    assert len(truth) >= 4 * 2 * LINES * 10 and staged == 0

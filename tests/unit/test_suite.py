@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from millrace.cli import testing
+from support import order
 from support.servers import install
 from support.servers.catalog import REDIS, Server
 
@@ -98,6 +99,10 @@ def test_exploring_prints_how_to_repeat_a_failure(tmp_path: Path, capfd: pytest.
     again = pytest_run(*shlex.split(command))
     examples = re.compile(r"number=(\d+)")
     assert again.returncode == 1 and examples.findall(again.stdout)[-1] == examples.findall(first)[-1]
+
+
+def test_the_order_names_files_that_exist() -> None:
+    assert [name for name in order.LONGEST if not (order.TESTS / name).is_file()] == []
 
 
 def server(present: bool) -> Server:

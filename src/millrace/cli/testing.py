@@ -12,7 +12,8 @@ from pathlib import Path
 
 from millrace.errors import MillraceError
 
-WHOLE_SUITE = ["-n", "2", "--dist", "loadfile"]  # tests wait for processes most of the time: two files at once cost little
+# Tests wait for processes most of the time: two files at once cost little. tests/support/order.py has the order of files.
+WHOLE_SUITE = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 NO_TESTS_COLLECTED = 5  # exit code of pytest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from millrace.connectors.sql import SqlSink
 from millrace.master.service import Master
 from millrace.workloads.audit import NumberedLines, SplitNumbered, TallyNumbered
 from millrace.workloads.wordcount import SEED, TABLE_LINES, VOCABULARY, table_words
-from support.topologies.audited import StatefulStream
+from support.topologies.audited import SECONDS, StatefulStream
 
 TABLE, LIST, COUNTER = "stored_words", "stored:words", "stored:counts"
 SPOUTS = 2
@@ -54,6 +54,9 @@ class StoredStream(StatefulStream):
     def __init__(self, master: Master, directory: Path, sql_url: str, redis_url: str, **options: Any) -> None:
         self.topology = stored_words(sql_url, redis_url)
         super().__init__(master, directory, "stored", **options)
+
+    def until(self, condition: Callable[[], bool], seconds: float = 2 * SECONDS) -> None:
+        super().until(condition, seconds)  # every wave waits for both servers
 
 
 def true_rows(positions: Mapping[int, int]) -> Counter[tuple[int, int, int, str]]:
