@@ -40,7 +40,7 @@ def test_a_redis_that_comes_back_empty_is_not_trusted(redis: RedisStore, redis_s
     try:
         for call in (lambda: checkpoints.commit(second), checkpoints.latest, lambda: redis.write("t/a", [NEW]),
                      lambda: redis.delete(["t/a"]), lambda: redis.read("t/a")):
-            with pytest.raises(StoreUnreachable, match="See that it runs"):
+            with pytest.raises(StoreUnreachable, match="Check that it runs"):
                 call()
     finally:
         redis_server.start()
