@@ -218,14 +218,20 @@ def resume(topology: TopologyName, cluster: ClusterName = None, as_json: Json = 
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def test(context: typer.Context) -> None:
+def test(context: typer.Context,
+         no_install: Annotated[bool, typer.Option("--no-install", help="Do not install the servers that tests need.")] = False,
+         require_servers: Annotated[bool, typer.Option("--require-servers", help="Fail where a server is missing.")] = False,
+         explore: Annotated[float, typer.Option(metavar="MINUTES", min=0, help="Run property tests, new seeds.")] = 0) -> None:
     """Run linters and tests; arguments after `--` go to pytest.
 
-    Slow tests are left out. Run them by themselves: test -- -m slow
+    Redis, ZooKeeper and PostgreSQL are installed first, as root on Debian. Slow tests are left out; run them by themselves:
+    test -- -m slow
     """
-    from millrace.cli.testing import run_tests
+    from millrace.cli import testing
 
-    raise typer.Exit(run_tests(context.args))
+    if explore:
+        raise typer.Exit(testing.explore(explore, context.args, install=not no_install))
+    raise typer.Exit(testing.run_tests(context.args, install=not no_install, require_servers=require_servers))
 
 
 @bench_app.command("wordcount")
