@@ -46,7 +46,7 @@ def all_in(batches: LocalBatches, process: int) -> None:
 
 def fail_after(batches: LocalBatches, stage: int) -> None:
     """An attempt that breaks off when all of the stage is done."""
-    last = len(batches._work(0).stages().partitions[stage]) - 1
+    last = len(batches.work(0, 0).stages().partitions[stage]) - 1
     batches.fault = lambda at, partition: (at, partition) == (stage, last)
     with pytest.raises(AttemptFailed):
         batches.batch()

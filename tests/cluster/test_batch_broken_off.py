@@ -95,10 +95,10 @@ def test_a_partition_whose_output_nobody_takes_to_its_end(tmp_path: Path, seed: 
     """Spark stops reading from the process, which stands where it last gave something out."""
     batches, rng = start(tmp_path, seed), random.Random(seed)
     for _ in range(3):
-        batches.most_frames = rng.randrange(1, 6)
+        batches.most_records = rng.randrange(1, 6)
         with pytest.raises(AttemptFailed):
             batches.batch()
-        batches.most_frames = None
+        batches.most_records = None
         batches.batch()
     run_to_the_end(batches)
     check(batches, tmp_path / "out")

@@ -71,7 +71,7 @@ def test_who_names_its_targets_learns_of_other_ones(tmp_path: Path, processes: i
         before = len(rows_in(tmp_path / "out"))
         batches.batch()
         assert len(rows_in(tmp_path / "out")) == before + 20
-        made = max(batches.good)
+        made = max(batches.decider.good)
         found = [json.loads(line)["task"] for path in (tmp_path / "out").glob(f"part-*-{made}-*")
                  for line in path.read_text().splitlines()]
         tasks.append(set(found))
@@ -234,15 +234,9 @@ def test_files_that_a_consumer_takes_away(tmp_path: Path) -> None:
     """Between batches, also what one process has written and another has made visible."""
     batches, out, taken = start(Tallied, tmp_path, processes=2), tmp_path / "out", tmp_path / "taken"
     taken.mkdir()
-    publish = batches.publish
-
-    def elsewhere() -> None:
-        all_in(batches, 1)
-        publish()
-
     for number in range(8):
         all_in(batches, 0)
-        batches.publish = elsewhere if number % 2 else publish  # type: ignore[method-assign]
+        batches.before_publishing = lambda process=number % 2: all_in(batches, process)  # type: ignore[misc]
         batches.batch()
         for path in out.glob("part-*"):
             path.rename(taken / path.name)

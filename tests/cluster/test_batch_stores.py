@@ -20,6 +20,7 @@ from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.sinks import JsonLinesSink
+from millrace.control.batches import LACKING
 from millrace.errors import CheckpointMissing
 from millrace.state.checkpoint import manifest_names
 from millrace.state.fragments import Held
@@ -65,46 +66,54 @@ def check_spans(batches: LocalBatches, out: Path, span: int, numbers: int = N) -
 
 
 @pytest.mark.parametrize("span", [7, 12])
-def test_what_is_resident_is_written_again(tmp_path: Path, span: int) -> None:
+def test_resident_state_is_written_again(tmp_path: Path, span: int) -> None:
     batches = three_batches(tmp_path, span)
     lose_blobs(batches)
-    batches.whole = True
     batches.batch()
-    batches.whole = False
     check_spans(batches, tmp_path / "out", span, 160)
     batches.kill(0)
     run_to_the_end(batches)
     check_spans(batches, tmp_path / "out", span)
 
 
-def test_nothing_is_committed_whose_blobs_are_gone(tmp_path: Path) -> None:
-    """The attempt that has found out is over. All keys that had anything before are as they were: the next one writes them."""
+def test_a_manifest_whose_blobs_are_gone_is_not_committed(tmp_path: Path) -> None:
+    """Nothing could be repaired: the attempt fails. No key that had a value has changed, so the next attempt writes all state
+    whole."""
     batches = three_batches(tmp_path, 12)
+    batches.decider.repair_rounds = 0
     lose_blobs(batches)
     with pytest.raises(CheckpointMissing):
         batches.batch()
     assert batches.committed is not None and batches.committed.wave == 3
-    batches.whole = True
     batches.batch()
-    batches.whole = False
     batches.kill(0)
     run_to_the_end(batches)
     check_spans(batches, tmp_path / "out", 12)
 
 
-def test_what_neither_the_store_nor_a_process_has_must_be_brought_back(tmp_path: Path) -> None:
-    """The attempt that has found out has added to a key and cannot take it back. It goes on when the blobs are there again."""
+def test_state_that_neither_the_store_nor_a_process_has_must_be_restored(tmp_path: Path) -> None:
+    """The failed attempt has added to a key, and that cannot be undone. Batches continue once the blobs are back."""
     batches = three_batches(tmp_path, 7)
+    batches.decider.repair_rounds = 0
     shutil.copytree(tmp_path / "store", tmp_path / "saved")
     lose_blobs(batches)
-    batches.whole = False
-    for _ in range(3):
+    for _ in range(LACKING - 1):
         with pytest.raises(CheckpointMissing):
             batches.batch()
-        batches.whole = True
     shutil.copytree(tmp_path / "saved", tmp_path / "store", dirs_exist_ok=True)
     run_to_the_end(batches)
     check_spans(batches, tmp_path / "out", 7)
+
+
+def test_state_counts_as_lost_after_several_attempts_have_missed_it(tmp_path: Path) -> None:
+    batches = three_batches(tmp_path, 7)
+    lose_blobs(batches)
+    batches.kill(0)
+    for _ in range(LACKING - 1):
+        with pytest.raises(CheckpointMissing, match="tally"):
+            batches.batch()
+    with pytest.raises(CheckpointMissing, match=r"the state of tally\[.* as of wave 3 is in no process, .* not in the store"):
+        batches.batch()
 
 
 # ---- fragments ----
@@ -144,11 +153,9 @@ def test_a_process_that_takes_over_gets_state_from_fragments(tmp_path: Path) -> 
         batches.kill(0)
         lose_blobs(batches)
         all_in(batches, 1)
-        batches.whole = True
         found = counters(batches)
         assert found["blobs_from_fragments"] and not found["blobs_from_store"]
         assert (found["restored"], found["resident"]) == (2, 1), "tally[0] and tally[2] were in the one that is gone"
-        batches.whole = False
         batches.choose = lambda task: batches.place(task)
         wait_for_fragments(batches, 1)
         found = counters(batches)

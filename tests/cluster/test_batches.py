@@ -59,20 +59,30 @@ def test_exact_whatever_happens(tmp_path: Path, seed: int) -> None:
     check(batches, tmp_path / "out")
 
 
-def test_a_crash_between_the_manifest_and_the_sinks(tmp_path: Path) -> None:
-    """The batch is committed, its output not visible yet, and every process is gone: the next run makes it so."""
+@pytest.mark.parametrize("resumed", [False, True], ids=["processes die", "driver dies too"])
+def test_a_crash_between_the_commit_point_and_the_sinks(tmp_path: Path, resumed: bool) -> None:
+    """The batch is committed and its output not visible yet when every process dies: it is published before the next batch,
+    by the same run or by one that resumes the topology."""
     batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"))
-    publish = batches.publish
     for number in range(4):
-        batches.publish = (lambda: None) if number % 2 else publish  # type: ignore[method-assign]
-        batches.batch()
         if number % 2:
+            batches.before_publishing = raise_failure
+            visible = sorted((tmp_path / "out").glob("part-*"))
+            with pytest.raises(AttemptFailed):
+                batches.batch()
+            assert sorted((tmp_path / "out").glob("part-*")) == visible
             batches.kill(0)
             batches.kill(1)
-            publish()
-    batches.publish = publish  # type: ignore[method-assign]
+            if resumed:
+                batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), resume=True)
+            batches.before_publishing = lambda: None
+        batches.batch()
     run_to_the_end(batches)
     check(batches, tmp_path / "out")
+
+
+def raise_failure() -> None:
+    raise AttemptFailed("before the sinks publish")
 
 
 class Grumpy(TallyNumbered):

@@ -70,22 +70,22 @@ class Hosted:
         self.vault = Vault(partial(open_store, CHECKPOINTS.of(settings)), self.holding.exchange if self.holding else None)
         self.vault.reach(work.workers)
         self.worker = BatchWorker(slot, SystemClock(), settings, self.vault)
-        self.run = TopologyRun(self.worker, work.given)
+        self.run = TopologyRun(self.worker, work.assignment)
         self.worker.topologies[self.run.number] = self.run
         self.kept: dict[int, Kept] = {}
         self.work = work
 
     def take_up(self, work: BatchWork) -> None:
         if work is not self.work:
-            if work.given.version != self.work.given.version:
+            if work.assignment.version != self.work.assignment.version:
                 self._let_go(work)
             self.work = work
-            self.run.replan(work.given)
+            self.run.replan(work.assignment)
             self.vault.reach(work.workers)
 
     def _let_go(self, work: BatchWork) -> None:
         """Of tasks that are no more, or have their place elsewhere by the new plan: their state is another's to keep."""
-        here = {work.given.graph.number(task) for task, place in work.given.places if place.slot == self.worker.slot}
+        here = {work.assignment.graph.number(task) for task, place in work.assignment.places if place.slot == self.worker.slot}
         for number in self.kept.keys() - here:
             self._close(self.kept.pop(number).task)
             self.run.tasks.pop(number, None)
@@ -118,7 +118,7 @@ class Hosted:
         for each in kept:
             record = self._snapshot(each)
             reports.append(self._report(each.task, record))
-            each.stamp = self.work.given.epoch
+            each.stamp = self.work.assignment.epoch
         after = len(stages.partitions[stage + 1]) if stage + 1 < stages.count else 0
         yield from ((number, frames.pack_mark(partition, ran)) for number in range(after))
         report = self._partition_report(names[0], reports, counters, time.monotonic() - started)
@@ -200,7 +200,7 @@ class Hosted:
 
     def _take_up(self, kept: Kept, counters: Counter[str]) -> None:
         """Make the task what it was at the wave that the batch goes on from."""
-        task, given = kept.task, self.work.given
+        task, given = kept.task, self.work.assignment
         if task.definition.frame:
             return
         is_same = (kept.stamp != 0 and kept.stamp == given.restore[1] and not self._lacks_state(kept)
@@ -221,7 +221,7 @@ class Hosted:
 
     def _knows_old_targets(self, kept: Kept) -> bool:
         """Who names the tasks that it sends to has learnt their numbers in `initialize`."""
-        return (kept.version != self.work.given.version
+        return (kept.version != self.work.assignment.version
                 and any(stream.direct for stream in kept.task.definition.outputs))
 
     def _is_only_behind(self, kept: Kept) -> bool:
@@ -286,7 +286,7 @@ class Hosted:
     def _restore(self, task: Task) -> None:
         """What belongs to the task itself, for a component that was just made."""
         component, record = task.component, record_of(self.work, task.name)
-        wave, epoch, _ = self.work.given.restore
+        wave, epoch, _ = self.work.assignment.restore
         if record is not None and record.own is not None:
             own = self.vault.fetch(self.run.graph.name, [record.own], record.blocks)
             component.restore(unpack_value(own[record.own]))
@@ -306,7 +306,7 @@ class Hosted:
         task, work = kept.task, self.work
         if task.definition.frame:
             return TaskRecord(*task.name)
-        mark = wire.WaveMark(PREPARE, work.wave, work.given.epoch, work.whole)
+        mark = wire.WaveMark(PREPARE, work.wave, work.assignment.epoch, work.whole)
         snapshot = task.keeper.snapshot(mark, set())
         own = self._write(kept, snapshot.pieces)
         return self._record(kept, own, snapshot.position)
@@ -315,7 +315,7 @@ class Hosted:
         """What the task ended the batch with, without the blobs that are lost. None if that was not in this process; or if its
         `snapshot()` is lost, which may not be asked for twice."""
         kept, state = self.kept.get(self.run.graph.number(record.task)), None
-        if kept is not None and kept.stamp == self.work.given.restore[1]:
+        if kept is not None and kept.stamp == self.work.assignment.restore[1]:
             state = kept.task.keeper.state
         if kept is None or state is None or (record.own is not None and record.own.blob in lost):
             return None
@@ -326,7 +326,7 @@ class Hosted:
     def _write(self, kept: Kept, pieces: Pieces) -> PieceRef | None:
         """Where its own snapshot is then, if there is one among the pieces."""
         task, work = kept.task, self.work
-        blob = blob_name(self.run.graph.name, *task.name, work.given.epoch, work.wave)
+        blob = blob_name(self.run.graph.name, *task.name, work.assignment.epoch, work.wave)
         parts, refs = pack(pieces, blob)
         if parts:
             self.vault.save(self.run.graph.name, blob, parts)
@@ -373,7 +373,7 @@ class Hosted:
 
     def commit(self, name: TaskId) -> None:
         """Make visible what the task prepared. Another process may have prepared it, or an earlier run."""
-        wave, epoch, _ = self.work.given.restore
+        wave, epoch, _ = self.work.assignment.restore
         kept = self.kept.get(self.run.graph.number(name))
         if kept is not None and kept.stamp == epoch:
             kept.task.component.commit(wave)

@@ -11,10 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, check_engine_settings, check_topology_config
+from millrace.control.batches import needs_offsets, start_from
 from millrace.control.events import Say, Submitted
 from millrace.control.submission import as_scaled, check_guarantee, check_settings
 from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, TopologyError
@@ -145,21 +144,12 @@ class MicrobatchEngine:
     def _query(self, graph: TopologyGraph, sources: dict[str, DataFrame], event: Submitted,
                writers: list[FrameWriter]) -> BatchQuery:
         checkpoints = Checkpoints(open_store(str(CHECKPOINTS.of(self.master.settings))), graph.name)
-        epoch = self.next_epoch(event.after[0])
-        committed = event.checkpoint
-        if committed is not None:
-            offsets = committed.offsets if committed.of_batches else f"{epoch}-{committed.wave}"
-            self._check_offsets(graph.name, committed)
-            if sources and not committed.of_batches:
-                raise TopologyError(f"the checkpoint of {graph.name!r} was made by the resident engine, which keeps elsewhere "
-                                    f"how far {', '.join(sources)} was read: it would be read from its start once more. Resume "
-                                    "it there, or start it under another name")
-            committed = msgspec.structs.replace(committed, epoch=epoch)
-        else:
-            offsets = f"{epoch}-0"
-        place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, offsets)
+        if event.checkpoint is not None:
+            self._check_offsets(graph.name, event.checkpoint)
+        start = start_from(event.checkpoint, self.next_epoch(event.after[0]), sources)
+        place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, start.offsets)
         run = f"{self.master.cluster}/{graph.name}/{uuid.uuid4().hex[:8]}"
-        return BatchQuery(self, graph, sources, run, checkpoints, committed, epoch, offsets, place, writers)
+        return BatchQuery(self, graph, sources, run, checkpoints, start, place, writers)
 
     def _wait_for_the_last(self, name: str) -> None:
         """One of the same name may have ended for the master, and still be in a batch that is being given up."""
@@ -180,7 +170,7 @@ class MicrobatchEngine:
 
     def _check_offsets(self, name: str, committed: Manifest) -> None:
         """Does Spark still know how far the sources were read? If not it would begin anew with batches that are done."""
-        if not committed.of_batches or committed.wave <= int(committed.offsets.rpartition("-")[2]):
+        if not needs_offsets(committed):
             return
         place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), name, committed.offsets)
         if not self.placement.exists(f"{place}/offsets"):

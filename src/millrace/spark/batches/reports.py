@@ -33,7 +33,7 @@ class BatchReports:
         """The batch is done, after so many attempts. `began`: unix time, and by the clock of `time.monotonic`."""
         record = self._record(number, attempt, reports, attempts, began)
         self._note_holders(reports)
-        for report in self._totals.take(attempt.work.given, reports, time.monotonic()):
+        for report in self._totals.take(attempt.work.assignment, reports, time.monotonic()):
             self._master.take_report(report)
         self._master.note_batch(self._name, record)
         return record
@@ -54,7 +54,7 @@ class BatchReports:
         now = self._executors.totals()
         spark, self._seen = now.since(self._seen), now
         return BatchRecord(
-            batch=number, wave=attempt.work.wave, plan_version=attempt.work.given.version, started=began[0],
+            batch=number, wave=attempt.work.wave, plan_version=attempt.work.assignment.version, started=began[0],
             seconds=time.monotonic() - began[1], attempts=attempts,
             tuples_in=sum(task.meters["emitted"] for task in tasks if task.task in spouts),
             tuples_processed=sum(task.meters["executed"] for task in tasks), stages=attempt.stages.count, tasks=len(tasks),

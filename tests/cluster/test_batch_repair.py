@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from millrace.control.batches import LISTED
 from millrace.errors import CheckpointMissing
-from millrace.microbatch.checkpoints import LISTED
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.local_batches import LocalBatches
@@ -20,7 +20,6 @@ def start(tmp_path: Path, processes: int = 1, most_tuples: int = 5) -> LocalBatc
     """Few words to a batch: most key groups are not touched by the next one."""
     batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), processes, most_tuples=most_tuples)
     batches.choose = lambda task: batches.place(task)
-    batches.mends = True
     for _ in range(4):
         batches.batch()
     return batches
