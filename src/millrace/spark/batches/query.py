@@ -81,7 +81,7 @@ class Stopped(MillraceError):
 
 
 class BatchQuery:
-    """One run of a topology. Spark calls `_batch` on a thread of its own; another thread watches the query."""
+    """One run of a topology. Spark calls `on_batch` on a thread of its own; another thread watches the query."""
 
     def __init__(self, engine: MicrobatchEngine, graph: TopologyGraph, sources: Mapping[str, DataFrame], run: str,
                  checkpoints: Checkpoints, start: Start, place: str, writers: list[FrameWriter],
@@ -112,7 +112,7 @@ class BatchQuery:
         self._store.begin(self._batches.committed)
         interval = BATCH_INTERVAL.of(self._graph.config)
         stream = stream_of(self._engine.spark, self._graph, self._sources)
-        writer = stream.writeStream.foreachBatch(self._batch).option("checkpointLocation", self._place)
+        writer = stream.writeStream.foreachBatch(self.on_batch).option("checkpointLocation", self._place)
         try:
             self._query = writer.trigger(processingTime=f"{interval:g} milliseconds").start()
         except SPARK_ERRORS as error:
@@ -194,7 +194,7 @@ class BatchQuery:
 
     # -- a batch -----------------------------------------------------------------------------------------------------
 
-    def _batch(self, dataframe: DataFrame, number: int) -> None:
+    def on_batch(self, dataframe: DataFrame, number: int) -> None:
         """Called by Spark for every batch, and again for one that it does not know to be done."""
         with self._busy:
             try:
