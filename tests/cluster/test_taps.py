@@ -15,7 +15,7 @@ from millrace.runtime.taps.messages import Seen, decode_rows, join_rows
 from millrace.runtime.taps.port import TapPort, open_here
 from millrace.runtime.taps.reader import Offset, first_offset, last_offset, ranges_between
 from millrace.runtime.taps.rows import TapRows
-from millrace.runtime.tasks.task import CHUNK_STRETCH
+from millrace.runtime.tasks.sender import CHUNK_STRETCH
 from millrace.runtime.wire.transport import Keys
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
 from support.topologies.tapped import WORDS, CountedTap, Numbers, Tapped, TwoWidths

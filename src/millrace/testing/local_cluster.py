@@ -42,7 +42,7 @@ from millrace.control.submission import check_choice
 from millrace.errors import CheckpointMissing, MillraceError
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
-from millrace.runtime.checkpoints.access import Vault
+from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.tasks.snapshots import StoreThread
@@ -184,7 +184,7 @@ class LocalCluster:
         self._generation += 1
         threads = self._threads[slot] = _NoThreads(self)
         worker = Worker(slot, self._generation, self.clock, _Peers(self, slot), threads, self._settings,
-                        vault=Vault(lambda: self.store), tell_master=self._said_by_workers.append)
+                        checkpoints=CheckpointAccess(lambda: self.store), tell_master=self._said_by_workers.append)
         self.workers[slot] = worker
         self._mail[(slot, self._generation)] = deque()
         self._heard[slot] = self.clock.now()

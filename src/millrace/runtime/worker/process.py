@@ -32,7 +32,7 @@ from millrace.config import (
     WORKER_POLL,
 )
 from millrace.errors import MasterUnreachable, WireError
-from millrace.runtime.checkpoints.access import Vault
+from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import SystemClock
 from millrace.runtime.feeds.feed import SocketFeeds
@@ -188,9 +188,9 @@ class WorkerProcess:
             if welcome is None:
                 return "stopped"
             self._former = welcome.generation
-            vault = Vault(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange)
+            checkpoints = CheckpointAccess(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange)
             worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings, welcome.author,
-                            vault, lambda message: control.send(wire.encode(message)))
+                            checkpoints, lambda message: control.send(wire.encode(message)))
             worker.feeds = SocketFeeds(self.context, directory, self._bind, self.setup.keys, self.boot, worker.counters,
                                        FRAME_LIMIT.of(self.setup.settings))
             pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision)
@@ -207,7 +207,7 @@ class WorkerProcess:
                 plans.close()
                 pulse.stop()
                 worker.close()
-                vault.close()
+                checkpoints.close()
                 control.send(wire.encode(wire.Bye(self.slot, welcome.generation)))
         finally:
             peers.close()
