@@ -39,7 +39,7 @@ CHECK_SECONDS = 0.1  # between checks for overdue roots, unacked chunks and drai
 
 
 class FeedOpener(Protocol):
-    """Opens the feeds of frame spouts. `tell` takes a metric of the task."""
+    """Opens the feeds of DataFrame spouts. `tell` takes a metric of the task."""
 
     def open(self, name: str, tell: Callable[[str, Any], None]) -> Feed: ...
 

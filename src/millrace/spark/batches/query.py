@@ -56,9 +56,8 @@ from millrace.spark.batches.long_batch import LongBatch
 from millrace.spark.batches.reports import BatchReports
 from millrace.spark.batches.source import frame_of, stream_of
 from millrace.spark.batches.tasks import run_commit, run_rewrite
-from millrace.spark.dataframes.writer import FrameWriter, WriteFailed, write_frames
-from millrace.spark.session.errors import SPARK_ERRORS, first_words
-from millrace.spark.session.gone import GONE, is_gone
+from millrace.spark.dataframes.writer import SinkWriter, WriteFailed, write_dataframes
+from millrace.spark.session.errors import GONE, SPARK_ERRORS, first_words, is_gone
 from millrace.state.checkpoint import Manifest, TaskRecord
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class BatchQuery:
     """One run of a topology. Spark calls `on_batch` on a thread of its own; another thread watches the query."""
 
     def __init__(self, engine: MicrobatchEngine, graph: TopologyGraph, sources: Mapping[str, DataFrame], run: str,
-                 checkpoints: Checkpoints, start: Start, place: str, writers: list[FrameWriter],
+                 checkpoints: Checkpoints, start: Start, place: str, writers: list[SinkWriter],
                  jobs: BatchJobs | None = None) -> None:
         self._engine, self._master, self.name, self._graph = engine, engine.master, graph.name, graph
         self._jobs = jobs or BatchJobs(engine.placement, engine.executors, sources, engine.number)
@@ -288,8 +287,8 @@ class BatchQuery:
             case CommitSinks():
                 return self._commit_sinks(step)
             case WriteRows():
-                write_frames(self._engine.spark, self._writers, step.manifest, str(CHECKPOINTS.of(self._master.settings)),
-                             step.manifest.wave - 1)
+                write_dataframes(self._engine.spark, self._writers, step.manifest,
+                                 str(CHECKPOINTS.of(self._master.settings)), step.manifest.wave - 1)
                 self._noted = ""
                 return batches.rows_written
             case Collect():
