@@ -11,7 +11,6 @@ import msgspec
 
 from millrace.control.assignment import TopologyAssignment, WorkerAddress
 from millrace.control.batch_stages import Stages, stages_of
-from millrace.model.graph import TaskId
 from millrace.runtime.worker.process import WorkerSetup
 from millrace.state.checkpoint import Manifest, TaskRecord
 
@@ -98,10 +97,6 @@ def one_cut(reports: list[PartitionReport], stages: Stages) -> str:
             return f"partition {report.partition} of stage {report.stage} has not used what its sources have reported"
     missing = [stage for stage in range(1, stages.count) if sum(at == stage for at, _ in ran) != len(stages.partitions[stage])]
     return f"not every partition of stage {missing[0]} has reported" if missing else ""
-
-
-def record_of(work: BatchWork, task: TaskId) -> TaskRecord | None:
-    return next((record for record in work.records if record.task == task), None)
 
 
 def repair_work(work: BatchWork, manifest: Manifest, records: Sequence[TaskRecord], epoch: int) -> BatchWork:

@@ -239,5 +239,5 @@ class LocalBatches:
             holding = Holding(self.setup) if self.holds else None
             process = self.processes[number] = Hosted(work, number, holding)
             process.worker.clock = self.clock or process.worker.clock
-        process.take_up(work)
+        process.set_work(work)
         return process

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def look_up(query: wire.Query, task: Task | None, answer: wire.Answer) -> None:
     """Fill the answer in: with the value under a key, or the sizes of all states if none is named. Called where the task's own
     code runs. `task`: None if it is not here."""
-    state = task.keeper.state if task is not None else None
+    state = task.snapshots.state if task is not None else None
     if state is None:
         answer.error = "the task is not here any more, or has no keyed state: ask again"
         return

@@ -54,7 +54,7 @@ from millrace.runtime.checkpoints.checkpoints import KEPT, Checkpoints, shown
 from millrace.spark.batches.jobs import Attempt, BatchJobs
 from millrace.spark.batches.long_batch import LongBatch
 from millrace.spark.batches.reports import BatchReports
-from millrace.spark.batches.source import frame_of, stream_of
+from millrace.spark.batches.source import rows_of, stream_of
 from millrace.spark.batches.tasks import run_commit, run_rewrite
 from millrace.spark.dataframes.writer import SinkWriter, WriteFailed, write_dataframes
 from millrace.spark.session.errors import GONE, SPARK_ERRORS, first_words, is_gone
@@ -320,7 +320,7 @@ class BatchQuery:
             return partial(self._batches.failed, life=Life.GONE)
         if len(self._sources) > 1 and step.attempt == 1:
             dataframe.persist()  # each spout selects its own rows
-        schemas = {name: schema_of(frame_of(dataframe, self._sources, name)) for name in self._sources}
+        schemas = {name: schema_of(rows_of(dataframe, self._sources, name)) for name in self._sources}
         assignment = self._master.call(lambda: self._assignment(topology, step.epoch, topology.graph))
         records = self._batches.committed.records if self._batches.committed is not None else []
         work = self._work(assignment, step.wave, records, schemas)
