@@ -23,7 +23,7 @@ from millrace.connectors.sinks import JsonLinesSink
 from millrace.control.batches import LACKING
 from millrace.errors import CheckpointMissing
 from millrace.state.checkpoint import manifest_names
-from millrace.state.fragments import Held
+from millrace.state.fragments import HeldBlob
 from millrace.testing.local_batches import LocalBatches
 
 # ---- a store that loses something ----
@@ -134,7 +134,7 @@ def wait_for_fragments(batches: LocalBatches, process: int) -> None:
     wanted = {piece.blob for record in manifest.records if batches.place(record.task) != process for piece in record.pieces()}
     deadline = time.monotonic() + 20
     while True:
-        listing: Future[list[Held]] = Future()
+        listing: Future[list[HeldBlob]] = Future()
         host.holding.exchange.listing(listing.set_result)
         missing = wanted - {held.blob for held in listing.result(20)}
         if not missing:
