@@ -201,7 +201,7 @@ class Snapshots:
         self.answer(mark, self.record(position, self._changed))
 
     def record(self, position: int | None, groups: Collection[int] | None = None) -> TaskRecord:
-        """What the task must be restored from: the chains of these key groups, or of all, its own snapshot, its position."""
+        """The record to restore the task from: the chains of these key groups, or of all, its own snapshot, its position."""
         needed = self.blobs()
         self._blocks = {blob: blocks for blob, blocks in self._blocks.items() if blob in needed}
         chains = {group: chain for group, chain in self._chains.items() if groups is None or group in groups}
@@ -295,7 +295,7 @@ class Snapshots:
                 if group not in state.owned or self._chains.get(group, []) != chains.get(group, [])}
 
     def restore_component(self) -> None:
-        """Where the task runs, after `initialize`: give the component its own snapshot and its position."""
+        """Give the component its own snapshot and its position. Called where the task runs, after `initialize`."""
         component, (wave, epoch, _) = self.task.component, self.task.topology.restore
         own, position = self._restored or (None, None)
         if own is not None:

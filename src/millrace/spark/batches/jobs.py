@@ -119,5 +119,5 @@ class BatchJobs:
 
 
 def keeps(component: ComponentDef) -> bool:
-    """Whether its tasks keep something from one batch to the next."""
+    """True if its tasks keep something from one batch to the next."""
     return component.stateful or component.commits or (component.kind == "spout" and not component.dataframe)

@@ -75,6 +75,6 @@ class BatchReports:
 
 
 def _is_misplaced(attempt: Attempt, report: PartitionReport) -> bool:
-    """Whether it ran on another slot than planned. Partitions of a DataFrame have no place in a plan."""
+    """True if it ran on another slot than planned. Partitions of a DataFrame have no place in a plan."""
     head = attempt.graph.task(report.tasks[0].task)
     return report.slot != report.planned and not attempt.graph.component(head.component).dataframe
