@@ -175,7 +175,7 @@ def check_engine_settings(given: Mapping[str, Any]) -> None:
     """`MillraceError` for one that is not a setting of the engine, or has a value that it cannot have."""
     for key in given:
         if key in TOPOLOGY_SETTINGS:
-            raise MillraceError(f"{key}: a setting of a topology, not of the engine. Give it with --config, in Python with "
+            raise MillraceError(f"{key}: a setting of a topology, not of the engine. Give it with --set, in Python with "
                                 "submit(config={...}) or in the topology's own config")
         if key not in ENGINE_SETTINGS:
             meant = _meant(key, ENGINE_SETTINGS) or f"; those are {', '.join(ENGINE_SETTINGS)}"

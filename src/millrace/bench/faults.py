@@ -258,7 +258,7 @@ class Soak:
         self.sink.pause(time.monotonic())
         self._running.pause()
         self._pass(PAUSE_SECONDS)
-        self._running.resume()
+        self._running.unpause()
         self.sink.go_on(time.monotonic())
 
 

@@ -265,8 +265,8 @@ class RunningTopology:
         """Stop the spouts; everything else goes on."""
         self._master.pause(self.name)
 
-    def resume(self) -> None:
-        self._master.resume(self.name)
+    def unpause(self) -> None:
+        self._master.unpause(self.name)
 
     def drain(self, seconds: float = 30.0) -> bool:
         """Pause, and wait until nothing is in flight any more. Returns whether that was reached."""
