@@ -162,7 +162,7 @@ def test_the_driver_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch, tmp_p
     command = [sys.executable, "-m", "millrace.cli.main", "run", "millrace.workloads.audit:StatefulWordCount", "--engine",
                "microbatch", "--master", "local[2]", "--name", "driven", "--cluster", "driven", "--json",
                "--set", f"checkpoint.store={tmp_path / 'store'}", "--set", "history.url=none",
-               "--config", f"path={tmp_path / 'output'}", "--config", "topology.batch.tuples=300"]
+               "--set", f"path={tmp_path / 'output'}", "--set", "topology.batch.tuples=300"]
 
     def start(*more: str) -> subprocess.Popen[str]:
         return subprocess.Popen([*command, *more], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

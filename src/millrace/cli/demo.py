@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from millrace.cli.dashboard import dashboard
+from millrace.cli.dashboard import components_listing, event_line
 from millrace.cli.figures import milliseconds
 from millrace.cli.running import show_live
 from millrace.errors import MillraceError
@@ -31,7 +31,7 @@ PICTURE_TITLE = "./millrace demo"
 
 
 class Screen:
-    """The terminal, and a copy of what stays on it for `--svg`."""
+    """The terminal, and a copy of the main lines on it for `--svg`."""
 
     def __init__(self, console: Console, picture: str | None) -> None:
         self.console, self._path = console, picture
@@ -40,9 +40,9 @@ class Screen:
         if picture and (Path(picture).is_dir() or not os.access(Path(picture).parent, os.W_OK)):
             raise MillraceError(f"--svg {picture}: cannot write there; name a file in a directory that you can write to")
 
-    def print(self, text: str) -> None:
-        self.console.print(text, highlight=False)
-        self.keep(text)
+    def print(self, line: RenderableType) -> None:
+        self.console.print(line, highlight=False)
+        self.keep(line)
 
     def keep(self, shown: RenderableType) -> None:
         """Add to the picture something that the terminal already shows."""
@@ -79,11 +79,11 @@ def _measure(engine: ResidentEngine, running: RunningTopology, screen: Screen, s
     show = Show(engine, running, screen, seconds, rate)
     before = running.measured(lambda observed: observed.marks("count", "executed"))
     if live:
-        screen.keep(show_live(engine, screen.console, lambda wait: running.wait(wait) or show.over()))
+        show_live(engine, screen.console, lambda wait: running.wait(wait) or show.over())
     else:
         while not (running.wait(0.25) or show.over()):
             continue
-        screen.keep(dashboard(engine.status()))
+    screen.keep(components_listing(engine.status()["topologies"][0]))
     after = running.measured(lambda observed: observed.marks("count", "executed"))
     latency = running.measured(lambda observed: observed.latency("lines", "complete_latency"))
     if not running.drain(DRAIN_SECONDS):
@@ -99,7 +99,7 @@ def _measure(engine: ResidentEngine, running: RunningTopology, screen: Screen, s
 
 
 class Show:
-    """Prints how the count rises, and kills one worker with SIGKILL after a third of the time."""
+    """Prints how the count rises, kills one worker with SIGKILL after a third of the time, and prints what the master does."""
 
     def __init__(self, engine: ResidentEngine, running: RunningTopology, screen: Screen, seconds: float, rate: float) -> None:
         self._engine, self._running, self._screen = engine, running, screen
@@ -108,6 +108,7 @@ class Show:
         self._kill_at, self._end = self._start + seconds / 3, self._start + seconds
         self._step = seconds / PROGRESS_LINES
         self._last, self._counted = self._start, 0.0
+        self._last_event = 0.0  # time of the last event before the kill, or printed
         self.killed = 0
 
     def over(self) -> bool:
@@ -115,7 +116,9 @@ class Show:
         now = time.monotonic()
         if now - self._last >= self._step:
             self._progress(now)
-        if not self.killed and now >= self._kill_at:
+        if self.killed:
+            self._new_events()
+        elif now >= self._kill_at:
             self._kill()
         return now >= self._end
 
@@ -128,10 +131,18 @@ class Show:
         self._last, self._counted = now, counted
 
     def _kill(self) -> None:
-        victim = self._engine.status()["workers"][-1]
+        status = self._engine.status()
+        victim, self._last_event = status["workers"][-1], time.time()
         os.kill(victim["pid"], signal.SIGKILL)
         self.killed += 1
         self._screen.print(f"[bold red]kill -9 {victim['pid']}[/]: worker {victim['slot']} with {len(victim['tasks'])} tasks")
+
+
+    def _new_events(self) -> None:
+        for event in self._engine.status()["events"]:
+            if event["time"] > self._last_event:
+                self._screen.print(event_line(event))
+                self._last_event = event["time"]
 
 
 def _explain(screen: Screen, audited: AuditResult, result: dict[str, Any]) -> None:

@@ -194,8 +194,8 @@ def plan(topology: OneTopology = None, cluster: ClusterName = None, as_json: Jso
 @app.command()
 def state(topology: OneTopology = None,
           query: Annotated[tuple[str, str] | None, typer.Option(
-              metavar="COMPONENT KEY", help="Show the current value of one key. A key that parses as JSON is read as JSON: 5 is "
-                                            "a number, '\"5\"' a text, '[\"a\", 5]' a key of two fields.")] = None,
+              metavar="COMPONENT KEY", help="Show the current value of one key. A key that parses as JSON is read as JSON: 5 "
+                                            "is a number, '\"5\"' a text, '[\"a\", 5]' a key of two fields.")] = None,
           name: Annotated[str | None, typer.Option(metavar="STATE", help="With --query: which state of the bolt, if it has "
                                                                          "several.")] = None,
           groups: Annotated[bool, typer.Option("--groups", help="Show every key group.")] = False,

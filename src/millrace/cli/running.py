@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 
 from millrace.api.topology import Topology
@@ -87,15 +87,13 @@ class Rates:
         return (work - before) / (now - then) if now > then else 0.0
 
 
-def show_live(engine: ResidentEngine | MicrobatchEngine, console: Console, until: Any) -> Group:
-    """Refresh the tables until `until(seconds)` returns True. Returns the last ones shown."""
-    rates, shown = Rates(), Group()
+def show_live(engine: ResidentEngine | MicrobatchEngine, console: Console, until: Any) -> None:
+    """Refresh the tables until `until(seconds)` returns True."""
+    rates = Rates()
     with Live(console=console, refresh_per_second=4, transient=False) as live:
         while not until(REFRESH_SECONDS):
             status = engine.status()
-            shown = dashboard(status, rates.of(status))
-            live.update(shown)
-    return shown
+            live.update(dashboard(status, rates.of(status)))
 
 
 def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:

@@ -131,11 +131,11 @@ def test_batches() -> None:
     rows = [component("lines", "spout"), component("count")]
     text = shown(status([batched("words", rows)], [worker(0, ["words/count[0]"], pid=None)]))
     assert "  batches: 3, 3 attempts failed; last 123.46 s for 123 M tuples;" in text
-    assert "  state: 3.7 M times found in its process, 70.4 k times loaded; 9 tasks" in text
-    assert "  time in partitions: 3,000,000.0 s by Spark, 1,500,000.0 s by us; shuffled 30" in text
+    assert "  state: found in memory 3.7 M times, loaded 70.4 k times; 9 tasks misplaced" in text
+    assert "  time in partitions: 3,000,000.0 s by Spark, 1,500,000.0 s in Python;" in text
     assert "executor 7" in text
     empty = topology("words", rows, engine="microbatch", batches=BatchLog().summary())
-    assert "  no batch is done yet" in shown(status([empty], []))
+    assert "  no batch has finished yet" in shown(status([empty], []))
 
 
 def test_only_what_is_out_of_the_ordinary_is_told() -> None:
@@ -145,7 +145,7 @@ def test_only_what_is_out_of_the_ordinary_is_told() -> None:
             component("count", failed=12_000, dead_letters=1, gaps=2)]
     text = shown(status([topology("words", rows, losses=1, metrics={
         "lines[0]": {"behind": 306, "from": "a"}, "lines[1]": {"behind": 302, "from": "b"}, "count[0]": {"ratio": 0.25}})], []))
-    assert "  lines: a tuple and all that came of it done in 4.2/13 ms (p50/p99)" in text
+    assert "  lines: complete latency of a tuple 4.2/13 ms (p50/p99)" in text
     assert "  lines: 3 replayed" in text and "  count: 12 k failed, 1 dead letters, 2 chunks missing" in text
     assert "  lines: behind 302 to 306, from a, b" in text and "  count: ratio 0.25" in text
     assert "1 worker lost" in text.replace("\n", " ")

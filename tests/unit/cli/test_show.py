@@ -103,7 +103,7 @@ def test_load_of_tasks_and_pairs(capsys: Capture) -> None:
     assert "most traffic, 10 of 30 pairs of tasks" in text
     assert text.index("      29\n") < text.index("      20\n"), "those with most traffic first"
     print_load({**load(), "workers": {}})
-    assert printed(capsys) == "nothing measured yet: a window lasts 20 s\n"
+    assert printed(capsys) == "nothing measured yet: the first figures come after 20 s\n"
 
 
 def state(component: str, asked: bool) -> dict[str, Any]:
@@ -130,14 +130,14 @@ def without_store(capsys: Capture) -> str:
 def test_state(capsys: Capture) -> None:
     print_state(state("count", asked=True), groups=False)
     text = without_store(capsys)
-    assert "words: wave 1626 is committed, epoch 1794821457856, 1 wave given up\n  the last wave was given up: a sink" in text
+    assert "words: wave 1626 is committed, epoch 1794821457856, 1 wave abandoned\n  the last wave was abandoned: a sink" in text
     assert text.endswith("""\
 count: 223 kB in 4 key groups
 task      groups    keys  unsaved    size  wave  fragments at workers
 count[0]       2  12.3 k      913  111 kB  1626  any 4 of 6: 0..3, 7, 9
 count[1]       2       ?        ?  111 kB  1626  none
 
-plain keeps no state and is not exactly-once: no waves""")
+plain has no state and is not exactly-once: no checkpoints""")
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -163,7 +163,7 @@ def test_a_key_that_was_not_meant_as_a_number(capsys: Capture, key: Any, hint: s
     print_value({"found": False, "task": "count[0]", "worker": 0, "group": 3, "error": "nothing is kept", "key": key})
     text = printed(capsys)
     assert "count[0] (worker 0, key group 3): nothing is kept\n" in text
-    assert f"for the text write {hint}\n" in text if hint else "for the text" not in text
+    assert f"to look up the text, write {hint}\n" in text if hint else "look up the text" not in text
 
 
 def test_a_long_value_is_not_broken(capsys: Capture) -> None:
