@@ -52,7 +52,7 @@ MODULES = {
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Cli]:
-    """Runs the command in this process, in a directory with the modules above."""
+    """Run commands in this process, in a directory with the modules above."""
     for name, text in {"their_parts": PARTS, **MODULES}.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.chdir(tmp_path)
@@ -63,11 +63,11 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         monkeypatch.setattr(sys, "argv", ["millrace", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
 
-    with tempfile.TemporaryDirectory(prefix="desk") as desk:  # no cluster of this machine is in it
-        monkeypatch.setenv("XDG_RUNTIME_DIR", desk)
+    with tempfile.TemporaryDirectory(prefix="cli") as runtime:  # other clusters of this machine are not seen
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         yield run
     signal.signal(signal.SIGTERM, before)
     for name in ("their_parts", *MODULES):

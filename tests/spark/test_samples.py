@@ -1,6 +1,6 @@
-"""The samples of the pages and the programs in examples/, run as they are printed but for directories and durations.
+"""The samples of the pages and the programs in examples/, run as printed except for directories and durations.
 
-Real Spark and small input; what came out is held against a truth that no engine has computed.
+On a real Spark with small input; the output is compared with results that no engine computed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import random
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +29,7 @@ from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine, batched
 from millrace.spark.session.session import make_session
 from support.suites.kept_state import positions_of, state_of
-from support.suites.pages import DOCS, README, ROOT, put_in, typed_in, write_file
+from support.suites.pages import DOCS, README, ROOT, blocks, put_in, typed_in, write_file
 
 SECONDS = 120.0
 SLOTS = 2
@@ -38,7 +39,7 @@ Engine = ResidentEngine | MicrobatchEngine
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where modules of the pages are written, and found; checkpoints of other tests are not."""
+    """Modules of the pages are written and found here; checkpoints of other tests are not."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -47,7 +48,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    """For both engines."""
+    """A session for both engines."""
     session = make_session("local[2]", "samples", SLOTS, {"spark.stage.maxConsecutiveAttempts": "1",
                                                           "spark.sql.shuffle.partitions": "2"})
     yield session
@@ -80,7 +81,7 @@ def end(running: RunningTopology) -> None:
 
 
 def imported(name: str) -> ModuleType:
-    """Anew: what it reads from the environment is another test's otherwise."""
+    """Import it again, because it reads the environment of the current test."""
     sys.modules.pop(name, None)
     return importlib.import_module(name)
 
@@ -91,7 +92,7 @@ def page_module(page: Path, name: str, directory: Path, places: Mapping[str, str
 
 
 def put(path: Path, lines: Iterable[str]) -> None:
-    """A file that is whole as soon as it is there."""
+    """Write a file that appears complete."""
     path.parent.mkdir(exist_ok=True)
     part = path.parent.with_name(f"part-of-{path.name}")
     part.write_text("".join(f"{line}\n" for line in lines))
@@ -119,7 +120,7 @@ def counts_in(store: str, topology: type[Topology], state: str, of_batches: bool
 
 
 def run_printed(block: str) -> None:
-    """A program around `examples.first`; it ends when it has saved something, and not after a minute."""
+    """Run a program around `examples.first`; it ends after its first checkpoints instead of after a minute."""
     def saved(engine: Engine) -> None:
         until(engine, lambda: (found := engine.master.state.topologies["wordcount"].checkpoint) is not None and found.wave > 1)
 
@@ -138,6 +139,19 @@ def check_first(topology: type[Topology]) -> None:
     lines = [table[(n * spouts + task.index) % len(table)] for task, position in read.items() for n in range(position)]
     assert lines
     assert counts_in(store, topology, "state") == Counter(word for line in lines for word in line)
+
+
+def test_the_first_sample_of_the_readme(spark: SparkSession, directory: Path) -> None:
+    """It writes the rows that the README shows."""
+    printed = re.findall(r"```json\n(.*?)```", README.read_text(), re.S)[0].splitlines()
+    (directory / "hello.py").write_text(put_in(blocks(README)[0], {"/tmp/hello": str(directory / "hello-files")}))
+    module = imported("hello")
+    with resident(spark, "hello") as engine:
+        running = engine.submit(module.Hello)
+        until(engine, lambda: running.measured(lambda observed: observed.total("files", "executed")) == len(printed))
+        end(running)
+    lines = [line for path in (directory / "hello-files").glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(lines) == printed
 
 
 def test_the_program_of_the_readme() -> None:
@@ -168,8 +182,8 @@ def test_a_table_of_the_microbatch_page(spark: SparkSession, directory: Path) ->
     assert found == expected_counts(1, 300)
 
 
-def test_a_batch_that_comes_twice_is_once_in_the_database(spark: SparkSession, directory: Path) -> None:
-    """Derby, which comes with Spark, stands for other databases."""
+def test_a_batch_that_is_written_twice_is_in_the_database_once(spark: SparkSession, directory: Path) -> None:
+    """With Derby, which comes with Spark."""
     url = f"jdbc:derby:{directory / 'database'};create=true"
     module = page_module(MICROBATCH, "to_jdbc", directory, {"jdbc:postgresql://host/database?user=me": url})
     for batch, count in [(0, 1), (1, 2), (1, 2), (2, 3)]:
@@ -199,7 +213,7 @@ def test_windows_that_spark_closes(start: Start, spark: SparkSession, directory:
     events = [(n * 7 % 600, f"d{n % 3}") for n in range(90)]
     truth = Counter((device, at - at % 60) for at, device in events)
     put(incoming / "1.json", [event_line(at, device) for at, device in events])
-    put(incoming / "2.json", [event_line(3600, "d0")])  # what moves the watermark past all of them
+    put(incoming / "2.json", [event_line(3600, "d0")])  # moves the watermark past all of them
     module = page_module(SPARK, "per_minute", directory, {"/tmp/device-events": str(incoming), "/tmp/per-minute": str(target)})
     with start(spark, "per_minute") as engine:
         running = engine.submit(module.PerMinute)
@@ -215,7 +229,7 @@ def event_line(at: int, device: str) -> str:
 
 
 def test_what_goes_in_and_out_by_the_spark_page(spark: SparkSession, directory: Path) -> None:
-    """A DataFrame that feeds resident workers; then a stream that is read as one, and its state as a table."""
+    """A DataFrame feeds resident workers; then a stream is read as one, and its state as a table."""
     lines = text(random.Random(3))
     put(directory / "incoming" / "1.txt", lines)
     files = page_module(SPARK, "from_files", directory, {"/tmp/incoming": str(directory / "incoming")})
@@ -230,7 +244,7 @@ def test_what_goes_in_and_out_by_the_spark_page(spark: SparkSession, directory: 
         assert counts_in(engine.master.checkpointing.place, files.FromFiles, "counts") == words(lines)
         running = engine.submit(readable.Readable, config={"limit": 200})
         exec(put_in(read, {"/tmp/read": str(directory / "read")}), names)
-        until(engine, lambda: sum(running.positions().values()) == 200)  # all is acked, because all is committed
+        until(engine, lambda: sum(running.positions().values()) == 200)  # everything is acked, because it is committed
         names["query"].stop()
         end(running)
         exec(show, names)

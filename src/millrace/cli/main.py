@@ -46,7 +46,7 @@ def common(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show t
 def demo(seconds: Annotated[float, typer.Option(metavar="S", help="Seconds that the stream runs.", min=3)] = 15,
          rate: Annotated[float, typer.Option(metavar="N", help="Lines per second, of ten words each.", min=1)] = 5000,
          workers: Annotated[int, typer.Option(metavar="N", help="Workers on the embedded Spark.", min=2)] = 3,
-         svg: Annotated[str | None, typer.Option(metavar="FILE", help="Save what the terminal shows as a picture.")] = None,
+         svg: Annotated[str | None, typer.Option(metavar="FILE", help="Save a picture of the run as SVG.")] = None,
          as_json: Json = False) -> None:
     """Count words on an embedded Spark; one worker is killed.
 

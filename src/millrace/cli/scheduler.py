@@ -134,7 +134,7 @@ def _print_list(schedulers: dict[str, dict[str, Any]]) -> None:
         console.print(Hanging(scheduler["about"].partition(". ")[0].rstrip(".:"), "  "))
         console.print(Hanging(", ".join(f"{row['name']}={_set(row['default'])}" for row in scheduler["parameters"]), "  "))
     console.print(Hanging("`millrace scheduler list NAME` explains one scheduler. Name your own as module:Class; `off` leaves "
-                          " tasks where they are."))
+                          "tasks where they are."))
 
 
 def _print_explained(name: str, scheduler: dict[str, Any]) -> None:
