@@ -141,19 +141,6 @@ def check_first(topology: type[Topology]) -> None:
     assert counts_in(store, topology, "state") == Counter(word for line in lines for word in line)
 
 
-def test_the_first_sample_of_the_readme(spark: SparkSession, directory: Path) -> None:
-    """It writes the rows that the README shows."""
-    printed = re.findall(r"```json\n(.*?)```", README.read_text(), re.S)[0].splitlines()
-    (directory / "hello.py").write_text(put_in(blocks(README)[0], {"/tmp/hello": str(directory / "hello-files")}))
-    module = imported("hello")
-    with resident(spark, "hello") as engine:
-        running = engine.submit(module.Hello)
-        until(engine, lambda: running.measured(lambda observed: observed.total("files", "executed")) == len(printed))
-        end(running)
-    lines = [line for path in (directory / "hello-files").glob("*.jsonl") for line in path.read_text().splitlines()]
-    assert sorted(lines) == printed
-
-
 def test_the_program_of_the_readme() -> None:
     (block,) = [block for block in typed_in(README, {}) if "ResidentEngine(" in block]
     run_printed(block)
@@ -165,6 +152,19 @@ def test_the_program_of_the_microbatch_page() -> None:
 
 
 # -- files of the pages ------------------------------------------------------------------------------------------------
+
+
+def test_the_first_sample_of_the_readme(spark: SparkSession, directory: Path) -> None:
+    """It writes the rows that the README shows."""
+    printed = re.findall(r"```json\n(.*?)```", README.read_text(), re.S)[0].splitlines()
+    (directory / "hello.py").write_text(put_in(blocks(README)[0], {"/tmp/hello": str(directory / "hello-files")}))
+    module = imported("hello")
+    with resident(spark, "hello") as engine:
+        running = engine.submit(module.Hello)
+        until(engine, lambda: running.measured(lambda observed: observed.total("files", "executed")) == len(printed))
+        end(running)
+    lines = [line for path in (directory / "hello-files").glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(lines) == printed
 
 
 def test_a_table_of_the_microbatch_page(spark: SparkSession, directory: Path) -> None:
