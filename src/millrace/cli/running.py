@@ -94,6 +94,8 @@ def show_live(engine: ResidentEngine | MicrobatchEngine, console: Console, until
         while not until(REFRESH_SECONDS):
             status = engine.status()
             live.update(dashboard(status, rates.of(status)))
+    if not console.is_terminal:
+        console.print()  # there, the last line of the tables has no end
 
 
 def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
