@@ -1,4 +1,4 @@
-"""Between Spark and a frame spout: what each side remembers of the batches on their way. Both send again rather than lose.
+"""Between Spark and a DataFrame spout: what each side remembers of the batches on their way. Both send again rather than lose.
 
 A batch is known by its `Key`. A feeder sends the batches of one partition, a few at a time, and keeps each until it is acked
 (`Outbox`). A spout's task emits each once, however often it comes, and answers whoever sent it (`Intake`).

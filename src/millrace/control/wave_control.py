@@ -241,7 +241,7 @@ class Recovery:
 def _check_read(checkpoint: Manifest, event: Submitted) -> None:
     """`TopologyError` if state would be resumed on top of which a DataFrame is read from its start once more."""
     if event.offsets and checkpoint.of_batches:
-        fed = ", ".join(component.name for component in event.graph.spouts if component.frame)
+        fed = ", ".join(component.name for component in event.graph.spouts if component.dataframe)
         raise TopologyError(f"the checkpoint of {event.graph.name!r} was made by the microbatch engine, which keeps elsewhere "
                             f"how far {fed} was read: it would be read from its start once more, on top of the state. Resume "
                             "it with --engine microbatch, or start it under another name")

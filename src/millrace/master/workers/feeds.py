@@ -1,4 +1,4 @@
-"""Where the tasks of a frame spout take batches in: each tells it as a metric of its own, and feeders ask the master."""
+"""Where the tasks of a DataFrame spout take batches in: each tells it as a metric of its own, and feeders ask the master."""
 
 from __future__ import annotations
 
