@@ -21,6 +21,7 @@ import millrace
 from millrace.api.topology import Topology
 from millrace.cli.main import app
 from millrace.cli.settings_table import settings_page
+from millrace.model.flowchart import mermaid
 from millrace.model.graph import graph_of
 from millrace.schedulers.base import NewPlan, NoChange
 from millrace.schedulers.instances import random_situation
@@ -162,6 +163,14 @@ def test_rooms_of_the_code_are_on_the_page() -> None:
     folders = [path for path in PACKAGE.rglob("*") if path.is_dir() and any(path.glob("*.py")) and path.name != "other_engines"]
     missing = [path.relative_to(PACKAGE).as_posix() for path in folders if f"`{path.name}/`" not in page]
     assert not missing, f"docs/ARCHITECTURE.md does not name {missing}"
+
+
+def test_the_flowchart_of_the_page_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from examples.first import WordCount
+
+    (chart,) = re.findall(r"```mermaid\n(.*?)```", (DOCS / "OPERATIONS.md").read_text(), re.S)
+    assert chart == mermaid(graph_of(WordCount)) + "\n"
 
 
 def headings(page: Path) -> list[str]:
