@@ -111,7 +111,7 @@ def test_all_processes_are_gone_after_a_pause(engine: MicrobatchEngine, tmp_path
         kill(pid)
     before = len(stream.records)
     monkeypatch.setattr(batch_reports, "PROCESS_SECONDS", 0.0)
-    stream.running.resume()
+    stream.running.unpause()
     stream.advance(1)
     monkeypatch.undo()
     first = stream.records[before]

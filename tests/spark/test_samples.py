@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import random
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +28,7 @@ from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine, batched
 from support.suites.kept_state import positions_of, state_of
-from support.suites.pages import DOCS, README, ROOT, put_in, typed_in, write_file
+from support.suites.pages import DOCS, README, ROOT, blocks, put_in, typed_in, write_file
 
 SECONDS = 120.0
 SLOTS = 2
@@ -151,6 +152,19 @@ def test_the_program_of_the_microbatch_page() -> None:
 # -- files of the pages ------------------------------------------------------------------------------------------------
 
 
+def test_the_first_sample_of_the_readme(spark: SparkSession, directory: Path) -> None:
+    """It writes the rows that the README shows."""
+    printed = re.findall(r"```json\n(.*?)```", README.read_text(), re.S)[0].splitlines()
+    (directory / "hello.py").write_text(put_in(blocks(README)[0], {"/tmp/hello": str(directory / "hello-files")}))
+    module = imported("hello")
+    with resident(spark, "hello") as engine:
+        running = engine.submit(module.Hello)
+        until(engine, lambda: running.measured(lambda observed: observed.total("files", "executed")) == len(printed))
+        end(running)
+    lines = [line for path in (directory / "hello-files").glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(lines) == printed
+
+
 def test_a_table_of_the_microbatch_page(spark: SparkSession, directory: Path) -> None:
     from millrace.workloads.wordcount import expected_counts
 
@@ -228,7 +242,7 @@ def test_what_goes_in_and_out_by_the_spark_page(spark: SparkSession, directory: 
         assert counts_in(engine.master.checkpointing.place, files.FromFiles, "counts") == words(lines)
         running = engine.submit(readable.Readable, config={"limit": 200})
         exec(put_in(read, {"/tmp/read": str(directory / "read")}), names)
-        until(engine, lambda: sum(running.positions().values()) == 200)  # all is acked, because all is committed
+        until(engine, lambda: sum(running.positions().values()) == 200)  # everything is acked, because it is committed
         names["query"].stop()
         end(running)
         exec(show, names)
