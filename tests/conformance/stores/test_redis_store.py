@@ -14,7 +14,7 @@ from millrace.runtime.checkpoints.directory import UNFINISHED_SECONDS
 from millrace.runtime.checkpoints.redis import FIELD, NAMES_PREFIX, PREFIX, UNFINISHED_PREFIX, RedisStore
 from millrace.runtime.checkpoints.store import open_store
 from millrace.state.checkpoint import PieceRef
-from support.servers.debian import free_port
+from support.servers.ports import free_port
 from support.servers.redis_server import RedisServer
 from support.suites.saved_waves import NEW, OLD, commit_waves, save_wave
 
