@@ -26,8 +26,8 @@ from millrace.model.graph import graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine, batched
-from support.suites.kept_state import positions_of, state_of
 from support.processes.shared_spark import stop_shared_session
+from support.suites.kept_state import positions_of, state_of
 from support.suites.pages import DOCS, README, ROOT, put_in, typed_in, write_file
 
 SECONDS = 120.0
