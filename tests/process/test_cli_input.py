@@ -106,7 +106,7 @@ def test_a_topology_that_cannot_be(cli: Cli, topology: str, says: str) -> None:
     ("--config", "rate", "KEY=VALUE"),
     ("--config", "topology.gurantee=exactly-once", "there is no such setting; did you mean topology.guarantee."),
     ("--config", "topology.zzz=1", "there is no such setting. All are in docs/settings.md"),
-    ("--config", "checkpoint.store=/tmp", "a setting of the engine, not of a topology. Give it with --set"),
+    ("--config", "checkpoint.store=/tmp", "a setting of the engine, not of a topology. Pass it with --set"),
     ("--config", "topology.guarantee=perhaps", "at-most-once, at-least-once"),
     ("--config", "topology.message.timeout.secs=soon", "must be a number"),
     ("--config", "topology.message.timeout.secs=-1", "below the least value"),
