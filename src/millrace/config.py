@@ -173,7 +173,7 @@ def check_engine_settings(settings: Mapping[str, Any]) -> None:
     """Raises `MillraceError` for an unknown engine setting or an invalid value."""
     for key in settings:
         if key in TOPOLOGY_SETTINGS:
-            raise MillraceError(f"{key}: a setting of a topology, not of the engine. Pass it with --config, in Python with "
+            raise MillraceError(f"{key}: a setting of a topology, not of the engine. Pass it with --set, in Python with "
                                 "submit(config={...}) or in the topology's own config")
         if key not in ENGINE_SETTINGS:
             hint = _hint(key, ENGINE_SETTINGS) or f"; the settings are {', '.join(ENGINE_SETTINGS)}"

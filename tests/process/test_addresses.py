@@ -136,7 +136,7 @@ def test_the_cluster_that_has_the_topology(master: Master, tmp_path: Path) -> No
 
 
 def test_ask_for_what_is_not_there(master: Master) -> None:
-    for verb in ("kill", "pause", "resume", "load"):
+    for verb in ("kill", "pause", "unpause", "load"):
         with pytest.raises(UnknownTopology, match="no topology named 'ghost' is running; running: none"):
             ask("here", verb, topology="ghost")
     with pytest.raises(MillraceError, match="unknown verb 'dance'"):

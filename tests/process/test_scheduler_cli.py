@@ -199,7 +199,7 @@ def test_move(cli: Cli, stream: AuditedStream) -> None:
     code, out, _ = cli("move", "split[0]", str(slot))
     assert (code, out) == (0, f"split[0] of audited moves from worker {1 - slot} to worker {slot}\n")
     code, out, _ = cli("move", "count[0]", str(1 - stream.state.places[TaskId("count", 0)].slot))
-    assert code == 0 and "begins anew" in out
+    assert code == 0 and "it restarts there" in out
     stream.advance(50)
 
 

@@ -25,9 +25,7 @@ def shared_cluster() -> Iterator[ForkedCluster]:
 @pytest.fixture
 def cluster(shared_cluster: ForkedCluster) -> ForkedCluster:
     """All slots alive, whatever the test before has left."""
-    for slot in set(range(SLOTS)) - set(shared_cluster.processes):
-        shared_cluster.start(slot)
-    shared_cluster.master.wait_for_workers(SLOTS, SECONDS)
+    shared_cluster.make_whole(SLOTS, SECONDS)
     return shared_cluster
 
 
@@ -124,7 +122,7 @@ def test_while_it_drains(cluster: ForkedCluster, stream: AuditedStream) -> None:
     cluster.master.pause(stream.name)
     cluster.kill(random.Random(7).randrange(SLOTS))
     stream.until(lambda: cluster.master.state.drained(stream.state))
-    cluster.master.resume(stream.name)
+    cluster.master.unpause(stream.name)
     stream.advance(500)
     assert_nothing_lost(stream.finish())
 

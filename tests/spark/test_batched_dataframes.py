@@ -136,7 +136,7 @@ def check_several_sources(engine: MicrobatchEngine, files: Files, tmp_path: Path
 def check_refusals(engine: MicrobatchEngine, target: Path) -> None:
     for topology, words in [(NotStreaming, "is not streaming"), (Misfit, "text"), (WrongSchema, r"has the schema word.*line"),
                             (FromKafka, r"the DataFrame that from_kafka returns.*Failed to find data source: kafka"
-                                        r".*dataframe_parts.py.*--conf spark.jars.packages.*spark_settings.*spark-sql-kafka"),
+                                        r".*dataframe_parts.py.*--set spark.jars.packages.*spark_settings.*spark-sql-kafka"),
                             (Forgotten, r"forgotten returns, but that raised KeyError: 'no such key' \(.*dataframe_parts.py:")]:
         with pytest.raises(TopologyError, match=words):
             engine.submit(topology, topology.__name__)
@@ -163,7 +163,7 @@ def test_the_driver_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch, tmp_p
     command = [sys.executable, "-m", "millrace.cli.main", "run", "millrace.workloads.audit:StatefulWordCount", "--engine",
                "microbatch", "--master", "local[2]", "--name", "driven", "--cluster", "driven", "--json",
                "--set", f"checkpoint.store={tmp_path / 'store'}", "--set", "history.url=none",
-               "--config", f"path={tmp_path / 'output'}", "--config", "topology.batch.tuples=300"]
+               "--set", f"path={tmp_path / 'output'}", "--set", "topology.batch.tuples=300"]
 
     def start(*more: str) -> subprocess.Popen[str]:
         return subprocess.Popen([*command, *more], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

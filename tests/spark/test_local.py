@@ -91,7 +91,7 @@ def test_pause_resume_and_kill(engine: ResidentEngine) -> None:
     at_rest = running.positions()
     executed = running.observed().total("count", "executed")
     assert executed == 10 * sum(at_rest.values()), "everything emitted was executed, and nothing else"
-    running.resume()
+    running.unpause()
     assert running.wait_running()
     assert engine.master.wait_until(lambda: sum(running.positions().values()) > sum(at_rest.values()), SECONDS)
     running.kill(wait=5)

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import random
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +27,9 @@ from millrace.model.graph import graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine, batched
+from support.processes.shared_spark import stop_shared_session
 from support.suites.kept_state import positions_of, state_of
-from support.suites.pages import DOCS, README, ROOT, put_in, typed_in, write_file
+from support.suites.pages import DOCS, README, ROOT, blocks, put_in, typed_in, write_file
 
 SECONDS = 120.0
 SLOTS = 2
@@ -117,6 +119,7 @@ def counts_in(store: str, topology: type[Topology], state: str, of_batches: bool
 
 def run_printed(block: str) -> None:
     """Run a program around `examples.first`, ending it after its first checkpoints instead of after a minute."""
+    stop_shared_session()  # the program starts its own; these tests come before those that use the shared one
     def saved(engine: Engine) -> None:
         until(engine, lambda: (manifest := engine.master.state.topologies["wordcount"].checkpoint) is not None
               and manifest.wave > 1)
@@ -149,6 +152,19 @@ def test_the_program_of_the_microbatch_page() -> None:
 
 
 # -- files of the pages ------------------------------------------------------------------------------------------------
+
+
+def test_the_first_sample_of_the_readme(spark: SparkSession, directory: Path) -> None:
+    """It writes the rows that the README shows."""
+    printed = re.findall(r"```json\n(.*?)```", README.read_text(), re.S)[0].splitlines()
+    (directory / "hello.py").write_text(put_in(blocks(README)[0], {"/tmp/hello": str(directory / "hello-files")}))
+    module = imported("hello")
+    with resident(spark, "hello") as engine:
+        running = engine.submit(module.Hello)
+        until(engine, lambda: running.measured(lambda observed: observed.total("files", "executed")) == len(printed))
+        end(running)
+    lines = [line for path in (directory / "hello-files").glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(lines) == printed
 
 
 def test_a_table_of_the_microbatch_page(spark: SparkSession, directory: Path) -> None:
@@ -228,7 +244,7 @@ def test_what_goes_in_and_out_by_the_spark_page(spark: SparkSession, directory: 
         assert counts_in(engine.master.checkpointing.place, files.FromFiles, "counts") == words(lines)
         running = engine.submit(readable.Readable, config={"limit": 200})
         exec(put_in(read, {"/tmp/read": str(directory / "read")}), names)
-        until(engine, lambda: sum(running.positions().values()) == 200)  # all is acked, because all is committed
+        until(engine, lambda: sum(running.positions().values()) == 200)  # everything is acked, because it is committed
         names["query"].stop()
         end(running)
         exec(show, names)

@@ -315,7 +315,7 @@ class Soak:
         self._running.pause()
         paused = self._shows(lambda: self._state.status == "paused")
         self._pass(PAUSE_SECONDS)
-        self._running.resume()
+        self._running.unpause()
         self.sink.resume(time.monotonic())
         return paused
 

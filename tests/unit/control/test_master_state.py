@@ -274,7 +274,7 @@ def test_pause_stops_the_spouts_and_resume_starts_them() -> None:
     assert said(commands) == ["paused"]
     assert not last(commands).topologies[0].active
     commands = story.on(Resumed("words"))
-    assert said(commands) == ["resumed"]
+    assert said(commands) == ["unpaused"]
     assert last(commands).topologies[0].active
 
 

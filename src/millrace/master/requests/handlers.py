@@ -37,7 +37,7 @@ class RequestHandlers:
             "state": lambda request: master.checkpointing.shown(request.get("topology")),
             "query": lambda request: master.checkpointing.query(request.get("topology"), request["component"], request["key"],
                                                                 request["state"]),
-            "kill": self._kill, "pause": self._pause, "resume": self._resume, "move": self._move,
+            "kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move,
             "scale": self._scale,
             "scheduler show": lambda request: scheduling.shown(),
             "scheduler history": lambda request: scheduling.past(int(request["limit"])),
@@ -98,7 +98,7 @@ class RequestHandlers:
         self._master.tell(Paused(request["topology"]))
         return str(request["topology"])
 
-    def _resume(self, request: Request) -> str:
+    def _unpause(self, request: Request) -> str:
         self._master.tell(Resumed(request["topology"]))
         return str(request["topology"])
 

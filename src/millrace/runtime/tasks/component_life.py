@@ -54,7 +54,7 @@ class ComponentLife:
         task = self._task
         task.component = self.make(anew=True)
         task.initialize()
-        for name in task.keeper.replaced():
+        for name in task.snapshots.replaced():
             text = (f"initialize of {task.name} replaces self.{name}, which is keyed state: the new object is not saved and is "
                     "lost with the worker. Use the state as it is, or give the attribute another name")
             task.report_error(StateNotKept(text), None)
@@ -67,7 +67,7 @@ class ComponentLife:
         if self._error is not None:
             self._retry()
         elif task.topology.graph.waves:
-            task.keeper.load(self._loaded)
+            task.snapshots.load(self._loaded)
         else:
             self._start()
 
@@ -83,7 +83,7 @@ class ComponentLife:
             self._task.on_own_thread(self._restore, self._restored)
 
     def _restore(self) -> None:
-        self._error = error_of(self._task.keeper.take_up)
+        self._error = error_of(self._task.snapshots.restore_component)
 
     def _restored(self) -> None:
         task = self._task
@@ -93,7 +93,7 @@ class ComponentLife:
         if self._error is not None:
             self._retry()
         else:
-            task.keeper.initialized()
+            task.snapshots.initialized()
             self._start()
 
     def _start(self) -> None:
@@ -107,7 +107,7 @@ class ComponentLife:
         task, worker = self._task, self._task.worker
         worker.errors.start_failed(task, self._error)
         if task.topology.graph.waves:
-            task.keeper.initialized(describe(self._error))
+            task.snapshots.initialized(describe(self._error))
         worker.timers.at(worker.clock.now() + self._retry_seconds, self.begin)
         self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
 
@@ -128,7 +128,7 @@ class ComponentLife:
         component.exactly_once, component.epoch = topology.graph.exactly_once, topology.epoch
         component._commits = task.commits
         component._handle = task
-        task.keeper.attach(component, anew)
+        task.snapshots.attach(component, anew)
         self._attach_emit(component)
         return component
 

@@ -5,7 +5,7 @@ thread of its own. *Settle* routes and sends the output and settles acks, always
 
     life     component_life.py   make, initialize, restore, retry and close the component
     waves    waves.py            its part in waves
-    keeper   snapshots.py        its keyed state, its snapshots and its answers to the master
+    snapshots  snapshots.py      its keyed state, its snapshots and its answers to the master
     outbox   outbox.py           output that has not been sent
     sender   sender.py           routes the output and sends it
 """
@@ -26,7 +26,7 @@ from millrace.runtime.tasks.component_life import ComponentLife
 from millrace.runtime.tasks.outbox import Outbox
 from millrace.runtime.tasks.output import Output
 from millrace.runtime.tasks.sender import Sender
-from millrace.runtime.tasks.snapshots import Keeper
+from millrace.runtime.tasks.snapshots import Snapshots
 from millrace.runtime.tasks.waves import TaskWaves
 from millrace.runtime.wire import messages as wire
 
@@ -60,7 +60,7 @@ class Task:
         self.waiting = self.outbox.waiting
         self.life = ComponentLife(self)
         self.sender = Sender(self)
-        self.keeper = Keeper(self)
+        self.snapshots = Snapshots(self)
         self.waves = TaskWaves(self)
 
     def on_own_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:

@@ -28,17 +28,17 @@ class TaskWaves:
         """Handle a request of the master. It repeats them: finished work is answered again, work under way is not restarted,
         nor is work that will be triggered by a mark along the edges."""
         task = self._task
-        if task.keeper.answers_again(mark):
+        if task.snapshots.answers_again(mark):
             return
         if mark.kind == INIT:
             if task.started:  # others restore that wave; this task has continued from it
-                task.keeper.answer(mark)
+                task.snapshots.answer(mark)
             task.life.allow_restore()
         elif mark.kind == ROLLBACK:
             task.abandon_wave(mark.wave)
-            task.keeper.answer(mark)
+            task.snapshots.answer(mark)
         elif not sweep or task.begins_waves:
-            if task.keeper.begins(mark):
+            if task.snapshots.begins(mark):
                 self.pending.append(mark)
                 task.worker.ready(task)
         else:  # the mark comes along the edges; input still held back for an earlier, failed wave would block it
@@ -59,7 +59,7 @@ class TaskWaves:
         elif task.commits:
             task.on_own_thread(partial(self._commit, mark), partial(self._committed, mark))
         else:
-            task.keeper.committed(mark)
+            task.snapshots.committed(mark)
             task.worker.ready(task)
         return True
 
@@ -69,14 +69,14 @@ class TaskWaves:
         """Take the snapshot once all input before the wave is processed, then forward the mark behind the output."""
         task = self._task
         if task.topology.broken:
-            task.keeper.answer(mark, error=task.topology.broken)
+            task.snapshots.answer(mark, error=task.topology.broken)
             return
-        spoiled = task.keeper.spoiled()
+        spoiled = task.snapshots.spoiled()
         task.on_own_thread(partial(self._prepare, mark, spoiled), partial(self._prepared, mark, spoiled))
 
     def _prepare(self, mark: wire.WaveMark, spoiled: set[int]) -> None:
         def prepare() -> None:
-            self._snapshot = self._task.keeper.snapshot(mark, spoiled)
+            self._snapshot = self._task.snapshots.snapshot(mark, spoiled)
 
         self._task.before_wave()
         self._error = error_of(prepare)
@@ -91,11 +91,11 @@ class TaskWaves:
         if snapshot is None:
             assert self._error is not None
             task.report_error(self._error, None)
-            task.keeper.failed(mark, spoiled, describe(self._error))
+            task.snapshots.failed(mark, spoiled, describe(self._error))
         else:
             for channel in task.channels.values():
                 channel.send_mark(mark)
-            task.keeper.save(mark, snapshot)
+            task.snapshots.save(mark, snapshot)
         task.worker.ready(task)
 
     # -- COMMIT --------------------------------------------------------------------------------------------------------
@@ -109,8 +109,8 @@ class TaskWaves:
         if task.ended:
             return
         if self._error is None:
-            task.keeper.committed(mark)
+            task.snapshots.committed(mark)
         else:  # the master asks again, and the sink retries
             task.report_error(self._error, None)
-            task.keeper.answer(mark, error=describe(self._error))
+            task.snapshots.answer(mark, error=describe(self._error))
         task.worker.ready(task)

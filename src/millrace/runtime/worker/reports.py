@@ -43,7 +43,7 @@ class Reports:
 
     def _check_state(self, task: Task) -> None:
         """Warn once of keyed state in a topology that runs no waves because no class declares state."""
-        state = task.keeper.state
+        state = task.snapshots.state
         if state is None or task.topology.graph.waves or task in self._warned or not any(map(len, state.states.values())):
             return
         self._warned = {warned for warned in self._warned if not warned.ended} | {task}
