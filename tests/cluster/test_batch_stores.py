@@ -22,7 +22,7 @@ from millrace.api.tuple import Tuple
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.errors import CheckpointMissing
 from millrace.state.checkpoint import manifest_names
-from millrace.state.fragments import Held
+from millrace.state.fragments import HeldBlob
 from millrace.testing.local_batches import LocalBatches
 
 # ---- a store that loses something ----
@@ -125,7 +125,7 @@ def wait_for_fragments(batches: LocalBatches, process: int) -> None:
     wanted = {piece.blob for record in manifest.records if batches.place(record.task) != process for piece in record.pieces()}
     deadline = time.monotonic() + 20
     while True:
-        told: Future[list[Held]] = Future()
+        told: Future[list[HeldBlob]] = Future()
         host.holding.exchange.listing(told.set_result)
         missing = wanted - {held.blob for held in told.result(20)}
         if not missing:

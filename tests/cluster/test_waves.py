@@ -232,7 +232,7 @@ def test_it_goes_on_with_another_parallelism(par: int) -> None:
 def test_what_belongs_to_tasks_cannot_go_on_with_another_parallelism() -> None:
     store = MemoryStore()
     until_wave(start(store=store), 2)
-    with pytest.raises(TopologyError, match="3 tasks of 'tally', each with a state of its own"):
+    with pytest.raises(TopologyError, match="3 tasks of 'tally', each with its own state"):
         start(store=store, resume=True, par={"tally": 1})
 
 

@@ -204,7 +204,8 @@ def test_move(cli: Cli, stream: AuditedStream) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["split", "0"], "'split' names no task"), (["split[x]", "0"], "'split[x]' names no task"), (["", "0"], "names no task"),
+    (["split", "0"], "'split' does not name a task"), (["split[x]", "0"], "'split[x]' does not name a task"),
+    (["", "0"], "does not name a task"),
     (["split[9]", "0"], "no running topology has a task split[9]; there are "), (["nope[0]", "0"], "no running topology"),
     (["split[0]", "7"], "7"), (["split[0]", "0", "--topology", "nope"], "nope"),
     (["split[9]", "0", "--topology", "audited"], "split[9]"), (["nope[0]", "0", "--topology", "audited"], "nope"),

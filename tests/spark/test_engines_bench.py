@@ -19,7 +19,7 @@ def test_skewed_keys_are_shared_out_while_they_come() -> None:
     result = engines.run_engines(live=False, quick=True, parts=["skew"])
     assert result["skew_batch_ratio"] > 0
     case, = result["details"]["skew"]["cases"]
-    assert "key groups of count go to other tasks" in case["decisions"][0]
+    assert "key groups of count move to other tasks" in case["decisions"][0]
     assert case["shared_out"] < case["hashed"] < 1 and 0.5 <= case["hashed_by_spark"] < 1
 
 

@@ -100,7 +100,7 @@ def test_the_bolt_of_the_state_page_counts(monkeypatch: pytest.MonkeyPatch) -> N
     bolt, recorder = attach(module.Trips)
     for tup in tuples("car at", [["a", 1.0], ["b", 2.0], ["a", 3.0]]):
         bolt.process(tup)
-    assert recorder.values() == [["a", 1], ["b", 1], ["a", 2]]
+    assert recorder.values() == [("a", 1), ("b", 1), ("a", 2)]
     assert (bolt.trips["a"].stops, bolt.recent["a"]) == (2, [1.0, 3.0])
 
 

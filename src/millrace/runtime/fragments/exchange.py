@@ -44,7 +44,7 @@ from millrace.runtime.fragments.messages import (
 from millrace.runtime.wire.messages import encode
 from millrace.runtime.wire.transport import Keys, bind_tcp, serve
 from millrace.state.erasure import Bytes, Code, gather, room
-from millrace.state.fragments import NAME_PARTS, FragmentTree, Held, cut
+from millrace.state.fragments import NAME_PARTS, FragmentTree, HeldBlob, cut
 
 log = logging.getLogger(__name__)
 HELD_BYTES = 1 << 30
@@ -136,7 +136,7 @@ class FragmentExchange:
         """The worker there is gone: whoever waits for it hears so at once."""
         self._call(lambda: self._links.forget(address))
 
-    def listing(self, done: Callable[[list[Held]], None], prefix: str = "") -> None:
+    def listing(self, done: Callable[[list[HeldBlob]], None], prefix: str = "") -> None:
         """What is held here, for people."""
         self._call(lambda: self._posted(done)(self.tree.listing(prefix)))
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from millrace.errors import NotEnoughFragments
 from millrace.runtime.fragments.links import Address, Asker
 from millrace.runtime.fragments.messages import PART_BYTES, Answer, Drop, Get, Head, Keep, Part, Put, Request, Taken
-from millrace.state.fragments import Assembly, Fragment, Identity
+from millrace.state.fragments import Assembly, BlobIdentity, Fragment
 
 PATIENCE = 0.25  # seconds without a part after which one more fragment is fetched
 BLOB_LIMIT = 16 << 30  # bytes: a length that someone made up must not take all the memory
@@ -183,10 +183,10 @@ class Fetching:
         self._seconds, self._deadline = seconds, desk.now() + seconds
         self._spare = sorted(holders, reverse=True)  # the next one is the last
         self._pulls: list[_Pull] = []
-        self._assemblies: dict[Identity, Assembly] = {}
+        self._assemblies: dict[BlobIdentity, Assembly] = {}
         self._faults: dict[int, str] = {}
         self._building = False
-        self._in_vain: dict[Identity, int] = {}  # how many that belong together were not enough
+        self._in_vain: dict[BlobIdentity, int] = {}  # how many that belong together were not enough
 
     def start(self) -> None:
         self._go_on()
@@ -207,7 +207,7 @@ class Fetching:
             return f"its blob is of {head.length} bytes; {BLOB_LIMIT} are the limit"
         return ""
 
-    def assembly(self, identity: Identity) -> Assembly:
+    def assembly(self, identity: BlobIdentity) -> Assembly:
         if identity not in self._assemblies:
             self._assemblies[identity] = Assembly(identity)
         return self._assemblies[identity]
@@ -226,11 +226,11 @@ class Fetching:
         self._faults[pull.index] = why
         self._go_on()
 
-    def _group(self, identity: Identity) -> list[_Pull]:
+    def _group(self, identity: BlobIdentity) -> list[_Pull]:
         """The complete ones that belong to the same blob."""
         return [pull for pull in self._pulls if pull.complete and pull.head is not None and pull.head.identity == identity]
 
-    def _needed(self, identity: Identity) -> int:
+    def _needed(self, identity: BlobIdentity) -> int:
         return self._in_vain[identity] + 1 if identity in self._in_vain else self._shape[0]
 
     def _go_on(self) -> None:
@@ -253,7 +253,7 @@ class Fetching:
     def _coming(self, late: bool) -> int:
         return sum(not pull.over and (late or not pull.late) for pull in self._pulls)
 
-    def _build(self, identity: Identity, group: Sequence[_Pull]) -> None:
+    def _build(self, identity: BlobIdentity, group: Sequence[_Pull]) -> None:
         """What is still under way is called off, so that nothing is written while the blob is computed; it is asked for
         again if it is needed after all."""
         self._building = True
@@ -265,7 +265,7 @@ class Fetching:
         assembly = self._assemblies[identity]
         self.desk.build(lambda: assembly.build(crcs), lambda data: self._built(identity, len(group), data))
 
-    def _built(self, identity: Identity, used: int, data: memoryview | None) -> None:
+    def _built(self, identity: BlobIdentity, used: int, data: memoryview | None) -> None:
         self._building = False
         if data is not None:
             self._end(data)

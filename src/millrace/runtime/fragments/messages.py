@@ -12,7 +12,7 @@ import msgspec
 from millrace.errors import WireError
 from millrace.runtime.wire.messages import UNREADABLE, Count
 from millrace.state.erasure import Bytes
-from millrace.state.fragments import Fragment, Identity
+from millrace.state.fragments import BlobIdentity, Fragment
 
 PART_BYTES = 1 << 20  # the most of a fragment that travels at once
 Size = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
@@ -36,8 +36,8 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
         return cls(fragment.blob, fragment.index, fragment.r, fragment.c, fragment.length, fragment.crc, fragment.whole_crc)
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.blob, self.r, self.c, self.length, self.whole_crc)
+    def identity(self) -> BlobIdentity:
+        return BlobIdentity(self.blob, self.r, self.c, self.length, self.whole_crc)
 
     def fragment(self, payload: Bytes) -> Fragment:
         return Fragment(self.blob, self.index, self.r, self.c, self.length, self.crc, self.whole_crc, payload)
