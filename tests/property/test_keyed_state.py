@@ -216,7 +216,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestKeyedState = Machine.TestCase
-TestKeyedState.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestKeyedState.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["set", "del", "read", "snapshot"]), st.integers(0, 6))), st.booleans())

@@ -25,6 +25,7 @@ from millrace.workloads.audit import StatefulWordCount, audit, true_counts
 from millrace.workloads.wordcount import expected_counts, table_words
 from support.processes.family import in_session
 from support.suites.kept_state import state_of
+from support.topologies.audited import assert_exact
 from support.topologies.dataframe_parts import (
     SOURCE,
     TARGET,
@@ -204,6 +205,5 @@ def test_the_driver_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch, tmp_p
     manifest = Checkpoints(store, "driven").latest()
     assert manifest is not None and manifest.wave > wave + 2
     sent = {task.index: position for task, position in manifest.positions().items()}
-    result = audit(tmp_path / "output", sent)
-    assert (result.lost, result.repeated, result.wrong, result.beyond) == (0, 0, 0, 0), result
+    assert_exact(audit(tmp_path / "output", sent))
     assert state_of(store, batched(graph_of(StatefulWordCount, "driven")))["count"]["counts"] == true_counts(sent)

@@ -12,7 +12,7 @@ import random
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -27,12 +27,12 @@ from millrace.model.graph import graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine, batched
-from millrace.spark.session.session import make_session
 from support.suites.kept_state import positions_of, state_of
 from support.suites.pages import DOCS, README, ROOT, blocks, put_in, typed_in, write_file
 
 SECONDS = 120.0
 SLOTS = 2
+SHARES_SPARK = True
 MICROBATCH, SPARK = DOCS / "MICROBATCH.md", DOCS / "SPARK.md"
 Engine = ResidentEngine | MicrobatchEngine
 
@@ -47,12 +47,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
+def spark(shared_spark: SparkSession) -> SparkSession:
     """One session for both engines."""
-    session = make_session("local[2]", "samples", SLOTS, {"spark.stage.maxConsecutiveAttempts": "1",
-                                                          "spark.sql.shuffle.partitions": "2"})
-    yield session
-    session.stop()
+    return shared_spark
 
 
 def resident(spark: SparkSession, module: str) -> ResidentEngine:

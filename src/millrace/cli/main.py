@@ -253,29 +253,37 @@ app.command("resume", hidden=True)(unpause)  # its name before; `run --resume` m
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def test(context: typer.Context) -> None:
+def test(context: typer.Context,
+         no_install: Annotated[bool, typer.Option("--no-install", help="Do not install the servers that tests need.")] = False,
+         require_servers: Annotated[bool, typer.Option("--require-servers", help="Fail where a server is missing.")] = False,
+         explore: Annotated[float, typer.Option(metavar="MINUTES", min=0, help="Run property tests, new seeds.")] = 0) -> None:
     """Run linters and tests; arguments after `--` go to pytest.
 
-    Slow tests are left out. Run them by themselves: test -- -m slow
+    Redis, ZooKeeper and PostgreSQL are installed first, as root on Debian. Slow tests are left out; run them by themselves:
+    test -- -m slow
     """
-    from millrace.cli.testing import run_tests
+    from millrace.cli import testing
 
-    raise typer.Exit(run_tests(context.args))
+    if explore:
+        raise typer.Exit(testing.explore(explore, context.args, install=not no_install))
+    raise typer.Exit(testing.run_tests(context.args, install=not no_install, require_servers=require_servers))
 
 
 @bench_app.command("wordcount")
-def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each of Millrace's own measurements.", min=1)] = 8,
-                    rivals: Annotated[bool, typer.Option(help="Measure the other engines too.")] = True,
+def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each measured window.", min=1)] = 3,
+                    others: Annotated[bool, typer.Option(help="Measure the other engines too.")] = True,
                     as_json: Json = False) -> None:
     """Word Count on two cores, beside other engines.
 
-    Words a second and latency, all on the same input.
+    Words per second and latency, all on the same input.
     """
-    from millrace.bench.wordcount import run_bench
+    from millrace.bench.wordcount import run_wordcount
 
-    result = run_bench(seconds, rivals, live=not as_json)
+    result = run_wordcount(seconds, others, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
+    if result["failed"]:
+        raise MillraceError(f"these rows have no figure: {', '.join(result['failed'])}; the result has their errors")
 
 
 @bench_app.command("memory")
@@ -290,7 +298,7 @@ def bench_memory(minutes: Annotated[float, typer.Option(help="How long.", min=0.
 
 @bench_app.command("scheduler")
 def bench_scheduler(as_json: Json = False) -> None:
-    """Seconds that schedulers take for topologies of growing size."""
+    """Seconds to plan, for topologies of growing size."""
     from millrace.bench.scheduler import run_scheduler_bench
 
     result = run_scheduler_bench(live=not as_json)
@@ -300,7 +308,7 @@ def bench_scheduler(as_json: Json = False) -> None:
 
 @bench_app.command("state")
 def bench_state(quick: Annotated[bool, typer.Option(help="Small sizes only.")] = False, as_json: Json = False) -> None:
-    """Erasure coding, restoring state, and what waves cost.
+    """Erasure coding, restoring state, and the cost of waves.
 
     State is restored from fragments, from Redis and from a directory.
     """
@@ -313,11 +321,11 @@ def bench_state(quick: Annotated[bool, typer.Option(help="Small sizes only.")] =
 
 @bench_app.command("faults")
 def bench_faults(minutes: Annotated[float, typer.Option(help="How long.", min=0.1)] = 5,
-                 seed: Annotated[int, typer.Option(help="Of the plan of faults.")] = 1,
+                 seed: Annotated[int, typer.Option(help="Seed of the plan of faults.")] = 1,
                  guarantee: Annotated[str, typer.Option(metavar="NAME", help="exactly-once or "
                                                                              "at-least-once.")] = "exactly-once",
                  as_json: Json = False) -> None:
-    """Keep breaking what a word count runs on; is the output right?"""
+    """Break a word count near saturation and check every word."""
     from millrace.bench.faults import broken_promise, run_faults
 
     result = run_faults(minutes, seed, guarantee, live=not as_json)
@@ -328,7 +336,7 @@ def bench_faults(minutes: Annotated[float, typer.Option(help="How long.", min=0.
 
 
 @bench_app.command("engines")
-def bench_engines(quick: Annotated[bool, typer.Option(help="Small sizes: that it runs, not how fast.")] = False,
+def bench_engines(quick: Annotated[bool, typer.Option(help="Small sizes, to see that it runs.")] = False,
                   only: Annotated[list[str] | None, typer.Option(metavar="PART", help="words, rescale or skew; may be "
                                                                                        "repeated. Unset: all.")] = None,
                   as_json: Json = False) -> None:
@@ -356,6 +364,15 @@ def bench_replanning(seconds: Annotated[float, typer.Option(help="Length of each
     result = run_replanning(seconds, rate, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
+
+
+@bench_app.command("page")
+def bench_page(results: Annotated[list[str] | None, typer.Argument(metavar="[RESULT]...", help="Unset: the newest of each "
+                                                                                             "benchmark.")] = None) -> None:
+    """Write the figures of results into docs/BENCHMARKS.md."""
+    from millrace.bench.page import run_page
+
+    typer.echo(f"docs/BENCHMARKS.md has new figures of {', '.join(run_page(results or []))}")
 
 
 def _ask(cluster: str | None, verb: str, topology: str, done: str, as_json: bool, **arguments: Any) -> None:

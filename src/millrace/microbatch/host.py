@@ -30,12 +30,12 @@ from millrace.microbatch.fragment_holder import Holding
 from millrace.microbatch.work import BatchWork, PartitionReport, TaskReport, record_of
 from millrace.microbatch.worker import BatchWorker
 from millrace.model.graph import TaskId
-from millrace.runtime.checkpoints.access import Vault
+from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import SystemClock
 from millrace.runtime.meters import Meters
 from millrace.runtime.tasks.bolt import BoltTask
-from millrace.runtime.tasks.outbox import Group
+from millrace.runtime.tasks.outbox import EmitGroup
 from millrace.runtime.tasks.snapshots import Pieces
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.tasks.task import Task
@@ -67,7 +67,8 @@ class Hosted:
 
     def __init__(self, work: BatchWork, slot: int, holding: Holding | None = None) -> None:
         settings, self.holding = work.setup.settings, holding
-        self.vault = Vault(partial(open_store, CHECKPOINTS.of(settings)), self.holding.exchange if self.holding else None)
+        self.vault = CheckpointAccess(partial(open_store, CHECKPOINTS.of(settings)),
+                                      self.holding.exchange if self.holding else None)
         self.vault.reach(work.workers)
         self.worker = BatchWorker(slot, SystemClock(), settings, self.vault)
         self.run = TopologyRun(self.worker, work.given)
@@ -148,7 +149,7 @@ class Hosted:
             if data == SEED:
                 continue  # there is nothing to read in this batch
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
-            task.outbox.groups.append(Group(output, output.batch(batch), None, None, [None]))
+            task.outbox.groups.append(EmitGroup(output, output.batch(batch), None, None, [None]))
             task.send_waiting()
             self.worker.run_dry()
             yield from self._sent()
@@ -179,8 +180,8 @@ class Hosted:
         task, now = kept.task, self.worker.clock.now()
         if not isinstance(task, BoltTask):
             return
-        for name, seconds, fall_due in (("tick", task.tick_seconds(), task.tick),
-                                        ("timer", task.component._timer_seconds(), task.on_timer)):
+        for name, seconds, fall_due in (("tick", task.due.tick_seconds(), task.due.tick),
+                                        ("timer", task.component._timer_seconds(), task.due.timer)):
             if seconds and now - kept.fell_due.setdefault(name, now) >= seconds:
                 kept.fell_due[name] = now
                 fall_due()
@@ -246,7 +247,7 @@ class Hosted:
             self._close(task)
         if anew:
             kept.refs.clear()
-        task.component = task._make(anew)
+        task.component = task.life.make(anew)
         task.initialize()
         task.on_start()
 
@@ -380,7 +381,7 @@ class Hosted:
             return
         task = self._new_task(name)
         self.kept.pop(task.number, None)
-        task.component = task._make(anew=True)
+        task.component = task.life.make(anew=True)
         task.initialize()
         task.component.recover(wave, epoch)
         self._close(task)

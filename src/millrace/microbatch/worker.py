@@ -14,9 +14,9 @@ from millrace.control.batch_stages import Stages
 from millrace.errors import MillraceError
 from millrace.microbatch.records import Frame, pack_chunk
 from millrace.model.graph import TaskId
-from millrace.runtime.checkpoints.access import Vault
+from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.clock import Clock
-from millrace.runtime.flow.channel import Channel, Delivery, Inlet, Link
+from millrace.runtime.flow.channel import Channel, Delivery, Inlet, Lineage, Link
 from millrace.runtime.flow.links import Nowhere
 from millrace.runtime.flow.routing import ByFields, ByGroups
 from millrace.runtime.tasks.bolt import BoltTask
@@ -81,8 +81,8 @@ class _InLine:
 class BatchWorker(Worker):
     """What tasks take for their worker. `enter` says which of them are here; `outbox` has what is to leave."""
 
-    def __init__(self, slot: int, clock: Clock, settings: dict[str, Any], vault: Vault) -> None:
-        super().__init__(slot, 0, clock, _NoPeers(), _InLine(), settings, vault=vault)
+    def __init__(self, slot: int, clock: Clock, settings: dict[str, Any], checkpoints: CheckpointAccess) -> None:
+        super().__init__(slot, 0, clock, _NoPeers(), _InLine(), settings, checkpoints=checkpoints)
         self.outbox: list[tuple[int, bytes]] = []
         self.here: set[int] = set()
         self.group_counts: dict[tuple[int, str], np.ndarray] = {}
@@ -153,7 +153,7 @@ class BatchWorker(Worker):
 
     def _delivery(self, task: BoltTask, header: wire.Chunk, body: Any, count: int, local: bool) -> Delivery:
         inlet = inlet_of(task, header.source, 0, self.slot, None)
-        return Delivery(inlet, header.stream, body, count, header.form, local, 0, (), 0, self.clock.now())
+        return Delivery(inlet, header.stream, body, count, header.form, local, 0, Lineage((), 0, self.clock.now()))
 
     def run_dry(self) -> None:
         """Until no task has anything left to do."""

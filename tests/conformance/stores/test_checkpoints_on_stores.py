@@ -92,7 +92,7 @@ class TestCheckpoints:
         change(store, manifest_name("t", 1, 2), damage)
         with caplog.at_level(logging.WARNING):
             assert checkpoints.latest() == older
-        assert "00002.manifest is left out: a manifest" in caplog.text
+        assert "00002.manifest is skipped: a manifest" in caplog.text
         change(store, manifest_name("t", 1, 1), damage)
         with pytest.raises(CorruptCheckpoint, match="has 2 checkpoints of 't' and none can be used"):
             checkpoints.latest()

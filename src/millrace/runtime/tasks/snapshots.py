@@ -140,7 +140,7 @@ class Keeper:
 
         def write() -> None:
             try:
-                worker.vault.save(run.graph.name, blob, parts)
+                worker.checkpoints.save(run.graph.name, blob, parts)
             except Exception as error:
                 failed.append(f"{type(error).__name__}: {error}")
 
@@ -159,7 +159,7 @@ class Keeper:
         slots = run.holders.get(name, [])
         if slots:
             blocks = self._blocks[blob] = Blocks(*run.blocks, slots)
-            worker.vault.back_up(blob, parts, blocks)
+            worker.checkpoints.back_up(blob, parts, blocks)
 
     def _extend(self, refs: dict[int, PieceRef]) -> None:
         for group, ref in refs.items():
@@ -191,7 +191,7 @@ class Keeper:
             self._changed.clear()
         slots = {slot for blocks in self._blocks.values() for slot in blocks.slots}
         if slots or self._told:
-            self.task.worker.vault.keep(self.task.topology.graph.name, self.task.name, self._blocks, slots | self._told)
+            self.task.worker.checkpoints.keep(self.task.topology.graph.name, self.task.name, self._blocks, slots | self._told)
         self._told = slots
         self.answer(mark)
 
@@ -205,7 +205,7 @@ class Keeper:
         def read() -> None:
             try:
                 if wave:
-                    self._read(self.task.worker.vault.manifest(self.task.topology.graph.name, manifest_epoch, wave))
+                    self._read(self.task.worker.checkpoints.manifest(self.task.topology.graph.name, manifest_epoch, wave))
             except Exception as error:
                 failed.append(error)
 
@@ -221,12 +221,12 @@ class Keeper:
         wanted = [ref for chain in mine.values() for ref in chain]
         if record is not None and record.own is not None:
             wanted.append(record.own)
-        pieces = self.task.worker.vault.fetch(self.task.topology.graph.name, wanted, held)
+        pieces = self.task.worker.checkpoints.fetch(self.task.topology.graph.name, wanted, held)
         if self.state is not None:
             self.state.restore_all({group: [pieces[ref] for ref in chain] for group, chain in mine.items()})
         needed = {ref.blob for ref in wanted}
         self._chains, self._blocks = mine, {blob: blocks for blob, blocks in held.items() if blob in needed}
-        self._told = self.task.worker.vault.slots()  # a forerunner may have sent blocks to anyone
+        self._told = self.task.worker.checkpoints.slots()  # a forerunner may have sent blocks to anyone
         if record is not None:
             self._own = record.own
             own = unpack_value(pieces[record.own]) if record.own is not None else None
