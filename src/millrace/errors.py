@@ -16,6 +16,7 @@
     ├── BadSituation             a file or value that is not a situation to schedule (also a ValueError)
     ├── SchedulerFailed          a scheduler that raised, took too long or returned no plan that can be run
     ├── StalePlan                a plan made for another one than that in force
+    ├── IllegalTransition        a status that cannot follow the present one of a topology (also a RuntimeError)
     ├── NotTheAuthor             another master has taken over the plans
     ├── StoreUnreachable         a store (of plans, history or checkpoints) does not answer, is full or refuses
     ├── StoreInUse               another master uses the checkpoints of that topology
@@ -114,6 +115,10 @@ class SchedulerFailed(MillraceError):
 
 class StalePlan(MillraceError):
     """The plan was made for another version, other workers or other tasks than there are now: nothing of it is run."""
+
+
+class IllegalTransition(MillraceError, RuntimeError):
+    """A topology cannot go from one status to the other; names topology, old and new status. A bug in the master."""
 
 
 class NotTheAuthor(MillraceError):

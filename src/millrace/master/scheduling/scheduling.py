@@ -13,7 +13,8 @@ from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD
 from millrace.control.events import Replanned, Say
 from millrace.control.load_smoothing import Estimator, EstimatorParameters, make_estimator
 from millrace.control.schedule_generator import ENACTED, Choice, Decision, Generator, Policy
-from millrace.control.topology_state import PAUSED, RUNNING, TopologyState
+from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import PAUSED, RUNNING
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed
 from millrace.master.load.history import History, default_history_url
 from millrace.master.load.monitor import LoadMonitor, WorkerMeters

@@ -26,7 +26,8 @@ from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES, CHECKPO
 from millrace.control.assignment import TopologyAssignment
 from millrace.control.backup_placement import backup_shape, backups
 from millrace.control.events import Say
-from millrace.control.topology_state import PAUSED, STOPPING, WAITING, TopologyState
+from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import PAUSED, STOPPING, WAITING
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, MillraceError, NotTheAuthor, TopologyError
 from millrace.master.batch_log import REST, RUN_TASKS
 from millrace.microbatch.checkpoints import BatchCheckpoints

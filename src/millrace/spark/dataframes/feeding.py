@@ -32,7 +32,7 @@ from millrace.config import (
     FRAME_TRIGGER,
     GUARANTEE,
 )
-from millrace.control.events import Killed, Say
+from millrace.control.events import Killed, Say, WaveRequested
 from millrace.control.submission import not_said, when
 from millrace.errors import FeedingFailed, MillraceError, TopologyError
 from millrace.master.service import Master
@@ -352,9 +352,9 @@ class FrameQuery:
 
     def _ask_for_wave(self) -> int:
         """One is due; returns the number of the last one that has begun."""
+        self._master.tell(WaveRequested(self._graph.name))
         waves = self._master.state.topology(self._graph.name).waves
         assert waves is not None
-        waves.due = 0.0
         return waves.wave
 
     def _committed(self) -> int:
