@@ -173,7 +173,7 @@ def test_nonsense_is_refused_and_changes_nothing() -> None:
     with pytest.raises(UnknownName, match="there is no worker 7; there are 0, 1, 2, 3"):
         cluster.move("rows", TaskId("sink", 0), 7)
     cluster.move("rows", TaskId("sink", 0), before[TaskId("sink", 0)])
-    assert cluster.said[-1].endswith("already")
+    assert "is already on worker" in cluster.said[-1]
     assert (cluster.where("rows"), cluster.master.revision) == (before, revision)
     cluster.stop("rows")
     with pytest.raises(TopologyError, match="is stopping: its tasks can be moved or rescaled only while it runs or is paused"):

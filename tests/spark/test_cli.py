@@ -150,7 +150,7 @@ def test_a_forgotten_flag_costs_nothing(run: Callable[..., Run]) -> None:
     assert (code, out) == (1, "") and "Traceback" not in err
     said = err.splitlines()[-1]
     assert said.startswith("millrace: ") and f"has checkpoints of '{NAME}', the last of wave " in said
-    assert "--resume (resume=True) goes on from there, --fresh (resume=False) begins anew and deletes it" in said
+    assert "Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start over" in said
     for flag in ("--resume", "--fresh"):
         assert ran(flag)[0] == 0
 

@@ -137,7 +137,7 @@ def scaled(*owners: int, par: int = 3) -> Manifest:
 def test_it_goes_on_with_the_tasks_that_it_was_scaled_to() -> None:
     found, said = as_scaled(batched(), scaled(0, 1, 2), frozenset())
     assert {component.name: component.par for component in found.components} == {"lines": 1, "count": 3, "top": 2}
-    assert said == "goes on with count x 3, as it was scaled"
+    assert said == "resumes with count x 3, as it was rescaled"
     assert as_scaled(found, scaled(0, 1, 2), frozenset()) == (found, "")
     assert as_scaled(batched(), scaled(0, 1, 2), frozenset(["count"])) == (batched(), "")
 

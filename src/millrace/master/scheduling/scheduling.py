@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD
 from millrace.control.events import Replanned, Say
 from millrace.control.load_smoothing import Estimator, EstimatorParameters, make_estimator
-from millrace.control.schedule_generator import ENACTED, Choice, Decision, Generator, Policy
+from millrace.control.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed
@@ -54,7 +54,7 @@ class Scheduling:
         self._trials = Planner(keep=False)  # of schedulers that are not in use yet: they must not wait for the one that is
         self._asking = False  # the planner has not answered yet
         self._told = ""  # the last failure that people were told of
-        self.generator = Generator(NOTHING_CHOSEN, Policy())
+        self.generator = ScheduleGenerator(NOTHING_CHOSEN, Policy())
         self.sample: WindowSample | None = None
         self.load: dict[str, Load] = {}  # estimates, by topology
         if self._history_url not in (None, KEEP_NOTHING):
@@ -143,7 +143,7 @@ class Scheduling:
         except (MillraceError, KeyError, TypeError, ValueError) as error:
             self._failed(self.generator.failed(str(error), trigger, time.time()))
             return
-        decision = self.generator.weigh(situation, result, trigger, time.time())
+        decision = self.generator.decide(situation, result, trigger, time.time())
         if decision.outcome == ENACTED and isinstance(result, NewPlan):
             decision = self._enact(situation, result, decision)
         self._told = ""

@@ -33,7 +33,7 @@ from millrace.config import (
     GUARANTEE,
 )
 from millrace.control.events import Killed, Say, WaveRequested
-from millrace.control.submission import not_said, when
+from millrace.control.submission import choice_required, when
 from millrace.errors import FeedingFailed, MillraceError, TopologyError
 from millrace.master.service import Master
 from millrace.model.graph import ComponentDef, TopologyGraph, resolve
@@ -131,8 +131,8 @@ class FrameQueries:
             return
         last = max(noted, key=lambda found: found.number)
         if resume is None:
-            raise not_said(f"{last.place} has how far an earlier run of {self.name!r} has read: up to batch {last.batch} of "
-                           f"Spark's{when(last.at)}")
+            raise choice_required(f"{last.place} has how far an earlier run of {self.name!r} has read: up to batch "
+                                  f"{last.batch} of Spark's{when(last.at)}")
         self.run = last.run
 
     def start(self, resume: bool | None) -> None:
