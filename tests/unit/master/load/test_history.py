@@ -245,7 +245,7 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_server_that_is_not_there() -> None:
     pytest.importorskip("psycopg")
-    with pytest.raises(StoreUnreachable, match=r"cannot be used: OperationalError.*See that the server runs") as caught:
+    with pytest.raises(StoreUnreachable, match=r"cannot be used: OperationalError.*Check that the server runs") as caught:
         History("postgresql://u:s3cret@127.0.0.1:1/db?sslpassword=s3cret", "c", 1.0)
     assert "s3cret" not in str(caught.value) and "u:***@127.0.0.1:1/db" in str(caught.value)
 
@@ -259,7 +259,7 @@ def test_a_file_that_is_no_database(path: Path, url: str) -> None:
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreUnreachable, match="See that its directory can be written to"):
+    with pytest.raises(StoreUnreachable, match="Check that its directory can be written to"):
         History(f"sqlite:///{tmp_path}/file/history.db", "c", 1.0)
 
 
