@@ -43,14 +43,14 @@ class Total(Bolt):
         self.emit([customer, self.orders[customer], self.cents[customer]])
 
 
-def write(frame: DataFrame, batch_id: int) -> None:
+def write(dataframe: DataFrame, batch_id: int) -> None:
     """Called on the driver after each batch. Under the batch's id, so that a batch written again replaces itself."""
-    frame.write.mode("overwrite").parquet(f"{TOTALS}/batch={batch_id}")
+    dataframe.write.mode("overwrite").parquet(f"{TOTALS}/batch={batch_id}")
 
 
-def newest(frame: DataFrame) -> DataFrame:
+def newest(dataframe: DataFrame) -> DataFrame:
     """The table has every total that there was. This is the last of each customer's."""
-    return frame.groupBy("customer").agg(F.max("orders").alias("orders"), F.max_by("cents", "orders").alias("cents"))
+    return dataframe.groupBy("customer").agg(F.max("orders").alias("orders"), F.max_by("cents", "orders").alias("cents"))
 
 
 class Totals(Topology):

@@ -92,16 +92,16 @@ CHANNEL_WINDOW = Setting("topology.channel.window", 4, low=1,
                          about="Chunks that may be on their way from one task to another before the sender waits.")
 SPOUT_WAIT = Setting("topology.spout.wait.ms", 1.0, low=0,
                      about="Milliseconds before next_tuple is called again after it emitted nothing.")
-FRAME_CHECKPOINT = Setting("topology.frame.checkpoint", None, text=True,
-                           about="Where Spark keeps how far the DataFrames of frame spouts have been read: a directory or URI, "
-                                 "with one below it for each such spout; set for one component, that spout's own. Unset: below "
-                                 "the checkpoint store, if that is a directory.")
-FRAME_TRIGGER = Setting("topology.frame.trigger.secs", 0.0, low=0,
-                        about="Seconds between the micro-batches that feed a frame spout. 0 means as fast as they can. May be "
-                              "set for one component.")
-FRAME_TIMEOUT = Setting("topology.frame.ack.timeout.secs", 120.0, low=1,
-                        about="Seconds without any ack from a running topology after which what feeds a frame spout gives up, "
-                              "and its query fails. May be set for one component.")
+DATAFRAME_CHECKPOINT = Setting("topology.frame.checkpoint", None, text=True,
+                               about="Directory or URI in which Spark records how far the DataFrames of spouts have been read, "
+                                     "with one directory below it for each such spout. Set for one component, it is that "
+                                     "spout's own directory. Unset: below the checkpoint store, if that is a directory.")
+DATAFRAME_TRIGGER = Setting("topology.frame.trigger.secs", 0.0, low=0,
+                            about="Seconds between the micro-batches that feed a DataFrame spout. 0 means as fast as they can. "
+                                  "May be set for one component.")
+DATAFRAME_ACK_TIMEOUT = Setting("topology.frame.ack.timeout.secs", 120.0, low=1,
+                                about="Seconds without any ack from a running topology after which the query that feeds a "
+                                      "DataFrame spout fails. May be set for one component.")
 TAP_ROWS = Setting("tap.rows", 100_000, low=1,
                    about="Most rows that a task of a Tap keeps for its reader; then its senders wait, up to the spouts. "
                          "Exactly-once, rows of the wave under way do not count. May be set for one component.")

@@ -98,7 +98,7 @@ class WireError(MillraceError, ValueError):
 
 
 class FeedingFailed(MillraceError):
-    """A micro-batch that feeds a frame spout was not acked, and will not be by waiting longer."""
+    """A micro-batch that feeds a DataFrame spout was not acked, and will not be by waiting longer."""
 
 
 class BadParameter(MillraceError, ValueError):

@@ -654,7 +654,7 @@ def test_a_checkpoint_of_no_such_run_leaves_the_new_one() -> None:
     assert resubmitted("").master.topologies["atleast"].offsets == "3"
 
 
-def test_a_checkpoint_made_in_batches_does_not_say_how_far_a_data_frame_was_read() -> None:
+def test_a_checkpoint_made_in_batches_does_not_say_how_far_a_dataframe_was_read() -> None:
     with pytest.raises(TopologyError, match=r"was made by the microbatch engine.* from its start again"):
         resubmitted("7-0")
 

@@ -1,4 +1,4 @@
-"""The whole thing on Spark. Every module starts its own Spark, once."""
+"""The engines on a real Spark. Every module starts its own Spark, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several engines on one Spark session: who holds its cores, and whose state is in its Python processes."""
+"""Several engines on one Spark session: they share its cores and its Python processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def settings(store: Path) -> dict[str, str]:
 
 
 def test_batches_of_two_engines_keep_their_state_in_the_same_processes(spark: SparkSession, tmp_path: Path) -> None:
-    engines = [MicrobatchEngine(spark=spark, name=f"neighbour-{number}-{os.getpid()}", code=["held_parts"],
+    engines = [MicrobatchEngine(spark=spark, name=f"neighbour-{number}-{os.getpid()}", code=["support"],
                                 settings=settings(tmp_path / f"store-{number}")) for number in range(2)]
     try:
         streams = []
@@ -73,8 +73,8 @@ def test_cores_that_workers_of_any_engine_hold_are_not_free(spark: SparkSession,
                 MicrobatchEngine(spark=spark, name=f"fifth-{os.getpid()}", settings=settings(tmp_path / "fifth"))
 
 
-def test_an_executor_that_is_busy_keeps_nobody_waiting(spark: SparkSession, tmp_path: Path) -> None:
-    """It is asked where it is, and joins when it has answered."""
+def test_a_busy_executor_does_not_block_the_master(spark: SparkSession, tmp_path: Path) -> None:
+    """It is asked for its node, and joins when it has answered."""
     go, context = tmp_path / "go", spark.sparkContext
 
     def hold(_: object) -> None:

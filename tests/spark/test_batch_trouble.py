@@ -1,4 +1,4 @@
-"""The microbatch engine on Spark, in trouble: a store that loses blobs, user code that does not return."""
+"""The microbatch engine on Spark with faults: a store that loses blobs, user code that does not return."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from support.topologies.dataframe_parts import TARGET, Refused
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrobatchEngine]:
     settings = {"checkpoint.store": str(tmp_path_factory.mktemp("store")), "history.url": "none"}
-    with MicrobatchEngine("local[2]", name=f"trouble-{os.getpid()}", code=["held_parts", "frame_parts"],
+    with MicrobatchEngine("local[2]", name=f"trouble-{os.getpid()}", code=["support"],
                           settings=settings) as engine:
         yield engine
 
 
 def lose_blobs(stream: BatchedStream) -> dict[str, bytes]:
-    """All that the store has of the topology but its manifests; what that was."""
+    """Delete all blobs of the topology but its manifests; returns them."""
     store = open_store(str(stream.master.settings["checkpoint.store"]))
     names = store.names(f"{stream.name}/")
     lost = {name: store.read(name) for name in set(names).difference(manifest_names(names))}
@@ -40,11 +40,11 @@ def lose_blobs(stream: BatchedStream) -> dict[str, bytes]:
 
 
 def read_up_to(stream: BatchedStream) -> list[Path]:
-    """Where Spark keeps how far it has read, for each run."""
+    """The directories in which Spark records how far it has read, one for each run."""
     return list((Path(str(stream.master.settings["checkpoint.store"])) / ".spark" / stream.name).iterdir())
 
 
-def said(stream: BatchedStream, words: str) -> list[dict[str, Any]]:
+def events_with(stream: BatchedStream, words: str) -> list[dict[str, Any]]:
     return [event for event in stream.master.events if event["topology"] == stream.name and words in event["text"]]
 
 
@@ -55,7 +55,7 @@ def test_blobs_that_are_gone_are_written_again_and_names_are_not_listed(engine: 
     stream.held()
     lose_blobs(stream)
     stream.hold.end()
-    stream.until(lambda: bool(said(stream, "have written their state again")))
+    stream.until(lambda: bool(events_with(stream, "have written their state again")))
     stream.advance(2)
     assert not stream.retried()
     listed: list[str] = []
@@ -64,32 +64,32 @@ def test_blobs_that_are_gone_are_written_again_and_names_are_not_listed(engine: 
     stream.advance(4)
     assert not listed
     assert stream.running.drain(SECONDS)
-    told = len(said(stream, "have written their state again"))
+    before = len(events_with(stream, "have written their state again"))
     lose_blobs(stream)
-    stream.running.scale("count", 2)  # of three: one is let go where it was
+    stream.running.scale("count", 2)  # of three: one task ends where it ran
     stream.running.resume()
     stream.advance(1)
-    assert len(said(stream, "have written their state again")) == told + 1 and not stream.retried()
+    assert len(events_with(stream, "have written their state again")) == before + 1 and not stream.retried()
     stream.finish()
     [place] = read_up_to(stream)
     shutil.rmtree(tmp_path)
     tmp_path.mkdir()
-    anew = BatchedStream(engine, tmp_path, "mended")
-    anew.until(lambda: not place.exists())  # how far Spark had read in the run before
-    assert len(read_up_to(anew)) == 1
-    anew.finish()
+    fresh = BatchedStream(engine, tmp_path, "mended")
+    fresh.until(lambda: not place.exists())  # the positions of the run before
+    assert len(read_up_to(fresh)) == 1
+    fresh.finish()
 
 
-def test_state_that_is_nowhere_ends_the_topology_with_an_error_that_names_it(engine: MicrobatchEngine, tmp_path: Path) -> None:
+def test_lost_state_ends_the_topology_with_an_error_that_names_it(engine: MicrobatchEngine, tmp_path: Path) -> None:
     stream = BatchedStream(engine, tmp_path, "nowhere")
     stream.advance(2)
-    in_it = stream.held()
+    held = stream.held()
     lost = lose_blobs(stream)
-    for pid in in_it:
+    for pid in held:
         kill(pid)
     stream.hold.end()
     assert stream.running.wait(SECONDS)
-    ended = said(stream, "the query ended")[-1]
+    ended = events_with(stream, "the query ended")[-1]
     assert ended["level"] == "error" and "not in the store" in ended["text"] and "nowhere/count/" in ended["text"]
     store = open_store(str(stream.master.settings["checkpoint.store"]))
     for name, data in lost.items():
@@ -104,19 +104,19 @@ def test_a_function_that_cannot_write_is_named_and_its_rows_wait(engine: Microba
     target = tmp_path / "table"
     monkeypatch.setenv(TARGET, str(target))
 
-    def shown() -> dict[str, Any]:
+    def status() -> dict[str, Any]:
         return next(topology for topology in engine.status()["topologies"] if topology["name"] == "refused")
 
     running = engine.submit(Refused, "refused", {"topology.batch.tuples": 60})
-    assert engine.master.wait_until(lambda: bool(shown()["last_errors"] and shown()["batches"]["running"]), SECONDS)
-    now = shown()["batches"]["running"]
+    assert engine.master.wait_until(lambda: bool(status()["last_errors"] and status()["batches"]["running"]), SECONDS)
+    now = status()["batches"]["running"]
     assert now["committed"] and now["doing"] == "write what the sinks have kept"
-    [error] = shown()["last_errors"]
-    assert error["task"] == "table" and "frame_parts:refused" in error["error"] and "the sink 'table'" in error["error"]
-    assert "LookupError: there is no table (" in error["error"] and "support.topologies.dataframe_parts.py:" in error["error"]
+    [error] = status()["last_errors"]
+    assert error["task"] == "table" and "dataframe_parts:refused" in error["error"] and "the sink 'table'" in error["error"]
+    assert "LookupError: there is no table (" in error["error"] and "topologies/dataframe_parts.py:" in error["error"]
     assert "in refused" in error["traceback"]
     running.kill(wait=10 * SECONDS)
-    assert running.wait(SECONDS), "nobody waits for a function that fails"
+    assert running.wait(SECONDS), "the end does not wait for a function that fails"
     assert any("it ends before it could write what the sinks have kept" in event["text"] for event in engine.master.events)
     target.mkdir()
     again = engine.submit(Refused, "refused", {"topology.batch.tuples": 60}, resume=True)
@@ -135,15 +135,15 @@ def test_a_batch_that_hangs_can_be_looked_at_and_killed(engine: MicrobatchEngine
     def running() -> dict[str, Any] | None:
         return engine.status()["topologies"][0]["batches"]["running"]
 
-    stream.until(lambda: (found := running()) is not None and any("count[" in task for task in found["tasks"]))
-    found = running()
-    assert found is not None and found["seconds"] > 0 and (found["attempt"], found["doing"]) == (1, "run its tasks")
-    assert not any("split" in task for task in found["tasks"])
+    stream.until(lambda: (batch := running()) is not None and any("count[" in task for task in batch["tasks"]))
+    batch = running()
+    assert batch is not None and batch["seconds"] > 0 and (batch["attempt"], batch["doing"]) == (1, "run its tasks")
+    assert not any("split" in task for task in batch["tasks"])
     stream.running.scale("count", 2)
     stream.running.pause()
     stream.running.resume()
     stream.running.kill(wait=0.1)
-    assert stream.running.wait(SECONDS) and stream.hold.held(), "nobody has let it go"
+    assert stream.running.wait(SECONDS) and stream.hold.held(), "it still hangs"
     stream.hold.end()
     again = BatchedStream(engine, tmp_path, "hanging", resume=True)
     again.advance(1)
@@ -151,9 +151,9 @@ def test_a_batch_that_hangs_can_be_looked_at_and_killed(engine: MicrobatchEngine
     again.finish()
 
 
-def test_what_a_job_carries_leaves_nothing_behind(engine: MicrobatchEngine, tmp_path: Path,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark would keep the files of something large until it ends."""
+def test_data_that_a_job_carries_is_deleted(engine: MicrobatchEngine, tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark itself would keep the files of large data until it ends."""
     context = engine.spark.sparkContext
     before = set(Path(str(context._temp_dir)).iterdir())
     with engine.placement.carried(b"small") as carried:
@@ -169,28 +169,28 @@ def test_what_a_job_carries_leaves_nothing_behind(engine: MicrobatchEngine, tmp_
     assert set(Path(str(context._temp_dir)).iterdir()) == before
 
 
-def test_how_often_a_batch_has_failed_and_why(engine: MicrobatchEngine, tmp_path: Path,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_shows_failed_attempts_and_their_error(engine: MicrobatchEngine, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     stream = BatchedStream(engine, tmp_path, "streak")
     stream.advance(1)
-    monkeypatch.setattr(BatchJobs, "run", lambda *given: (_ for _ in ()).throw(BatchFailed("as it was told to")))
+    monkeypatch.setattr(BatchJobs, "run", lambda *arguments: (_ for _ in ()).throw(BatchFailed("an injected failure")))
 
     def running() -> dict[str, Any]:
         return engine.status()["topologies"][0]["batches"]["running"] or {"attempt": 0}
 
     stream.until(lambda: running()["attempt"] > 2)
-    assert (found := running())["error"] == "as it was told to" and found["seconds"] > 0 and not found["committed"]
+    assert (batch := running())["error"] == "an injected failure" and batch["seconds"] > 0 and not batch["committed"]
     monkeypatch.undo()
     stream.advance(1)
     stream.until(lambda: running()["attempt"] == 0)
     stream.finish()
 
 
-def test_an_engine_ends_though_a_batch_hangs(engine: MicrobatchEngine, tmp_path: Path) -> None:
-    """The last one here."""
+def test_an_engine_stops_although_a_batch_hangs(engine: MicrobatchEngine, tmp_path: Path) -> None:
+    """Stops the module's engine, so this must be the last test."""
     stream = BatchedStream(engine, tmp_path, "left")
     stream.advance(1)
-    in_it = [psutil.Process(pid) for pid in stream.held()]
+    held = [psutil.Process(pid) for pid in stream.held()]
     engine.stop()
-    assert stream.hold.held(), "nobody has let it go"
-    assert not psutil.wait_procs(in_it, SECONDS)[1]
+    assert stream.hold.held(), "it still hangs"
+    assert not psutil.wait_procs(held, SECONDS)[1]

@@ -1,4 +1,4 @@
-"""The commands as people run them: processes of their own that start Spark and must leave nothing behind."""
+"""The commands as users run them: separate processes that start Spark and must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ WORD_COUNT = "millrace.workloads.wordcount:WordCount"
 NAME = "wordcount"
 SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 WHOLE_SECONDS = 4 * SECONDS  # for a command from the start of its Spark to its end
-LOOK_SECONDS = 0.1  # between two looks at another process
+LOOK_SECONDS = 0.1  # between polls of another process
 
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Only the clusters of the test itself are seen, whatever else runs on the machine, and no other test's checkpoints."""
+    """Hide all clusters but those of the test, whatever else runs on the machine, and the checkpoints of other tests."""
     directory = tempfile.mkdtemp(prefix="desk")
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
     monkeypatch.setenv("XDG_STATE_HOME", f"{directory}/state")
@@ -41,10 +41,10 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def until(condition: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + SECONDS
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {SECONDS:g} s"
         time.sleep(LOOK_SECONDS)
-    return found
+    return result
 
 
 def millrace(*arguments: str) -> Any:
@@ -55,7 +55,7 @@ def millrace(*arguments: str) -> Any:
 
 
 class Run:
-    """`millrace run` in a session of its own, so that everything it starts can be found again."""
+    """`millrace run` in its own session, so that all processes that it starts can be found."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen([*MILLRACE, "run", WORD_COUNT, "--slots", "2", *arguments], text=True,
@@ -101,8 +101,8 @@ def run(desk: Path) -> Iterator[Callable[..., Run]]:
         return runs[-1]
 
     yield start
-    for each in runs:
-        each.clean_up()
+    for started in runs:
+        started.clean_up()
 
 
 def test_status_pause_resume_and_kill_from_another_process(run: Callable[..., Run]) -> None:
@@ -127,7 +127,7 @@ def test_status_pause_resume_and_kill_from_another_process(run: Callable[..., Ru
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_everything_in_good_order(number: signal.Signals, run: Callable[..., Run], desk: Path) -> None:
+def test_a_signal_stops_everything_in_order(number: signal.Signals, run: Callable[..., Run], desk: Path) -> None:
     started = run()
     started.wait_running()
     if number == signal.SIGINT:
@@ -141,30 +141,30 @@ def test_a_signal_stops_everything_in_good_order(number: signal.Signals, run: Ca
 
 
 @pytest.mark.slow
-def test_a_forgotten_flag_costs_nothing(run: Callable[..., Run]) -> None:
+def test_checkpoints_survive_a_run_without_resume_or_fresh(run: Callable[..., Run]) -> None:
     def ran(*flags: str) -> tuple[int, str, str]:
         return run("--json", "--seconds", "2", *flags).end(WHOLE_SECONDS)
 
-    assert ran()[0] == 0  # what it commits at its end is there
+    assert ran()[0] == 0  # it leaves a checkpoint
     code, out, err = ran()
     assert (code, out) == (1, "") and "Traceback" not in err
-    said = err.splitlines()[-1]
-    assert said.startswith("millrace: ") and f"has checkpoints of '{NAME}', the last of wave " in said
-    assert "Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start over" in said
+    message = err.splitlines()[-1]
+    assert message.startswith("millrace: ") and f"has checkpoints of '{NAME}', the last of wave " in message
+    assert "Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start over" in message
     for flag in ("--resume", "--fresh"):
         assert ran(flag)[0] == 0
 
 
 @pytest.mark.parametrize("engine", ["resident", "microbatch"])
 def test_a_signal_that_ends_spark_too(engine: str, run: Callable[..., Run], tmp_path: Path) -> None:
-    """As `systemctl stop` and `timeout` send it: to every process. There is no good order, but one line says so."""
+    """`systemctl stop` and `timeout` signal every process. There is no orderly stop, but one line reports it."""
     started = run("--engine", engine, "--master", "local[2]", "--slots", "1", "--set", "history.url=none",
                   "--set", f"checkpoint.store={tmp_path}")
     started.wait_running()
     os.killpg(started.pid, signal.SIGTERM)
     code, out, err = started.end()
     assert code == 1 and "Traceback" not in err + out
-    assert err.splitlines()[-1].startswith("millrace: Spark has ended before the engine")  # the JVM may have had last words too
+    assert err.splitlines()[-1].startswith("millrace: Spark ended before the engine")  # the JVM may print something too
 
 
 @pytest.mark.slow
@@ -177,11 +177,11 @@ def test_spark_dies(engine: str, run: Callable[..., Run], tmp_path: Path) -> Non
         os.kill(pid, signal.SIGKILL)
     code, out, err = started.end()
     assert code == 1 and "Traceback" not in err + out
-    assert err.startswith("millrace: Spark has ended before the engine") and err.count("\n") == 1
+    assert err.startswith("millrace: Spark ended before the engine") and err.count("\n") == 1
 
 
 def test_ctrl_c_while_spark_starts(run: Callable[..., Run]) -> None:
-    """As soon as there is a JVM: PySpark by itself would leave it behind."""
+    """Interrupt as soon as there is a JVM, which PySpark itself would leave behind."""
     started = run()
     until(lambda: any(SPARK_SUBMIT in command(pid) for pid in in_session(started.pid)), "Spark starts")
     os.killpg(started.pid, signal.SIGINT)
@@ -190,7 +190,7 @@ def test_ctrl_c_while_spark_starts(run: Callable[..., Run]) -> None:
     assert "Exception" not in err + out and "Traceback" not in err + out
 
 
-def test_nobody_outlives_a_driver_that_was_killed(run: Callable[..., Run]) -> None:
+def test_no_process_outlives_a_killed_driver(run: Callable[..., Run]) -> None:
     started = run("--json")
     started.wait_running()
     os.kill(started.pid, signal.SIGKILL)
@@ -205,10 +205,10 @@ def test_demo(desk: Path) -> None:
                           start_new_session=True)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert {"tuples_in", "tuples_out", "lost", "repeated", "workers_killed", "words_per_s", "p50_ms", "p99_ms"} <= set(found)
-    assert found["lost"] == 0
-    assert found["workers_killed"] == 1
-    assert found["tuples_out"] == found["tuples_in"] + found["repeated"] > 0
-    assert found["words_per_s"] > 0 and 0 < found["p50_ms"] <= found["p99_ms"]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert {"tuples_in", "tuples_out", "lost", "repeated", "workers_killed", "words_per_s", "p50_ms", "p99_ms"} <= set(result)
+    assert result["lost"] == 0
+    assert result["workers_killed"] == 1
+    assert result["tuples_out"] == result["tuples_in"] + result["repeated"] > 0
+    assert result["words_per_s"] > 0 and 0 < result["p50_ms"] <= result["p99_ms"]
     assert done.stdout.count("\n") == 1, "nothing but the JSON on stdout"

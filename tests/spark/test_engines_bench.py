@@ -1,4 +1,4 @@
-"""The measurement of engines: that it runs, counts right, and gives every figure."""
+"""`bench engines` runs, counts correctly, and reports every figure."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_another_parallelism_on_either_engine() -> None:
 @pytest.mark.parametrize("name", ["microbatch_arrow_files", *(pytest.param(name, marks=pytest.mark.slow) for name in (
     "resident", "microbatch", "microbatch_arrow", "spark_sql"))])
 def test_words_a_second(name: str) -> None:
-    """Each checks its own counts. Python state has an environment of its own, which the suite does not install."""
-    found = engines.measure(name, engines.QUICK, Console(stderr=True))
-    assert found["words_per_s"] > 0
-    if "best" in found:
-        assert found["best"]["batches"] > 0 and found["best"]["lines_in_a_batch"] > 0
+    """Each measurement checks its own counts. The one of Python state needs an environment that the suite does not install."""
+    figures = engines.measure(name, engines.QUICK, Console(stderr=True))
+    assert figures["words_per_s"] > 0
+    if "best" in figures:
+        assert figures["best"]["batches"] > 0 and figures["best"]["lines_in_a_batch"] > 0

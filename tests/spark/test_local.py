@@ -39,7 +39,7 @@ USER_MODULE = """
 
 @pytest.fixture(scope="module")
 def user_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory of a user's, with modules that are installed nowhere."""
+    """A user's directory with modules that are not installed."""
     directory = tmp_path_factory.mktemp("their_code")
     (directory / "their_topology.py").write_text(textwrap.dedent(USER_MODULE))
     (directory / "their_helper.py").write_text("def shout(text):\n    return text.upper()\n")
@@ -81,7 +81,7 @@ def test_pause_resume_and_kill(engine: ResidentEngine) -> None:
     assert running.status == "paused"
     at_rest = running.positions()
     executed = running.observed().total("count", "executed")
-    assert executed == 10 * sum(at_rest.values()), "all that was sent is through, and nothing else"
+    assert executed == 10 * sum(at_rest.values()), "everything emitted was executed, and nothing else"
     running.resume()
     assert running.wait_running()
     assert engine.master.wait_until(lambda: sum(running.positions().values()) > sum(at_rest.values()), SECONDS)
@@ -93,7 +93,7 @@ def test_pause_resume_and_kill(engine: ResidentEngine) -> None:
     engine.master.kill("paused", wait=0)
 
 
-def test_a_worker_is_killed_and_spark_brings_it_back(engine: ResidentEngine, tmp_path: Path) -> None:
+def test_a_worker_is_killed_and_spark_restarts_it(engine: ResidentEngine, tmp_path: Path) -> None:
     stream = AuditedStream(engine.master, tmp_path)
     stream.advance(500)
     for slot in (1, 2):
@@ -107,7 +107,7 @@ def test_a_worker_is_killed_and_spark_brings_it_back(engine: ResidentEngine, tmp
 
 
 def test_all_workers_are_killed_with_their_daemon(engine: ResidentEngine, tmp_path: Path) -> None:
-    """Spark does not notice the death of the daemon that forks its Python workers; they must not live on without it."""
+    """Spark does not notice the death of the daemon that forks its Python workers; they must end with it."""
     stream = AuditedStream(engine.master, tmp_path)
     stream.advance(500)
     before = {slot: pid_of(engine, slot) for slot in range(SLOTS)}
@@ -130,7 +130,7 @@ def test_a_user_s_module_from_another_directory(engine: ResidentEngine) -> None:
     assert running.wait(SECONDS)
 
 
-def test_a_topology_of_the_script_itself_is_refused(engine: ResidentEngine) -> None:
+def test_a_topology_defined_in_the_main_script_is_refused(engine: ResidentEngine) -> None:
     script = textwrap.dedent(USER_MODULE).replace("from their_helper import shout", "shout = str.upper")
     scope = {"__name__": "__main__"}
     main, sys.modules["__main__"] = sys.modules["__main__"], type(sys)("__main__")
@@ -147,4 +147,4 @@ def test_a_topology_of_the_script_itself_is_refused(engine: ResidentEngine) -> N
 def test_a_second_engine_in_one_process_is_refused(engine: ResidentEngine) -> None:
     with pytest.raises(MillraceError, match=r"Spark session already runs in this process.*Stop it.*ResidentEngine\(spark="):
         ResidentEngine("local[2]", 1, name=f"second-{os.getpid()}")
-    assert engine.status()["workers"], "the first one lives on"
+    assert engine.status()["workers"], "the first one keeps running"

@@ -1,4 +1,4 @@
-"""Executors as processes of their own: one of them is killed with all its workers."""
+"""Executors as separate processes: one of them is killed with all its workers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def engine() -> Iterator[ResidentEngine]:
 
 
 def executors(engine: ResidentEngine) -> dict[int, int | None]:
-    """Slot → process of its executor."""
+    """The pid of each slot's executor."""
     return {slot: executor_of(connection.hello.pid) for slot, connection in dict(engine.master.connections).items()}
 
 
 def test_more_workers_than_cores_are_refused_at_once() -> None:
-    with pytest.raises(NotEnoughSlots, match=r"4 workers were asked for.* has 4 cores"):
+    with pytest.raises(NotEnoughSlots, match=r"4 workers were requested.* has 4 cores"):
         ResidentEngine(MASTER, 4, name=f"too-many-{os.getpid()}")
 
 
 def test_every_word_exactly_once(engine: ResidentEngine, tmp_path: Path) -> None:
-    found = executors(engine)
-    assert len(set(found.values())) == 2 and None not in found.values()
+    pids = executors(engine)
+    assert len(set(pids.values())) == 2 and None not in pids.values()
     assert {worker["executor"] for worker in engine.status()["workers"]} == {"0", "1"}
     stream = AuditedStream(engine.master, tmp_path)
     stream.advance(500)
@@ -46,11 +46,11 @@ def test_every_word_exactly_once(engine: ResidentEngine, tmp_path: Path) -> None
 def test_an_executor_is_killed_with_its_workers(engine: ResidentEngine, tmp_path: Path) -> None:
     stream = AuditedStream(engine.master, tmp_path)
     stream.advance(500)
-    found = executors(engine)
-    victim = next(pid for pid in found.values() if list(found.values()).count(pid) == 2)
+    pids = executors(engine)
+    victim = next(pid for pid in pids.values() if list(pids.values()).count(pid) == 2)
     assert victim is not None
     os.kill(victim, signal.SIGKILL)
-    lost = {slot for slot, pid in found.items() if pid == victim}
+    lost = {slot for slot, pid in pids.items() if pid == victim}
     stream.until(lambda: stream.state.losses >= len(lost))
     stream.advance(500)
     stream.until(lambda: stream.slots() == set(range(SLOTS)) and victim not in executors(engine).values())

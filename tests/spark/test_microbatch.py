@@ -1,4 +1,4 @@
-"""The microbatch engine on Spark: exact counts and exact output, whatever is killed and whatever is re-planned meanwhile."""
+"""The microbatch engine on Spark: counts and output stay exact through kills and new plans."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ EXECUTORS = 2
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrobatchEngine]:
     store = tmp_path_factory.mktemp("store")
-    with MicrobatchEngine(f"local-cluster[{EXECUTORS},1,700]", EXECUTORS, name=f"batches-{os.getpid()}", code=["held_parts"],
+    with MicrobatchEngine(f"local-cluster[{EXECUTORS},1,700]", EXECUTORS, name=f"batches-{os.getpid()}", code=["support"],
                           settings={"checkpoint.store": str(store), "history.url": "none", "load.period.secs": 1}) as engine:
         yield engine
 
 
 def commits_seen(engine: MicrobatchEngine, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Whenever the sinks are about to commit: the wave that is in the store, and the one that the master shows."""
+    """Records the wave in the store and the one that the master shows, whenever the sinks are about to commit."""
     query, seen = engine._queries[name], []
     publish = query._publish
 
     def watched() -> None:
-        told = engine.master.state.topologies[name].checkpoint
-        if not query._published and query._committed is not None and told is not None:
-            seen.append((query._committed.wave, told.wave))
+        shown = engine.master.state.topologies[name].checkpoint
+        if not query._published and query._committed is not None and shown is not None:
+            seen.append((query._committed.wave, shown.wave))
         publish()
 
     monkeypatch.setattr(query, "_publish", watched)
@@ -72,7 +72,7 @@ def test_tasks_run_where_the_plan_says_and_plans_change_between_batches(engine: 
     again.advance(1)
     seen = commits_seen(engine, "planned", monkeypatch)
     again.advance(2)
-    assert seen and all(stored == told for stored, told in seen)
+    assert seen and all(stored == shown for stored, shown in seen)
     again.finish()
 
 
@@ -94,14 +94,14 @@ def test_an_executor_is_killed_in_a_batch_with_the_state_that_it_held(engine: Mi
     kill(victim)
     stream.hold.end()
     stream.until(lambda: stream.retried() == 1)
-    stream.until(lambda: len(engine.executors) == EXECUTORS)  # Spark has brought another one
+    stream.until(lambda: len(engine.executors) == EXECUTORS)  # Spark has started another one
     stream.advance(2)
     stream.finish()
 
 
 def test_all_processes_are_gone_after_a_pause(engine: MicrobatchEngine, tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Spark does it with those that it had no use for, for a minute: state and fragments are gone at the same time."""
+    """Spark ends Python processes that are idle for a minute: state and fragments are lost at the same time."""
     stream = BatchedStream(engine, tmp_path, "idle")
     stream.advance(2)
     assert stream.records[-1].restored == 0
@@ -121,7 +121,7 @@ def test_all_processes_are_gone_after_a_pause(engine: MicrobatchEngine, tmp_path
 
 
 def test_a_new_plan_while_a_batch_runs(engine: MicrobatchEngine, tmp_path: Path) -> None:
-    """The batch that runs is not touched; the next one is run by the new plan."""
+    """The running batch keeps its plan; the next one uses the new plan."""
     stream = BatchedStream(engine, tmp_path, "replanned")
     stream.advance(1)
     before = stream.records[-1].plan_version
@@ -140,7 +140,7 @@ def manifests(engine: MicrobatchEngine, name: str) -> set[str]:
     return set(manifest_names(open_store(engine.master.checkpointing.place).names(f"{name}/")))
 
 
-def test_what_an_earlier_run_has_left_is_gone_on_from_or_deleted_as_was_said(engine: MicrobatchEngine, tmp_path: Path) -> None:
+def test_checkpoints_of_an_earlier_run_are_resumed_or_deleted_as_submitted(engine: MicrobatchEngine, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -156,13 +156,13 @@ def test_what_an_earlier_run_has_left_is_gone_on_from_or_deleted_as_was_said(eng
     again.advance(1)
     again.finish()
     old = manifests(engine, "earlier")
-    anew = BatchedStream(engine, second, "earlier", resume=False)
-    anew.advance(2)
-    anew.until(lambda: not old & manifests(engine, "earlier"))
-    anew.finish()
+    fresh = BatchedStream(engine, second, "earlier", resume=False)
+    fresh.advance(2)
+    fresh.until(lambda: not old & manifests(engine, "earlier"))
+    fresh.finish()
 
 
-def test_what_cannot_be_run_is_refused(engine: MicrobatchEngine, tmp_path: Path) -> None:
+def test_invalid_requests_are_refused(engine: MicrobatchEngine, tmp_path: Path) -> None:
     stream = BatchedStream(engine, tmp_path, "refusals")
     stream.advance(1)
     for name, par, error, words in [("lines", 3, TopologyError, "spout"), ("count", 0, MillraceError, "from 1 to"),

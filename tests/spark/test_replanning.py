@@ -1,4 +1,4 @@
-"""Schedulers on Spark: two executors are two nodes, tasks move between them, and algorithms are swapped on the way."""
+"""Schedulers on Spark: two executors are two nodes, tasks move between them, and algorithms are swapped at run time."""
 
 from __future__ import annotations
 

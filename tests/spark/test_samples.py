@@ -1,6 +1,6 @@
-"""The samples of the pages and the programs in examples/, run as they are printed but for directories and durations.
+"""The samples of the documentation and the programs in examples/, run as printed except for directories and durations.
 
-Real Spark and small input; what came out is held against a truth that no engine has computed.
+They run on a real Spark with small input; output is compared with results that no engine computed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Engine = ResidentEngine | MicrobatchEngine
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where modules of the pages are written, and found; checkpoints of other tests are not."""
+    """A directory for the modules of the pages, on the import path; checkpoints of other tests are hidden."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -47,7 +47,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    """For both engines."""
+    """One session for both engines."""
     session = make_session("local[2]", "samples", SLOTS, {"spark.stage.maxConsecutiveAttempts": "1",
                                                           "spark.sql.shuffle.partitions": "2"})
     yield session
@@ -80,7 +80,7 @@ def end(running: RunningTopology) -> None:
 
 
 def imported(name: str) -> ModuleType:
-    """Anew: what it reads from the environment is another test's otherwise."""
+    """Import the module again: it reads environment variables, which another test may have set."""
     sys.modules.pop(name, None)
     return importlib.import_module(name)
 
@@ -91,7 +91,7 @@ def page_module(page: Path, name: str, directory: Path, places: Mapping[str, str
 
 
 def put(path: Path, lines: Iterable[str]) -> None:
-    """A file that is whole as soon as it is there."""
+    """Write a file atomically."""
     path.parent.mkdir(exist_ok=True)
     part = path.parent.with_name(f"part-of-{path.name}")
     part.write_text("".join(f"{line}\n" for line in lines))
@@ -115,13 +115,14 @@ def counts_in(store: str, topology: type[Topology], state: str, of_batches: bool
     return state_of(open_store(store), batched(graph) if of_batches else graph)["count"][state]
 
 
-# -- typed in as printed, with a session of their own ------------------------------------------------------------------
+# -- programs as printed, with their own session -----------------------------------------------------------------------
 
 
 def run_printed(block: str) -> None:
-    """A program around `examples.first`; it ends when it has saved something, and not after a minute."""
+    """Run a program around `examples.first`, ending it after its first checkpoints instead of after a minute."""
     def saved(engine: Engine) -> None:
-        until(engine, lambda: (found := engine.master.state.topologies["wordcount"].checkpoint) is not None and found.wave > 1)
+        until(engine, lambda: (manifest := engine.master.state.topologies["wordcount"].checkpoint) is not None
+              and manifest.wave > 1)
 
     names: dict[str, Any] = {"saved": saved}
     exec(put_in(block, {"    running.wait(seconds=60)\n    running.kill()": "    saved(engine)\n    running.kill()"}), names)
@@ -162,14 +163,14 @@ def test_a_table_of_the_microbatch_page(spark: SparkSession, directory: Path) ->
         running = engine.submit(module.ToTable, config={"limit": 300})
         until(engine, lambda: taken_in(running, "lines") == 300)
         end(running)
-    found: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
     for row in spark.read.parquet(str(target)).collect():
-        found[row["word"]] = max(found[row["word"]], row["count"])
-    assert found == expected_counts(1, 300)
+        counts[row["word"]] = max(counts[row["word"]], row["count"])
+    assert counts == expected_counts(1, 300)
 
 
 def test_a_batch_that_comes_twice_is_once_in_the_database(spark: SparkSession, directory: Path) -> None:
-    """Derby, which comes with Spark, stands for other databases."""
+    """Derby, which comes with Spark, stands in for other databases."""
     url = f"jdbc:derby:{directory / 'database'};create=true"
     module = page_module(MICROBATCH, "to_jdbc", directory, {"jdbc:postgresql://host/database?user=me": url})
     for batch, count in [(0, 1), (1, 2), (1, 2), (2, 3)]:
@@ -199,7 +200,7 @@ def test_windows_that_spark_closes(start: Start, spark: SparkSession, directory:
     events = [(n * 7 % 600, f"d{n % 3}") for n in range(90)]
     truth = Counter((device, at - at % 60) for at, device in events)
     put(incoming / "1.json", [event_line(at, device) for at, device in events])
-    put(incoming / "2.json", [event_line(3600, "d0")])  # what moves the watermark past all of them
+    put(incoming / "2.json", [event_line(3600, "d0")])  # moves the watermark past all of them
     module = page_module(SPARK, "per_minute", directory, {"/tmp/device-events": str(incoming), "/tmp/per-minute": str(target)})
     with start(spark, "per_minute") as engine:
         running = engine.submit(module.PerMinute)
@@ -215,7 +216,7 @@ def event_line(at: int, device: str) -> str:
 
 
 def test_what_goes_in_and_out_by_the_spark_page(spark: SparkSession, directory: Path) -> None:
-    """A DataFrame that feeds resident workers; then a stream that is read as one, and its state as a table."""
+    """A DataFrame feeds resident workers; then a stream is read as a DataFrame, and its state as a table."""
     lines = text(random.Random(3))
     put(directory / "incoming" / "1.txt", lines)
     files = page_module(SPARK, "from_files", directory, {"/tmp/incoming": str(directory / "incoming")})
@@ -266,9 +267,9 @@ def test_files_to_a_table(spark: SparkSession, directory: Path, monkeypatch: pyt
     truth: dict[str, list[int]] = defaultdict(list)
     for customer, cents in orders:
         truth[customer].append(cents)
-    found = {row["customer"]: (row["orders"], row["cents"])
-             for row in module.newest(spark.read.parquet(str(directory / "totals"))).collect()}
-    assert found == {customer: (len(all_cents), sum(all_cents)) for customer, all_cents in truth.items()}
+    totals = {row["customer"]: (row["orders"], row["cents"])
+              for row in module.newest(spark.read.parquet(str(directory / "totals"))).collect()}
+    assert totals == {customer: (len(all_cents), sum(all_cents)) for customer, all_cents in truth.items()}
 
 
 def test_a_stream_that_spark_reads(spark: SparkSession, directory: Path) -> None:
@@ -286,14 +287,14 @@ def test_a_stream_that_spark_reads(spark: SparkSession, directory: Path) -> None
         query.stop()
         assert query.exception() is None
         end(running)
-    found: dict[str, dict[int, int]] = defaultdict(dict)
+    copied: dict[str, dict[int, int]] = defaultdict(dict)
     rows = spark.read.parquet(str(directory / "alarms")).collect()
     for row in rows:
-        found[row["device"]][row["number"]] = row["value"]
+        copied[row["device"]][row["number"]] = row["value"]
     assert len(rows) == alarms
-    assert {device: sorted(values.values()) for device, values in found.items()} \
+    assert {device: sorted(values.values()) for device, values in copied.items()} \
         == {device: sorted(values) for device, values in truth.items()}
-    assert all(set(values) == set(range(1, len(values) + 1)) for values in found.values())
+    assert all(set(values) == set(range(1, len(values) + 1)) for values in copied.values())
 
 
 def rows_read(query: Any) -> int:

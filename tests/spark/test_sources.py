@@ -50,10 +50,10 @@ def submit(engine: ResidentEngine) -> Iterator[Callable[..., RunningTopology]]:
 
 
 class Reader:
-    """A query that keeps what it reads by batch: one that Spark runs again replaces itself."""
+    """A query that keeps its rows by batch: a batch that Spark runs again replaces its rows."""
 
-    def __init__(self, engine: ResidentEngine, frame: DataFrame, checkpoint: Path) -> None:
-        self._engine, self._frame, self._checkpoint = engine, frame, checkpoint
+    def __init__(self, engine: ResidentEngine, dataframe: DataFrame, checkpoint: Path) -> None:
+        self._engine, self._dataframe, self._checkpoint = engine, dataframe, checkpoint
         self.batches: dict[int, list[Any]] = {}
         self.query: StreamingQuery | None = None
 
@@ -61,7 +61,7 @@ class Reader:
         def keep(batch: DataFrame, number: int) -> None:
             self.batches[number] = [tuple(row) for row in batch.collect()]
 
-        writer = self._frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(self._checkpoint))
+        writer = self._dataframe.writeStream.foreachBatch(keep).option("checkpointLocation", str(self._checkpoint))
         self.query = (writer.trigger(**trigger) if trigger else writer).start()
         return self.query
 
@@ -69,7 +69,7 @@ class Reader:
         return [row for batch in list(self.batches.values()) for row in batch]
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """While the query runs."""
+        """Wait for the condition while the query runs."""
         def reached() -> bool:
             return condition() or self.query is None or not self.query.isActive
 
@@ -92,7 +92,7 @@ def state(spark: SparkSession, topology: str, schema: str | None = None, **optio
 
 
 def unread(topology: RunningTopology) -> dict[int, int]:
-    """What each task of the tap keeps for its reader, as far as it has said so."""
+    """The rows that each task of the tap keeps for its reader, as last reported."""
     return topology.measured(lambda observed: {task.index: seen.custom.get("unread", 0)
                                                for task, seen in observed.tasks.items() if task.component == "out"})
 
@@ -108,12 +108,12 @@ def numbers(rows: list[Any]) -> Counter[int]:
 
 
 def test_at_least_once_nothing_is_lost(engine: ResidentEngine, submit: Callable[..., RunningTopology], tmp_path: Path) -> None:
-    """Types are found in the rows; the reader starts again from its checkpoint; a worker with a task of the tap is killed."""
+    """Types are inferred from the rows; the reader restarts from its checkpoint; a worker with a task of the tap is killed."""
     running = submit(Tapped, "tapped", limit=ROWS, rate=1500.0)
     assert engine.master.wait_until(lambda: any(unread(running).values()), SECONDS)
-    frame = stream(engine.spark, "tapped")
-    assert frame.schema.simpleString() == "struct<number:bigint,word:string>"
-    reader = Reader(engine, frame, tmp_path)
+    dataframe = stream(engine.spark, "tapped")
+    assert dataframe.schema.simpleString() == "struct<number:bigint,word:string>"
+    reader = Reader(engine, dataframe, tmp_path)
     reader.start()
     reader.until(lambda: len(reader.rows()) > 100)
     reader.stop()
@@ -127,7 +127,7 @@ def test_at_least_once_nothing_is_lost(engine: ResidentEngine, submit: Callable[
 
 def test_exactly_once_through_a_killed_worker(engine: ResidentEngine, submit: Callable[..., RunningTopology],
                                               tmp_path: Path) -> None:
-    """And the state of the same run as a table."""
+    """The state of the same run is read as a table too."""
     running = submit(CountedTap, "counted", limit=ROWS, rate=1500.0, topology_guarantee="exactly-once",
                      topology_checkpoint_interval_secs=0.3)
     reader = Reader(engine, stream(engine.spark, "counted", "count long, number long, word string"), tmp_path)
@@ -142,7 +142,7 @@ def test_exactly_once_through_a_killed_worker(engine: ResidentEngine, submit: Ca
     rows = reader.rows()
     assert Counter(number for _, number, _ in rows) == Counter(range(ROWS))
     each = ROWS // len(WORDS)
-    assert {word: sorted(count for count, _, one in rows if one == word) for word in WORDS} == {
+    assert {word: sorted(count for count, _, counted in rows if counted == word) for word in WORDS} == {
         word: list(range(1, each + 1)) for word in WORDS}
 
     spark = engine.spark
@@ -155,13 +155,13 @@ def test_exactly_once_through_a_killed_worker(engine: ResidentEngine, submit: Ca
     assert {row.key: row.value for row in table.collect()} == {word: str(each) for word in WORDS}
     pairs = {row.key: row.value for row in state(spark, "counted", component="count", state="pairs").collect()}
     assert pairs.keys() == set(WORDS) and pairs["mill"].startswith("[") and pairs["mill"].endswith(',"mill"]')
-    for options, schema, said in [
+    for options, schema, message in [
         ({"component": "count", "staet": "pairs"}, None, "no option 'staet'; did you mean 'state'. It has topology, component"),
         ({"component": "cuont"}, None, "no component 'cuont'.*count, numbers, out"),
         ({"component": "count", "state": "pairs"}, "key string, value long", "column 'value' is declared bigint.*does not fit"),
         ({"component": "count", "store": str(tmp_path / "nowhere")}, None, "no checkpoint store at .*nowhere.*Name it with"),
     ]:
-        with pytest.raises(PySparkException, match=f"(?s){said}"):
+        with pytest.raises(PySparkException, match=f"(?s){message}"):
             state(spark, "counted", schema, **options).collect()
 
 
@@ -182,10 +182,10 @@ def test_a_tap_that_nobody_reads_holds_the_topology_up(engine: ResidentEngine, s
 
 
 def test_a_second_reader_takes_over(engine: ResidentEngine, submit: Callable[..., RunningTopology], tmp_path: Path) -> None:
-    """And the first is told."""
+    """The first reader fails with a message."""
     submit(Tapped, "shared", limit=ROWS, rate=1000.0)
-    frame = stream(engine.spark, "shared", "number long")
-    first, second = (Reader(engine, frame, tmp_path / name) for name in ("first", "second"))
+    dataframe = stream(engine.spark, "shared", "number long")
+    first, second = (Reader(engine, dataframe, tmp_path / name) for name in ("first", "second"))
     first.start()
     first.until(lambda: len(first.rows()) > 100)
     second.start()
@@ -195,19 +195,19 @@ def test_a_second_reader_takes_over(engine: ResidentEngine, submit: Callable[...
     second.stop()
 
 
-def test_what_cannot_be_read_is_said(engine: ResidentEngine, submit: Callable[..., RunningTopology], tmp_path: Path) -> None:
+def test_a_stream_that_cannot_be_read(engine: ResidentEngine, submit: Callable[..., RunningTopology], tmp_path: Path) -> None:
     spark = engine.spark
     submit(Tapped, "idle", limit=0)
-    for name, tap, said in [("idel", "out", "idel"), ("", "out", "needs .option.\"topology\""),
-                            ("idle", "numbers", "no tap 'numbers'.*it has out"),
-                            ("idle", "out", "type of column 'number' cannot be told, there is no row yet.*Give the types")]:
-        with pytest.raises(PySparkException, match=f"(?s){said}"):
+    for name, tap, message in [("idel", "out", "idel"), ("", "out", "needs .option.\"topology\""),
+                               ("idle", "numbers", "no tap 'numbers'.*it has out"),
+                               ("idle", "out", "type of column 'number' cannot be inferred: there is no row yet.*Declare it")]:
+        with pytest.raises(PySparkException, match=f"(?s){message}"):
             stream(spark, name, tap=tap)
     with pytest.raises(PySparkException, match=r"(?s)no option 'maxrowspertrigger'. It has topology, stream, cluster"):
         spark.readStream.format("millrace").options(topology="idle", stream="out", maxRowsPerTrigger=5).load()
     submit(Tapped, "talking", limit=10)
-    for name, schema, said in [("talking", "numbre long", "asks for numbre; the stream has number, word"),
-                               ("talking", "word long", "column 'word' is declared bigint, and '.*' .str. does not fit")]:
+    for name, schema, message in [("talking", "numbre long", "asks for numbre, but the stream has number, word"),
+                                  ("talking", "word long", "column 'word' is declared bigint, but '.*' .str. does not fit")]:
         query = Reader(engine, stream(spark, name, schema), tmp_path / schema.split()[0]).start()
-        with pytest.raises(PySparkException, match=f"(?s){said}"):
+        with pytest.raises(PySparkException, match=f"(?s){message}"):
             query.awaitTermination(SECONDS)

@@ -13,8 +13,8 @@ import pytest
 
 from millrace.errors import MasterUnreachable
 from millrace.spark.engine import ResidentEngine
+from millrace.spark.session.environment import spark_home
 from millrace.spark.session.java import ensure_java
-from millrace.spark.session.session import spark_home
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact
 
 DEPLOY = "org.apache.spark.deploy"
@@ -76,7 +76,7 @@ def test_every_word_exactly_once(spark_url: str, tmp_path: Path) -> None:
         assert_exact(stream.finish())
 
 
-def test_nothing_answers_there() -> None:
+def test_a_master_that_does_not_answer() -> None:
     port = free_port()
-    with pytest.raises(MasterUnreachable, match=rf"spark://127.0.0.1:{port} does not answer.*Check that it runs"):
+    with pytest.raises(MasterUnreachable, match=rf"spark://127.0.0.1:{port} does not answer.*Check that it is running"):
         ResidentEngine(f"spark://127.0.0.1:{port}", 2, name=f"nobody-{os.getpid()}")

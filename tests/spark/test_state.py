@@ -1,4 +1,4 @@
-"""State on Spark: an executor is killed with its workers, and the driver is killed and started again with --resume."""
+"""State on Spark: an executor is killed with its workers, and the driver is killed and restarted with --resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.processes.family import executor_of, in_session
 from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact, assert_exact
 
 SLOTS = 3
-LOOK_SECONDS = 0.1  # between two looks at another process
+LOOK_SECONDS = 0.1  # between polls of another process
 CLUSTER, NAME = "kept", "stateful"
 
 
@@ -41,25 +41,25 @@ def test_an_executor_is_killed_with_its_workers(tmp_path: Path) -> None:
         os.kill(victim, signal.SIGKILL)
         stream.until(lambda: stream.state.losses >= executors.count(victim))
         stream.wave(2)
-        stream.until(lambda: stream.slots() == set(range(SLOTS)))  # Spark has brought them back, and their tasks went home
+        stream.until(lambda: stream.slots() == set(range(SLOTS)))  # Spark has restarted them, and their tasks have returned
         stream.wave(1)
         assert_all_exact(stream.finish_both())
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `millrace run`, each in a session of its own: everything that it starts can be found again."""
+    """Starts `millrace run`, each in its own session, so that all processes that it starts can be found."""
     directory = tempfile.mkdtemp(prefix="desk")  # only the clusters of the test itself are seen; a short path for sockets
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
     started: list[subprocess.Popen[str]] = []
     settings = {"path": tmp_path / "output", "rate": 1000, "topology.checkpoint.interval.secs": 0.5}
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        given = [word for key, value in settings.items() for word in ("--config", f"{key}={value}")]
+        options = [word for key, value in settings.items() for word in ("--config", f"{key}={value}")]
         started.append(subprocess.Popen(
             [sys.executable, "-m", "millrace.cli.main", "run", "millrace.workloads.audit:StatefulWordCount", "--name", NAME,
              "--cluster", CLUSTER, "--slots", "2", "--set", f"checkpoint.store={tmp_path / 'checkpoints'}", "--json",
-             *given, *arguments],
+             *options, *arguments],
             text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True))
         return started[-1]
 
@@ -73,10 +73,10 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
 
 def until(condition: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + SECONDS
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {SECONDS:g} s"
         time.sleep(LOOK_SECONDS)
-    return found
+    return result
 
 
 def committed(process: subprocess.Popen[str], after: int) -> int:
@@ -100,8 +100,8 @@ def test_the_driver_is_killed_and_resumed(driver: Callable[..., subprocess.Popen
     second = driver("--resume")  # while workers of the first may still be alive
     committed(second, wave + 3)
     os.killpg(second.pid, signal.SIGINT)
-    _, said = second.communicate(timeout=SECONDS)
-    assert second.returncode == 0 and "Traceback" not in said, said
+    _, err = second.communicate(timeout=SECONDS)
+    assert second.returncode == 0 and "Traceback" not in err, err
     until(lambda: not in_session(first.pid) and not in_session(second.pid), "every process is gone")
     store = open_store(str(tmp_path / "checkpoints"))
     manifest = Checkpoints(store, NAME).latest()

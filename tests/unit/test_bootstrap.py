@@ -1,4 +1,4 @@
-"""The start script: when it makes the environment, and what it says when it cannot."""
+"""The start script: the states of the environment, its steps, and its messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load() -> ModuleType:
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # no millracec beside the script
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # write no millracec beside the script
     try:
         loader.exec_module(module)
     finally:
@@ -75,37 +75,37 @@ def test_a_project_file_that_is_not_toml_is_left_to_pip(root: Path) -> None:
     assert env.state() == "stale"
 
 
-def test_one_made_by_hand_is_installed_into(root: Path) -> None:
+def test_an_environment_without_a_stamp_is_stale(root: Path) -> None:
     env = finished(root)
     os.unlink(env.stamp)
     assert env.state() == "stale"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null"])
-def test_a_stamp_that_cannot_be_read_counts_as_none(root: Path, content: str) -> None:
+def test_an_unreadable_stamp_counts_as_missing(root: Path, content: str) -> None:
     env = finished(root)
     Path(env.stamp).write_text(content)
     assert env.state() == "stale"
 
 
-def test_another_python_in_it_means_starting_over(root: Path) -> None:
+def test_an_environment_with_another_python_is_broken(root: Path) -> None:
     env = finished(root)
     (root / ".venv" / "pyvenv.cfg").write_text("version = 3.13.0\n")
     assert env.state() == "broken"
 
 
-def test_a_python_that_is_too_old_means_starting_over(root: Path) -> None:
+def test_an_environment_with_a_python_that_is_too_old_is_broken(root: Path) -> None:
     assert finished(root, "3.9.2").state() == "broken"
 
 
-def test_a_moved_project_means_starting_over(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_environment_of_a_moved_project_is_broken(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     finished(root)
     moved = tmp_path_factory.mktemp("elsewhere") / "project"
     root.rename(moved)
     assert bootstrap.Environment(str(moved)).state() == "broken"
 
 
-def test_an_unfinished_one_means_starting_over(root: Path) -> None:
+def test_an_unfinished_environment_is_broken(root: Path) -> None:
     env = finished(root)
     bootstrap.mark_unfinished(env)
     assert env.state() == "broken"
@@ -113,19 +113,19 @@ def test_an_unfinished_one_means_starting_over(root: Path) -> None:
     assert env.state() == "current"
 
 
-def test_a_python_that_is_gone_means_starting_over(root: Path) -> None:
+def test_an_environment_whose_python_is_gone_is_broken(root: Path) -> None:
     env = finished(root)
     os.unlink(env.python)
     (root / ".venv" / "bin" / "python").symlink_to(root / "no" / "python3")
     assert env.state() == "broken"
 
 
-def test_a_bare_directory_means_starting_over(root: Path) -> None:
+def test_a_bare_directory_is_broken(root: Path) -> None:
     (root / ".venv").mkdir()
     assert bootstrap.Environment(str(root)).state() == "broken"
 
 
-def test_discard_leaves_nothing_and_clears_what_an_earlier_one_left(root: Path) -> None:
+def test_discard_leaves_nothing_and_removes_earlier_leftovers(root: Path) -> None:
     env = finished(root)
     (root / ".venv-discarded-1" / "lib").mkdir(parents=True)
     env.discard()
@@ -133,7 +133,7 @@ def test_discard_leaves_nothing_and_clears_what_an_earlier_one_left(root: Path) 
     assert [entry.name for entry in root.iterdir()] == ["pyproject.toml"]
 
 
-def test_discard_takes_a_link_and_not_what_it_leads_to(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_discard_removes_a_link_and_not_its_target(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     target = tmp_path_factory.mktemp("shared")
     (root / ".venv").symlink_to(target)
     bootstrap.Environment(str(root)).discard()
@@ -149,12 +149,12 @@ def test_discard_takes_a_link_and_not_what_it_leads_to(root: Path, tmp_path_fact
         ("  Downloading pyspark-4.3.0.tar.gz (455.9 MB)", "downloading pyspark-4.3.0.tar.gz (455.9 MB)"),
         ("  Building wheel for pyspark (pyproject.toml): started", "building pyspark"),
         ("Installing collected packages: a, b, c", "installing 3 packages"),
-        ("  WARNING: Retrying (Retry(total=4)) after", "the package index does not answer, trying again"),
+        ("  WARNING: Retrying (Retry(total=4)) after", "the package index does not answer, retrying"),
         ("  Preparing metadata (pyproject.toml): started", ""),
         ("", ""),
     ],
 )
-def test_pip_lines_are_told_in_a_few_words(line: str, meaning: str) -> None:
+def test_lines_of_pip_are_described_in_a_few_words(line: str, meaning: str) -> None:
     assert bootstrap.describe(line) == meaning
 
 
@@ -165,10 +165,10 @@ def test_pip_lines_are_told_in_a_few_words(line: str, meaning: str) -> None:
         ("ERROR: No matching distribution found for hatchling", "PIP_FIND_LINKS"),
         ("OSError: [Errno 28] No space left on device", "TMPDIR"),
         ("ensurepip is not available", "python3-venv"),
-        ("something else", "last lines above"),
+        ("something else", "lines above"),
     ],
 )
-def test_a_failure_comes_with_what_to_do(output: str, advice: str) -> None:
+def test_a_failure_comes_with_advice(output: str, advice: str) -> None:
     assert advice in bootstrap.explain(output)
 
 
@@ -178,7 +178,7 @@ def run_step(root: Path, program: str) -> None:
         bootstrap.run_step([sys.executable, "-c", program], env, "working", bootstrap.Progress(), lock)
 
 
-def test_a_failed_step_shows_its_last_lines_and_keeps_the_whole_output(root: Path) -> None:
+def test_a_failed_step_shows_its_last_lines_and_keeps_its_full_output(root: Path) -> None:
     with pytest.raises(bootstrap.SetupFailed) as caught:
         run_step(root, "print('early\\n' * 50); print('No space left on device'); raise SystemExit(7)")
     assert "ended with code 7" in str(caught.value)
@@ -189,14 +189,14 @@ def test_a_failed_step_shows_its_last_lines_and_keeps_the_whole_output(root: Pat
     output.unlink()
 
 
-def test_a_step_runs_without_the_settings_that_mislead_pip(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_runs_without_variables_that_mislead_pip(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in bootstrap.MISLEADING:
         if not name.startswith("PYTHON"):
             monkeypatch.setenv(name, "/elsewhere")
     run_step(root, f"import os, sys; sys.exit(any(name in os.environ for name in {bootstrap.MISLEADING!r}))")
 
 
-def test_the_lock_goes_with_the_step_so_that_no_second_run_works_beside_it(root: Path) -> None:
+def test_a_step_holds_the_lock_so_that_no_second_run_works_beside_it(root: Path) -> None:
     program = "import fcntl, os\nfd = os.open('.', os.O_RDONLY)\nfcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)"
     with pytest.raises(bootstrap.SetupFailed, match="BlockingIOError") as caught:
         run_step(root, program)
@@ -217,7 +217,7 @@ def test_a_current_environment_starts_the_command_with_its_arguments(root: Path)
     assert (done.returncode, done.stdout, done.stderr) == (5, "-m|millrace.cli.main|run|a b|--json|", "")
 
 
-def test_a_copy_without_its_project_file_says_so(tmp_path: Path) -> None:
+def test_a_copy_without_its_project_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "millrace").write_text(SCRIPT.read_text())
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "pyvenv.cfg").write_text("version = 3.11.7\n")
@@ -227,7 +227,7 @@ def test_a_copy_without_its_project_file_says_so(tmp_path: Path) -> None:
     assert "pyproject.toml is missing" in done.stderr
 
 
-def test_an_old_python_can_read_the_script_and_is_told(
+def test_an_old_python_can_read_the_script_and_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     ast.parse(SCRIPT.read_text(), feature_version=(3, 6))

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from millrace.api.spout import ReliableSpout
 from millrace.api.topology import ComponentSpec, Topology
-from millrace.config import FRAME_CHECKPOINT
+from millrace.config import DATAFRAME_CHECKPOINT
 from millrace.errors import NotRunning, TopologyError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Frame = Any  # a DataFrame, or a function of the Spark session that returns one, or "module:function"
+DataFrameSource = Any  # a DataFrame, or a function of the Spark session that returns one, or "module:function"
 
 
 class Feed(Protocol):
-    """Where a frame spout gets its batches from. The engine sets it before `initialize`."""
+    """Where a DataFrame spout gets its batches from. The engine sets it before `initialize`."""
 
     def take(self) -> tuple[Hashable, pa.RecordBatch] | None:
         """The next batch and what to call it by; None if there is none now. Does not wait."""
@@ -49,7 +49,7 @@ class _NoFeed:
                          "Spark, which reads the DataFrame for it")
 
 
-class FrameSpout(ReliableSpout):
+class DataFrameSpout(ReliableSpout):
     """Emits the batches that its feed brings, each under the feed's own key, and sends again what fails. Its specs are made by
     `Spout.from_dataframe`."""
 
@@ -76,45 +76,45 @@ class FrameSpout(ReliableSpout):
         self.feed.close()
 
 
-def frame_spec(frame: Frame, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
+def dataframe_spec(dataframe: DataFrameSource, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
                checkpoint: str | None = None, config: dict[str, Any] | None = None) -> ComponentSpec:
     """What `Spout.from_dataframe` returns."""
-    label = f"the frame spout {name!r}" if name is not None else "a frame spout"
-    if isinstance(frame, str) or callable(frame):
+    label = f"the DataFrame spout {name!r}" if name is not None else "a DataFrame spout"
+    if isinstance(dataframe, str) or callable(dataframe):
         if outputs is None:
-            raise TopologyError(f"{label} reads what {_shown(frame)} returns when the topology is submitted, so its columns "
-                                'are not known yet: name them, for example outputs=["line"]')
-    elif _is_frame(frame):
-        check_frame(label, frame, outputs)
-        outputs = list(frame.columns) if outputs is None else outputs
+            raise TopologyError(f"{label} reads what {_shown(dataframe)} returns when the topology is submitted, so its "
+                                'columns are not known yet: name them, for example outputs=["line"]')
+    elif _is_dataframe(dataframe):
+        check_dataframe(label, dataframe, outputs)
+        outputs = list(dataframe.columns) if outputs is None else outputs
     else:
         raise TypeError("Spout.from_dataframe takes a streaming DataFrame, a function of the Spark session that returns one, "
-                        f'or its name as "module:function"; not {frame!r} ({type(frame).__name__})')
+                        f'or its name as "module:function"; not {dataframe!r} ({type(dataframe).__name__})')
     if checkpoint is not None:
-        config = {**(config or {}), FRAME_CHECKPOINT.key: checkpoint}
-    return ComponentSpec(FrameSpout, name=name, par=par, config=config, outputs=outputs, frame=frame)
+        config = {**(config or {}), DATAFRAME_CHECKPOINT.key: checkpoint}
+    return ComponentSpec(DataFrameSpout, name=name, par=par, config=config, outputs=outputs, dataframe=dataframe)
 
 
-def frames_of(topology: type[Topology]) -> dict[str, Frame]:
-    """What each frame spout of the topology reads, by the spout's name."""
-    return {str(spec.name): spec.frame for spec in topology.specs if spec.frame is not None}
+def dataframes_of(topology: type[Topology]) -> dict[str, DataFrameSource]:
+    """What each DataFrame spout of the topology reads, by the spout's name."""
+    return {str(spec.name): spec.dataframe for spec in topology.specs if spec.dataframe is not None}
 
 
-def check_frame(label: str, frame: Any, outputs: Sequence[str] | None) -> None:
+def check_dataframe(label: str, dataframe: Any, outputs: Sequence[str] | None) -> None:
     """`TopologyError` unless it is a streaming DataFrame with exactly these columns, in whatever order; None: any columns."""
-    if not _is_frame(frame):
-        raise TopologyError(f"{label} needs a streaming DataFrame, and got {frame!r} ({type(frame).__name__})")
-    if not frame.isStreaming:
-        raise TopologyError(f"{label} needs a streaming DataFrame, and its DataFrame ({', '.join(frame.columns)}) is not "
+    if not _is_dataframe(dataframe):
+        raise TopologyError(f"{label} needs a streaming DataFrame, and got {dataframe!r} ({type(dataframe).__name__})")
+    if not dataframe.isStreaming:
+        raise TopologyError(f"{label} needs a streaming DataFrame, and its DataFrame ({', '.join(dataframe.columns)}) is not "
                             "streaming: make it with spark.readStream instead of spark.read")
-    if outputs is not None and (sorted(outputs) != sorted(frame.columns)):
+    if outputs is not None and (sorted(outputs) != sorted(dataframe.columns)):
         raise TopologyError(f"{label} has the outputs {', '.join(outputs)}, and its DataFrame the columns "
-                            f"{', '.join(frame.columns)}: they must be the same; select or rename columns of the DataFrame")
+                            f"{', '.join(dataframe.columns)}: they must be the same; select or rename columns of the DataFrame")
 
 
-def _is_frame(frame: Any) -> bool:
-    return hasattr(frame, "columns") and hasattr(frame, "isStreaming")
+def _is_dataframe(dataframe: Any) -> bool:
+    return hasattr(dataframe, "columns") and hasattr(dataframe, "isStreaming")
 
 
-def _shown(frame: str | Callable[..., Any]) -> str:
-    return frame if isinstance(frame, str) else getattr(frame, "__qualname__", repr(frame))
+def _shown(dataframe: str | Callable[..., Any]) -> str:
+    return dataframe if isinstance(dataframe, str) else getattr(dataframe, "__qualname__", repr(dataframe))

@@ -27,14 +27,14 @@ class Spout(Component):
         return ComponentSpec(cls, name=name, par=par, config=config)
 
     @staticmethod
-    def from_dataframe(frame: Any, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
+    def from_dataframe(dataframe: Any, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
                        checkpoint: str | None = None, config: dict[str, Any] | None = None) -> ComponentSpec:
-        """A spout that emits the rows of a streaming DataFrame; its columns are the fields. `frame` may also be a function
+        """A spout that emits the rows of a streaming DataFrame; its columns are the fields. `dataframe` may also be a function
         (spark) -> DataFrame, or its name as "module:function", called when the topology is submitted: then `outputs` names the
         columns. `checkpoint`: where Spark keeps how far it has read; unset, below the engine's checkpoint store."""
-        from millrace.api.dataframe import frame_spec
+        from millrace.api.dataframe import dataframe_spec
 
-        return frame_spec(frame, name, par, outputs, checkpoint, config)
+        return dataframe_spec(dataframe, name, par, outputs, checkpoint, config)
 
     def next_tuple(self) -> None:
         """Emit some tuples, or none. Must not block (unless `blocking = True`)."""

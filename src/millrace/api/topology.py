@@ -97,7 +97,7 @@ class SpecInput:
 class ComponentSpec:
     """A component as placed in a topology: its class, name, parallelism, settings and inputs. It never changes."""
 
-    __slots__ = ("_named", "_origin", "component_cls", "config", "frame", "inputs", "name", "outputs", "par")
+    __slots__ = ("_named", "_origin", "component_cls", "config", "dataframe", "inputs", "name", "outputs", "par")
 
     component_cls: type[Component]
     name: str | None
@@ -105,12 +105,12 @@ class ComponentSpec:
     config: dict[str, Any]
     inputs: tuple[SpecInput, ...]
     outputs: tuple[Stream, ...]
-    frame: Any  # what a frame spout reads: see api/dataframe.py; it never leaves the driver
+    dataframe: Any  # what a DataFrame spout reads: see api/dataframe.py; it never leaves the driver
     _named: bool  # by spec(name=...), rather than by the attribute
     _origin: ComponentSpec  # the spec as the user made it, of which a topology's own is a copy
 
     def __init__(self, component_cls: type[Component], *, name: str | None = None, inputs: Any = None,
-                 par: Any = None, config: dict[str, Any] | None = None, outputs: Any = None, frame: Any = None) -> None:
+                 par: Any = None, config: dict[str, Any] | None = None, outputs: Any = None, dataframe: Any = None) -> None:
         label = _checked_class(component_cls, name)
         if inputs is not None and not issubclass(component_cls, Bolt):
             raise TypeError(f"{label} is a spout and takes no inputs; remove inputs={inputs!r}")
@@ -121,7 +121,7 @@ class ComponentSpec:
             "config": checked_config(label, component_cls.config if config is None else config),
             "inputs": _checked_inputs(label, inputs),
             "outputs": _checked_outputs(label, component_cls.outputs if outputs is None else outputs),
-            "frame": frame,
+            "dataframe": dataframe,
             "_named": name is not None,
             "_origin": self,
         })

@@ -72,13 +72,13 @@ class AddUp(Bolt):
 def tally_of(lines_of_files: Any) -> type[Topology]:
     """Word Count on a streaming DataFrame of lines, so that Spark reads the input for it as it does for its own queries."""
 
-    class TallyOfFrame(Topology):
+    class TallyOfDataFrame(Topology):
         lines = Spout.from_dataframe(lines_of_files, par=2)
         split = SplitAndCount.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
         count = AddUp.spec(inputs={split: Grouping.fields("word")}, par=2)
         drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
-    return TallyOfFrame
+    return TallyOfDataFrame
 
 
 class ZipfWords(GeneratorSpout):

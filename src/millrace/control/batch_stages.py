@@ -61,7 +61,7 @@ def _fused_with(graph: TopologyGraph, component: ComponentDef, placement: Mappin
     local = all(given.grouping.kind == "local-or-shuffle" for given in component.inputs) or source.par == 1
     if not local or source.par != component.par:
         return None
-    if graph.component(heads[source.name]).frame:  # read where Spark likes, in as many parts as it likes
+    if graph.component(heads[source.name]).dataframe:  # read where Spark likes, in as many parts as it likes
         return source.name if not (component.stateful or component.commits) else None
     together = all(placement[TaskId(component.name, index)] == placement[TaskId(source.name, index)]
                    for index in range(component.par))

@@ -1,4 +1,4 @@
-"""Feeding of a frame spout by Spark: the bookkeeping of both sides for batches in transit. Batches are resent, never lost.
+"""Feeding of a DataFrame spout by Spark: the bookkeeping of both sides for batches in transit. Batches are resent, never lost.
 
 A batch is identified by its `Key`. A feeder sends the batches of one partition, a few at a time, and keeps each until it is
 acked (`SendWindow`). A spout's task emits each batch once, however often it arrives, and answers every sender (`Intake`).

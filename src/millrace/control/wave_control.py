@@ -274,7 +274,7 @@ class WaveControl:
 def _check_read(checkpoint: Manifest, event: Submitted) -> None:
     """Raise `TopologyError` if a DataFrame would be read from its start again on top of resumed state."""
     if event.offsets and checkpoint.of_batches:
-        fed = ", ".join(component.name for component in event.graph.spouts if component.frame)
+        fed = ", ".join(component.name for component in event.graph.spouts if component.dataframe)
         raise TopologyError(f"the checkpoint of {event.graph.name!r} was made by the microbatch engine, which records "
                             f"elsewhere how far {fed} was read: the resident engine would read it from its start again, on top "
                             "of the state. Resume it with --engine microbatch, or start it under another name")

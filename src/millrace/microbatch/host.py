@@ -127,7 +127,7 @@ class Hosted:
 
     def _fill(self, task: Task, given: Iterable[bytes]) -> Out:
         assert isinstance(task, SpoutTask)
-        if task.definition.frame:
+        if task.definition.dataframe:
             yield from self._read_frame(task, given)
             return
         work, clock = self.work, self.worker.clock
@@ -201,7 +201,7 @@ class Hosted:
     def _take_up(self, kept: Kept, counters: Counter[str]) -> None:
         """Make the task what it was at the wave that the batch goes on from."""
         task, given = kept.task, self.work.given
-        if task.definition.frame:
+        if task.definition.dataframe:
             return
         is_same = (kept.stamp != 0 and kept.stamp == given.restore[1] and not self._lacks_state(kept)
                    and not self._knows_old_targets(kept))
@@ -304,7 +304,7 @@ class Hosted:
 
     def _snapshot(self, kept: Kept) -> TaskRecord:
         task, work = kept.task, self.work
-        if task.definition.frame:
+        if task.definition.dataframe:
             return TaskRecord(*task.name)
         mark = wire.WaveMark(PREPARE, work.wave, work.given.epoch, work.whole)
         snapshot = task.keeper.snapshot(mark, set())

@@ -69,7 +69,8 @@ class ComponentDef:
     """One component. A bolt's last output is its dead letters; `mode` is the method the engine calls. `movable`: its tasks
     may be put on another worker while they run; not those of a spout whose source cannot be read again. `stateful`: it keeps
     something that a wave must snapshot. `commits`: it is a sink that takes part in the two-phase commit. `own_state`: its class
-    has a `snapshot` of its own, so that state belongs to its tasks and not to key groups. `frame`: a spout that Spark feeds."""
+    has a `snapshot` of its own, so that state belongs to its tasks and not to key groups. `dataframe`:
+    a spout that Spark feeds."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -84,7 +85,7 @@ class ComponentDef:
     stateful: bool = False
     commits: bool = False
     own_state: bool = False
-    frame: bool = False
+    dataframe: bool = False
 
     @property
     def keyed(self) -> bool:
@@ -278,12 +279,13 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         inputs=tuple(Input(str(given.source), given.stream, cast(Grouping, given.grouping)) for given in spec.inputs),
         blocking=component_cls.blocking,
         mode=cast(Mode, mode_of(component_cls, spec.label)),
-        # What feeds a frame spout sends again what was not acked, wherever the spout is by then.
-        movable=not issubclass(component_cls, Spout) or issubclass(component_cls, ReplayableSpout) or spec.frame is not None,
+        # What feeds a DataFrame spout sends again what was not acked, wherever the spout is by then.
+        movable=(not issubclass(component_cls, Spout) or issubclass(component_cls, ReplayableSpout)
+                 or spec.dataframe is not None),
         stateful=_is_stateful(spec, component_cls),
         commits=issubclass(component_cls, TwoPhaseSink),
         own_state=component_cls.snapshot is not Component.snapshot,
-        frame=spec.frame is not None,
+        dataframe=spec.dataframe is not None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The resident engine: a master here in the driver, workers as Spark tasks, and handles on running topologies."""
+"""The resident engine: a master in the driver, workers as Spark tasks, and handles on running topologies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millrace.api.dataframe import frames_of
+from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
 from millrace.control.events import Killed, Say
@@ -22,9 +22,12 @@ from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
 from millrace.model.load import Load
 from millrace.schedulers.even import Even
 from millrace.spark.cluster.launcher import SparkLauncher, ship_code
-from millrace.spark.dataframes.feeding import STOP_SECONDS, FrameQueries, check_frames, resolve_frames
-from millrace.spark.session.gone import GONE, is_gone
-from millrace.spark.session.session import EXCLUDING, LOOPBACK, MasterUrl, make_session, parse_master, stop_session
+from millrace.spark.dataframes.declared import check_dataframes, resolve_dataframes
+from millrace.spark.dataframes.feeding import STOP_SECONDS, FeedingQueries
+from millrace.spark.session.errors import GONE, is_gone
+from millrace.spark.session.master_url import LOOPBACK, MasterUrl, parse_master
+from millrace.spark.session.session import make_session, stop_session
+from millrace.spark.session.settings import EXCLUDING
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -33,13 +36,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 START_SECONDS = 120.0
 LOOK_SECONDS = 2.0
-START_FAILURES = 5  # failed Spark tasks for each worker before the start is given up
+START_FAILURES = 5  # failed Spark tasks for each worker before the start is abandoned
 MUST_BE_OFF = (
-    ("spark.speculation", "a second copy of a worker must not be started"),
-    ("spark.python.worker.killOnIdleTimeout", "a worker has nothing to tell Spark for days"),
-    *((key, "a worker that dies is started again, which Spark must not refuse an executor for") for key in EXCLUDING),
+    ("spark.speculation", "Spark must not start a second copy of a worker"),
+    ("spark.python.worker.killOnIdleTimeout", "a worker may not talk to Spark for days"),
+    *((key, "Spark must restart a dead worker on the same executor") for key in EXCLUDING),
 )
-FAILURES_NEEDED = 100  # of a task, before Spark may give up the job: workers die and are started again for days
+FAILURES_NEEDED = 100  # of a task, before Spark may fail the job: workers die and are restarted for days
 
 
 class ResidentEngine:
@@ -49,9 +52,9 @@ class ResidentEngine:
             topology = engine.submit(WordCount)
             topology.wait(seconds=10)
 
-    `slots` workers are started as Spark tasks; each holds a core of the cluster for as long as the engine runs. Give
-    `spark` to use a session of yours (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have
-    one made. `code`: topologies, or names of modules, that workers must be able to import later on.
+    `slots` workers run as Spark tasks; each holds a core of the cluster for as long as the engine runs. Pass `spark` to use
+    your own session (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have one created. `code`:
+    topologies, or names of modules, that workers must be able to import later.
     """
 
     def __init__(self, master: str = "local[2]", slots: int = 2, *, spark: SparkSession | None = None,
@@ -59,17 +62,17 @@ class ResidentEngine:
                  code: Sequence[type[Topology] | str] = (), settings: dict[str, Any] | None = None,
                  spark_settings: dict[str, str] | None = None) -> None:
         if slots < 1:
-            raise MillraceError(f"{slots} slots were asked for: a topology needs at least 1")
+            raise MillraceError(f"{slots} slots were requested: a topology needs at least 1")
         check_engine_settings(settings or {})
-        # A name that was made up is another one each time: what is to be resumed must be found all the same.
+        # A generated name changes with each run, but checkpoints must be found again.
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
         self.slots = slots
         self._own_session = spark is None
         self._launcher: SparkLauncher | None = None
         self._stopping = False
-        self.lost = ""  # Spark is gone: why nothing runs any more
-        self._feeding: list[FrameQueries] = []
+        self.lost = ""  # once Spark is gone: the message that tells it
+        self._feeding: list[FeedingQueries] = []
         self.spark = spark or make_session(master, f"millrace {name}", slots, spark_settings)
         if spark is not None:
             check_session(spark)
@@ -83,7 +86,7 @@ class ResidentEngine:
             raise
 
     def _driver_host(self, where: MasterUrl) -> str:
-        """An address of this host that workers can reach: the one that Spark's executors already use."""
+        """An address of this host that workers can reach: the one that Spark's executors use."""
         if where.on_loopback:
             return LOOPBACK
         return str(self.spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK))
@@ -101,37 +104,37 @@ class ResidentEngine:
                 self._cannot_start(failed)
 
     def _cannot_start(self, failed: int) -> None:
-        here = len(self.master.state.workers)
-        said = [event["text"] for event in self.master.events if event["level"] == "warning"]
+        started = len(self.master.state.workers)
+        warnings = [event["text"] for event in self.master.events if event["level"] == "warning"]
         raise NotEnoughSlots(
-            f"{here} of {self.slots} workers came up; {failed} of their Spark tasks failed"
-            + (f" ({said[-1]})" if said else "") + ". Do the executors' Python environments have Millrace's dependencies "
-            f"(pyzmq, msgspec, pyarrow, numpy, hdrhistogram, lmdb, psutil, pyeclib), are there {self.slots} free cores, and "
-            f"can the executors reach {self.master.endpoint}? The executors' stderr has the reason; MILLRACE_SPARK_LOG=info "
-            "shows Spark's own log.")
+            f"{started} of {self.slots} workers started; {failed} of their Spark tasks failed"
+            + (f" ({warnings[-1]})" if warnings else "") + ". Check that the executors' Python environments have Millrace's "
+            "dependencies (pyzmq, msgspec, pyarrow, numpy, hdrhistogram, lmdb, psutil, pyeclib), that "
+            f"{self.slots} cores are free, and that the executors can reach {self.master.endpoint}. The executors' stderr has "
+            "the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None,
                resume: bool | None = None) -> RunningTopology:
-        """Start a topology. `resume`: True goes on from its last committed wave; False begins anew, and what an earlier run has
-        left goes; None is refused if there is any such thing. Returns at once; `RunningTopology.wait_running` waits for its
-        tasks."""
+        """Start a topology. `resume`: True continues from its last committed wave; False starts fresh and deletes the
+        checkpoints of an earlier run; None is refused if there are any. Returns at once; `RunningTopology.wait_running`
+        waits for its tasks."""
         check_topology_config(config or {})
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
         check_code(graph, "resident")
-        declared = {} if isinstance(topology, TopologyGraph) else frames_of(topology)
-        check_frames(graph, declared)
-        frames = resolve_frames(self.spark, topology) if isinstance(topology, type) and declared else {}
-        queries = FrameQueries(self.spark, self.master, graph, frames, self.slots)
-        check_not_running(graph.name, self.master.state.topologies)  # or its own positions would be taken for an earlier run's
+        declared = {} if isinstance(topology, TopologyGraph) else dataframes_of(topology)
+        check_dataframes(graph, declared)
+        dataframes = resolve_dataframes(self.spark, topology) if isinstance(topology, type) and declared else {}
+        queries = FeedingQueries(self.spark, self.master, graph, dataframes, self.slots)
+        check_not_running(graph.name, self.master.state.topologies)  # else its own positions would pass for an earlier run's
         queries.prepare(resume)
-        # Without state there is nothing for the master to resume; what Spark has read is resumed all the same.
-        self.master.submit(graph, resume if graph.waves or not frames else None, queries.run)
-        if frames:
+        # Without state the master has nothing to resume; Spark's positions are resumed by the queries.
+        self.master.submit(graph, resume if graph.waves or not dataframes else None, queries.run)
+        if dataframes:
             self._feed(queries, resume)
         return RunningTopology(self.master, graph.name)
 
-    def _feed(self, queries: FrameQueries, resume: bool | None) -> None:
+    def _feed(self, queries: FeedingQueries, resume: bool | None) -> None:
         try:
             queries.start(resume)
         except BaseException:
@@ -141,20 +144,21 @@ class ResidentEngine:
 
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
-        """Let this scheduler re-plan what runs, from now on: a name from `millrace scheduler list`, `module:Class`, or
-        "off". `policy`: period, cool_down, min_gain, overload, time_limit, dry_run. Returns what is in use then."""
+        """Set the scheduler that re-plans running topologies from now on: a name from `millrace scheduler list`,
+        `module:Class`, or "off". `policy`: period, cool_down, min_gain, overload, time_limit, dry_run. Returns the scheduler
+        and settings now in use."""
         return self.master.set_scheduler(name, parameters or {}, policy, estimator, estimator_parameters)
 
     def decisions(self, limit: int = 20) -> list[dict[str, Any]]:
-        """What the scheduler decided, the oldest first."""
-        found: list[dict[str, Any]] = self.master.call(lambda: self.master.scheduling.past(limit))
-        return found
+        """The scheduler's last decisions, oldest first."""
+        decisions: list[dict[str, Any]] = self.master.call(lambda: self.master.scheduling.past(limit))
+        return decisions
 
     def status(self) -> dict[str, Any]:
         return self.master.status()
 
     def stop(self) -> None:
-        """End workers and master in good order, and the session if it is ours."""
+        """Stop the workers, the master, and the session if the engine created it."""
         self._stopping = True
         for queries in self._feeding:
             queries.stop(STOP_SECONDS)
@@ -174,7 +178,7 @@ class ResidentEngine:
                 self.master.call(self._end_all)
 
     def _end_all(self) -> None:
-        """Nobody would start a worker again."""
+        """Kill all topologies: without Spark no worker is restarted."""
         for name in list(self.master.state.topologies):
             self.master.tell(Killed(name, 0.0, time.monotonic()))
 
@@ -186,37 +190,37 @@ class ResidentEngine:
 
 
 def check_code(graph: TopologyGraph, engine: str) -> None:
-    """Can workers import it, and is it for this engine?"""
+    """Refuse code that workers cannot import, and components of another engine."""
     for component in graph.components:
-        for code in [component.code, *(given.grouping.code for given in component.inputs if given.grouping.code)]:
+        for code in [component.code, *(source.grouping.code for source in component.inputs if source.grouping.code)]:
             if code.startswith("__main__:"):
                 raise MillraceError(f"{code.removeprefix('__main__:')}, of component {component.name!r}, is defined in the "
-                                    "script that was started, which workers cannot import: put it into a module of its "
+                                    "script that was started, which workers cannot import: move it into a module of its "
                                     "own and import it from there")
-            resolve(code)  # what is not found here would not be found there
-        found = resolve(component.code)
-        if found.only_on not in ("", engine):
-            raise TopologyError(f"{component.name!r} is a {found.__name__}, which works on the {found.only_on} engine only, "
-                                f"and {graph.name!r} was given to the {engine} one")
+            resolve(code)  # raises here what would fail in the workers
+        component_cls = resolve(component.code)
+        if component_cls.only_on not in ("", engine):
+            raise TopologyError(f"{component.name!r} is a {component_cls.__name__}, which works on the "
+                                f"{component_cls.only_on} engine only, but {graph.name!r} was submitted to the {engine} one")
 
 
 def check_session(spark: SparkSession) -> None:
-    """A session of the user's: would Spark start workers again when they die?"""
+    """Refuse a user's session in which Spark would not restart dead workers."""
     context = spark.sparkContext
     local = re.fullmatch(r"local(?:\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", str(context.master))
     allowed = int((local[1] or 1) if local else context.getConf().get("spark.task.maxFailures", "4") or 4)
     if allowed < FAILURES_NEEDED:
-        raise MillraceError(f"this Spark session gives a job up after {allowed} failures of a task, and a worker that dies is "
-                            "one: make the session with spark.task.maxFailures=1000000"
-                            + (" and the master local[N,1000000]" if local else "") + ", or let Millrace make it")
+        raise MillraceError(f"this Spark session fails a job after {allowed} failures of a task, and a dead worker counts as "
+                            "one: create the session with spark.task.maxFailures=1000000"
+                            + (" and the master local[N,1000000]" if local else "") + ", or let Millrace create it")
     check_off(context.getConf())
 
 
 def check_off(conf: SparkConf) -> None:
     for key, why in MUST_BE_OFF:
         if str(conf.get(key, "false")).strip().lower() == "true":
-            raise MillraceError(f"this Spark session has {key}=true, and {why}: make the session with {key}=false, or let "
-                                "Millrace make it")
+            raise MillraceError(f"this Spark session has {key}=true, but {why}: create the session with {key}=false, or "
+                                "let Millrace create it")
 
 
 class RunningTopology:
@@ -232,16 +236,16 @@ class RunningTopology:
         return state.status if state is not None else "ended"
 
     def observed(self) -> TopologyObserved:
-        """What its tasks have reported; still there after it ended."""
-        found = self._master.observed.get(self.name) or self._master.finished.get(self.name)
-        if found is None:
+        """The reports of its tasks; available after it ended too."""
+        observed = self._master.observed.get(self.name) or self._master.finished.get(self.name)
+        if observed is None:
             raise UnknownTopology(f"no topology named {self.name!r} was submitted here")
-        return found
+        return observed
 
     def measured(self, look: Callable[[TopologyObserved], T]) -> T:
-        """Look at what was observed, on the master's thread: it changes with every report."""
-        found: T = self._master.call(lambda: look(self.observed()))
-        return found
+        """Evaluate `look` on the reports, on the master's thread, where each report changes them."""
+        result: T = self._master.call(lambda: look(self.observed()))
+        return result
 
     def load(self) -> Load:
         return self.measured(lambda observed: observed.load(time.monotonic()))
@@ -250,38 +254,38 @@ class RunningTopology:
         return self._master.wait_until(lambda: self.status == "running", seconds)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end, at most so long. Returns whether it has ended."""
+        """Wait up to `seconds` for its end. Returns True if it has ended."""
         return self._master.wait_until(lambda: self.status == "ended", seconds)
 
     def move(self, task: TaskId | str, slot: int) -> None:
-        """Move one running task to the worker of that slot; nothing else is touched."""
+        """Move one running task to the worker in `slot`. No other task moves."""
         self._master.move(self.name, TaskId.parse(task) if isinstance(task, str) else task, slot)
 
     def scale(self, component: str, tasks: int) -> None:
-        """So many tasks of the bolt from the next batch on; refused for a resident topology."""
+        """Run the bolt with `tasks` tasks from the next batch on; refused for a resident topology."""
         self._master.rescale(self.name, {component: tasks})
 
     def pause(self) -> None:
-        """Stop the spouts; everything else goes on."""
+        """Pause the spouts; bolts continue."""
         self._master.pause(self.name)
 
     def resume(self) -> None:
         self._master.resume(self.name)
 
     def drain(self, seconds: float = 30.0) -> bool:
-        """Pause, and wait until nothing is in flight any more. Returns whether that was reached."""
+        """Pause, and wait up to `seconds` until nothing is in flight. Returns True if that was reached."""
         self.pause()
         state = self._master.state
         return self._master.wait_until(
             lambda: self.name in state.topologies and state.drained(state.topologies[self.name]), seconds)
 
     def positions(self) -> dict[TaskId, int]:
-        """Per replayable spout task, the position below which everything has been fully processed."""
+        """The position of each replayable spout task below which everything has been fully processed."""
         topologies = self._master.state.topologies
-        found: dict[TaskId, int] = self._master.call(
+        positions: dict[TaskId, int] = self._master.call(
             lambda: dict(topologies[self.name].positions) if self.name in topologies else {})
-        return found
+        return positions
 
     def kill(self, wait: float = 10.0) -> None:
-        """Stop the spouts, give what is in flight up to `wait` seconds, end the tasks. Returns at once."""
+        """Stop the spouts, give tuples in flight up to `wait` seconds, then end the tasks. Returns at once."""
         self._master.kill(self.name, wait)

@@ -29,11 +29,13 @@ from millrace.spark.cluster.executors import Executors
 from millrace.spark.cluster.free_cores import FreeCores
 from millrace.spark.cluster.launcher import ship_code
 from millrace.spark.cluster.placement import Placement
-from millrace.spark.dataframes.feeding import resolve_frames
-from millrace.spark.dataframes.writer import FrameWriter, frame_writers, with_schemas
+from millrace.spark.dataframes.declared import resolve_dataframes
+from millrace.spark.dataframes.writer import SinkWriter, sink_writers, with_schemas
 from millrace.spark.engine import RunningTopology, check_code
-from millrace.spark.session.gone import GONE
-from millrace.spark.session.session import EXCLUDING, LOOPBACK, make_batch_session, parse_master, stop_session
+from millrace.spark.session.errors import GONE
+from millrace.spark.session.master_url import LOOPBACK, parse_master
+from millrace.spark.session.session import make_batch_session, stop_session
+from millrace.spark.session.settings import EXCLUDING
 from millrace.state.checkpoint import Manifest, fits
 from millrace.state.path_step import path_step
 
@@ -106,18 +108,18 @@ class MicrobatchEngine:
                sources: dict[str, DataFrame] | None = None) -> RunningTopology:
         """Start a topology. `resume`: True goes on from its last committed batch, with as many tasks as it was scaled to where
         `par` does not say otherwise (a graph has the parallelism that it has); False begins anew, and the checkpoints of an
-        earlier run go; None is refused if there are any. `sources`: streaming DataFrames of its frame spouts, by component, if
-        a graph is given instead of the class that knows them."""
+        earlier run go; None is refused if there are any. `sources`: streaming DataFrames of its DataFrame spouts, by component,
+        if a graph is given instead of the class that knows them."""
         check_topology_config(config or {})
         graph = batched(topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par))
         check_code(graph, "microbatch")
         check_settings(graph)
         check_guarantee(graph)
         if sources is None and isinstance(topology, type):
-            sources = resolve_frames(self.spark, topology)
+            sources = resolve_dataframes(self.spark, topology)
         check_sources(graph, sources or {})
         offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, "")
-        writers = frame_writers(graph)
+        writers = sink_writers(graph)
         graph = with_schemas(graph, writers)
         self._wait_for_the_last(graph.name)
         event, said = self.master.checkpointing.submission(graph, resume), ""
@@ -143,7 +145,7 @@ class MicrobatchEngine:
         return RunningTopology(self.master, graph.name)
 
     def _query(self, graph: TopologyGraph, sources: dict[str, DataFrame], event: Submitted,
-               writers: list[FrameWriter]) -> BatchQuery:
+               writers: list[SinkWriter]) -> BatchQuery:
         checkpoints = Checkpoints(open_store(str(CHECKPOINTS.of(self.master.settings))), graph.name)
         epoch = self.next_epoch(event.after[0])
         committed = event.checkpoint
@@ -227,7 +229,7 @@ def batched(graph: TopologyGraph) -> TopologyGraph:
 
 
 def check_sources(graph: TopologyGraph, sources: Mapping[str, DataFrame]) -> None:
-    missing = [spout.name for spout in graph.spouts if spout.frame and spout.name not in sources]
+    missing = [spout.name for spout in graph.spouts if spout.dataframe and spout.name not in sources]
     if missing:
         raise TopologyError(f"{', '.join(missing)} of {graph.name!r} reads a DataFrame, and none was given: submit the class "
                             "of the topology, or give submit(sources={...})")

@@ -61,7 +61,7 @@ def run_reference(topology: type[Topology] | TopologyGraph, name: str | None = N
     so give it a `limit` and no `rate`. There are no ticks; what batching bolts hold is processed at the end. Sinks write
     straight away. A tuple that makes a bolt raise is a dead letter at once."""
     graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
-    fed = [spout.name for spout in graph.spouts if spout.frame]
+    fed = [spout.name for spout in graph.spouts if spout.dataframe]
     if fed:
         raise TopologyError(f"{', '.join(fed)} of {graph.name!r} is fed by Spark, which is not here: put a spout in its "
                             "place that emits the DataFrame's rows itself")

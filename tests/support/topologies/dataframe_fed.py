@@ -1,4 +1,4 @@
-"""Topologies that a streaming DataFrame feeds, and the files that it reads; workers import this module."""
+"""Topologies fed by a streaming DataFrame, and the files that it reads; workers import this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.connectors.tap import Tap
 
 
 class CountLines(Bolt):
-    """How often each line came, as keyed state; passes them on."""
+    """Counts each line in keyed state, and emits it."""
 
     outputs = ["line"]
     counts = CounterState()
@@ -24,54 +24,54 @@ class CountLines(Bolt):
 
 
 class KeepLines(Bolt):
-    """Never says that it is done with one."""
+    """Never acks a tuple."""
 
     acks_itself = True
 
     def process(self, tup: Tuple) -> None: ...
 
 
-def keeping(frame: Any, **options: Any) -> type[Topology]:
+def keeping(dataframe: Any, **options: Any) -> type[Topology]:
     class Keeping(Topology):
-        lines = Spout.from_dataframe(frame, **options)
+        lines = Spout.from_dataframe(dataframe, **options)
         keep = KeepLines.spec(inputs={lines: Grouping.SHUFFLE})
 
     return Keeping
 
 
-def writing(frame: Any, **options: Any) -> type[Topology]:
-    """Every line to a file of the directory `path`."""
+def writing(dataframe: Any, **options: Any) -> type[Topology]:
+    """Writes every line to a file in the directory `path`."""
 
     class Writing(Topology):
-        lines = Spout.from_dataframe(frame, par=2, **options)
+        lines = Spout.from_dataframe(dataframe, par=2, **options)
         sink = JsonLinesSink.spec(inputs={lines: Grouping.SHUFFLE}, par=2)
 
     return Writing
 
 
-def counting(frame: Any, **options: Any) -> type[Topology]:
-    """The same, counted on the way."""
+def counting(dataframe: Any, **options: Any) -> type[Topology]:
+    """Counts every line, then writes it as `writing` does."""
 
     class Counting(Topology):
-        lines = Spout.from_dataframe(frame, par=2, **options)
+        lines = Spout.from_dataframe(dataframe, par=2, **options)
         count = CountLines.spec(inputs={lines: Grouping.fields("line")}, par=2)
         sink = JsonLinesSink.spec(inputs={count: Grouping.SHUFFLE}, par=2)
 
     return Counting
 
 
-def tapping(frame: Any, **options: Any) -> type[Topology]:
-    """Out again as it came in."""
+def tapping(dataframe: Any, **options: Any) -> type[Topology]:
+    """Emits every line to a tap."""
 
     class Tapping(Topology):
-        lines = Spout.from_dataframe(frame, par=2, **options)
+        lines = Spout.from_dataframe(dataframe, par=2, **options)
         out = Tap.spec(inputs={lines: Grouping.SHUFFLE}, par=2)
 
     return Tapping
 
 
 class Incoming:
-    """A directory of text files that grows; no line is in it twice."""
+    """A growing directory of text files in which no line occurs twice."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -85,13 +85,13 @@ class Incoming:
             hidden = self.directory / f".{number}"
             hidden.write_text("".join(f"{line}\n" for line in fresh))
             self.lines += fresh
-            hidden.rename(self.directory / f"{number:08}.txt")  # whole when it is seen
+            hidden.rename(self.directory / f"{number:08}.txt")  # readers see it complete
 
 
 def written(directory: Path) -> Counter[str]:
-    """What the sinks have, and how often. The last record of a file may be torn by a kill."""
-    found: Counter[str] = Counter()
+    """The lines that the sinks have written, with their counts. A kill may tear the last record of a file."""
+    lines: Counter[str] = Counter()
     for path in directory.glob("part-*"):
         for record in path.read_text().split("\n")[:-1]:
-            found[json.loads(record)["line"]] += 1
-    return found
+            lines[json.loads(record)["line"]] += 1
+    return lines

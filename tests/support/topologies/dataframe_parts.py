@@ -20,7 +20,7 @@ SOURCE, TARGET = "MILLRACE_TEST_SOURCE", "MILLRACE_TEST_TARGET"
 
 
 def lines(spark: Any) -> Any:
-    """Text files that come into a directory."""
+    """The lines of text files that arrive in a directory."""
     return spark.readStream.schema("line string").option("maxFilesPerTrigger", 2).text(os.environ[SOURCE])
 
 
@@ -40,20 +40,20 @@ def forgotten(spark: Any) -> Any:
     return {}["no such key"]
 
 
-def refused(frame: Any, batch: int) -> None:
-    """As long as there is no table."""
+def refused(dataframe: Any, batch: int) -> None:
+    """Raises until the table exists."""
     if not Path(os.environ[TARGET]).exists():
         raise LookupError("there is no table")
-    write(frame, batch)
+    write(dataframe, batch)
 
 
-def write(frame: Any, batch: int) -> None:
-    """Under the batch's id: a batch that is written again replaces itself."""
-    frame.write.mode("overwrite").parquet(str(Path(os.environ[TARGET]) / f"batch={batch}"))
+def write(dataframe: Any, batch: int) -> None:
+    """Writes under the batch's id: a batch that is written again replaces its rows."""
+    dataframe.write.mode("overwrite").parquet(str(Path(os.environ[TARGET]) / f"batch={batch}"))
 
 
 class Lengths(Bolt):
-    """Something that no column of numbers can hold, now and then."""
+    """Emits each word's length, and for some words a value that does not fit a column of numbers."""
 
     outputs: ClassVar[list[str]] = ["word", "length"]
 
@@ -62,12 +62,12 @@ class Lengths(Bolt):
         self.emit([word, {"odd": "a text", "none": None}.get(word, len(word))])
 
 
-class FrameCount(Topology):
+class DataFrameCount(Topology):
     lines = Spout.from_dataframe(lines, outputs=["line"], par=2)
     split = Split.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
     count = Count.spec(inputs={split: Grouping.fields("word")}, par=2)
     table = DataFrameSink.spec(inputs={count: Grouping.SHUFFLE}, par=1,
-                               config={"schema": "word string, count long", "write": "frame_parts:write"})
+                               config={"schema": "word string, count long", "write": f"{__name__}:write"})
 
 
 def others(spark: Any) -> Any:
@@ -75,7 +75,7 @@ def others(spark: Any) -> Any:
 
 
 class Mixed(Topology):
-    """Two DataFrames and a spout of our own."""
+    """Two DataFrame spouts and an ordinary one."""
 
     lines = Spout.from_dataframe(lines, outputs=["line"], par=2)
     others = Spout.from_dataframe(others, outputs=["line"], par=1)
@@ -84,14 +84,14 @@ class Mixed(Topology):
     count = Count.spec(inputs={split: Grouping.fields("word")}, par=2)
 
 
-class OddFrame(Topology):
-    """Writes what does not fit its table to a file."""
+class OddDataFrame(Topology):
+    """Writes rows that do not fit its table to a file."""
 
     lines = Spout.from_dataframe(lines, outputs=["line"], par=1)
     split = Split.spec(inputs={lines: Grouping.SHUFFLE}, par=1)
     lengths = Lengths.spec(inputs=[split], par=1)
     table = DataFrameSink.spec(inputs=[lengths], par=1,
-                               config={"schema": "word string, length int not null", "write": "frame_parts:write"})
+                               config={"schema": "word string, length int not null", "write": f"{__name__}:write"})
     letters = JsonLinesSink.spec(inputs=[table.dead_letters], par=1)
 
 
@@ -111,18 +111,18 @@ class FromKafka(Topology):
 
 
 class Forgotten(Topology):
-    lines = Spout.from_dataframe("frame_parts:forgotten", outputs=["line"], par=1)
+    lines = Spout.from_dataframe(f"{__name__}:forgotten", outputs=["line"], par=1)
     split = Split.spec(inputs=[lines], par=1)
 
 
 class Refused(Topology):
     drawn = Lines.spec(par=1, config={"limit": 100})
-    table = DataFrameSink.spec(inputs=[drawn], par=2, config={"schema": "line string", "write": "frame_parts:refused"})
+    table = DataFrameSink.spec(inputs=[drawn], par=2, config={"schema": "line string", "write": f"{__name__}:refused"})
 
 
 class WrongSchema(Topology):
     lines = Spout.from_dataframe(lines, outputs=["line"], par=1)
-    table = DataFrameSink.spec(inputs=[lines], par=1, config={"schema": "word string", "write": "frame_parts:write"})
+    table = DataFrameSink.spec(inputs=[lines], par=1, config={"schema": "word string", "write": f"{__name__}:write"})
 
 
 class TappedCount(Topology):

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from millrace import Bolt, Grouping, Spout, Topology, Tuple
-from millrace.api.dataframe import FrameSpout, check_frame, frames_of
-from millrace.config import FRAME_CHECKPOINT
+from millrace.api.dataframe import DataFrameSpout, check_dataframe, dataframes_of
+from millrace.config import DATAFRAME_CHECKPOINT
 from millrace.errors import NotRunning, TopologyError
 from millrace.model.graph import graph_of
 
 
-class Frame:
+class StubDataFrame:
     """As much of a DataFrame as is looked at."""
 
     def __init__(self, *columns: str, streaming: bool = True) -> None:
@@ -27,14 +27,14 @@ class Sink(Bolt):
 
 
 def make(spark: Any) -> Any:
-    return Frame("line")
+    return StubDataFrame("line")
 
 
-FRAME = Frame("at", "line")
+DATAFRAME = StubDataFrame("at", "line")
 
 
 class Reading(Topology):
-    lines = Spout.from_dataframe(FRAME, par=2, checkpoint="/there", config={"topology.frame.trigger.secs": 2})
+    lines = Spout.from_dataframe(DATAFRAME, par=2, checkpoint="/there", config={"topology.frame.trigger.secs": 2})
     others = Spout.from_dataframe(make, name="more", outputs=["line"])
     plain = Spout.from_dataframe("their.module:make", outputs=["line"])
     sink = Sink.spec(inputs={lines: Grouping.fields("line"), others: Grouping.SHUFFLE, plain: Grouping.SHUFFLE})
@@ -45,25 +45,25 @@ def test_the_columns_are_the_fields() -> None:
     lines, more = graph.component("lines"), graph.component("more")
     assert lines.outputs[0].fields == ("at", "line")
     assert more.outputs[0].fields == ("line",)
-    assert (lines.kind, lines.par, lines.frame, lines.movable) == ("spout", 2, True, True)
-    assert not graph.component("sink").frame
-    assert lines.config == {FRAME_CHECKPOINT.key: "/there", "topology.frame.trigger.secs": 2}
+    assert (lines.kind, lines.par, lines.dataframe, lines.movable) == ("spout", 2, True, True)
+    assert not graph.component("sink").dataframe
+    assert lines.config == {DATAFRAME_CHECKPOINT.key: "/there", "topology.frame.trigger.secs": 2}
 
 
-def test_the_frames_stay_with_the_class() -> None:
-    assert frames_of(Reading) == {"lines": FRAME, "more": make, "plain": "their.module:make"}
+def test_the_dataframes_stay_with_the_class() -> None:
+    assert dataframes_of(Reading) == {"lines": DATAFRAME, "more": make, "plain": "their.module:make"}
 
 
 def test_outputs_may_be_in_another_order() -> None:
-    assert Spout.from_dataframe(FRAME, outputs=["line", "at"]).outputs[0].fields == ("line", "at")
+    assert Spout.from_dataframe(DATAFRAME, outputs=["line", "at"]).outputs[0].fields == ("line", "at")
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ((Frame("line", streaming=False),), r"needs a streaming DataFrame.*\(line\) is not streaming.*spark\.readStream"),
+    ((StubDataFrame("line", streaming=False),), r"needs a streaming DataFrame.*\(line\) is not streaming.*spark\.readStream"),
     ((make,), r"what make returns .* columns are not known yet.*outputs="),
     (("their.module:make",), r"what their\.module:make returns"),
-    ((Frame("two words"),), r"field 'two words'.*cannot be an attribute"),
-    ((Frame("a", "a"),), r"field 'a' is twice"),
+    ((StubDataFrame("two words"),), r"field 'two words'.*cannot be an attribute"),
+    ((StubDataFrame("a", "a"),), r"field 'a' is twice"),
 ])
 def test_what_cannot_be_read_is_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
@@ -74,14 +74,14 @@ def test_what_cannot_be_read_is_refused(arguments: tuple[Any, ...], message: str
 def test_outputs_that_are_not_the_columns_are_refused_by_name(outputs: list[str]) -> None:
     message = f"outputs {', '.join(outputs)}, and its DataFrame the columns at, line"
     with pytest.raises(TopologyError, match=re.escape(message)):
-        Spout.from_dataframe(FRAME, outputs=outputs)
+        Spout.from_dataframe(DATAFRAME, outputs=outputs)
 
 
-def test_what_is_no_frame_is_refused() -> None:
+def test_what_is_not_a_dataframe_is_refused() -> None:
     with pytest.raises(TypeError, match=r"takes a streaming DataFrame.*not 5 \(int\)"):
         Spout.from_dataframe(5)
     with pytest.raises(TopologyError, match=r"the spout needs a streaming DataFrame, and got None"):
-        check_frame("the spout", None, ["line"])
+        check_dataframe("the spout", None, ["line"])
 
 
 # -- the spout itself --
@@ -118,8 +118,8 @@ class Handle:
 BATCH = pa.record_batch({"line": ["a", "b"]})
 
 
-def spout(feed: Feed, tracked: bool = True, error: Exception | None = None) -> tuple[FrameSpout, Handle]:
-    made, handle = FrameSpout(), Handle(error)
+def spout(feed: Feed, tracked: bool = True, error: Exception | None = None) -> tuple[DataFrameSpout, Handle]:
+    made, handle = DataFrameSpout(), Handle(error)
     made.feed, made._handle, made.tracked = feed, handle, tracked  # type: ignore[assignment]
     return made, handle
 
@@ -161,4 +161,4 @@ def test_what_cannot_be_emitted_is_refused() -> None:
 
 def test_without_an_engine_it_says_what_to_do() -> None:
     with pytest.raises(NotRunning, match="submit its topology to an engine on Spark"):
-        FrameSpout().next_tuple()
+        DataFrameSpout().next_tuple()

@@ -15,7 +15,7 @@ from millrace.bench.other_engines.spark_common import FASTEST, FILES_PER_BATCH, 
 from millrace.bench.other_engines.spark_rescale import figures
 from millrace.errors import MillraceError
 from millrace.master.batch_log import BatchRecord
-from millrace.spark.session.session import BATCH_JAVA_OPTIONS, batch_settings
+from millrace.spark.session.settings import BATCH_JAVA_OPTIONS, batch_settings
 
 
 def batches(*ends: float, version: int = 1, tuples: int = 100) -> list[BatchRecord]:

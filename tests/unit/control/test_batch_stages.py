@@ -78,20 +78,21 @@ class TestBehindADataFrame:
     """Spark reads it where it likes and in as many parts as it likes: a task of the spout may not run at all in a batch."""
 
     def test_nothing_that_must_run_in_each_batch(self, more: dict[str, bool]) -> None:
-        assert shape(staged(component("a", frame=True), component("b", {"a": LOCAL}, **more))) == [["a"], ["b"]]
+        assert shape(staged(component("a", dataframe=True), component("b", {"a": LOCAL}, **more))) == [["a"], ["b"]]
 
     def test_also_not_through_a_bolt_in_between(self, more: dict[str, bool]) -> None:
-        stages = staged(component("a", frame=True), component("b", {"a": LOCAL}), component("c", {"b": LOCAL}),
+        stages = staged(component("a", dataframe=True), component("b", {"a": LOCAL}), component("c", {"b": LOCAL}),
                         component("d", {"c": LOCAL}, **more))
         assert shape(stages) == [["a+b+c"], ["d"]]
 
     def test_behind_it_a_chain_goes_on(self, more: dict[str, bool]) -> None:
-        stages = staged(component("a", frame=True), component("b", {"a": LOCAL}, **more), component("c", {"b": LOCAL}, **more))
+        stages = staged(component("a", dataframe=True), component("b", {"a": LOCAL}, **more),
+                        component("c", {"b": LOCAL}, **more))
         assert shape(stages) == [["a"], ["b+c"]]
 
 
-def test_bolts_without_state_are_fused_with_a_data_frame_wherever_the_plan_has_them() -> None:
-    assert shape(staged(component("a", frame=True), component("b", {"a": LOCAL}), b=1)) == [["a+b"]]
+def test_bolts_without_state_are_fused_with_a_dataframe_wherever_the_plan_has_them() -> None:
+    assert shape(staged(component("a", dataframe=True), component("b", {"a": LOCAL}), b=1)) == [["a+b"]]
 
 
 class Pass(Bolt):
@@ -101,7 +102,7 @@ class Pass(Bolt):
         self.emit(tup.values)
 
 
-class FromFrameToFrame(Topology):
+class FromDataFrameToDataFrame(Topology):
     lines = Spout.from_dataframe("nowhere:lines", outputs=["line"], par=2)
     through = Pass.spec(inputs={lines: LOCAL}, par=2)
     table = DataFrameSink.spec(inputs={through: LOCAL}, par=2, config={"schema": "line string", "write": "nowhere:write"})
@@ -109,7 +110,7 @@ class FromFrameToFrame(Topology):
 
 
 def test_sinks_of_a_real_topology_have_a_stage_of_their_own() -> None:
-    graph = graph_of(FromFrameToFrame, config={"topology.guarantee": "exactly-once"})
+    graph = graph_of(FromDataFrameToDataFrame, config={"topology.guarantee": "exactly-once"})
     assert shape(stages_of(graph, {task: task.index for task in graph.tasks()})) == [["lines+through"], ["table", "files"]]
 
 
@@ -133,7 +134,7 @@ def graphs(draw: st.DrawFn) -> tuple[ComponentDef, ...]:
     for number in range(draw(st.integers(1, 7))):
         sources = draw(st.lists(st.sampled_from(made), unique_by=lambda one: one.name, max_size=3)) if made else []
         groupings = {one.name: draw(st.sampled_from([LOCAL, LOCAL, SHUFFLE, Grouping.fields("word")])) for one in sources}
-        kind = {"frame": draw(st.booleans())} if not sources else draw(st.sampled_from([{}, {}, *STATEFUL.values()]))
+        kind = {"dataframe": draw(st.booleans())} if not sources else draw(st.sampled_from([{}, {}, *STATEFUL.values()]))
         made.append(component(f"c{number}", groupings, draw(st.integers(1, 3)), **kind))
     return tuple(made)
 
@@ -147,7 +148,7 @@ def test_in_any_graph_every_task_has_one_place_and_all_ways_lead_on(components: 
     for stage, partitions in enumerate(stages.partitions):
         for partition, tasks in enumerate(partitions):
             assert all(stages.places[task] == (stage, partition) for task in tasks)
-            if graph.component(tasks[0].component).frame:
+            if graph.component(tasks[0].component).dataframe:
                 behind = [graph.component(task.component) for task in tasks[1:]]
                 assert not any(one.stateful or one.commits for one in behind)
     for target in graph.components:

@@ -1,4 +1,4 @@
-"""What feeders and frame spouts remember of the batches between them."""
+"""What feeders and DataFrame spouts remember of the batches between them."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_two_runs_in_one_consumer() -> None:
     assert "partition 1 of stage 1" in one_cut(reports, stages_with(2, 2))
 
 
-def test_a_data_frame_in_fewer_parts_than_its_spout_has_tasks() -> None:
+def test_a_dataframe_in_fewer_parts_than_its_spout_has_tasks() -> None:
     """Then partitions of the first stage do not run at all, and nobody has heard of them."""
     assert one_cut(good(1, 3, 2), stages_with(4, 3, 2)) == ""
 

@@ -37,7 +37,7 @@ def test_settings_with_which_workers_would_not_live() -> None:
     check_off(SparkConf(loadDefaults=False))
     for key, _ in MUST_BE_OFF:
         check_off(SparkConf(loadDefaults=False).set(key, "false"))
-        with pytest.raises(MillraceError, match=f"{key}=true, and .* make the session with {key}=false"):
+        with pytest.raises(MillraceError, match=f"{key}=true, but .* create the session with {key}=false"):
             check_off(SparkConf(loadDefaults=False).set(key, "true"))
 
 

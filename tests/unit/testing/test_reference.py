@@ -129,4 +129,4 @@ def test_what_spark_feeds_is_refused():
     graph = graph_of(WordCount)
     lines, *others = graph.components
     with pytest.raises(TopologyError, match="lines of 'wordcount' is fed by Spark"):
-        run_reference(replace(graph, components=(replace(lines, frame=True), *others)))
+        run_reference(replace(graph, components=(replace(lines, dataframe=True), *others)))

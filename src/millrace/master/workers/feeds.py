@@ -1,5 +1,5 @@
-"""Directory of feeds: the addresses at which the tasks of a frame spout receive batches. Each task reports its own as a metric,
-and feeders ask the master."""
+"""Directory of feeds: the addresses at which the tasks of a DataFrame spout receive batches. Each task reports its own as a
+metric, and feeders ask the master."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a frame spout's task takes in what Spark sends it: sockets of its own, looked at when the spout is asked for tuples.
+"""Where a DataFrame spout's task takes in what Spark sends it: sockets of its own, polled when it is asked for tuples.
 
 So a spout that may not emit, because something downstream is slow or the topology is paused, takes nothing in: what waits for
 it is what its feeders may send without an ack, and no more.

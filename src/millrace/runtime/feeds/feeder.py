@@ -1,4 +1,4 @@
-"""Sends one partition of a micro-batch to the tasks of a frame spout, and waits until the topology has acked it.
+"""Sends one partition of a micro-batch to the tasks of a DataFrame spout, and waits until the topology has acked it.
 
 It runs wherever Spark runs the partition. The tasks may move or die meanwhile: the master knows where they are, and what is not
 acked is sent to where they are now. Everything waits with a time limit.

@@ -1,4 +1,4 @@
-"""What feeders and the feeds of frame spouts say to each other. One msgpack frame, and the Arrow batch in a second one."""
+"""What feeders and the feeds of DataFrame spouts say to each other. One msgpack frame, and the Arrow batch in a second one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _answer_decoder = msgspec.msgpack.Decoder(Answer)
 def read_push(frames: list[Any]) -> tuple[Push, Any]:
     """A push and its body, which is not looked into; `WireError` if it is anything else."""
     if len(frames) != 2:
-        raise WireError(f"a message of {len(frames)} frames is not a batch for a frame spout, which has 2")
+        raise WireError(f"a message of {len(frames)} frames is not a batch for a DataFrame spout, which has 2")
     try:
         return _push_decoder.decode(frames[0]), frames[1]
     except UNREADABLE as error:
@@ -59,4 +59,4 @@ def read_answer(frame: Any) -> Answer:
     try:
         return _answer_decoder.decode(frame)
     except UNREADABLE as error:
-        raise WireError(f"a frame of {len(frame)} bytes is not an answer of a frame spout: {error}") from None
+        raise WireError(f"a frame of {len(frame)} bytes is not an answer of a DataFrame spout: {error}") from None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millrace.api.dataframe import FrameSpout
+from millrace.api.dataframe import DataFrameSpout
 from millrace.api.spout import ReliableSpout, ReplayableSpout, Spout
 from millrace.config import CHUNK_LINGER, MAX_SPOUT_PENDING, MESSAGE_TIMEOUT, SPOUT_WAIT
 from millrace.control.in_flight import InFlight
@@ -54,7 +54,7 @@ class SpoutTask(Task):
         self._tells_acks = self._untracked_acks = False
 
     def initialize(self) -> None:
-        if isinstance(self.component, FrameSpout):
+        if isinstance(self.component, DataFrameSpout):
             self.component.feed = self.worker.feeds.open(f"{self.topology.graph.name}/{self.name}", self.report_metric)
         super().initialize()
         if isinstance(self.component, ReplayableSpout) and self.name in self.topology.positions:

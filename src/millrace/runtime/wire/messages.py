@@ -287,7 +287,7 @@ class Taps(msgspec.Struct, array_like=True, tag=31, tag_field="type"):
 
 
 class AskFeeds(msgspec.Struct, array_like=True, tag=40, tag_field="type"):
-    """A feeder, which may be on any host, asks where the tasks of a frame spout take batches in."""
+    """A feeder, which may be on any host, asks where the tasks of a DataFrame spout take batches in."""
 
     topology: str
     component: str

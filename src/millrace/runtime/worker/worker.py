@@ -39,7 +39,7 @@ CHECK_SECONDS = 0.1  # how often spouts look for overdue roots and moved tasks f
 
 
 class Feeds(Protocol):
-    """Where frame spouts get their feeds from. `tell` takes a metric of the task."""
+    """Where DataFrame spouts get their feeds from. `tell` takes a metric of the task."""
 
     def open(self, name: str, tell: Callable[[str, Any], None]) -> Feed: ...
 

@@ -103,10 +103,10 @@ class BatchJobs:
         heads = [tasks[0] for tasks in attempt.stages.partitions[0]]
         for spout in attempt.graph.spouts:
             own = [number for number, head in enumerate(heads) if head.component == spout.name]
-            if spout.frame:
+            if spout.dataframe:
                 rdd = placement.arrow(frame_of(frame, self._sources, spout.name), spout.par)
                 own = own[:rdd.getNumPartitions()]
-            if not spout.frame or not own:
+            if not spout.dataframe or not own:
                 own = own or [heads.index(TaskId(spout.name, 0))]
                 rdd = placement.seeds([self._location(attempt, heads[number]) for number in own])
             rdds.append(rdd)
@@ -119,4 +119,4 @@ class BatchJobs:
 
 def keeps(component: ComponentDef) -> bool:
     """Whether a task of it has something from one batch to the next."""
-    return component.stateful or component.commits or (component.kind == "spout" and not component.frame)
+    return component.stateful or component.commits or (component.kind == "spout" and not component.dataframe)

@@ -41,9 +41,8 @@ from millrace.spark.batches.long_batch import LongBatch
 from millrace.spark.batches.reports import BatchReports
 from millrace.spark.batches.source import frame_of, stream_of
 from millrace.spark.batches.tasks import run_commit, run_rewrite
-from millrace.spark.dataframes.writer import FrameWriter, WriteFailed, write_frames
-from millrace.spark.session.errors import SPARK_ERRORS, first_words
-from millrace.spark.session.gone import GONE, is_gone
+from millrace.spark.dataframes.writer import SinkWriter, WriteFailed, write_dataframes
+from millrace.spark.session.errors import GONE, SPARK_ERRORS, first_words, is_gone
 from millrace.state.checkpoint import Manifest, TaskRecord
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class BatchQuery:
 
     def __init__(self, engine: MicrobatchEngine, graph: TopologyGraph, sources: Mapping[str, DataFrame], run: str,
                  checkpoints: Checkpoints, committed: Manifest | None, epoch: int, offsets: str, place: str,
-                 writers: list[FrameWriter]) -> None:
+                 writers: list[SinkWriter]) -> None:
         self._engine, self._master, self.name = engine, engine.master, graph.name
         self._jobs = BatchJobs(engine.placement, engine.executors, sources, engine.number)
         self._sources, self.run, self._store = dict(sources), run, BatchCheckpoints(checkpoints, run)
@@ -381,7 +380,7 @@ class BatchQuery:
         if tasks:
             self._until_done("commit what the sinks have prepared", lambda: self._commit_sinks(tasks))
         if self._writers:
-            self._until_done("write what the sinks have kept", self._write_frames, later=True)
+            self._until_done("write what the sinks have kept", self._write_dataframes, later=True)
         self._published = True
         self._long.over()
         self._collect()
@@ -417,9 +416,9 @@ class BatchQuery:
         except SPARK_ERRORS as error:
             log.warning("what Spark had read in earlier runs of %s is left: %s", self.name, first_words(error))
 
-    def _write_frames(self) -> None:
+    def _write_dataframes(self) -> None:
         assert self._committed is not None
-        write_frames(self._engine.spark, self._writers, self._committed, str(CHECKPOINTS.of(self._master.settings)),
+        write_dataframes(self._engine.spark, self._writers, self._committed, str(CHECKPOINTS.of(self._master.settings)),
                      self._committed.wave - 1)
 
     def _until_done(self, what: str, work: Any, later: bool = False) -> None:

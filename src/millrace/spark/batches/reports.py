@@ -77,4 +77,4 @@ class BatchReports:
 def _is_misplaced(attempt: Attempt, report: PartitionReport) -> bool:
     """It ran elsewhere than the plan says; what Spark reads itself has no place in a plan."""
     head = attempt.graph.task(report.tasks[0].task)
-    return report.slot != report.planned and not attempt.graph.component(head.component).frame
+    return report.slot != report.planned and not attempt.graph.component(head.component).dataframe

@@ -17,7 +17,7 @@ TAG = "__spout"
 
 def stream_of(spark: SparkSession, graph: TopologyGraph, sources: Mapping[str, DataFrame]) -> DataFrame:
     """One streaming DataFrame. A query has just one, so several are put together, each row under the name of its spout."""
-    beats = any(not spout.frame for spout in graph.spouts)
+    beats = any(not spout.dataframe for spout in graph.spouts)
     if len(sources) == 1 and not beats:
         return next(iter(sources.values()))
     parts = [_tagged(frame, name, sources) for name, frame in sources.items()]

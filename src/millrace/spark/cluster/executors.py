@@ -1,4 +1,4 @@
-"""Spark's executors as the slots of a microbatch cluster: who came, who is gone, and where a slot's partitions go."""
+"""Spark's executors as the slots of a microbatch cluster: arrivals, losses, and where a slot's partitions run."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("millrace.master")
 LOOK_SECONDS = 0.2
-_hello = msgspec.msgpack.Decoder(tuple[str, Node, str])
+_identity = msgspec.msgpack.Decoder(tuple[str, Node, str])
 
 
 class Executors:
-    """Slots by number. An executor that Spark brings in the place of a lost one takes the lowest number that is free, so that
-    tasks which had to leave the slot go back to it. `here`: all of them are on this machine."""
+    """Executors by slot number. An executor that replaces a lost one takes the lowest free number, so that tasks which had to
+    leave the slot return to it. `here`: all executors are on this machine."""
 
     def __init__(self, placement: Placement, master: Master, here: bool = False) -> None:
         self._placement, self._master, self._here = placement, master, here
         self._slots: dict[int, Executor] = {}
-        self._nodes: dict[str, tuple[Node, str]] = {}  # by executor: where it is, and the boot of that machine
-        self._asked: set[str] = set()  # executors that have not answered yet
-        self.several = not placement.local  # there may be more than one, if not now
+        self._nodes: dict[str, tuple[Node, str]] = {}  # by executor: its node, and the boot id of that machine
+        self._unanswered: set[str] = set()  # executors that were asked for their node and have not answered yet
+        self.several = not placement.local  # there may be more than one executor, now or later
         self._lock = threading.Lock()
 
     def look(self) -> None:
-        """Tell the master who has come and who is gone."""
+        """Report new and lost executors to the master."""
         with self._lock:
             alive = {executor.id: executor for executor in self._placement.executors()}
             for slot, executor in list(self._slots.items()):
@@ -49,35 +49,36 @@ class Executors:
                     self._nodes.pop(executor.id, None)
                     self._master.dismiss(slot, f"Spark's executor {executor.id} is gone")
             for executor in [executor for executor in alive.values() if executor.id not in self.by_id()]:
-                found = self._node(executor)
-                if found is not None:
+                identity = self._node(executor)
+                if identity is not None:
+                    node, boot = identity
                     slot = min(set(range(len(self._slots) + 1)) - self._slots.keys())
                     self._slots[slot] = executor
-                    self._master.enlist(slot, found[0], executor.id, found[1])
+                    self._master.enlist(slot, node, executor.id, boot)
 
     def _node(self, executor: Executor) -> tuple[Node, str] | None:
-        """Spark does not know what a machine can carry: an executor elsewhere is asked. Nobody waits for its answer, which one
-        that is busy gives late."""
+        """The executor's node and boot id; None until they are known. Spark does not know the resources of a machine, so an
+        executor elsewhere is asked, without waiting: a busy one answers late."""
         if self._here:
             return this_node(self._master.settings, executor.id), boot_id()
-        found = self._nodes.get(executor.id)
-        if found is None and executor.id not in self._asked:
-            self._asked.add(executor.id)
-            threading.Thread(target=self._greet, args=(executor,), daemon=True, name=f"hello to {executor.id}").start()
-        return found
+        identity = self._nodes.get(executor.id)
+        if identity is None and executor.id not in self._unanswered:
+            self._unanswered.add(executor.id)
+            threading.Thread(target=self._ask, args=(executor,), daemon=True, name=f"identity of {executor.id}").start()
+        return identity
 
-    def _greet(self, executor: Executor) -> None:
-        """One that does not answer, because it is gone, is asked again if it is seen again."""
+    def _ask(self, executor: Executor) -> None:
+        """Ask an executor for its node. One that does not answer is asked again when it is seen again."""
         try:
             placed = self._placement.seeds([executor.location])
             answers = self._placement.collect(self._placement.python(placed, partial(identify, self._master.settings)))
-            # It may be another one that answers: Spark goes elsewhere if an executor is busy for long.
-            for name, node, boot in map(_hello.decode, answers):
+            # Another executor may answer: Spark runs the task elsewhere if this one is busy for long.
+            for name, node, boot in map(_identity.decode, answers):
                 self._nodes[name] = node, boot
         except SPARK_ERRORS as error:
             log.warning("a new executor did not answer: %s", error)
         finally:
-            self._asked.discard(executor.id)
+            self._unanswered.discard(executor.id)
 
     def wait_for(self, count: int, seconds: float, over: Callable[[], bool] = lambda: False) -> None:
         deadline = time.monotonic() + seconds
@@ -86,9 +87,9 @@ class Executors:
             if len(self._slots) >= count or over():
                 return
             if time.monotonic() >= deadline:
-                raise NotEnoughSlots(f"{len(self._slots)} of {count} Spark executors came up within {seconds:g} s: has the "
-                                     "cluster that many free cores, and do the executors' Python environments have "
-                                     "Millrace's dependencies? MILLRACE_SPARK_LOG=info shows Spark's own log")
+                raise NotEnoughSlots(f"{len(self._slots)} of {count} Spark executors started within {seconds:g} s. Check that "
+                                     "the cluster has that many free cores, and that the executors' Python environments have "
+                                     "Millrace's dependencies. MILLRACE_SPARK_LOG=info shows Spark's own log")
             time.sleep(LOOK_SECONDS)
 
     def by_id(self) -> dict[str, int]:
@@ -96,11 +97,11 @@ class Executors:
 
     @property
     def wide(self) -> bool:
-        """Whether some have more than one core, and so more than one Python process."""
+        """True if some executor has more than one core, and so more than one Python process."""
         return any(executor.cores > 1 for executor in dict(self._slots).values())
 
     def location(self, slot: int) -> str:
-        """Where Spark should run what is for the slot; anywhere if nobody has it any more."""
+        """The preferred location for the slot's partitions; empty (anywhere) if its executor is gone."""
         executor = self._slots.get(slot)
         return executor.location if executor is not None else ""
 

@@ -1,4 +1,4 @@
-"""The cores of a Spark cluster that resident workers leave to other Spark tasks, and how many of them feeding may hold."""
+"""The cores of a Spark cluster that resident workers leave free, and the share of them that feeding may hold."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-FEEDING = "millrace "  # begins the name of each query that feeds a spout
+FEEDING = "millrace "  # prefix of the names of queries that feed spouts
 
 
 class FreeCores:
-    """Of the executors that are alive when it is asked. A core is what runs one Spark task. `slots`: workers of the engine that
-    asks; those of others on the same session are found among Spark's jobs."""
+    """Counts free cores on the executors that are alive. A core is what runs one Spark task. `slots`: workers of the engine
+    that counts; workers of other engines on the same session are found among Spark's jobs."""
 
     def __init__(self, context: SparkContext, slots: int) -> None:
         self._context, self._placement, self._slots = context, Placement(context), slots
@@ -27,21 +27,21 @@ class FreeCores:
         return cores - max(self._slots, self.held())
 
     def held(self) -> int:
-        """By workers, of whichever engine; also by such as still wait for a core."""
+        """Cores that workers of all engines hold, or wait for."""
         return self._placement.unfinished_tasks(WORKERS_GROUP)
 
 
 def feeding_queries(spark: SparkSession) -> int:
-    """Those that feed resident topologies, of all engines on the session."""
+    """The number of queries that feed resident topologies, over all engines on the session."""
     return sum((query.name or "").startswith(FEEDING) for query in spark.streams.active)
 
 
 def feeding_share(free: int, feeders: int) -> int:
-    """Partitions that one of so many queries may hold at the same time. They hold their cores until the topology has acked, and
-    that may have to wait for a query that reads a tap: it finds a core only if feeding leaves one."""
+    """Partitions that one of `feeders` queries may run at the same time. They hold their cores until the topology has acked,
+    which may depend on a query that reads a tap: it finds a core only if feeding leaves one."""
     return max(1, (free - 1) // feeders)
 
 
 def leaves_none(free: int, feeders: int) -> bool:
-    """Each query needs one core at least; then nothing is left for others."""
+    """True if the queries, which need a core each, take all free cores."""
     return 0 < free <= feeders

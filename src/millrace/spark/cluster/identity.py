@@ -18,7 +18,7 @@ from millrace.runtime.wire.transport import boot_id
 
 @cache  # the same for the life of the process
 def executor_id() -> str:
-    """The id of the executor that runs this process. Spark does not tell its Python tasks; it is in the command line of the
+    """The id of the executor that runs this process. Spark does not pass it to Python tasks; it is in the command line of the
     executor, two processes up."""
     parent = os.getppid()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Workers as long-lived Spark tasks: one job, one partition per slot, run until the master says stop."""
+"""Workers as long-lived Spark tasks: one job with a partition for each slot, which runs until the master stops it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 log = logging.getLogger("millrace.master")
-WORKERS_GROUP = "millrace-"  # begins the name of each group of jobs that are workers
+WORKERS_GROUP = "millrace-"  # prefix of the job groups in which workers run
 END_SECONDS = 2.0
 CANCEL_SECONDS = 10.0
 
 
 class SparkLauncher:
-    """Starts the workers' job on a thread of its own and tells `ended` when it is over, with the error if there is one.
+    """Starts the workers' job on its own thread and calls `ended` when it is over, with the error or "".
 
-    Spark starts a worker again when its process, its executor or its host dies; nothing here does.
+    Spark restarts a worker whose process, executor or host dies; the launcher does not.
     """
 
     def __init__(self, context: SparkContext, setup: WorkerSetup, slots: int, ended: Callable[[str], None]) -> None:
@@ -48,13 +48,13 @@ class SparkLauncher:
         try:
             slots = self._context.parallelize(range(self._slots), self._slots)
             slots.foreachPartition(partial(run_slot, self._setup))
-        except Exception as error:  # whatever Spark raises, it is the end of all workers: it must be told
+        except Exception as error:  # any error of Spark here ends all workers, and must be reported
             self._ended(f"{type(error).__name__}: {first_line(error)}")
         else:
             self._ended("")
 
     def failures(self) -> int:
-        """How many of the workers' Spark tasks have failed so far."""
+        """The number of the workers' Spark tasks that have failed so far."""
         tracker = self._context.statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
         stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
@@ -65,13 +65,13 @@ class SparkLauncher:
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Call after the workers were told to stop: waits for the job, and cancels what does not end by itself: one that
-        is stuck, or that was just starting and has not heard it."""
+        """Wait for the job to end, and cancel it if it does not: a worker may be stuck, or was starting and missed the request.
+        Call it after the workers were asked to stop."""
         self._thread.join(timeout=END_SECONDS)
         if self._thread.is_alive():
             try:
                 self._context.cancelJobGroup(self._group)
-            except SPARK_ERRORS as error:  # then they end by themselves, as Spark has
+            except SPARK_ERRORS as error:  # Spark has ended, so the workers end too
                 log.info("the workers' job could not be cancelled: %s", first_line(error))
             self._thread.join(timeout=CANCEL_SECONDS)
 
@@ -83,19 +83,19 @@ def run_slot(setup: WorkerSetup, partition: Iterator[int]) -> None:
 
 
 def ship_code(context: SparkContext, modules: Iterable[str], installed: bool) -> tuple[str, ...]:
-    """Make users' modules importable where workers run. On this machine (`installed`) the directories they were found
-    in are enough, and are returned; elsewhere Spark carries them, and Millrace itself, as zip files."""
+    """Make users' modules importable where workers run. On this machine (`installed`) their directories are enough, and are
+    returned; to other machines Spark ships them, and Millrace itself, as zip files."""
     roots = {name.partition(".")[0] for name in modules} - {"millrace", "builtins"}
-    found = [_place(importlib.import_module(root)) for root in sorted(roots)]
+    places = [_place(importlib.import_module(root)) for root in sorted(roots)]
     if installed:
-        return tuple(dict.fromkeys([*(str(path.parent) for path in found), *filter(None, sys.path[:1])]))
-    for path in [_place(millrace), *found]:
+        return tuple(dict.fromkeys([*(str(path.parent) for path in places), *filter(None, sys.path[:1])]))
+    for path in [_place(millrace), *places]:
         context.addPyFile(_archive(path))
     return ()
 
 
 def _place(module: Any) -> Path:
-    """The file of a module, or the directory of a package, which need not have an `__init__.py`."""
+    """The file of a module, or the directory of a package, with or without an `__init__.py`."""
     packages = list(getattr(module, "__path__", ()))
     return Path(packages[0] if packages else module.__file__).resolve()
 
@@ -104,5 +104,5 @@ def _archive(path: Path) -> str:
     if path.is_file():
         return str(path)
     directory = tempfile.mkdtemp(prefix="millrace-code-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)  # Spark serves it from there as long as it runs
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)  # Spark serves the archive from there while it runs
     return shutil.make_archive(str(Path(directory) / path.name), "zip", path.parent, path.name)

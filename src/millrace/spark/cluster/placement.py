@@ -1,8 +1,8 @@
 """Stages of a batch as RDDs whose partitions run on chosen executors, without any JVM code of our own.
 
-A shuffle's partitions have no preferred place that could be chosen. So each is made into one element (`groupByKey`: all that is
-in a partition has its number as key), zipped with an RDD that has one element for each partition and a preferred executor
-for it, and taken apart again. What Python writes and reads are bytes as they are: nothing is pickled on the way.
+A shuffle's partitions cannot be given preferred locations. So each is made into one element (`groupByKey`: everything in a
+partition has its number as key), zipped with an RDD that has one element for each partition and a preferred executor for it,
+and unpacked again. Python reads and writes plain bytes: nothing is pickled on the way.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 SEEDS_KEPT = 100
-ASIDE = 1 << 16  # bytes that Spark is sent beside what a job carries, at most
-MOST_TASKS = 1000  # of a stage, to look for those that run
+ASIDE = 1 << 16  # most bytes that Spark sends in addition to the data that a job carries
+MOST_TASKS = 1000  # of a stage that are searched for running ones
 LANE = "MILLRACE_LANE"
 LOCAL_EXECUTOR = "driver"  # its id where driver and executor are one process
 Carried = bytes | Broadcast[bytes]
-Body = Callable[[int, Iterable[bytes]], Iterable[bytes]]  # (partition, what comes in) -> what goes out
+Body = Callable[[int, Iterable[bytes]], Iterable[bytes]]  # (partition, input records) -> output records
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One of Spark's executors that are alive."""
+    """A live executor of Spark."""
 
     id: str
     host: str
@@ -46,26 +46,26 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class SparkTotals:
-    """What Spark itself has counted so far, over all executors."""
+    """Totals that Spark itself has counted so far, over all executors."""
 
     run_seconds: float = 0.0
     shuffle_bytes: int = 0
 
     def since(self, before: SparkTotals) -> SparkTotals:
-        """What has been added; an executor that is gone takes its numbers with it."""
+        """The increase since `before`; never negative, although a lost executor takes its numbers with it."""
         return SparkTotals(max(self.run_seconds - before.run_seconds, 0.0), max(self.shuffle_bytes - before.shuffle_bytes, 0))
 
 
 class Placement:
-    """Makes RDDs on one Spark context."""
+    """Makes RDDs on one Spark context, and answers questions about its executors, jobs and files."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
         jvm: Any = context._jvm
         self._jvm = jvm
         self._scala: Any = context._jsc.sc()
-        self.local = bool(self._scala.isLocal())  # driver and executor are one
-        # Every dot in the name of a class is a call of the JVM: here once, instead of in each batch.
+        self.local = bool(self._scala.isLocal())  # driver and executor are one process
+        # Every dot in a class name is a call into the JVM: done once here instead of in each batch.
         self._java_rdd, self._pair_rdd = jvm.org.apache.spark.api.java.JavaRDD, jvm.org.apache.spark.api.java.JavaPairRDD
         self._python_rdd, self._function = jvm.PythonRDD, jvm.SimplePythonFunction
         self._pairwise, self._partitioner = jvm.PairwiseRDD, jvm.PythonPartitioner
@@ -81,10 +81,10 @@ class Placement:
         self._identity = getattr(predef, "$conforms")()
 
     def executors(self) -> list[Executor]:
-        """Those that are alive now, by id. The driver counts only if it is the executor too."""
-        found = [Executor(summary.id(), summary.hostPort().rpartition(":")[0], summary.totalCores())
+        """The live executors, ordered by id. The driver counts only if it is the executor too."""
+        alive = [Executor(summary.id(), summary.hostPort().rpartition(":")[0], summary.totalCores())
                  for summary in self._summaries()]
-        return sorted(found, key=lambda executor: (len(executor.id), executor.id))
+        return sorted(alive, key=lambda executor: (len(executor.id), executor.id))
 
     def totals(self) -> SparkTotals:
         summaries = self._summaries()
@@ -93,56 +93,57 @@ class Placement:
 
     def _summaries(self) -> list[Any]:
         listed = self._scala.statusStore().executorList(True)
-        found = [listed.apply(number) for number in range(listed.size())]
-        return found if self.local else [summary for summary in found if summary.id() != LOCAL_EXECUTOR]
+        summaries = [listed.apply(number) for number in range(listed.size())]
+        return summaries if self.local else [summary for summary in summaries if summary.id() != LOCAL_EXECUTOR]
 
     def running(self, group: str) -> list[tuple[int, int]]:
-        """Of the group's newest job, what runs now: stages counted from the end, which is -1, and partitions."""
+        """The running tasks of the group's newest job: the stage, counted from the last one at -1, and the partition."""
         tracker, store = self._context.statusTracker(), self._scala.statusStore()
         job = tracker.getJobInfo(max(tracker.getJobIdsForGroup(group), default=-1))
         if job is None or job.status != "RUNNING":
             return []
-        numbers, found = sorted(job.stageIds), []
+        numbers, tasks_running = sorted(job.stageIds), []
         active = store.activeStages()
         for stage in (active.apply(number) for number in range(active.size())):
             if stage.stageId() in numbers:
                 tasks = store.taskList(stage.stageId(), stage.attemptId(), MOST_TASKS)
-                found += [(numbers.index(stage.stageId()) - len(numbers), task.partitionId())
-                          for task in (tasks.apply(number) for number in range(tasks.size())) if task.status() == "RUNNING"]
-        return found
+                tasks_running += [(numbers.index(stage.stageId()) - len(numbers), task.partitionId())
+                                  for task in (tasks.apply(number) for number in range(tasks.size()))
+                                  if task.status() == "RUNNING"]
+        return tasks_running
 
     def unfinished_tasks(self, groups: str) -> int:
-        """Of the jobs that run now, in groups whose names begin so."""
-        store, found = self._scala.statusStore(), 0
+        """The number of unfinished tasks of running jobs in groups whose names begin with `groups`."""
+        store, unfinished = self._scala.statusStore(), 0
         for number in self._context.statusTracker().getActiveJobsIds():
             job = store.job(number)
             if job.jobGroup().isDefined() and str(job.jobGroup().get()).startswith(groups):
-                found += job.numTasks() - job.numCompletedTasks()
-        return found
+                unfinished += job.numTasks() - job.numCompletedTasks()
+        return unfinished
 
     def seeds(self, locations: Sequence[str]) -> Any:
-        """An RDD with one element for each location, which is where it likes to be. The same for the same locations, batch
-        after batch."""
+        """An RDD with one element for each location, which that element prefers. Reused for the same locations in later
+        batches."""
         key = tuple(locations)
-        found = self._seeds.get(key)
-        if found is None:
+        rdd = self._seeds.get(key)
+        if rdd is None:
             if len(self._seeds) >= SEEDS_KEPT:
                 self._seeds.clear()
             pairs = [self._tuple(bytearray(SEED), self._to_seq([location] if location else [])) for location in locations]
-            found = self._seeds[key] = self._scala.makeRDD(self._to_seq(pairs), self._bytes)
-        return found
+            rdd = self._seeds[key] = self._scala.makeRDD(self._to_seq(pairs), self._bytes)
+        return rdd
 
-    def arrow(self, frame: Any, most: int) -> Any:
-        """A DataFrame as an RDD of Arrow batches, in at most so many partitions."""
-        batches = frame._jdf.toArrowBatchRdd()
+    def arrow(self, dataframe: Any, most: int) -> Any:
+        """A DataFrame as an RDD of Arrow batches, in at most `most` partitions."""
+        batches = dataframe._jdf.toArrowBatchRdd()
         if batches.getNumPartitions() > most:
             batches = batches.coalesce(most, False, self._jvm.scala.Option.empty(), None)
         return batches
 
     @contextmanager
     def carried(self, data: bytes) -> Iterator[Carried]:
-        """What goes with every partition of a job. If it is large, Spark would write it to files of its own for each stage, and
-        keep them until the driver ends: here there is one, and only while the job runs."""
+        """Data for every partition of a job. Of large data Spark would write files for each stage and keep them until the
+        driver ends; here there is one broadcast, which lives only while the job runs."""
         if len(data) <= self._large:
             yield data
             return
@@ -153,11 +154,10 @@ class Placement:
             broadcast.destroy()
 
     def python(self, rdd: Any, body: Body, lanes: Sequence[str] = ()) -> Any:
-        """An RDD of what `body` makes of each partition, all of it bytes.
+        """An RDD of the bytes that `body` makes of each partition.
 
-        `lanes`, one for each partition: Spark takes any idle Python process of an executor for a partition, but only of those
-        that were started with the same environment. So partitions in a lane of their own find the process that they had in the
-        last batch, and their state in it."""
+        `lanes`, one for each partition: Spark runs a partition in any idle Python process of an executor that was started with
+        the same environment. A partition in its own lane therefore gets the process of the last batch, with its state."""
         command = (body, None, NoOpSerializer(), NoOpSerializer())
         pickled, broadcasts, env, includes = _prepare_for_python_RDD(self._context, command)
 
@@ -174,8 +174,8 @@ class Placement:
         return self._scala.union(self._to_seq(parts), self._bytes)
 
     def shuffled(self, rdd: Any, locations: Sequence[str], shuffles: list[int]) -> Any:
-        """What a stage gave out, a partition's number and a frame by turns, each frame in its partition and that where it
-        should be. No partition may be empty. `shuffles` gets the number by which Spark knows it."""
+        """Shuffle the output of a stage, in which partition numbers and records alternate: each record goes to its partition,
+        and each partition to its location. No partition may be empty. Spark's id of the shuffle is added to `shuffles`."""
         pairs = self._pair_rdd.toRDD(self._pairwise(rdd).asJavaPairRDD())
         grouped = self._pairs(pairs).groupByKey(self._partitioner(len(locations), 0))
         shuffles.append(grouped.dependencies().head().shuffleId())
@@ -187,18 +187,19 @@ class Placement:
         return bool(files.exists(path))
 
     def delete_beside(self, place: str, names: re.Pattern[str]) -> list[str]:
-        """What is in the same directory as the place and has such a name, with all that is in it."""
+        """Delete the siblings of `place` whose names match, recursively. Returns the names of those deleted."""
         path, files = self._file(place)
-        found = [each.getPath() for each in files.listStatus(path.getParent()) if each.getPath().getName() != path.getName()]
-        return [each.getName() for each in found if names.fullmatch(each.getName()) and files.delete(each, True)]
+        siblings = [entry.getPath() for entry in files.listStatus(path.getParent())]
+        return [sibling.getName() for sibling in siblings if sibling.getName() != path.getName()
+                and names.fullmatch(sibling.getName()) and files.delete(sibling, True)]
 
     def _file(self, place: str) -> tuple[Any, Any]:
         path = self._jvm.org.apache.hadoop.fs.Path(place)
         return path, path.getFileSystem(self._scala.hadoopConfiguration())
 
     def clean(self, shuffles: Iterable[int]) -> None:
-        """Their files are not needed any more. Spark by itself would wait until the JVM collects its garbage, which in a driver
-        with little to do can take hours."""
+        """Delete the files of these shuffles. Spark itself would wait for a garbage collection, which can take hours in a
+        driver with little to do."""
         cleaner = self._scala.cleaner()
         for shuffle in shuffles:
             if cleaner.isDefined():
@@ -211,7 +212,7 @@ class Placement:
         return whole
 
     def collect(self, rdd: Any) -> list[bytes]:
-        """Run the job."""
+        """Run the job and return its records."""
         return list(RDD(self._java_rdd(rdd, self._bytes), self._context, NoOpSerializer()).collect())
 
     def _pairs(self, rdd: Any) -> Any:

@@ -1,5 +1,7 @@
-"""The Spark task that feeds a frame spout. By itself, because every Python process of Spark's imports what is needed here, and
-the driver's side needs several times as much."""
+"""The Spark task that feeds a DataFrame spout.
+
+It has its own module because every Python process of Spark imports it, and the driver's side imports several times as much.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ SENT = "partition int, rows bigint, error string"
 
 
 def feed_partition(feeding: Feeding, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The body of one Spark task. What goes wrong here is no reason for Spark to try again: it is returned."""
+    """The body of one Spark task. An error is returned, not raised: Spark should not retry the task."""
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
     rows, error = 0, None

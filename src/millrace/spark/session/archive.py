@@ -1,10 +1,10 @@
-"""Make a class archive, so that Spark's JVM starts in half the time.
+"""Makes a class archive, with which Spark's JVM starts in half the time.
 
-Most of a JVM's start under Spark is reading and checking many thousand classes. The JVM can write them out once in the
-form it has them in memory, and map that file from then on. It checks the archive against itself and Spark's jars each
-time and goes on without when anything differs, so the archive can save time and do nothing else.
+A JVM under Spark spends most of its start reading and verifying thousands of classes. It can write them to a file once, in
+the form they have in memory, and map that file from then on. At each start it checks the archive against itself and against
+Spark's jars, and ignores it if anything differs: the archive can save time but cannot change behaviour.
 
-`python -m millrace.spark.session.archive` makes it, once for each Java and Spark; `./millrace` does that when it sets up.
+`python -m millrace.spark.session.archive` makes it, once for each Java and Spark; `./millrace` runs that during setup.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millrace.spark.session.java import ARCHIVE_PREFIX, archive_path, ensure_java
-from millrace.spark.session.session import JAVA_OPTIONS, make_session
+from millrace.spark.session.session import make_session
+from millrace.spark.session.settings import JAVA_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +29,7 @@ DUMP_SECONDS = 120.0
 
 
 def make_archive() -> Path:
-    """Make the archive if it is not there yet: run a little of everything and let the JVM write down what it loaded."""
+    """Make the archive unless it exists: run a little of everything and let the JVM write the classes that it loaded."""
     java_home = ensure_java()
     with _locked(java_home):
         path = archive_path(java_home)
@@ -45,7 +46,7 @@ def make_archive() -> Path:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Two that make the same archive take turns, and the second finds it done."""
+    """Lock the directory. The second of two processes waits, and finds the archive done."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -55,8 +56,8 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _dump_base(java_home: Path, base: Path) -> None:
-    """The archive of Java's own classes that Spark's builds on: trimmed runtimes come without one, and it has to be
-    made under the options that it will be used with."""
+    """Make the archive of Java's own classes on which Spark's builds: trimmed runtimes come without one, and it must be made
+    under the options that it will be used with."""
     java = str(java_home / "bin" / "java")
     command = [java, *JAVA_OPTIONS.split(), f"-XX:SharedArchiveFile={base}", "-Xshare:dump"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=DUMP_SECONDS)
@@ -70,16 +71,16 @@ def _dump_spark(base: Path, target: Path) -> None:
 
 
 def _exercise(session: SparkSession) -> None:
-    """Touch what both engines use: Python tasks, a shuffle, a query."""
+    """Load the classes that both engines use: Python tasks, a shuffle, a query."""
     pairs = session.sparkContext.parallelize([(0, 1), (1, 2), (0, 3)], 2)
     pairs.reduceByKey(operator.add, 2).collect()
     session.range(4).groupBy("id").count().collect()
 
 
 def _end_jvm(session: SparkSession) -> None:
-    """Stop Spark and wait for its JVM, which writes the archive as the last thing it does."""
+    """Stop Spark and wait for its JVM, which writes the archive when it ends."""
     gateway = session.sparkContext._gateway
-    assert gateway is not None  # it is one for the life of the process
+    assert gateway is not None  # it exists for the life of the process
     process = gateway.proc
     session.stop()
     process.stdin.close()

@@ -1,28 +1,43 @@
-"""What goes wrong in Spark, as the driver sees it."""
+"""Spark's errors as the driver sees them, and a Spark that has ended."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-# What a job or a query that failed raises. A connection that is refused or reset: the JVM has ended.
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Raised by a failed job or query. A connection that is refused or reset means that the JVM has ended.
 SPARK_ERRORS = (Py4JError, PySparkException, ConnectionError)
+GONE = ("Spark ended before the engine: its JVM died, or was told to end together with this process. Work in progress is not "
+        "done; a topology that keeps state continues from its last checkpoint when it is resumed")
 _PYTHON_ERROR = re.compile(r"(?!org\.apache|java\.|py4j)[A-Za-z_][\w.]*"
                            r"(Error|Exception|Failed|Missing|Unreachable|Checkpoint)\b.*: ")
-_CALL = "An error occurred while calling "  # Py4J's own first line, which says nothing of what happened
+_CALL = "An error occurred while calling "  # Py4J's own first line, which does not tell what happened
 _CAUSE = "Caused by: "
 _LOST_TASK = re.compile(r".*most recent failure: Lost task [^:]*: ")
 
 
+def is_gone(spark: SparkSession) -> bool:
+    """True if the JVM has ended or is ending (it stops Spark first). False if this process stopped the session itself."""
+    java = spark.sparkContext._jsc
+    try:
+        return java is not None and bool(java.sc().isStopped())
+    except SPARK_ERRORS:
+        return True
+
+
 def lines_of(error: BaseException) -> list[str]:
-    """Its text, which may go on for pages of stack traces."""
+    """The lines of the error's text, which may be pages of stack traces; its type if it has no text."""
     return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 
 
 def first_line(error: BaseException) -> str:
-    """What happened, in one line. Of an error that Java threw: the cause at the bottom of it all."""
+    """The error in one line; for a Java error, its root cause."""
     lines = lines_of(error)
     if not lines[0].startswith(_CALL) or len(lines) == 1:
         return lines[0]
@@ -31,6 +46,6 @@ def first_line(error: BaseException) -> str:
 
 
 def first_words(error: BaseException) -> str:
-    """What it says of itself, without the stacks: the last line of the Python error in it, if there is one."""
+    """The error's message without stack traces: the last line of the Python error inside it if there is one."""
     python = [line for line in lines_of(error) if _PYTHON_ERROR.match(line)]
     return (python[-1] if python else first_line(error))[:300]

@@ -1,6 +1,6 @@
 """`spark.read.format("millrace-state")`: keyed state as a table, as of the last committed checkpoint.
 
-It is read from the checkpoint store, without the topology: of one that runs, on either engine, or ran once.
+It is read from the checkpoint store, whether the topology runs, on either engine, or has ended.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ COLUMNS = "key_group int, task int, key string, value string"
 NUMBERS, NAMES = ("key_group", "task"), ("key_group", "task", "key", "value")
 PARTITIONS = 16
 OPTIONS = ("topology", "component", "state", "store", "cluster")
-# What is no more than this is read while it is planned, and carried in the partitions: no wave can sweep it away meanwhile, and
-# what does not fit is said at once. An executor's error may be long in coming: Millrace's sessions try a task again for ever.
+# State up to this size is read while the query is planned, and carried in the partitions: no wave can delete it meanwhile, and
+# a value that does not fit is reported at once. An executor's error may never show: Millrace's sessions retry a task forever.
 CARRIED_BYTES = 32 << 20
-TRIES = 5  # to read a checkpoint before the waves of a running topology have replaced it
+TRIES = 5  # to read a checkpoint before the waves of a running topology replace it
 ROWS_PER_BATCH = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
-    """Which state, as the options say."""
+    """The options of a query: which state to read, and from which store."""
 
     topology: str
     component: str
@@ -63,11 +63,11 @@ class StateOptions:
 
     @property
     def place(self) -> str:
-        """The store as messages show it: without a password."""
+        """The store as shown in messages, without a password."""
         return shown_place(self.store)
 
     def open(self) -> CheckpointStore:
-        """Makes no directory where there is none: to look is not to keep."""
+        """Open the store. Unlike `open_store`, it does not create a missing directory."""
         path = unquote(urlsplit(self.store).path) if self.store.startswith("file://") else self.store
         if "://" not in path and not Path(path).expanduser().is_dir():
             raise StoreUnreachable(f"the state of {self.topology!r} cannot be read: there is no checkpoint store at {path}. "
@@ -77,7 +77,8 @@ class StateOptions:
 
 
 def _store_of(cluster: str | None, topology: str) -> str:
-    """That of the running cluster, of several the one that has the topology; if none runs, where one of that name keeps it."""
+    """The store of the running cluster (of several, the one that runs the topology), or the default store of a cluster by that
+    name if none runs."""
     running = running_clusters()
     if cluster is None and running:
         cluster = cluster_running(topology)
@@ -89,10 +90,10 @@ def _store_of(cluster: str | None, topology: str) -> str:
 class StateSource(DataSource):
     """| option | meaning |
     | --- | --- |
-    | `topology`, `component` | whose state |
+    | `topology`, `component` | the owner of the state |
     | `state` | which of the component's states; `state` if it declares no other |
-    | `store` | the checkpoint store: a path or URI. Absent: that of the running cluster |
-    | `cluster` | which Millrace, if several run here and not just one has the topology, or if none runs |
+    | `store` | the checkpoint store: a path or URI. Default: that of the running cluster |
+    | `cluster` | the Millrace cluster, if none runs here, or if several do and the topology does not tell which |
     """
 
     @classmethod
@@ -106,8 +107,8 @@ class StateSource(DataSource):
         return StateReader(StateOptions.of(self.options), schema)
 
 
-class Group(msgspec.Struct, frozen=True):
-    """One key group: who had it, and what it is read from. `batches`: its entries, if they have been read already."""
+class KeyGroupRead(msgspec.Struct, frozen=True):
+    """One key group to read: the task that owned it and the chain that holds it. `batches`: its entries, if already read."""
 
     number: int
     task: int
@@ -116,9 +117,9 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class StatePartition(InputPartition):
-    """Some key groups."""
+    """The key groups that one Spark task reads."""
 
-    def __init__(self, groups: list[Group]) -> None:
+    def __init__(self, groups: list[KeyGroupRead]) -> None:
         super().__init__(None)
         self.groups = groups
 
@@ -127,17 +128,17 @@ class StatePartition(InputPartition):
 
 
 class StateReader(DataSourceReader):
-    """Planned beside the driver, read in executors."""
+    """Plans the read beside the driver, and reads in executors."""
 
     def __init__(self, options: StateOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
         unknown = [field.name for field in schema if field.name not in NAMES]
         if unknown:
-            raise MillraceError(f"the schema of {options.label} has {', '.join(unknown)}; the columns of a state are "
-                                f"{', '.join(NAMES)}, and .schema(...) chooses among them and gives key and value a type")
+            raise MillraceError(f"the schema of {options.label} has {', '.join(unknown)}, but the columns of a state are "
+                                f"{', '.join(NAMES)}: .schema(...) selects among them and declares the types of key and value")
         for field in schema:
             if field.name in NUMBERS and not isinstance(field.dataType, IntegerType | LongType):
-                raise MillraceError(f"{field.name} is declared {field.dataType.simpleString()}; it is an int or a long")
+                raise MillraceError(f"{field.name} is declared {field.dataType.simpleString()}; declare it int or long")
 
     def partitions(self) -> Sequence[InputPartition]:
         store = self._options.open()
@@ -146,7 +147,7 @@ class StateReader(DataSourceReader):
         finally:
             store.close()
 
-    def _planned(self, store: CheckpointStore) -> list[Group]:
+    def _planned(self, store: CheckpointStore) -> list[KeyGroupRead]:
         checkpoints = Checkpoints(store, self._options.topology)
         for _ in range(TRIES):
             manifest = _manifest(checkpoints, self._options)
@@ -157,69 +158,69 @@ class StateReader(DataSourceReader):
                     groups = [msgspec.structs.replace(group, batches=list(self._batches(checkpoints, group)))
                               for group in groups]
             except CheckpointMissing:
-                continue  # two waves were committed meanwhile: there is a newer one
+                continue  # two waves were committed meanwhile: read the newer one
             return groups
         raise MillraceError(f"the checkpoints of {self._options.topology!r} are replaced faster than they can be read: pause "
                             "it, or set a longer topology.checkpoint.interval.secs")
 
-    def _check_name(self, checkpoints: Checkpoints, groups: list[Group]) -> None:
-        """A state without entries is an empty table; one that nobody declared is a mistake, as far as can be seen."""
-        found: set[str] = set()
+    def _check_name(self, checkpoints: Checkpoints, groups: list[KeyGroupRead]) -> None:
+        """`UnknownName` if the component has entries in other states only. A state without any entries is an empty table."""
+        names: set[str] = set()
         for group in groups:
-            found |= self._entries(checkpoints, group).keys()
-            if self._options.state in found:
+            names |= self._entries(checkpoints, group).keys()
+            if self._options.state in names:
                 return
-        if found:
-            raise UnknownName(f"{self._options.component!r} of {self._options.topology!r} has nothing in a state "
-                              f"{self._options.state!r}; it has {', '.join(sorted(found))}. Say which with "
+        if names:
+            raise UnknownName(f"{self._options.component!r} of {self._options.topology!r} has no entries in a state "
+                              f"{self._options.state!r}; it has {', '.join(sorted(names))}. Choose one with "
                               ".option(\"state\", ...)")
 
-    def _entries(self, checkpoints: Checkpoints, group: Group) -> dict[str, Any]:
+    def _entries(self, checkpoints: Checkpoints, group: KeyGroupRead) -> dict[str, Any]:
         return stored_entries(group.number, checkpoints.read_chain(group.chain), self._options.label)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StatePartition)
         for group in partition.groups:
             yield from group.batches or ()
-        left = [group for group in partition.groups if group.batches is None]
-        if left:
-            yield from self._read(left)
+        unread = [group for group in partition.groups if group.batches is None]
+        if unread:
+            yield from self._read(unread)
 
-    def _read(self, groups: list[Group]) -> Iterator[pa.RecordBatch]:
+    def _read(self, groups: list[KeyGroupRead]) -> Iterator[pa.RecordBatch]:
         store = self._options.open()
         try:
             checkpoints = Checkpoints(store, self._options.topology)
             for group in groups:
                 yield from self._batches(checkpoints, group)
         except CheckpointMissing as error:
-            raise MillraceError(f"the checkpoint of {self._options.topology!r} was replaced by newer ones while its "
+            raise MillraceError(f"the checkpoint of {self._options.topology!r} was replaced by newer ones while "
                                 f"{self._options.component!r} was read: pause the topology, or set a longer "
                                 f"topology.checkpoint.interval.secs ({error})") from None
         finally:
             store.close()
 
-    def _live(self, checkpoints: Checkpoints, group: Group) -> list[tuple[Any, Any]]:
-        """Keys and values of those that have not expired."""
+    def _live(self, checkpoints: Checkpoints, group: KeyGroupRead) -> list[tuple[Any, Any]]:
+        """The entries that have not expired."""
         values, dues = self._entries(checkpoints, group).get(self._options.state, ({}, {}))
         now = time.time()
         return [(key, value) for key, value in values.items() if key not in dues or dues[key] > now]
 
-    def _batches(self, checkpoints: Checkpoints, group: Group) -> Iterator[pa.RecordBatch]:
+    def _batches(self, checkpoints: Checkpoints, group: KeyGroupRead) -> Iterator[pa.RecordBatch]:
         entries = self._live(checkpoints, group)
         for begin in range(0, len(entries), ROWS_PER_BATCH):
-            some = entries[begin : begin + ROWS_PER_BATCH]
-            columns = {"key_group": [group.number] * len(some), "task": [group.task] * len(some),
-                       "key": [key for key, _ in some], "value": [value for _, value in some]}
-            yield record_batch([self._shown(field.dataType, columns[field.name]) for field in self._schema], self._schema,
+            rows = entries[begin : begin + ROWS_PER_BATCH]
+            columns = {"key_group": [group.number] * len(rows), "task": [group.task] * len(rows),
+                       "key": [key for key, _ in rows], "value": [value for _, value in rows]}
+            yield record_batch([self._converted(field.dataType, columns[field.name]) for field in self._schema], self._schema,
                                self._options.label)
 
     @staticmethod
-    def _shown(kind: Any, values: list[Any]) -> list[Any]:
+    def _converted(kind: Any, values: list[Any]) -> list[Any]:
         return [as_text(value) for value in values] if isinstance(kind, StringType) else [_listed(value) for value in values]
 
 
 def as_text(value: Any) -> str | None:
-    """Texts as they are, None as null, everything else as JSON."""
+    """Strings unchanged, None as null, everything else as JSON."""
     if value is None:
         return None
     text = value if isinstance(value, str) else msgspec.json.encode(_jsonable(value)).decode()
@@ -227,7 +228,7 @@ def as_text(value: Any) -> str | None:
 
 
 def _jsonable(value: Any) -> Any:
-    """With texts for the keys of dicts and for numbers beyond 64 bits, which JSON would not have."""
+    """The value with strings for dict keys and for integers beyond 64 bits, which the JSON encoder does not accept."""
     if isinstance(value, dict):
         return {as_text(key) if key is not None else "null": _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -240,16 +241,16 @@ def _jsonable(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """A tuple or set is an array to Spark."""
+    """A tuple or set as a list, which is an array to Spark."""
     return list(value) if isinstance(value, tuple | set | frozenset) else value
 
 
 def _manifest(checkpoints: Checkpoints, options: StateOptions) -> Manifest:
     manifest = checkpoints.latest()
     if manifest is None:
-        there = ", ".join(_topologies(checkpoints.store)) or "none"
-        raise UnknownName(f"there is no checkpoint of a topology {options.topology!r} in {options.place}; there are of: {there}"
-                          ". Has its first wave been committed?")
+        names = ", ".join(_topologies(checkpoints.store)) or "none"
+        raise UnknownName(f"there is no checkpoint of a topology {options.topology!r} in {options.place}; topologies with "
+                          f"checkpoints: {names}. Its first wave may not have been committed yet")
     return manifest
 
 
@@ -257,21 +258,21 @@ def _topologies(store: CheckpointStore) -> list[str]:
     return sorted({unquote(name.partition("/")[0]) for name in manifest_names(store.names(""))})
 
 
-def _groups(manifest: Manifest, options: StateOptions) -> list[Group]:
+def _groups(manifest: Manifest, options: StateOptions) -> list[KeyGroupRead]:
     """The key groups of the component, by number."""
     if options.component not in manifest.parallelism:
         raise UnknownName(f"topology {options.topology!r} has no component {options.component!r}; it has "
                           f"{', '.join(sorted(manifest.parallelism))}")
-    found = [Group(number, record.index, chain) for record in manifest.records if record.component == options.component
+    groups = [KeyGroupRead(number, record.index, chain) for record in manifest.records if record.component == options.component
              for number, chain in record.chains.items()]
     keyed = sorted({record.component for record in manifest.records if record.chains})
-    if not found and keyed:
-        raise UnknownName(f"{options.component!r} of {options.topology!r} has no state by key at wave {manifest.wave}; those "
-                          f"that have: {', '.join(keyed)}")
-    return sorted(found, key=lambda group: group.number)
+    if not groups and keyed:
+        raise UnknownName(f"{options.component!r} of {options.topology!r} has no keyed state at wave {manifest.wave}; "
+                          f"components with keyed state: {', '.join(keyed)}")
+    return sorted(groups, key=lambda group: group.number)
 
 
-def _shares(groups: list[Group]) -> list[list[Group]]:
-    """A few neighbouring groups for each partition; at least one partition, be it empty."""
+def _shares(groups: list[KeyGroupRead]) -> list[list[KeyGroupRead]]:
+    """Neighbouring groups divided among partitions; at least one partition, even if it is empty."""
     size = max(1, -(-len(groups) // PARTITIONS))
     return [groups[begin : begin + size] for begin in range(0, len(groups), size)] or [[]]

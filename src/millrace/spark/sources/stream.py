@@ -1,4 +1,4 @@
-"""`spark.readStream.format("millrace")`: the stream of a tap of a running resident topology as a streaming DataFrame.
+"""`spark.readStream.format("millrace")`: a tap of a running resident topology as a streaming DataFrame.
 
 Spark runs `latestOffset`, `partitions` and `commit` in one Python process beside the driver, and `read` in its executors.
 """
@@ -41,8 +41,8 @@ OPTIONS = ("topology", "stream", "cluster")
 
 
 class TapOptions:
-    """Which tap, as the options say; where it is, as the cluster's master says at the time of asking. A cluster that is not
-    named is looked for once: others may come and go while a query runs."""
+    """The options of a query: the tap to read. Its address comes from the cluster's master on each `find`. A cluster that is
+    not named is looked up once: others may come and go while a query runs."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         check_options("millrace", options, OPTIONS)
@@ -58,12 +58,11 @@ class TapOptions:
         return f"{self.topology}.{self.stream}"
 
     def find(self) -> tuple[TapAddress, dict[int, TapPlace], list[str]]:
-        """How to find it, where its tasks are now, and its fields."""
+        """The tap's address, the current places of its tasks, and its fields."""
         self.cluster = self.cluster or cluster_running(self.topology)
-        found = ask(self.cluster, "taps", topology=self.topology, component=self.stream)
-        address = TapAddress(found["master"], Keys(found["public"], found["secret"]), self.topology, self.stream,
-                             found["exactly_once"])
-        return address, {int(task): as_place(place) for task, place in found["places"].items()}, found["fields"]
+        tap = ask(self.cluster, "taps", topology=self.topology, component=self.stream)
+        address = TapAddress(tap["master"], Keys(tap["public"], tap["secret"]), self.topology, self.stream, tap["exactly_once"])
+        return address, {int(task): as_place(place) for task, place in tap["places"].items()}, tap["fields"]
 
 
 class StreamSource(DataSource):
@@ -71,7 +70,7 @@ class StreamSource(DataSource):
     | --- | --- |
     | `topology` | name of a running topology |
     | `stream` | the component that is a `Tap` |
-    | `cluster` | which Millrace, if several here run a topology of that name |
+    | `cluster` | the Millrace cluster, if several here run a topology of that name |
     """
 
     @classmethod
@@ -79,7 +78,7 @@ class StreamSource(DataSource):
         return "millrace"
 
     def schema(self) -> StructType:
-        """Asked for if the user gives none."""
+        """The inferred schema. Spark calls this only if the user gives none."""
         options = TapOptions(self.options)
         address, places, fields = options.find()
         return inferred_schema(_sample(address, places), fields, options.label)
@@ -93,16 +92,16 @@ def _sample(address: TapAddress, places: dict[int, TapPlace]) -> list[Any]:
     with TapLinks(address.keys) as links:
         for place in places.values():
             try:
-                found = links.read(place, 0, 2**62)
+                answer = links.read(place, 0, 2**62)
             except Silence:
                 continue
-            if found is not None and found[1]:
-                return found[1][:SAMPLE_ROWS]
+            if answer is not None and answer[1]:
+                return answer[1][:SAMPLE_ROWS]
     return []
 
 
 class TapPartition(InputPartition):
-    """One range of rows, and all that an executor needs to read it. Spark carries it inside the job."""
+    """One range of rows, with all that an executor needs to read it. Spark ships it with the job."""
 
     def __init__(self, address: TapAddress, wanted: TapRange, indexes: list[int]) -> None:
         super().__init__(None)
@@ -113,21 +112,21 @@ class TapPartition(InputPartition):
 
 
 class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One reader for each query. Rows that a completed batch has read are committed with the next look at the tap: Spark's own
-    `commit` comes only when there is another batch, and what is not acked by then would be replayed."""
+    """The reader of one query. Rows of a completed batch are committed with the next look at the tap: Spark calls `commit` only
+    when there is another batch, and unacked rows would be replayed by then."""
 
     def __init__(self, options: TapOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
-        self._reader = f"{time.time_ns():020}-{uuid.uuid4().hex}"  # a tap has one, the one that began last
+        self._reader = f"{time.time_ns():020}-{uuid.uuid4().hex}"  # a tap has one reader, the newest
         self._links: TapLinks | None = None
         self._places: dict[int, TapPlace] = {}
         self._target: Offset | None = None
-        self._checked = False  # that the first rows fit the schema
+        self._checked = False  # whether the first rows were checked against the schema
 
     # -- beside the driver -----------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:
-        """What the tap keeps: what is older is gone, and a query without checkpoint never had it."""
+        """The oldest rows that the tap still holds. A query without a checkpoint has no claim to older ones."""
         return first_offset(self._look({}))
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
@@ -135,7 +134,7 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**start, **self._target} if self._target is not None else last_offset(start, seen)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """All that there is now, and nothing that comes while it is read."""
+        """Fix the end of the read: rows that the tap has now, none that come later."""
         self._target = last_offset({}, self._look({}))
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
@@ -147,11 +146,11 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if wanted and not self._checked:
             self._check_types(address, places, indexes)
         address = replace(address, reader=self._reader)
-        return [TapPartition(address, each, indexes) for each in wanted]
+        return [TapPartition(address, rows, indexes) for rows in wanted]
 
     def _check_types(self, address: TapAddress, places: dict[int, TapPlace], indexes: list[int]) -> None:
-        """Of some rows of the first batch. An executor would find out too, but Millrace's sessions try a task that fails again
-        for ever, and nobody would hear of it."""
+        """Check some rows of the first batch against the schema. An executor would fail too, but Millrace's sessions retry a
+        failed task forever, and the error would never show."""
         rows = _sample(address, places)
         if rows:
             self._batch(rows, indexes)
@@ -173,14 +172,14 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             return look_at(self._links, self._places, committed, self._reader)
         except HasAnotherReader as error:
-            raise MillraceError(f"{self._options.label} cannot be read: {error}. A tap has one: give each query a Tap of "
-                                "its own, or stop the other") from None
+            raise MillraceError(f"{self._options.label} cannot be read: {error}. A tap has one reader: give each query a Tap "
+                                "of its own, or stop the other") from None
 
     def _indexes(self, fields: list[str]) -> list[int]:
-        """Which field each column is: by name."""
+        """The index of each column's field, by name."""
         unknown = [name for name in self._schema.names if name not in fields]
         if unknown:
-            raise MillraceError(f"the schema of {self._options.label} asks for {', '.join(unknown)}; the stream has "
+            raise MillraceError(f"the schema of {self._options.label} asks for {', '.join(unknown)}, but the stream has "
                                 f"{', '.join(fields)}. Name some of these in .schema(...)")
         return [fields.index(name) for name in self._schema.names]
 

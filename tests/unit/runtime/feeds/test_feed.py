@@ -1,4 +1,4 @@
-"""The feed of a frame spout and feeders that send to it, over real sockets; a thread stands for the spout and the master."""
+"""The feed of a DataFrame spout and feeders that send to it, over real sockets; a thread plays spout and master."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many of the free cores feeding may hold."""
+"""The share of the free cores that feeding may hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_all_but_one_are_shared(free: int, feeders: int, share: int) -> None:
 
 
 @pytest.mark.parametrize("feeders", [1, 2, 3])
-def test_one_is_left_unless_it_is_said(feeders: int) -> None:
+def test_one_is_left_unless_there_is_a_warning(feeders: int) -> None:
     for free in range(1, 20):
         assert (feeders * feeding_share(free, feeders) < free) is not leaves_none(free, feeders)
-    assert not leaves_none(0, feeders), "then the query itself waits, and says that"
+    assert not leaves_none(0, feeders), "then the query itself waits, and its watch reports that"

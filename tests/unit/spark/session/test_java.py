@@ -1,4 +1,4 @@
-"""Which Java is taken, and what Spark gets to see of it. The Javas here are shell scripts."""
+"""The choice of a Java, and its wrapper for Spark. The Javas here are shell scripts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from millrace.spark.session.java import Java, archive_option, archive_path, cand
 
 
 def fake_java(home: Path, version: str, java_home: str = "") -> Path:
-    """A Java that tells a version as the real ones do (on stderr), and otherwise its arguments, a line each."""
+    """A Java that prints its version on stderr, as real ones do, and otherwise its arguments, one to a line."""
     binary = home / "bin" / "java"
     binary.parent.mkdir(parents=True)
-    told = f'  java.home = {java_home or home}\n  java.vm.version = {version}+1\nopenjdk version "{version}" 2025-04-15'
+    answer = f'  java.home = {java_home or home}\n  java.vm.version = {version}+1\nopenjdk version "{version}" 2025-04-15'
     binary.write_text(
-        f"#!/bin/sh\ncase \"$*\" in *-version*) cat >&2 <<'END'\n{told}\nEND\n;;\n*) printf '%s\\n' \"$@\";; esac\n"
+        f"#!/bin/sh\ncase \"$*\" in *-version*) cat >&2 <<'END'\n{answer}\nEND\n;;\n*) printf '%s\\n' \"$@\";; esac\n"
     )
     binary.chmod(0o755)
     return binary
@@ -41,7 +41,7 @@ def no_bundled_java(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", None),
     ],
 )
-def test_version_is_read_from_what_java_prints(output: str, version: int | None) -> None:
+def test_version_is_read_from_the_output_of_java(output: str, version: int | None) -> None:
     assert parse_version(output) == version
 
 
@@ -59,30 +59,30 @@ def test_java_home_comes_before_path_and_path_before_the_package(
     assert choose(candidates(environ)).binary == homes["package"]
 
 
-def test_a_java_that_is_too_old_is_passed_over_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_java_that_is_too_old_is_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fake_java(tmp_path / "old", "11.0.20")
     newer = fake_java(tmp_path / "new", "21.0.8")
     environ = {"JAVA_HOME": str(tmp_path / "old"), "PATH": str(tmp_path / "new" / "bin")}
 
     assert choose(candidates(environ)) == Java(newer, 21, "21.0.8+1")
     assert "JAVA_HOME" in caplog.text
-    assert "is Java 11, and Spark needs 17 or newer" in caplog.text
+    assert "is Java 11, but Spark needs 17 or newer" in caplog.text
 
 
-def test_a_java_home_that_points_nowhere_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_java_home_that_points_nowhere_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     newer = fake_java(tmp_path / "new", "17.0.1")
     environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(newer.parent)}
 
     assert choose(candidates(environ)).binary == newer
-    assert f"there is no {tmp_path}/gone/bin/java" in caplog.text
+    assert f"{tmp_path}/gone/bin/java does not exist" in caplog.text
 
 
-def test_a_java_that_cannot_tell_its_version_is_passed_over(tmp_path: Path) -> None:
+def test_a_java_that_prints_no_version_is_skipped(tmp_path: Path) -> None:
     broken = tmp_path / "bin" / "java"
     broken.parent.mkdir()
     broken.write_text("#!/bin/sh\necho cannot load libjvm.so >&2\nexit 1\n")
     broken.chmod(0o755)
-    with pytest.raises(JavaNotFound, match=r"did not tell a version .*cannot load libjvm\.so"):
+    with pytest.raises(JavaNotFound, match=r"printed no version .*cannot load libjvm\.so"):
         choose(candidates({"JAVA_HOME": str(tmp_path), "PATH": ""}))
 
 
@@ -92,7 +92,7 @@ def test_a_shim_on_path_leads_to_the_java_behind_it(tmp_path: Path) -> None:
     assert choose(candidates({"PATH": str(shim.parent)})).binary == real
 
 
-def test_without_any_java_the_error_says_what_was_seen_and_what_to_do(tmp_path: Path) -> None:
+def test_without_any_java_the_error_lists_the_places_and_what_to_do(tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", "1.8.0_302")
     with pytest.raises(JavaNotFound) as caught:
         choose(candidates({"PATH": str(old.parent)}))
@@ -106,7 +106,7 @@ def arguments_through(home: Path, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_wrapper_drops_the_module_and_leaves_every_other_argument_as_it_was(tmp_path: Path) -> None:
+def test_wrapper_drops_the_module_and_leaves_all_other_arguments_unchanged(tmp_path: Path) -> None:
     binary = fake_java(tmp_path / "a java's home", "17.0.1")
     home = wrapped(Java(binary, 17), tmp_path / "wrappers")
     odd = ["-Dname=with space", "", "*", 'quo"te', "-cp", "/jars/*", java.SECURITY_ACTION, "$HOME"]
@@ -119,16 +119,16 @@ def test_wrapper_of_a_newer_java_also_drops_the_package_that_is_gone(tmp_path: P
     assert arguments_through(home, java.SECURITY_ACTION, java.VECTOR_MODULE, "Main") == ["Main"]
 
 
-def test_wrapping_twice_changes_nothing_and_repairs_what_was_changed(tmp_path: Path) -> None:
-    one = Java(fake_java(tmp_path / "java", "17.0.1"), 17)
-    home = wrapped(one, tmp_path / "wrappers")
+def test_wrapping_twice_changes_nothing_and_repairs_a_changed_script(tmp_path: Path) -> None:
+    installed = Java(fake_java(tmp_path / "java", "17.0.1"), 17)
+    home = wrapped(installed, tmp_path / "wrappers")
     script = home / "bin" / "java"
     before = script.stat()
-    assert wrapped(one, tmp_path / "wrappers") == home
+    assert wrapped(installed, tmp_path / "wrappers") == home
     assert script.stat().st_ino == before.st_ino
 
     script.write_text("#!/bin/sh\nexit 3\n")
-    wrapped(one, tmp_path / "wrappers")
+    wrapped(installed, tmp_path / "wrappers")
     assert arguments_through(home, "Main") == ["Main"]
     assert [entry.name for entry in script.parent.iterdir()] == ["java"]
 
@@ -139,7 +139,7 @@ def test_a_wrapper_as_java_home_is_seen_through(tmp_path: Path) -> None:
     assert choose(candidates({"JAVA_HOME": str(home), "PATH": ""})).binary == binary
 
 
-def test_class_archive_is_used_when_it_is_there_and_only_for_the_java_it_was_made_with(tmp_path: Path) -> None:
+def test_class_archive_is_used_only_if_it_exists_and_only_for_the_java_it_was_made_with(tmp_path: Path) -> None:
     binary = fake_java(tmp_path / "java", "17.0.1")
     home = wrapped(Java(binary, 17, "17.0.1+1"), tmp_path / "wrappers")
     assert archive_option(home) == ""

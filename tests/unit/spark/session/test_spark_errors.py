@@ -1,4 +1,4 @@
-"""One line of what Spark has to say."""
+"""Errors of Spark and of user functions, cut down to one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JOB = (": org.apache.spark.SparkException: Job aborted due to stage failure: Tas
        "index is null\n\tat org.apache.arrow.vector.BigIntVector.get(BigIntVector.java:100)\n")
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "line"), [
     (CALL + JOB, "java.lang.IllegalStateException: Value at index is null"),
     (CALL + JOB + "Caused by: java.io.IOException: outer\n\t... 1 more\nCaused by: java.io.EOFException: inner\n\t... 2 more",
      "java.io.EOFException: inner"),
@@ -22,22 +22,22 @@ JOB = (": org.apache.spark.SparkException: Job aborted due to stage failure: Tas
     ("\n  [TABLE_NOT_FOUND] no table\nmore", "[TABLE_NOT_FOUND] no table"),
     ("", "ValueError"),
 ])
-def test_what_happened_in_one_line(text: str, said: str) -> None:
-    assert first_line(ValueError(text)) == said
+def test_an_error_in_one_line(text: str, line: str) -> None:
+    assert first_line(ValueError(text)) == line
 
 
-def test_of_an_error_in_a_python_process_its_own_last_line() -> None:
+def test_an_error_of_a_python_process_is_shown_by_its_own_last_line() -> None:
     text = CALL + ": org.apache.spark.SparkException: Job aborted\nTraceback (most recent call last):\n  File \"x.py\"\n" \
                   "KeyError: 'word'\n\tat org.apache.spark.api.python.x\nCaused by: org.apache.spark.Exception: y"
     assert first_words(ValueError(text)) == "KeyError: 'word'"
 
 
-def test_the_type_is_said_once() -> None:
+def test_the_type_is_named_once() -> None:
     assert raised(ValueError("wrong\nmore")) == "ValueError: wrong"
     assert raised(ValueError()) == "ValueError"
 
 
-def test_what_a_function_of_the_users_raises_has_its_place() -> None:
+def test_an_error_of_a_user_function_has_its_location() -> None:
     def theirs() -> None:
         raise LookupError("nothing there")
 

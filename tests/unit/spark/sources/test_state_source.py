@@ -1,4 +1,4 @@
-"""Keyed state of a checkpoint as rows, read as Spark would have it read, without Spark."""
+"""Keyed state of a checkpoint as rows, read through the calls that Spark makes, without Spark."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Keeps(Bolt):
 
 
 def write(root: Path, entries: dict[str, dict[Any, Any]], wave: int = 1, clock: float | None = None) -> None:
-    """A checkpoint as two tasks would have written it."""
+    """Write a checkpoint as two tasks would."""
     checkpoints = Checkpoints(open_store(str(root)), "kept")
     records = []
     for index in range(TASKS):
@@ -76,13 +76,13 @@ def rows(root: Path, state: str, schema: StructType = DEFAULT) -> list[tuple[Any
 
 def test_every_entry_with_its_group_and_task(tmp_path: Path) -> None:
     write(tmp_path, {"counts": {f"word {number}": number for number in range(50)}})
-    found = rows(tmp_path, "counts")
-    assert {(key, value) for _, _, key, value in found} == {(f"word {number}", str(number)) for number in range(50)}
-    assert all(group == stable_hash(key) % GROUPS and task == group % TASKS for group, task, key, _ in found)
-    assert len(found) == 50
+    entries = rows(tmp_path, "counts")
+    assert {(key, value) for _, _, key, value in entries} == {(f"word {number}", str(number)) for number in range(50)}
+    assert all(group == stable_hash(key) % GROUPS and task == group % TASKS for group, task, key, _ in entries)
+    assert len(entries) == 50
 
 
-def test_what_is_not_text_is_json(tmp_path: Path) -> None:
+def test_values_other_than_strings_are_json(tmp_path: Path) -> None:
     write(tmp_path, {"pairs": {("a", 1): {"x": [1, None, 2.5]}, 7: (True, b"\x00"), "none": None, "big": 2**80, "text": "t"},
                      "typed": {"set": {"one"}}})
     assert {key: value for _, _, key, value in rows(tmp_path, "pairs")} == {
@@ -90,7 +90,7 @@ def test_what_is_not_text_is_json(tmp_path: Path) -> None:
     assert [row[2:] for row in rows(tmp_path, "typed")] == [("set", '["one"]')], "as its codec wrote it"
 
 
-def test_columns_and_types_of_the_user_s(tmp_path: Path) -> None:
+def test_columns_and_types_that_the_user_declares(tmp_path: Path) -> None:
     write(tmp_path, {"counts": {"a": 1, "b": 2}, "seen": {"a": [1, 2]}, "pairs": {"a": {"x": 1, "y": "z"}, ("b", "c"): None}})
     assert sorted(rows(tmp_path, "counts", table(value=LONG, key=TEXT))) == [(1, "a"), (2, "b")]
     assert sorted(rows(tmp_path, "counts", table(value=DoubleType()))) == [(1.0,), (2.0,)]
@@ -98,16 +98,16 @@ def test_columns_and_types_of_the_user_s(tmp_path: Path) -> None:
     assert ({"x": 1, "y": "z"},) in rows(tmp_path, "pairs", table(value=table(x=INT, y=TEXT)))
 
 
-@pytest.mark.parametrize(("schema", "said"), [
-    (table(key=TEXT, value=ArrayType(INT)), r"kept\.keeps\.counts: column 'value' is declared array<int>, and 5 "
+@pytest.mark.parametrize(("schema", "message"), [
+    (table(key=TEXT, value=ArrayType(INT)), r"kept\.keeps\.counts: column 'value' is declared array<int>, but 5 "
      r"\(int\) does not fit"),
-    (table(key=LONG), "column 'key' is declared bigint, and 'a' .str. does not fit"),
-    (table(word=TEXT), "has word; the columns of a state are key_group, task, key, value"),
-    (table(key_group=TEXT), "key_group is declared string; it is an int or a long"),
+    (table(key=LONG), "column 'key' is declared bigint, but 'a' .str. does not fit"),
+    (table(word=TEXT), "has word, but the columns of a state are key_group, task, key, value"),
+    (table(key_group=TEXT), "key_group is declared string; declare it int or long"),
 ])
-def test_what_does_not_fit_is_said(tmp_path: Path, schema: StructType, said: str) -> None:
+def test_a_schema_that_does_not_fit_is_refused(tmp_path: Path, schema: StructType, message: str) -> None:
     write(tmp_path, {"counts": {"a": 5}})
-    with pytest.raises(MillraceError, match=said):
+    with pytest.raises(MillraceError, match=message):
         rows(tmp_path, "counts", schema)
 
 
@@ -118,12 +118,12 @@ def test_expired_entries_are_left_out(tmp_path: Path) -> None:
     assert [row[2] for row in rows(tmp_path, "passing")] == ["here"]
 
 
-def test_a_large_state_is_read_where_the_partitions_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_state_is_read_in_the_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"counts": {str(number): number for number in range(100)}})
-    here = rows(tmp_path, "counts")
+    carried = rows(tmp_path, "counts")
     monkeypatch.setattr(state_source, "CARRIED_BYTES", 0)
     monkeypatch.setattr(state_source, "ROWS_PER_BATCH", 7)
-    assert rows(tmp_path, "counts") == here
+    assert rows(tmp_path, "counts") == carried
 
 
 def test_the_newest_checkpoint_counts(tmp_path: Path) -> None:
@@ -132,18 +132,18 @@ def test_the_newest_checkpoint_counts(tmp_path: Path) -> None:
     assert [row[2:] for row in rows(tmp_path, "counts")] == [("a", "2")]
 
 
-def test_what_is_not_there_is_said_with_what_is(tmp_path: Path) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     write(tmp_path, {"counts": {"a": 1}})
-    with pytest.raises(UnknownName, match="nothing in a state 'cuonts'; it has counts"):
+    with pytest.raises(UnknownName, match="no entries in a state 'cuonts'; it has counts"):
         rows(tmp_path, "cuonts")
-    for given, said in [({"topology": "kpet", "component": "keeps"}, "topology 'kpet' in .*; there are of: kept"),
-                        ({"topology": "kept", "component": "kepes"}, "no component 'kepes'; it has keeps, lines"),
-                        ({"topology": "kept", "component": "lines"}, "'lines' of 'kept' has no state by key.*have: keeps")]:
-        with pytest.raises(UnknownName, match=said):
-            StateReader(StateOptions.of({**given, "store": str(tmp_path)}), DEFAULT).partitions()
+    for options, message in [({"topology": "kpet", "component": "keeps"}, "topology 'kpet' in .*with checkpoints: kept"),
+                             ({"topology": "kept", "component": "kepes"}, "no component 'kepes'; it has keeps, lines"),
+                             ({"topology": "kept", "component": "lines"}, "'lines' of 'kept' has no keyed state.*: keeps")]:
+        with pytest.raises(UnknownName, match=message):
+            StateReader(StateOptions.of({**options, "store": str(tmp_path)}), DEFAULT).partitions()
 
 
-def test_no_store_is_made_by_looking(tmp_path: Path) -> None:
+def test_reading_creates_no_store(tmp_path: Path) -> None:
     for store in (str(tmp_path / "nowhere"), f"file://{tmp_path}/nowhere"):
         with pytest.raises(StoreUnreachable, match=r"no checkpoint store at .*nowhere"):
             StateReader(StateOptions("kept", "keeps", "state", store), DEFAULT).partitions()
@@ -154,11 +154,11 @@ def test_passwords_are_not_shown() -> None:
     assert StateOptions("t", "c", "s", "redis://me:secret@host:1/2").place == "redis://host:1/2"
 
 
-def test_options_that_are_missing_are_asked_for() -> None:
+def test_missing_options_are_named() -> None:
     with pytest.raises(MillraceError, match=r'needs .option."component", ...'):
         StateOptions.of({"topology": "kept"})
 
 
-def test_texts_that_are_no_unicode_are_shown_all_the_same() -> None:
+def test_strings_that_are_not_valid_unicode_are_escaped() -> None:
     assert as_text("a\ud800") == "a\\ud800"
     assert as_text({1: "x", None: ("y",)}) == '{"1":"x","null":["y"]}'

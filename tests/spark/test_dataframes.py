@@ -1,4 +1,4 @@
-"""Streaming DataFrames as spouts of resident topologies. What came out is held against the files that were read."""
+"""Streaming DataFrames as spouts of resident topologies. Output is compared with the files that were read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millrace.config import CHECKPOINTS
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.store import open_store
-from millrace.spark.dataframes.feeding import resolve_frames
+from millrace.spark.dataframes.declared import resolve_dataframes
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.session.session import make_session
 from support.topologies.audited import SECONDS
@@ -29,7 +29,7 @@ SLOTS = 2
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = make_session("local[2]", "frames", 2 * SLOTS, {"spark.sql.shuffle.partitions": "2"})
+    session = make_session("local[2]", "dataframes", 2 * SLOTS, {"spark.sql.shuffle.partitions": "2"})
     yield session
     session.stop()
 
@@ -39,7 +39,7 @@ def make_engine(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[], Re
     made: list[ResidentEngine] = []
 
     def make() -> ResidentEngine:
-        engine = ResidentEngine(slots=SLOTS, spark=spark, name=f"frames-{os.getpid()}", code=["framed"],
+        engine = ResidentEngine(slots=SLOTS, spark=spark, name=f"dataframes-{os.getpid()}", code=["support"],
                                 settings={CHECKPOINTS.key: str(tmp_path / "store")})
         made.append(engine)
         return engine
@@ -51,7 +51,7 @@ def make_engine(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[], Re
 
 @pytest.fixture(scope="module")
 def engine(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ResidentEngine]:
-    with ResidentEngine(slots=SLOTS, spark=spark, name=f"frames-module-{os.getpid()}", code=["framed"],
+    with ResidentEngine(slots=SLOTS, spark=spark, name=f"dataframes-module-{os.getpid()}", code=["support"],
                         settings={CHECKPOINTS.key: str(tmp_path_factory.mktemp("store"))}) as engine:
         yield engine
 
@@ -62,7 +62,7 @@ def incoming(tmp_path: Path) -> Incoming:
 
 
 def lines_of(spark: SparkSession, incoming: Incoming, files: int = 2) -> DataFrame:
-    """The lines of the directory, so many files in each micro-batch."""
+    """The lines of the directory, with `files` files in each micro-batch."""
     return spark.readStream.option("maxFilesPerTrigger", files).text(str(incoming.directory)).withColumnRenamed("value", "line")
 
 
@@ -75,7 +75,7 @@ def until_emitted(engine: ResidentEngine, running: RunningTopology, tuples: int)
 
 
 def read_all(spark: SparkSession, running: RunningTopology) -> None:
-    """Until Spark has noted in its checkpoint that every line there is has been read."""
+    """Wait until Spark has recorded in its checkpoint that every line has been read."""
     (query,) = queries_of(spark, running)
     query.processAllAvailable()
 
@@ -121,7 +121,7 @@ def test_a_worker_is_killed_in_the_middle(engine: ResidentEngine, spark: SparkSe
 
 def test_state_that_is_lost_with_a_worker_is_counted_again(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
                                                            tmp_path: Path) -> None:
-    """Spark's checkpoint is not ahead of that of the state, so what the state forgets comes again."""
+    """Spark's checkpoint is never ahead of the state's, so rows that the state lost are sent again."""
     incoming.add(files=6, lines=2000)
     config = {"path": str(tmp_path / "out"), "topology.checkpoint.interval.secs": 30}
     running = engine.submit(counting(lines_of(spark, incoming, files=1)), "counted", config)
@@ -148,8 +148,8 @@ def test_a_spout_is_moved_while_it_is_fed(engine: ResidentEngine, spark: SparkSe
 
 
 @pytest.mark.parametrize("explicit", [True, False])
-def test_a_query_goes_on_from_its_checkpoint(make_engine: Callable[[], ResidentEngine], spark: SparkSession, incoming: Incoming,
-                                             tmp_path: Path, explicit: bool) -> None:
+def test_a_query_continues_from_its_checkpoint(make_engine: Callable[[], ResidentEngine], spark: SparkSession,
+                                               incoming: Incoming, tmp_path: Path, explicit: bool) -> None:
     out, checkpoint = tmp_path / "out", str(tmp_path / "spark") if explicit else None
     incoming.add(files=8, lines=1000)
     first = make_engine()
@@ -165,24 +165,24 @@ def test_a_query_goes_on_from_its_checkpoint(make_engine: Callable[[], ResidentE
     end(running)
     again = written(out) - before
     assert set(written(out)) == set(incoming.lines)
-    assert set(again) < set(incoming.lines), "it does not begin anew"
+    assert set(again) < set(incoming.lines), "it does not start over"
 
 
 def test_in_by_one_query_and_out_by_another(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
                                             tmp_path: Path) -> None:
-    """What feeds waits for acks, and these for the query that reads: it finds a core, though there are partitions enough to
-    hold them all."""
+    """The feeding query waits for acks, and these for the query that reads the tap: it finds a core, although there are
+    enough partitions to hold all of them."""
     incoming.add(files=8, lines=20)
     running = engine.submit(tapping(lines_of(spark, incoming, files=8)), "through")
     assert running.wait_running(SECONDS)
     until_emitted(engine, running, 1)
-    found: Counter[str] = Counter()
+    read: Counter[str] = Counter()
     tap = spark.readStream.format("millrace").option("topology", "through").option("stream", "out")
     out = (tap.option("cluster", engine.master.name).schema("line string").load()
            .writeStream.option("checkpointLocation", str(tmp_path / "out"))
-           .foreachBatch(lambda batch, number: found.update(row.line for row in batch.collect())).start())
+           .foreachBatch(lambda batch, number: read.update(row.line for row in batch.collect())).start())
     try:
-        until(engine, lambda: set(found) == set(incoming.lines))
+        until(engine, lambda: set(read) == set(incoming.lines))
         read_all(spark, running)
     finally:
         out.stop()
@@ -211,68 +211,68 @@ def test_state_is_resumed_with_the_positions_of_its_own_run(engine: ResidentEngi
     assert stored_counts(open_store(engine.master.checkpointing.place), "again") == dict.fromkeys(incoming.lines, 1)
 
 
-def test_what_spark_has_read_is_gone_on_from_or_read_again_as_was_said(engine: ResidentEngine, spark: SparkSession,
-                                                                       incoming: Incoming, tmp_path: Path) -> None:
-    """Without any state: its positions are all that there is."""
+def test_positions_are_resumed_or_discarded_as_submitted(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                                         tmp_path: Path) -> None:
+    """A topology without state has only Spark's positions to resume."""
     config = {"path": str(tmp_path / "out")}
     incoming.add(files=2, lines=50)
-    running = engine.submit(writing(lines_of(spark, incoming)), "unsaid", config)
+    running = engine.submit(writing(lines_of(spark, incoming)), "resumed", config)
     read_all(spark, running)
-    with pytest.raises(TopologyError, match="'unsaid' is running already"):
-        engine.submit(writing(lines_of(spark, incoming)), "unsaid", config)
+    with pytest.raises(TopologyError, match="'resumed' is running already"):
+        engine.submit(writing(lines_of(spark, incoming)), "resumed", config)
     end(running)
-    with pytest.raises(TopologyError, match=r"an earlier run of 'unsaid' has read: up to batch 0 of Spark's, made 20.*"
+    with pytest.raises(TopologyError, match=r"an earlier run of 'resumed' has read: up to Spark's batch 0, made 20.*"
                                             r"--resume \(resume=True\).*--fresh \(resume=False\)"):
-        engine.submit(writing(lines_of(spark, incoming)), "unsaid", config)
-    assert "unsaid" not in engine.master.state.topologies and not queries_of(spark, running)
+        engine.submit(writing(lines_of(spark, incoming)), "resumed", config)
+    assert "resumed" not in engine.master.state.topologies and not queries_of(spark, running)
     incoming.add(files=1, lines=50)
-    running = engine.submit(writing(lines_of(spark, incoming)), "unsaid", config, resume=True)
+    running = engine.submit(writing(lines_of(spark, incoming)), "resumed", config, resume=True)
     read_all(spark, running)
     end(running)
     assert written(tmp_path / "out") == Counter(incoming.lines), "nothing is read twice"
-    running = engine.submit(writing(lines_of(spark, incoming)), "unsaid", {"path": str(tmp_path / "anew")}, resume=False)
+    running = engine.submit(writing(lines_of(spark, incoming)), "resumed", {"path": str(tmp_path / "anew")}, resume=False)
     read_all(spark, running)
     end(running)
     assert written(tmp_path / "anew") == Counter(incoming.lines), "everything is read again"
 
 
-def test_a_checkpoint_that_the_settings_name_is_never_begun_anew(engine: ResidentEngine, spark: SparkSession,
-                                                                 incoming: Incoming, tmp_path: Path) -> None:
+def test_a_checkpoint_that_the_settings_name_is_always_resumed(engine: ResidentEngine, spark: SparkSession,
+                                                               incoming: Incoming, tmp_path: Path) -> None:
     (tmp_path / "spark" / "offsets").mkdir(parents=True)
     topology = writing(lines_of(spark, incoming), checkpoint=str(tmp_path / "spark"))
     running = engine.submit(topology, "named", {"path": str(tmp_path / "out")}, resume=False)
-    until(engine, lambda: any("--fresh deletes none of those" in event["text"] for event in engine.master.events
+    until(engine, lambda: any("--fresh does not delete such checkpoints" in event["text"] for event in engine.master.events
                               if event["level"] == "warning"))
     running.kill(wait=0)
     assert running.wait(SECONDS)
 
 
-def test_state_that_begins_empty_where_spark_goes_on_is_told(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
-                                                             tmp_path: Path) -> None:
+def test_a_warning_if_state_starts_empty_but_spark_resumes(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                                           tmp_path: Path) -> None:
     (tmp_path / "spark" / "offsets").mkdir(parents=True)
     topology = counting(lines_of(spark, incoming), checkpoint=str(tmp_path / "spark"))
     running = engine.submit(topology, "emptied", {"path": str(tmp_path / "out")})
-    until(engine, lambda: any("the state of the topology begins empty" in event["text"] for event in engine.master.events
+    until(engine, lambda: any("the state of the topology starts empty" in event["text"] for event in engine.master.events
                               if event["level"] == "warning"))
     running.kill(wait=0)
     assert running.wait(SECONDS)
 
 
-def test_a_query_that_fails_is_told(engine: ResidentEngine, spark: SparkSession, incoming: Incoming, tmp_path: Path) -> None:
+def test_a_query_that_fails_is_reported(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                        tmp_path: Path) -> None:
     incoming.add(files=1, lines=10)
     wrong = lines_of(spark, incoming).select(F.raise_error(F.concat(F.lit("no good: "), "line")).cast("string").alias("line"))
     running = engine.submit(writing(wrong), "failing", {"path": str(tmp_path / "out")})
     until(engine, lambda: bool(running.observed().errors))
     (error,) = running.observed().errors
     assert error["task"] == "lines" and "no good: line 0" in error["error"], error
-    said = [event for event in engine.status()["events"] if event["level"] == "error"]
-    assert "the query that feeds 'lines'" in said[-1]["text"]
+    errors = [event for event in engine.status()["events"] if event["level"] == "error"]
+    assert "the query that feeds 'lines'" in errors[-1]["text"]
     assert running.status == "running"
     end(running)
 
 
-def test_a_topology_that_acks_nothing_is_not_waited_for_for_ever(engine: ResidentEngine, spark: SparkSession,
-                                                                 incoming: Incoming) -> None:
+def test_the_query_fails_if_the_topology_acks_nothing(engine: ResidentEngine, spark: SparkSession, incoming: Incoming) -> None:
     incoming.add(files=1, lines=10)
     running = engine.submit(keeping(lines_of(spark, incoming)), "keeping", {"topology.frame.ack.timeout.secs": 1})
     until(engine, lambda: bool(running.observed().errors))
@@ -281,15 +281,15 @@ def test_a_topology_that_acks_nothing_is_not_waited_for_for_ever(engine: Residen
     assert running.wait(SECONDS)
 
 
-# -- what is refused --
+# -- refused --
 
 
-def test_a_frame_that_is_not_streaming(spark: SparkSession) -> None:
+def test_a_dataframe_that_is_not_streaming(spark: SparkSession) -> None:
     with pytest.raises(TopologyError, match=r"is not streaming: make it with spark\.readStream"):
         writing(spark.range(3))
     still = writing(lambda session: session.range(3), outputs=["id"])
     with pytest.raises(TopologyError, match=r"'lines' needs a streaming DataFrame.*\(id\) is not streaming"):
-        resolve_frames(spark, still)
+        resolve_dataframes(spark, still)
 
 
 def test_columns_that_are_not_the_outputs(engine: ResidentEngine, spark: SparkSession) -> None:
@@ -300,22 +300,22 @@ def test_columns_that_are_not_the_outputs(engine: ResidentEngine, spark: SparkSe
 
 def test_columns_are_put_in_the_order_of_the_outputs(spark: SparkSession) -> None:
     rate = spark.readStream.format("rate").load()
-    assert resolve_frames(spark, writing(rate, outputs=["value", "timestamp"]))["lines"].columns == ["value", "timestamp"]
+    assert resolve_dataframes(spark, writing(rate, outputs=["value", "timestamp"]))["lines"].columns == ["value", "timestamp"]
 
 
 def test_a_type_that_no_tuple_can_hold(spark: SparkSession) -> None:
     rate = spark.readStream.format("rate").load().selectExpr("value", "struct(make_interval(0, 1) as gap) as span")
-    with pytest.raises(TopologyError, match=r"column 'span\.gap' of the frame spout 'lines' is of type interval.*cast it"):
-        resolve_frames(spark, writing(rate))
+    with pytest.raises(TopologyError, match=r"column 'span\.gap' of the DataFrame spout 'lines' is of type interval.*cast it"):
+        resolve_dataframes(spark, writing(rate))
 
 
-def test_exactly_once_is_for_the_other_engine(engine: ResidentEngine, spark: SparkSession, incoming: Incoming) -> None:
+def test_exactly_once_needs_the_other_engine(engine: ResidentEngine, spark: SparkSession, incoming: Incoming) -> None:
     topology = writing(lines_of(spark, incoming))
-    with pytest.raises(TopologyError, match=r"asks for exactly-once, and lines is fed by a DataFrame.*microbatch"):
+    with pytest.raises(TopologyError, match=r"asks for exactly-once, but lines is fed by a DataFrame.*microbatch"):
         engine.submit(topology, "exact", {"topology.guarantee": "exactly-once"})
 
 
-def test_a_graph_has_no_frames(engine: ResidentEngine, spark: SparkSession, incoming: Incoming) -> None:
+def test_a_graph_has_no_dataframes(engine: ResidentEngine, spark: SparkSession, incoming: Incoming) -> None:
     with pytest.raises(TopologyError, match="submit the topology's class"):
         engine.submit(graph_of(writing(lines_of(spark, incoming))))
 

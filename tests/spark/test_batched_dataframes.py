@@ -1,4 +1,4 @@
-"""DataFrames at both ends of a batched topology, and a driver that ends and goes on from its checkpoint."""
+"""DataFrames at both ends of a batched topology, and a driver that is killed and resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from support.suites.kept_state import state_of
 from support.topologies.dataframe_parts import (
     SOURCE,
     TARGET,
+    DataFrameCount,
     Forgotten,
-    FrameCount,
     FromKafka,
     Misfit,
     Mixed,
     NotStreaming,
-    OddFrame,
+    OddDataFrame,
     TappedCount,
     WrongSchema,
 )
@@ -73,17 +73,17 @@ def engine(tmp_path: Path) -> Iterator[Callable[[], MicrobatchEngine]]:
     made: list[MicrobatchEngine] = []
 
     def make() -> MicrobatchEngine:
-        made.append(MicrobatchEngine("local[2]", name=f"frames-{os.getpid()}", code=["frame_parts"],
+        made.append(MicrobatchEngine("local[2]", name=f"dataframes-{os.getpid()}", code=["support"],
                                      settings={"checkpoint.store": str(tmp_path / "store"), "history.url": "none"}))
         return made[-1]
 
     yield make
-    for each in made:
-        each.stop()
+    for engine in made:
+        engine.stop()
 
 
 def counted(engine: MicrobatchEngine, name: str, rows: int) -> None:
-    """Wait until so many words have been counted, and what came of them is written."""
+    """Wait until `rows` words have been counted and their results written."""
     def done() -> bool:
         log = engine.master.batches.get(name)
         return log is not None and sum(record.tuples_in for record in log.records) >= rows
@@ -91,25 +91,25 @@ def counted(engine: MicrobatchEngine, name: str, rows: int) -> None:
     assert engine.master.wait_until(done, SECONDS), [event["text"] for event in engine.master.events]
 
 
-def test_from_files_to_a_table_and_on_after_a_restart(places: tuple[Files, Path],
-                                                      engine: Callable[[], MicrobatchEngine], tmp_path: Path) -> None:
+def test_from_files_to_a_table_and_resumed_after_a_restart(places: tuple[Files, Path],
+                                                           engine: Callable[[], MicrobatchEngine], tmp_path: Path) -> None:
     files, target = places
     first = engine()
     files.write(5)
-    running = first.submit(FrameCount, "frames")
-    counted(first, "frames", 200)
+    running = first.submit(DataFrameCount, "dataframes")
+    counted(first, "dataframes", 200)
     files.write(3)
-    counted(first, "frames", 320)
+    counted(first, "dataframes", 320)
     running.kill(wait=SECONDS)
     assert running.wait(SECONDS)
     first.stop()
     files.write(4)
     second = engine()
     with pytest.raises(TopologyError, match="key groups"):
-        second.submit(FrameCount, "frames", {"topology.key.groups": 7}, resume=True)
-    running = second.submit(FrameCount, "frames", resume=True)
-    counted(second, "frames", 160)
-    kept = state_of(open_store(str(tmp_path / "store")), batched(graph_of(FrameCount, "frames")))
+        second.submit(DataFrameCount, "dataframes", {"topology.key.groups": 7}, resume=True)
+    running = second.submit(DataFrameCount, "dataframes", resume=True)
+    counted(second, "dataframes", 160)
+    kept = state_of(open_store(str(tmp_path / "store")), batched(graph_of(DataFrameCount, "dataframes")))
     assert kept["count"]["counts"] == files.counts
     written = second.spark.read.parquet(str(target)).collect()
     assert len(written) == files.counts.total()  # every update once
@@ -133,26 +133,26 @@ def check_several_sources(engine: MicrobatchEngine, files: Files, tmp_path: Path
 
 
 def check_refusals(engine: MicrobatchEngine, target: Path) -> None:
-    for topology, words in [(NotStreaming, "is not streaming"), (Misfit, "text"), (WrongSchema, r"has a schema of word.*line"),
-                            (FromKafka, r"'lines' reads what from_kafka returns.*Failed to find data source: kafka"
-                                        r".*frame_parts.py.*--conf spark.jars.packages.*spark_settings.*spark-sql-kafka"),
-                            (Forgotten, r"forgotten returns, and that raised KeyError: 'no such key' \(.*frame_parts.py:")]:
+    for topology, words in [(NotStreaming, "is not streaming"), (Misfit, "text"), (WrongSchema, r"has the schema word.*line"),
+                            (FromKafka, r"the DataFrame that from_kafka returns.*Failed to find data source: kafka"
+                                        r".*dataframe_parts.py.*--conf spark.jars.packages.*spark_settings.*spark-sql-kafka"),
+                            (Forgotten, r"forgotten returns, but that raised KeyError: 'no such key' \(.*dataframe_parts.py:")]:
         with pytest.raises(TopologyError, match=words):
             engine.submit(topology, topology.__name__)
     with pytest.raises(TopologyError, match=r"topology.key.gruops: there is no such setting; did you mean topology.key.groups"):
-        engine.submit(FrameCount, "misspelt", {"topology.key.gruops": 7})
+        engine.submit(DataFrameCount, "misspelt", {"topology.key.gruops": 7})
     with pytest.raises(TopologyError, match="reads a DataFrame, and none was given"):
-        engine.submit(graph_of(FrameCount, "without"))
+        engine.submit(graph_of(DataFrameCount, "without"))
     with pytest.raises(TopologyError, match="works on the resident engine only"):
         engine.submit(TappedCount, "tapped")
     with pytest.raises(TopologyError, match="works on the microbatch engine only"):
-        check_code(graph_of(FrameCount), "resident")
+        check_code(graph_of(DataFrameCount), "resident")
 
 
 def check_dead_letters(engine: MicrobatchEngine, files: Files, tmp_path: Path) -> None:
-    """A row that does not fit the schema goes to the dead letters, and no other."""
+    """Only rows that do not fit the schema go to the dead letters."""
     (files.directory / "odd.txt").write_text("one odd none three")
-    engine.submit(OddFrame, "odd", {"path": str(tmp_path / "letters")})
+    engine.submit(OddDataFrame, "odd", {"path": str(tmp_path / "letters")})
     counted(engine, "odd", files.counts.total() // 10 + 1)
     letters = [json.loads(line) for path in (tmp_path / "letters").glob("*.jsonl") for line in path.read_text().splitlines()]
     assert [letter["values"] for letter in letters] == [["odd", "a text"], ["none", None]]
@@ -191,11 +191,11 @@ def test_the_driver_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch, tmp_p
     try:
         committed(second, wave + 2)
         os.kill(second.pid, signal.SIGINT)
-        out, said = second.communicate(timeout=SECONDS)
-        assert second.returncode == 0 and "Traceback" not in said, said
+        out, err = second.communicate(timeout=SECONDS)
+        assert second.returncode == 0 and "Traceback" not in err, err
         final = json.loads(out)
         assert final["engine"] == "microbatch"
-        # Two cores, so several Python processes: tasks come back to theirs all the same.
+        # Two cores mean several Python processes: tasks still return to their own.
         assert final["batches"]["restored"] == 3 and final["batches"]["resident"] >= 3
     finally:
         for pid in in_session(second.pid):
@@ -204,6 +204,6 @@ def test_the_driver_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch, tmp_p
     manifest = Checkpoints(store, "driven").latest()
     assert manifest is not None and manifest.wave > wave + 2
     sent = {task.index: position for task, position in manifest.positions().items()}
-    found = audit(tmp_path / "output", sent)
-    assert (found.lost, found.repeated, found.wrong, found.beyond) == (0, 0, 0, 0), found
+    result = audit(tmp_path / "output", sent)
+    assert (result.lost, result.repeated, result.wrong, result.beyond) == (0, 0, 0, 0), result
     assert state_of(store, batched(graph_of(StatefulWordCount, "driven")))["count"]["counts"] == true_counts(sent)

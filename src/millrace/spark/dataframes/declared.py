@@ -1,0 +1,85 @@
+"""The streaming DataFrames that a topology's spouts declare: made by their functions, and checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+from pyspark.sql import types
+
+from millrace.api.dataframe import check_dataframe, dataframes_of
+from millrace.api.topology import Topology
+from millrace.config import AT_LEAST_ONCE, EXACTLY_ONCE, GUARANTEE
+from millrace.errors import MillraceError, TopologyError
+from millrace.model.graph import TopologyGraph, resolve
+from millrace.runtime.tasks.user_errors import USER_ERRORS
+from millrace.spark.dataframes.user_functions import raised
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NO_SOURCE = ("[DATA_SOURCE_NOT_FOUND]", "[KAFKA_DATA_SOURCE_NOT_ENABLED]")
+NO_SOURCE_HINT = (". Spark loads this source from a package: name it with --conf spark.jars.packages=..., in Python "
+                  'spark_settings={"spark.jars.packages": ...}; for Kafka org.apache.spark:spark-sql-kafka-0-10_2.13:'
+                  f"{pyspark.__version__}")
+PLAIN_TYPES = (types.BooleanType, types.ByteType, types.ShortType, types.IntegerType, types.LongType, types.FloatType,
+               types.DoubleType, types.DecimalType, types.StringType, types.BinaryType, types.DateType, types.TimestampType,
+               types.TimestampNTZType, types.NullType)
+
+
+def resolve_dataframes(spark: SparkSession, topology: type[Topology]) -> dict[str, DataFrame]:
+    """The streaming DataFrame of each DataFrame spout by name, with its columns in the order of the outputs.
+
+    `TopologyError` if one is not streaming or does not match its outputs."""
+    resolved: dict[str, DataFrame] = {}
+    outputs = {str(spec.name): spec.outputs[0].fields for spec in topology.specs if spec.dataframe is not None}
+    for name, dataframe in dataframes_of(topology).items():
+        label = f"the DataFrame spout {name!r}"
+        if isinstance(dataframe, str):
+            dataframe = resolve(dataframe)
+        if callable(dataframe):
+            dataframe = _call(label, dataframe, spark)
+        check_dataframe(label, dataframe, outputs[name])
+        for column in dataframe.schema:
+            _check_type(label, column.name, column.dataType)
+        resolved[name] = dataframe.select(*[f"`{field}`" for field in outputs[name]])
+    return resolved
+
+
+def _call(label: str, function: Callable[[SparkSession], Any], spark: SparkSession) -> Any:
+    """Call a user's function that returns a DataFrame; `TopologyError` if it raises."""
+    try:
+        return function(spark)
+    except MillraceError:
+        raise
+    except USER_ERRORS as error:
+        hint = NO_SOURCE_HINT if any(sign in str(error) for sign in NO_SOURCE) else ""
+        raise TopologyError(f"{label} reads the DataFrame that {getattr(function, '__qualname__', repr(function))} returns, "
+                            f"but that raised {raised(error)}{hint}") from error
+
+
+def _check_type(label: str, column: str, kind: types.DataType) -> None:
+    if isinstance(kind, types.ArrayType):
+        _check_type(label, column, kind.elementType)
+    elif isinstance(kind, types.MapType):
+        _check_type(label, column, kind.keyType)
+        _check_type(label, column, kind.valueType)
+    elif isinstance(kind, types.StructType):
+        for field in kind:
+            _check_type(label, f"{column}.{field.name}", field.dataType)
+    elif not isinstance(kind, PLAIN_TYPES):
+        raise TopologyError(f"column {column!r} of {label} is of type {kind.simpleString()}, which a tuple cannot hold: cast "
+                            "it to a string, a number or a time in the DataFrame")
+
+
+def check_dataframes(graph: TopologyGraph, dataframes: dict[str, Any]) -> None:
+    """`TopologyError` for DataFrame spouts that the resident engine cannot feed as the topology asks."""
+    spouts = [component.name for component in graph.components if component.dataframe]
+    if spouts and graph.exactly_once:
+        raise TopologyError(f"{graph.name!r} asks for {EXACTLY_ONCE}, but {', '.join(spouts)} is fed by a DataFrame, which the "
+                            f"resident engine reads at least once: run it with --engine microbatch (MicrobatchEngine), or set "
+                            f"{GUARANTEE.key} to {AT_LEAST_ONCE}")
+    if missing := [name for name in spouts if name not in dataframes]:
+        raise TopologyError(f"{', '.join(missing)} of {graph.name!r} is fed by a DataFrame, which a graph does not hold: "
+                            "submit the topology's class instead")
