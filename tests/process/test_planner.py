@@ -312,7 +312,7 @@ def test_the_process_ends_when_its_master_is_killed(scheduler: str) -> None:
         threading.Event().wait()
     """
     here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent)])
+    path = os.pathsep.join([str(here), str(here.parent), *sys.path])
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), scheduler], stdout=subprocess.PIPE, text=True,
                           env={**os.environ, "PYTHONPATH": path}) as master:
         assert master.stdout is not None
