@@ -3,13 +3,14 @@
     mkdir -p /tmp/orders
     ./millrace run examples.files_to_table:Totals --engine microbatch
 
-and from another terminal, as often as you like (files are moved in whole: Spark reads each of them once):
+and from another terminal, repeatedly (move files in when they are complete: Spark reads each once):
 
     echo '{"customer": "ada", "cents": 1250}' > /tmp/order && mv /tmp/order /tmp/orders/$(date +%s%N).json
     .venv/bin/python -m examples.files_to_table
 
-The second command shows the table. The variables ORDERS and TOTALS name other directories. To run it once more, add `--resume`:
-it goes on after the last batch. With `--fresh` it begins anew; remove /tmp/totals then, as batches are numbered anew too.
+The second command shows the table. The variables ORDERS and TOTALS name other directories. To run it again, add `--resume`
+to continue after the last batch, or `--fresh` to start empty; then remove /tmp/totals first, because batches are numbered from
+0 again.
 """
 
 import os
@@ -25,12 +26,12 @@ TOTALS = os.environ.get("TOTALS", "/tmp/totals")
 
 
 def orders(spark: SparkSession) -> DataFrame:
-    """Called on the driver when the topology is submitted. Any source of Structured Streaming will do."""
+    """Called on the driver when the topology is submitted. Every source of Structured Streaming works."""
     return spark.readStream.schema("customer string, cents long").option("maxFilesPerTrigger", 100).json(ORDERS)
 
 
 class Total(Bolt):
-    """What each customer has ordered so far."""
+    """Adds up the orders of each customer."""
 
     outputs = ["customer", "orders", "cents"]
     orders = CounterState()
@@ -44,12 +45,12 @@ class Total(Bolt):
 
 
 def write(dataframe: DataFrame, batch_id: int) -> None:
-    """Called on the driver after each batch. Under the batch's id, so that a batch written again replaces itself."""
+    """Called on the driver after each batch. The directory has the batch's id, so a batch written twice replaces itself."""
     dataframe.write.mode("overwrite").parquet(f"{TOTALS}/batch={batch_id}")
 
 
 def newest(dataframe: DataFrame) -> DataFrame:
-    """The table has every total that there was. This is the last of each customer's."""
+    """The table has every total over time; this selects the latest of each customer."""
     return dataframe.groupBy("customer").agg(F.max("orders").alias("orders"), F.max_by("cents", "orders").alias("cents"))
 
 

@@ -3,8 +3,8 @@
     ./millrace run examples.tapped:Watch                 # one terminal
     .venv/bin/python -m examples.tapped /tmp/alarms      # another: Parquet files, until Ctrl-C
 
-Both can be stopped and started again. The reader goes on by itself where it was; `Watch` with `--resume`. With
-`--fresh` it begins anew: remove /tmp/alarms and /tmp/alarms.checkpoint then.
+Both can be stopped and started again. The reader continues where it was; `Watch` continues with `--resume`. With `--fresh` it
+starts empty: then remove /tmp/alarms and /tmp/alarms.checkpoint first.
 """
 
 import os
@@ -23,7 +23,7 @@ LIMIT = 90
 
 
 class Readings(GeneratorSpout):
-    """Number n of the stream is always the same, whoever asks for it again."""
+    """Reading n is always the same, so it can be replayed."""
 
     outputs = ["device", "value"]
 
@@ -33,7 +33,7 @@ class Readings(GeneratorSpout):
 
 
 class Alarms(Bolt):
-    """Values above the limit, with how many of its device there were."""
+    """Emits values above the limit, numbered by device."""
 
     outputs = ["device", "value", "number"]
     alarms = CounterState()
@@ -53,7 +53,7 @@ class Watch(Topology):
 
 
 def copy(spark: SparkSession, directory: str) -> StreamingQuery:
-    """Every alarm into Parquet files, once: the file sink of Spark is idempotent by batch."""
+    """Writes every alarm to Parquet files, once: Spark's file sink is idempotent by batch."""
     alarms = (spark.readStream.format("millrace").option("topology", "watch").option("stream", "seen")
               .schema("device string, value long, number long").load())
     writer = alarms.writeStream.format("parquet").option("checkpointLocation", f"{directory}.checkpoint")
@@ -61,7 +61,7 @@ def copy(spark: SparkSession, directory: str) -> StreamingQuery:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's own processes must find Millrace, too
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's Python processes must find Millrace, too
     session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     register(session)
     copy(session, sys.argv[1]).awaitTermination()

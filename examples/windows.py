@@ -1,4 +1,4 @@
-"""Event-time windows: how many events each device had in each minute, told once when the minute is over. On either engine.
+"""Event-time windows: the number of events per device and minute, emitted once when the minute is over. On either engine.
 
     mkdir -p /tmp/events
     printf '%s\\n' 12,a 30,b 55,a 75,a 300,a > /tmp/events/0001.csv       # seconds,device
@@ -7,10 +7,9 @@
 
 EVENTS and MINUTES name other places. A second run needs `--resume` or `--fresh`; with `--fresh` remove /tmp/minutes first.
 
-Times are those in the events. A window is closed by a tick when the newest event is LATENESS seconds past its end; what comes
-for it after that is not counted any more but for `late`. All of it is keyed state: it survives its worker, and goes along when
-the bolt is scaled. How far a task thinks time has come follows from its own keys, so a task all of whose devices
-fall silent keeps its last windows open.
+Times are those in the events. A tick closes a window when the newest event is LATENESS seconds past its end; later events of
+that window are only counted in `late`. Everything is keyed state: it survives its worker, and moves when the bolt is scaled.
+Each task derives the time from its own keys, so a task whose devices all fall silent keeps its last windows open.
 """
 
 import os
@@ -26,7 +25,7 @@ LATENESS = 120  # seconds that an event may be behind the newest one
 
 
 class Parse(Bolt):
-    """Anything but SECONDS,DEVICE raises: such a line goes to the dead letters."""
+    """Parses SECONDS,DEVICE; any other line raises and goes to the dead letters."""
 
     outputs = ["at", "device"]
 
@@ -38,9 +37,9 @@ class Parse(Bolt):
 class Windows(Bolt):
     outputs = ["device", "start", "events"]
     config = {"topology.tick.tuple.freq.secs": 1}
-    windows = State(default=dict)  # of each device: start of a window that is open -> events in it
+    windows = State(default=dict)  # device -> start of an open window -> events in it
     newest = CounterState()  # the latest time of its events
-    closed = CounterState()  # where its last closed window ends
+    closed = CounterState()  # end of its last closed window
     late = CounterState()
 
     def process(self, tup: Tuple) -> None:
@@ -54,7 +53,7 @@ class Windows(Bolt):
         self.newest[device] = max(at, self.newest[device])
 
     def process_tick(self, tup: Tuple) -> None:
-        """At the end of a batch on the microbatch engine: all that came in it is counted before anything is closed."""
+        """Closes windows. On the microbatch engine the tick comes at the end of a batch, after all its events."""
         passed = max(self.newest.values(), default=0) - LATENESS
         for device, counts in list(self.windows.items()):
             for start in sorted(start for start in counts if start + WINDOW <= passed):
@@ -68,7 +67,7 @@ class Windows(Bolt):
 
 
 class PerMinute(Topology):
-    config = {"topology.guarantee": "exactly-once"}  # so that a tick's rows and the state that they come from are one
+    config = {"topology.guarantee": "exactly-once"}  # the rows of a tick and the state behind them are committed together
     lines = FileSpout.spec(config={"path": EVENTS, "follow": True})
     parse = Parse.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE})
     windows = Windows.spec(inputs={parse: Grouping.fields("device")}, par=2)

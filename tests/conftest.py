@@ -1,11 +1,11 @@
-"""For all tests: nothing is written to the home directory of whoever runs them, no other cluster of theirs is seen, and
-servers are started once, when the first test asks for them."""
+"""Fixtures and settings of all tests: no test depends on how the run was started, writes to the user's home directory or
+sees another cluster of the user's; servers start once, when the first test asks for them."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,24 +13,49 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support import surroundings
+from support.order import sort_longest_first
+from support.servers.needed import PROPERTY, ServerMissing, not_tested
 from support.servers.postgres import PostgresServer, running_postgres
 from support.servers.redis_server import RedisServer, running_redis
 from support.servers.zookeeper import ZooKeeperServer, running_zookeeper
 
-# Times are never asserted, and the examples are the same every time: a test fails for what was changed, not for its luck.
-# `millrace test -- tests --hypothesis-profile=explore` looks at new ones.
-settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("millrace", settings.get_profile("explore"), derandomize=True)
+surroundings.normalize()
+
+# The main run uses the same few examples every time, so that a failure is due to a change. `millrace test --explore MINUTES`
+# uses the profile "explore", with more examples and new seeds; it ignores saved examples, so that the seed alone repeats a
+# failure.
+settings.register_profile("explore", deadline=None, database=None, print_blob=True,
+                          suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("millrace", settings.get_profile("explore"), derandomize=True, max_examples=50)
 settings.load_profile("millrace")
-pytest.register_assert_rewrite("support.suites.history")  # its assertions are used by tests of two folders
+pytest.register_assert_rewrite("support.suites.history", "support.topologies.audited")  # tests use their assertions
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sort_longest_first(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, ServerMissing):
+        report.user_properties.append((PROPERTY, call.excinfo.value.server.name))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    line = not_tested(terminalreporter.getreports("skipped"))
+    if line:
+        terminalreporter.write_line(line, yellow=True)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The history's default database, and the sockets of masters; processes that tests start inherit them."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="desk") as desk:  # sockets: a short path
+def _private_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The history's default database and the sockets of masters; processes that tests start inherit them."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="run") as runtime:  # sockets: a short path
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        patch.setenv("XDG_RUNTIME_DIR", desk)
+        patch.setenv("XDG_RUNTIME_DIR", runtime)
         yield
 
 

@@ -1,47 +1,48 @@
-"""Every exception Millrace raises on purpose.
+"""All exceptions of Millrace.
 
     MillraceError
     ├── TopologyError            a declaration that cannot run (also a ValueError)
-    ├── EncodingError            a value that cannot travel (also a TypeError)
+    ├── EncodingError            a value that cannot be encoded (also a TypeError)
     ├── EmitError                an emit that does not fit the declared stream (also a ValueError)
     ├── KeyNotOwned              a key of keyed state that belongs to another task (also a KeyError)
-    ├── NotRunning               emit, ack or fail called outside a running task
+    ├── NotRunning               keyed state or a DataFrame used outside a running task (also a RuntimeError)
     ├── JavaNotFound             no Java that Spark can use
     ├── MasterUnreachable        the Spark master, or a running Millrace, does not answer
-    ├── NotEnoughSlots           fewer workers came up than were asked for
+    ├── NotEnoughSlots           fewer workers started than requested
     ├── AddressInUse             a port or socket that another process holds
     ├── UnknownName              no component, stream, task or slot of that name (also a KeyError)
-    ├── UnknownTopology          a name that is not running here
+    ├── UnknownTopology          no running topology of that name
     ├── BadParameter             a scheduler's parameter that is unknown or out of range (also a ValueError)
     ├── BadSituation             a file or value that is not a situation to schedule (also a ValueError)
-    ├── SchedulerFailed          a scheduler that raised, took too long or returned no plan that can be run
-    ├── StalePlan                a plan made for another one than that in force
+    ├── SchedulerFailed          a scheduler that raised, took too long or returned an invalid plan
+    ├── StalePlan                a plan based on an outdated one
     ├── IllegalTransition        a status that cannot follow the present one of a topology (also a RuntimeError)
     ├── NotTheAuthor             another master has taken over the plans
     ├── StoreUnreachable         a store (of plans, history or checkpoints) does not answer, is full or refuses
     ├── StoreInUse               another master uses the checkpoints of that topology
-    ├── CheckpointMissing        the checkpoint store has nothing of that name
-    ├── CorruptCheckpoint        a checkpoint whose bytes are not those that were written
-    ├── NotEnoughFragments       a snapshot that cannot be rebuilt from the fragments of it that came
-    ├── FeedingFailed            rows of a DataFrame that could not be brought through a topology
-    └── WireError                a frame that is not one of ours
+    ├── StateNotKept             state that no wave saves
+    ├── CheckpointMissing        a checkpoint, or a part of it, that is not in the store
+    ├── CorruptCheckpoint        a checkpoint whose bytes have changed
+    ├── NotEnoughFragments       a snapshot that cannot be rebuilt from the available fragments
+    ├── FeedingFailed            rows of a DataFrame that a topology did not process
+    └── WireError                a network message that cannot be read (also a ValueError)
 
-A message says what was asked, what there was, and what to do about it.
+A message states what was requested, what was found, and what to do.
 """
 
 from __future__ import annotations
 
 
 class MillraceError(Exception):
-    """Base of all the others: catch this to catch everything Millrace says on purpose."""
+    """Base of all exceptions of Millrace."""
 
 
 class TopologyError(MillraceError, ValueError):
-    """The declaration is wrong: raised while the class body is checked, before anything runs."""
+    """The declaration is wrong: raised when the class body is checked, before anything runs."""
 
 
 class EncodingError(MillraceError, TypeError):
-    """A value in a tuple has no place on the wire; names component, stream, field and type."""
+    """A value cannot be encoded; the message names component, stream, field and type."""
 
 
 class EmitError(MillraceError, ValueError):
@@ -49,18 +50,18 @@ class EmitError(MillraceError, ValueError):
 
 
 class StateNotKept(MillraceError):
-    """What a component keeps would be lost with its worker, though it looks like keyed state."""
+    """A component has state that no wave saves, so it would be lost with its worker."""
 
 
 class KeyNotOwned(MillraceError, KeyError):
-    """A bolt used a key of its state whose key group another task has; says which group and task."""
+    """A bolt used a key of its state whose key group belongs to another task; the message names both."""
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return str(self.args[0]) if self.args else ""
 
 
 class NotRunning(MillraceError, RuntimeError):
-    """A component was used outside a task: `emit`, `ack` and `fail` only work while the engine runs it."""
+    """A component used its keyed state, or the DataFrame that feeds it, while no engine runs it."""
 
 
 class JavaNotFound(MillraceError):
@@ -72,7 +73,7 @@ class MasterUnreachable(MillraceError):
 
 
 class NotEnoughSlots(MillraceError):
-    """Spark did not bring up the workers that were asked for within the time limit."""
+    """Spark did not start the requested workers within the time limit."""
 
 
 class AddressInUse(MillraceError):
@@ -80,7 +81,7 @@ class AddressInUse(MillraceError):
 
 
 class UnknownName(MillraceError, KeyError):
-    """A component or stream that is not there; the message lists those that are."""
+    """A component, stream, task or slot does not exist; the message lists those that do."""
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return str(self.args[0]) if self.args else ""
@@ -94,27 +95,27 @@ class UnknownTopology(MillraceError, KeyError):
 
 
 class WireError(MillraceError, ValueError):
-    """A frame that cannot be read: counted and dropped by whoever received it."""
+    """A network message cannot be read: the receiver counts and drops it."""
 
 
 class FeedingFailed(MillraceError):
-    """A micro-batch that feeds a DataFrame spout was not acked, and will not be by waiting longer."""
+    """A micro-batch that feeds a DataFrame spout was not acked, and waiting longer would not help."""
 
 
 class BadParameter(MillraceError, ValueError):
-    """A parameter that the scheduler or estimator does not have, or a value out of its range."""
+    """A scheduler or estimator has no such parameter, or the value is out of range."""
 
 
 class BadSituation(MillraceError, ValueError):
-    """What should describe graphs, cluster, loads and plans does not."""
+    """A value or file is not a valid description of graphs, cluster, loads and plans."""
 
 
 class SchedulerFailed(MillraceError):
-    """The scheduler gave no answer that can be used; the plan in force stays."""
+    """The scheduler returned no valid answer; the plan in force stays."""
 
 
 class StalePlan(MillraceError):
-    """The plan was made for another version, other workers or other tasks than there are now: nothing of it is run."""
+    """The plan is based on another version, other workers or other tasks than the present ones, so it is not carried out."""
 
 
 class IllegalTransition(MillraceError, RuntimeError):
@@ -122,24 +123,24 @@ class IllegalTransition(MillraceError, RuntimeError):
 
 
 class NotTheAuthor(MillraceError):
-    """A newer master writes the plans now: this one must not."""
+    """A newer master writes the plans: this one must not."""
 
 
 class StoreUnreachable(MillraceError):
-    """A store that is needed does not answer."""
+    """A required store does not answer, is full or refuses."""
 
 
 class StoreInUse(MillraceError):
-    """Another process has the checkpoints of this topology, and two would destroy each other's."""
+    """Another process uses the checkpoints of this topology: two would destroy each other's."""
 
 
 class CheckpointMissing(MillraceError):
-    """Something that a checkpoint needs is not in the store: it was deleted, or the store came back empty."""
+    """A part of a checkpoint is not in the store: it was deleted, or the store restarted empty."""
 
 
 class CorruptCheckpoint(MillraceError):
-    """What the checkpoint store gave back is not what was written, or cannot be restored."""
+    """The bytes read from the checkpoint store are not those that were written, or cannot be restored."""
 
 
 class NotEnoughFragments(MillraceError):
-    """Fewer good fragments than a snapshot needs; says which were set aside and why. The checkpoint store has it too."""
+    """Fewer good fragments than a snapshot needs; the message lists rejected ones. The checkpoint store has it too."""

@@ -1,4 +1,4 @@
-"""Topologies that run in batches without Spark, and what tests do with them and ask of them."""
+"""Topologies that run in batches without Spark, and helpers to run and check them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ N = 200
 
 def start(topology: type[Topology], tmp_path: Path, processes: int = 1, most_tuples: int = 20, config: Any = (),
           **more: Any) -> LocalBatches:
-    """A batch brings `most_tuples` from each task of the spout."""
+    """Each task of the spout emits `most_tuples` per batch."""
     graph = batched(graph_of(topology, config={"path": str(tmp_path / "out"), "limit": N, "burst": 5,
                                                "topology.chunk.tuples": 5, **dict(config)}))
     return LocalBatches(graph, str(tmp_path / "store"), processes, most_tuples=most_tuples, **more)
@@ -37,7 +37,7 @@ def run_to_the_end(batches: LocalBatches) -> None:
     for _ in range(100):
         if not sum(task.meters["emitted"] for report in batches.batch() for task in report.tasks):
             return
-    raise AssertionError("the spouts never come to an end")
+    raise AssertionError("the spouts do not end")
 
 
 def all_in(batches: LocalBatches, process: int) -> None:
@@ -45,8 +45,8 @@ def all_in(batches: LocalBatches, process: int) -> None:
 
 
 def fail_after(batches: LocalBatches, stage: int) -> None:
-    """An attempt that breaks off when all of the stage is done."""
-    last = len(batches._work(0).stages().partitions[stage]) - 1
+    """Abort an attempt when all of the stage is done."""
+    last = len(batches.work(0, 0).stages().partitions[stage]) - 1
     batches.fault = lambda at, partition: (at, partition) == (stage, last)
     with pytest.raises(AttemptFailed):
         batches.batch()
@@ -62,18 +62,18 @@ def numbers_in(directory: Path) -> list[int]:
 
 
 def counters(batches: LocalBatches) -> Counter[str]:
-    """Of one more batch."""
-    found: Counter[str] = Counter()
+    """Run one more batch; returns its counters."""
+    total: Counter[str] = Counter()
     for report in batches.batch():
-        found.update(report.counters)
-    return found
+        total.update(report.counters)
+    return total
 
 
 # ---- components ----
 
 
 class Remembers:
-    """Keeps account of its instances."""
+    """Counts its instances."""
 
     component_name: str
     task_index: int
@@ -92,7 +92,7 @@ class Source(Remembers, Numbers):
 
 
 class Tally(Remembers, Bolt):
-    """How often each last digit came; passes every number on."""
+    """Counts the last digits and passes every number on."""
 
     outputs: ClassVar[list[str]] = ["n"]
     counts = CounterState()

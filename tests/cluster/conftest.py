@@ -1,4 +1,4 @@
-"""Makes the components importable, by the tests and by the workers, and gives every test a clean slate."""
+"""Makes the components importable by tests and workers, and clears what they recorded before and after each test."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-settings.register_profile("cluster", deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 @pytest.fixture(autouse=True)

@@ -230,9 +230,9 @@ def test_a_bolt_that_never_acks_does_not_fill_memory() -> None:
     cluster = LocalCluster(1)
     cluster.submit(Stuck, config={"limit": 1000, TIMEOUT: 0.5, "topology.chunk.tuples": 10})
     cluster.run(1.0)
-    assert cluster.tasks("never")[0].held
+    assert cluster.tasks("never")[0].acks.unacked
     cluster.run(2.0)
-    assert not cluster.tasks("never")[0].held
+    assert not cluster.tasks("never")[0].acks.unacked
 
 
 # ---- batches ----

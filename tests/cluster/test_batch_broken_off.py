@@ -1,4 +1,4 @@
-"""Batches without Spark: partitions that break off in the midst of a chunk, in a process that lives on or dies."""
+"""Batches without Spark: partitions that abort in the middle of a chunk, in a process that survives or dies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from support.suites.batch_words import LINES, check, run_to_the_end
 
 
 class Torn(BaseException):
-    """As a signal that ends the process: user code does not see it coming, and nobody takes it for an error of a tuple."""
+    """Stands for a signal that ends the process: user code cannot catch it, and it is not an error of a tuple."""
 
 
-LEFT: dict[str, int] = {}  # component -> tuples until it breaks off
+LEFT: dict[str, int] = {}  # component -> tuples until it aborts
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ class TornSplit(SplitNumbered):
 
 
 class TornTally(TallyNumbered):
-    """Its state has the tuple, and the chunk has more of them."""
+    """Aborts after the tuple is in its state, with more tuples in the chunk."""
 
     def process(self, tup: Tuple) -> None:
         super().process(tup)
@@ -69,15 +69,15 @@ class TornWords(StatefulWordCount):
 
 
 def start(tmp_path: Path, seed: int) -> LocalBatches:
-    """Small chunks, and several to a partition."""
+    """Small chunks, several per partition."""
     graph = batched(graph_of(TornWords, config={"path": str(tmp_path / "out"), "limit": LINES, "topology.chunk.tuples": 20}))
     return LocalBatches(graph, str(tmp_path / "store"), processes=3, seed=seed, most_tuples=80)
 
 
 @pytest.mark.parametrize("dies", [True, False], ids=["process dies", "Spark ends the task"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_chunk_of_which_a_part_was_processed(tmp_path: Path, seed: int, dies: bool) -> None:
-    """Every batch is broken off once, in each component by turns."""
+def test_a_partly_processed_chunk(tmp_path: Path, seed: int, dies: bool) -> None:
+    """Every batch is aborted once, in each component by turns."""
     batches, rng = start(tmp_path, seed), random.Random(seed)
     for component in ["split", "count", "sink"]:
         LEFT[component] = rng.randrange(1, 60)
@@ -91,14 +91,14 @@ def test_a_chunk_of_which_a_part_was_processed(tmp_path: Path, seed: int, dies: 
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_partition_whose_output_nobody_takes_to_its_end(tmp_path: Path, seed: int) -> None:
-    """Spark stops reading from the process, which stands where it last gave something out."""
+def test_a_partition_whose_output_is_not_read_to_its_end(tmp_path: Path, seed: int) -> None:
+    """Spark stops reading from the process, which stays at the record that it yielded last."""
     batches, rng = start(tmp_path, seed), random.Random(seed)
     for _ in range(3):
-        batches.most_frames = rng.randrange(1, 6)
+        batches.most_records = rng.randrange(1, 6)
         with pytest.raises(AttemptFailed):
             batches.batch()
-        batches.most_frames = None
+        batches.most_records = None
         batches.batch()
     run_to_the_end(batches)
     check(batches, tmp_path / "out")

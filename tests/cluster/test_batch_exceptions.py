@@ -1,4 +1,4 @@
-"""Batches without Spark, and user code that raises."""
+"""Batches without Spark: user code that raises."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FromMoody(Topology):
 
 
 def test_a_spout_that_raises(tmp_path: Path) -> None:
-    """The batch ends there for it; the next one goes on at the same place."""
+    """Its batch ends there; the next one continues at the same position."""
     batches = start(FromMoody, tmp_path)
     RAISE.append(ValueError("not now"))
     batches.batch()

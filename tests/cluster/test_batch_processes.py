@@ -1,4 +1,4 @@
-"""Batches without Spark, and the processes they run in: tasks that come, go and come back, processes that were behind."""
+"""Batches without Spark and their processes: tasks that move away and back, processes that are behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from support.suites.kept_state import own_of
 
 
 class Chooser(Remembers, Bolt):
-    """Learns in `initialize` which tasks there are, and names one of them for each number."""
+    """Caches the task numbers in `initialize`, and emits each number to one of them."""
 
     outputs: ClassVar[list[Any]] = [Stream(["n"], "chosen", direct=True)]
 
@@ -49,7 +49,7 @@ class Chooser(Remembers, Bolt):
 
 
 class Named(JsonLinesSink):
-    """Says which task it is."""
+    """Writes its task index into each row."""
 
     def encode(self, rows: list[Any]) -> bytes:
         return b"".join(b'{"n": %d, "task": %d}\n' % (row.n, self.task_index) for row in rows)
@@ -62,7 +62,7 @@ class Chosen(Topology):
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_who_names_its_targets_learns_of_other_ones(tmp_path: Path, processes: int) -> None:
+def test_a_direct_emitter_learns_new_targets(tmp_path: Path, processes: int) -> None:
     batches = start(Chosen, tmp_path, processes)
     tasks = []
     for par in (3, 5, 2, 4, 1):
@@ -71,16 +71,15 @@ def test_who_names_its_targets_learns_of_other_ones(tmp_path: Path, processes: i
         before = len(rows_in(tmp_path / "out"))
         batches.batch()
         assert len(rows_in(tmp_path / "out")) == before + 20
-        made = max(batches.good)
-        found = [json.loads(line)["task"] for path in (tmp_path / "out").glob(f"part-*-{made}-*")
-                 for line in path.read_text().splitlines()]
-        tasks.append(set(found))
+        epoch = max(batches.decider.good)
+        tasks.append({json.loads(line)["task"] for path in (tmp_path / "out").glob(f"part-*-{epoch}-*")
+                      for line in path.read_text().splitlines()})
     assert tasks == [set(range(par)) for par in (3, 5, 2, 4, 1)]
     run_to_the_end(batches)
     assert numbers_in(tmp_path / "out") == list(range(N))
 
 
-def test_who_does_not_name_any_stays_as_it_is_under_a_new_plan(tmp_path: Path) -> None:
+def test_other_components_are_kept_under_a_new_plan(tmp_path: Path) -> None:
     batches = start(Tallied, tmp_path)
     batches.batch()
     made = MADE.copy()
@@ -94,7 +93,7 @@ def test_who_does_not_name_any_stays_as_it_is_under_a_new_plan(tmp_path: Path) -
     check_tally(batches, tmp_path / "out")
 
 
-# ---- what processes keep ----
+# ---- tasks that processes keep ----
 
 
 def kept_in(batches: LocalBatches, process: int) -> set[str]:
@@ -104,7 +103,7 @@ def kept_in(batches: LocalBatches, process: int) -> set[str]:
     return {str(kept.task.name) for kept in host.kept.values()}
 
 
-def test_tasks_that_are_no_more_are_let_go(tmp_path: Path) -> None:
+def test_tasks_that_ended_are_closed(tmp_path: Path) -> None:
     batches = start(Tallied, tmp_path)
     batches.scale("tally", 5)
     batches.batch()
@@ -117,8 +116,8 @@ def test_tasks_that_are_no_more_are_let_go(tmp_path: Path) -> None:
     check_tally(batches, tmp_path / "out")
 
 
-def test_tasks_that_have_their_place_elsewhere_are_let_go(tmp_path: Path) -> None:
-    """Each process runs what is planned there; then the plan changes round."""
+def test_tasks_that_moved_are_closed(tmp_path: Path) -> None:
+    """Each process runs its planned tasks; then the plan swaps them."""
     batches = start(Tallied, tmp_path, processes=2)
     batches.choose = lambda task: batches.place(task)
     batches.batch()
@@ -132,8 +131,8 @@ def test_tasks_that_have_their_place_elsewhere_are_let_go(tmp_path: Path) -> Non
     check_tally(batches, tmp_path / "out")
 
 
-def test_nothing_is_let_go_without_a_new_plan(tmp_path: Path) -> None:
-    """Spark runs partitions elsewhere now and then, and comes back."""
+def test_no_task_is_closed_without_a_new_plan(tmp_path: Path) -> None:
+    """Spark sometimes runs partitions in another process and returns."""
     batches = start(Tallied, tmp_path, processes=2)
     for process in (0, 1, 0):
         all_in(batches, process)
@@ -142,10 +141,10 @@ def test_nothing_is_let_go_without_a_new_plan(tmp_path: Path) -> None:
     assert not [each for each in CLOSED if each.startswith(("tally", "numbers"))]
 
 
-# ---- processes that were behind ----
+# ---- processes that are behind ----
 
 
-def test_a_process_that_was_behind_goes_on_with_what_it_has(tmp_path: Path) -> None:
+def test_a_process_that_is_behind_keeps_its_components(tmp_path: Path) -> None:
     batches = start(Tallied, tmp_path, processes=2)
     for process in (0, 1, 0, 1, 1, 0):
         all_in(batches, process)
@@ -156,7 +155,7 @@ def test_a_process_that_was_behind_goes_on_with_what_it_has(tmp_path: Path) -> N
     check_tally(batches, tmp_path / "out")
 
 
-def test_after_an_attempt_that_broke_off_components_are_made_anew(tmp_path: Path) -> None:
+def test_components_are_recreated_after_an_aborted_attempt(tmp_path: Path) -> None:
     batches = start(Tallied, tmp_path)
     batches.batch()
     assert set(MADE.values()) == {1}
@@ -170,9 +169,9 @@ def test_after_an_attempt_that_broke_off_components_are_made_anew(tmp_path: Path
     check_tally(batches, tmp_path / "out")
 
 
-def test_an_attempt_that_broke_off_elsewhere_is_no_concern_of_who_slept(tmp_path: Path) -> None:
-    """It only was behind: neither made anew nor read from the store where nothing has changed. What the other has staged is
-    thrown away."""
+def test_an_attempt_aborted_elsewhere_does_not_affect_an_idle_process(tmp_path: Path) -> None:
+    """It was only behind: its components are neither recreated nor read from the store. What the other process has staged is
+    discarded."""
     batches = start(Tallied, tmp_path, processes=2)
     all_in(batches, 0)
     batches.batch()
@@ -180,8 +179,8 @@ def test_an_attempt_that_broke_off_elsewhere_is_no_concern_of_who_slept(tmp_path
     fail_after(batches, stage=3)
     assert list((tmp_path / "out").glob(".staged-*/*"))
     all_in(batches, 0)
-    found = counters(batches)
-    assert found["resident"] == 3 and not found["restored"]
+    total = counters(batches)
+    assert total["resident"] == 3 and not total["restored"]
     assert set(MADE.values()) == {2}, "once in each process"
     assert not list((tmp_path / "out").glob(".staged-*/*"))
     all_in(batches, 1)
@@ -190,7 +189,7 @@ def test_an_attempt_that_broke_off_elsewhere_is_no_concern_of_who_slept(tmp_path
 
 
 class Own(Remembers, Bolt):
-    """Its state belongs to the task."""
+    """Keeps state of its own, in no key group."""
 
     outputs: ClassVar[list[str]] = ["n"]
 
@@ -215,7 +214,7 @@ class Summed(Topology):
     sink = JsonLinesSink.spec(inputs={own: Grouping.SHUFFLE}, par=1)
 
 
-def test_a_task_with_state_of_its_own_is_made_anew_when_it_was_behind(tmp_path: Path) -> None:
+def test_a_task_with_own_state_is_recreated_when_it_is_behind(tmp_path: Path) -> None:
     batches = start(Summed, tmp_path, processes=2)
     for process in (0, 1, 0, 0):
         all_in(batches, process)
@@ -230,19 +229,13 @@ def test_a_task_with_state_of_its_own_is_made_anew_when_it_was_behind(tmp_path: 
 # ---- sinks ----
 
 
-def test_files_that_a_consumer_takes_away(tmp_path: Path) -> None:
-    """Between batches, also what one process has written and another has made visible."""
+def test_files_that_a_consumer_moves_away(tmp_path: Path) -> None:
+    """Between batches, also files that one process has written and another has made visible."""
     batches, out, taken = start(Tallied, tmp_path, processes=2), tmp_path / "out", tmp_path / "taken"
     taken.mkdir()
-    publish = batches.publish
-
-    def elsewhere() -> None:
-        all_in(batches, 1)
-        publish()
-
     for number in range(8):
         all_in(batches, 0)
-        batches.publish = elsewhere if number % 2 else publish  # type: ignore[method-assign]
+        batches.before_publishing = lambda process=number % 2: all_in(batches, process)  # type: ignore[misc]
         batches.batch()
         for path in out.glob("part-*"):
             path.rename(taken / path.name)

@@ -1,4 +1,4 @@
-"""Batches without Spark, and time that passes between them: ticks, batching bolts, entries that expire."""
+"""Batches without Spark: time that passes between them, for ticks, batching bolts and expiring entries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millrace.runtime.clock import ManualClock
 
 
 class OnTick(Bolt):
-    """Says at each tick how many it has had."""
+    """Emits at each tick how many tuples it has had."""
 
     outputs: ClassVar[list[str]] = ["n"]
     config: ClassVar[dict[str, Any]] = {"topology.tick.tuple.freq.secs": 10}
@@ -39,19 +39,19 @@ class Ticking(Topology):
     sink = JsonLinesSink.spec(inputs={ticked: Grouping.SHUFFLE}, par=1)
 
 
-def test_ticks_fall_due_between_batches_and_come_once_in_the_next(tmp_path: Path) -> None:
+def test_a_tick_that_falls_due_between_batches_comes_once_in_the_next(tmp_path: Path) -> None:
     clock = ManualClock(1000.0)
     batches = start(Ticking, tmp_path, clock=clock)
-    told = []
+    visible = []
     for seconds in (0, 4, 4, 4, 4, 40, 0, 10):
         clock.advance(seconds)
         batches.batch()
-        told.append(numbers_in(tmp_path / "out"))
-    assert told == [[], [], [], [80], [80], [80, 120], [80, 120], [80, 120, 160]]
+        visible.append(numbers_in(tmp_path / "out"))
+    assert visible == [[], [], [], [80], [80], [80, 120], [80, 120], [80, 120, 160]]
 
 
 class ByDigit(BatchingBolt):
-    """How many of each last digit, whenever it is time."""
+    """Groups numbers by their last digit and emits them at each tick."""
 
     outputs: ClassVar[list[str]] = ["n"]
     config: ClassVar[dict[str, Any]] = {"topology.tick.tuple.freq.secs": 10}
@@ -82,8 +82,8 @@ class GroupedOnTime(Topology):
 
 
 @pytest.mark.parametrize("topology", [Grouped, GroupedOnTime])
-def test_what_a_batching_bolt_has_collected_is_out_by_the_end_of_the_batch(tmp_path: Path, topology: type[Topology]) -> None:
-    """Whether its time has come or not: nothing of it is in the checkpoint."""
+def test_a_batching_bolt_emits_everything_by_the_end_of_the_batch(tmp_path: Path, topology: type[Topology]) -> None:
+    """Also before its time has come: the checkpoint has nothing of it."""
     clock = ManualClock(1000.0)
     batches = start(topology, tmp_path, processes=2, clock=clock)
     for number, seconds in enumerate((0, 3, 30, 3)):
@@ -97,7 +97,7 @@ def test_what_a_batching_bolt_has_collected_is_out_by_the_end_of_the_batch(tmp_p
 
 
 class Fresh(Bolt):
-    """Passes on what it had not seen for a while."""
+    """Passes on digits that it has not seen for a while."""
 
     outputs: ClassVar[list[str]] = ["n", "digit"]
     seen = State(ttl=10)
@@ -117,15 +117,15 @@ class Freshly(Topology):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_entries_expire_between_batches(tmp_path: Path, processes: int) -> None:
-    """Whether they stayed in the process, came from the store, or belong to another task now."""
+    """Entries that stayed in the process, came from the store, or moved to another task."""
     clock = ManualClock(1000.0)
     batches = start(Freshly, tmp_path, processes, clock=clock)
-    told = []
+    visible = []
     for number, seconds in enumerate((0, 6, 3, 2, 6, 6, 6)):
         clock.advance(seconds)
         all_in(batches, number % processes)
         if number == 4:
             batches.scale("fresh", 3)
         batches.batch()
-        told.append(len(numbers_in(tmp_path / "out")) // 10)
-    assert told == [1, 1, 1, 2, 2, 3, 3]
+        visible.append(len(numbers_in(tmp_path / "out")) // 10)
+    assert visible == [1, 1, 1, 2, 2, 3, 3]

@@ -47,7 +47,7 @@ class Narrow(Topology):
 def fullest(cluster: LocalCluster) -> int:
     """The most chunks that one channel has in an inbox."""
     counts = Counter((task.name, delivery.inlet) for name in ("through", "sink") for task in cluster.tasks(name)
-                     for delivery in task.inbox)
+                     for delivery in task.inbox.waiting)
     return max(counts.values(), default=0)
 
 

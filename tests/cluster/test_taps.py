@@ -1,8 +1,8 @@
-"""Taps on a whole cluster in one process: what a reader gets through failures, and how an absent one holds the stream up."""
+"""Taps on a whole cluster in one process: rows survive failures in order, and an absent reader blocks the stream."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from millrace.runtime.taps.messages import Seen, decode_rows, join_rows
 from millrace.runtime.taps.port import TapPort, open_here
 from millrace.runtime.taps.reader import Offset, first_offset, last_offset, ranges_between
 from millrace.runtime.taps.rows import TapRows
-from millrace.runtime.tasks.task import CHUNK_STRETCH
+from millrace.runtime.tasks.sender import CHUNK_STRETCH
 from millrace.runtime.wire.transport import Keys
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
 from support.topologies.tapped import WORDS, CountedTap, Numbers, Tapped, TwoWidths
@@ -25,7 +25,7 @@ LIMIT = 3000
 
 @pytest.fixture(autouse=True)
 def port(tmp_path: Path) -> Iterator[None]:
-    """One for all workers, since they are in one process."""
+    """One port for all workers, since they are in one process."""
     tmp_path.chmod(0o700)
     context = zmq.Context()
     opened = TapPort(context, tmp_path / "t.ipc", "", Keys.make(), "")
@@ -44,18 +44,19 @@ def start(topology: Any, store: MemoryStore | None = None, resume: bool = False,
 
 
 def taps(cluster: LocalCluster) -> dict[int, TapRows]:
-    """Of the tasks that are up, on workers that are."""
+    """The rows of running tasks on workers that are alive."""
     alive = {slot: view.address.generation for slot, view in cluster.master.workers.items()}
     return {task.name.index: task.component.rows for task in cluster.tasks("out")
             if task.started and alive.get(task.worker.slot) == task.worker.generation}
 
 
 class Reader:
-    """What the streaming reader does with its offsets, without sockets."""
+    """Handles offsets as the streaming reader does, without sockets."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
         self.rows: list[Any] = []
+        self.by_tap: defaultdict[tuple[int, str], list[Any]] = defaultdict(list)  # task and incarnation of the tap
         self.offset: Offset = first_offset(self._seen({}))
 
     def _seen(self, committed: Offset) -> dict[int, tuple[str, Seen]]:
@@ -72,7 +73,9 @@ class Reader:
         for wanted in ranges_between(self.offset, end):
             found = taps(self.cluster).get(wanted.task)
             if found is not None and found.name == wanted.name:
-                self.rows += decode_rows(join_rows(found.read(wanted.start, wanted.stop, LIMIT, 2**62)[1]))
+                rows = decode_rows(join_rows(found.read(wanted.start, wanted.stop, LIMIT, 2**62)[1]))
+                self.rows += rows
+                self.by_tap[wanted.task, wanted.name] += rows
         self.offset = end
 
     def read_all(self, count: int = LIMIT) -> None:
@@ -81,6 +84,28 @@ class Reader:
             return len({row[0] for row in self.rows}) >= count
 
         self.cluster.run_until(enough, seconds=200)
+
+
+def assert_numbers_in_order(reader: Reader, spouts: int = 2) -> None:
+    """Each spout task's numbers, in the order in which it sent them, from each incarnation of each tap task."""
+    for rows in reader.by_tap.values():
+        for spout in range(spouts):
+            sent = [row[0] for row in rows if row[0] % spouts == spout]
+            assert sent == sorted(set(sent))
+
+
+def assert_counted_once_in_order(reader: Reader) -> None:
+    """Every number once; the counts of each word from 1 on, each once, and in order from each task of the tap."""
+    assert Counter(row[0] for row in reader.rows) == Counter(range(LIMIT))
+    by_word: defaultdict[str, list[int]] = defaultdict(list)
+    by_task: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+    for (task, _), rows in reader.by_tap.items():
+        for _, word, count in rows:
+            by_word[word].append(count)
+            by_task[task, word].append(count)
+    assert {word: sorted(counts) for word, counts in by_word.items()} == {
+        word: list(range(1, LIMIT // len(WORDS) + 1)) for word in WORDS}
+    assert all(counts == sorted(counts) for counts in by_task.values())
 
 
 def test_rows_are_acked_when_they_are_committed() -> None:
@@ -94,6 +119,7 @@ def test_rows_are_acked_when_they_are_committed() -> None:
     reader.batch()
     cluster.run_until(lambda: sum(cluster.master.topologies["tapped"].positions.values()) == LIMIT)
     assert Counter(reader.rows) == Counter((number, WORDS[number % len(WORDS)]) for number in range(LIMIT))
+    assert_numbers_in_order(reader)
 
 
 def test_what_a_lost_task_kept_comes_again() -> None:
@@ -108,7 +134,7 @@ def test_what_a_lost_task_kept_comes_again() -> None:
             break
     reader.read_all()
     assert {rows.name for rows in taps(cluster).values()} - before, "another incarnation has another name"
-    assert {row[0] for row in reader.rows} == set(range(LIMIT))
+    assert set(reader.rows) == {(number, WORDS[number % len(WORDS)]) for number in range(LIMIT)}
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2])
@@ -122,8 +148,7 @@ def test_exactly_once_a_worker_dies(slot: int) -> None:
     reader.batch()
     cluster.start(slot)
     reader.read_all()
-    assert Counter(row[0] for row in reader.rows) == Counter(range(LIMIT))
-    assert sorted(count for _, word, count in reader.rows if word == "mill") == list(range(1, LIMIT // len(WORDS) + 1))
+    assert_counted_once_in_order(reader)
 
 
 def test_exactly_once_the_driver_dies_and_resumes() -> None:
@@ -136,7 +161,7 @@ def test_exactly_once_the_driver_dies_and_resumes() -> None:
     reader.batch()
     reader.cluster = start(CountedTap, store, resume=True, **config)
     reader.read_all()
-    assert Counter(row[0] for row in reader.rows) == Counter(range(LIMIT))
+    assert_counted_once_in_order(reader)
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
@@ -150,7 +175,9 @@ def test_a_task_of_the_tap_moves(guarantee: str) -> None:
     reader.read_all()
     found = Counter(row[0] for row in reader.rows)
     assert found.keys() == set(range(LIMIT))
-    assert guarantee == "at-least-once" or found == Counter(range(LIMIT))
+    if guarantee == "exactly-once":
+        assert found == Counter(range(LIMIT))
+        assert_numbers_in_order(reader)
 
 
 def test_exactly_once_nothing_can_be_read_before_its_wave() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cluster_runs import Late, counter, drain, meter, spouts_done
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_parts import (
     Lives,
@@ -242,7 +242,7 @@ class Chaos:
         self.cluster.cut.clear()
 
 
-@settings(settings.get_profile("cluster"), max_examples=20)
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from([Rows, Arrow, Threads, Narrow]), st.lists(ACTIONS, min_size=1, max_size=8))
 def test_whatever_happens_to_workers_and_frames_nothing_is_lost(
         topology: type[Topology], schedule: list[tuple[str, int, int]]) -> None:

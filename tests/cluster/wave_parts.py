@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from typing import Any, ClassVar
 
@@ -16,7 +17,9 @@ from millrace.connectors.generator import GeneratorSpout
 
 KEYS = 17
 STAGED: dict[tuple[int, int, int, int], list[Any]] = {}  # (task, epoch, wave or -1, order) -> rows not visible yet
+_orders = itertools.count()
 VISIBLE: list[Any] = []
+VISIBLE_BY_TASK: defaultdict[int, list[Any]] = defaultdict(list)  # the same by task of the sink
 WRITTEN: list[Any] = []  # by a sink that takes no part in the commit
 FAIL_COMMIT: set[int] = set()  # waves whose first commit raises
 FAIL_WRITE: list[Exception] = []  # what the sink's next writes raise
@@ -31,6 +34,7 @@ def forget() -> None:
     FAIL_SNAPSHOT.clear()
     STAGED.clear()
     VISIBLE.clear()
+    VISIBLE_BY_TASK.clear()
     WRITTEN.clear()
     FAIL_COMMIT.clear()
     FAIL_WRITE.clear()
@@ -109,7 +113,7 @@ class Ledger(TwoPhaseSink):
         if not self.exactly_once:
             WRITTEN.extend(rows)
             return
-        STAGED.setdefault((self.task_index, self.epoch, -1, len(STAGED)), []).extend(rows)
+        STAGED[self.task_index, self.epoch, -1, next(_orders)] = list(rows)
 
     def prepare(self, wave: int) -> None:
         for key in [key for key in STAGED if key[:3] == (self.task_index, self.epoch, -1)]:
@@ -129,7 +133,9 @@ class Ledger(TwoPhaseSink):
     def _publish(self, wave: int, epoch: int) -> None:
         ready = [key for key in STAGED if key[:2] == (self.task_index, epoch) and 0 <= key[2] <= wave]
         for key in sorted(ready, key=lambda key: (key[2], key[3])):
-            VISIBLE.extend(STAGED.pop(key))
+            rows = STAGED.pop(key)
+            VISIBLE.extend(rows)
+            VISIBLE_BY_TASK[self.task_index].extend(rows)
 
 
 class Batches(BatchingBolt):

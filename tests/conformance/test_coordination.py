@@ -24,7 +24,7 @@ from millrace.runtime.plans.coordination import (
     _Published,
     open_store,
 )
-from support.servers.debian import free_port
+from support.servers.ports import free_port
 from support.servers.zookeeper import ZooKeeperServer
 
 WAIT = 60.0  # seconds before a test that waits for an event gives up

@@ -32,6 +32,7 @@ from millrace.spark.microbatch import MicrobatchEngine
 from millrace.testing.reference import run_reference
 from millrace.workloads import audit, logstream, throughput, topn, wordcount
 from support.processes.forked import ForkedCluster
+from support.processes.shared_spark import stop_shared_session
 from support.suites.kept_state import own_of, positions_of, state_of
 from support.topologies import engine_parts
 from support.topologies.engine_parts import Out
@@ -214,7 +215,8 @@ def resident(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resident]:
 @pytest.fixture(scope="module")
 def microbatch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Microbatch]:
     store = str(tmp_path_factory.mktemp("microbatch"))
-    with MicrobatchEngine("local[2]", name=f"conformance-{os.getpid()}", code=["engine_parts"],
+    stop_shared_session()
+    with MicrobatchEngine("local[2]", name=f"conformance-{os.getpid()}", code=["support"],
                           settings={CHECKPOINTS.key: store, "history.url": "none"}) as engine:
         yield Microbatch(engine, store)
 

@@ -1,4 +1,4 @@
-"""Workers as real processes, ZeroMQ between them, no Spark."""
+"""Marks tests that run workers as real processes, with ZeroMQ between them and without Spark."""
 
 from __future__ import annotations
 

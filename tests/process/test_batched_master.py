@@ -182,14 +182,14 @@ def test_what_their_tasks_did_is_counted(master: Master) -> None:
 
 def test_status_shows_batches(master: Master) -> None:
     assert only(master.status())["batches"]["count"] == 0
-    assert [line.text for line in batch_lines(only(master.status())["batches"])] == ["no batch is done yet"]
+    assert [line.text for line in batch_lines(only(master.status())["batches"])] == ["no batch has finished yet"]
     master.note_batch("words", record(0, tuples_in=1000, misplaced=1, restored=2, spark_run_seconds=3.5, own_busy_seconds=2.5))
     shown = only(ask("batched", "status"))["batches"]
     assert (shown["count"], shown["last"]["tuples_in"], shown["misplaced"], shown["restored"]) == (1, 1000, 1, 2)
     batches, state, time_in_partitions = (line.text for line in batch_lines(shown))
     assert batches == "1, 0 attempts failed; last 0.50 s for 1,000 tuples; mean of 20: 0.50 s"
-    assert state == "0 times found in its process, 2 times loaded; 1 task misplaced"
-    assert time_in_partitions.startswith("3.5 s by Spark, 2.5 s by us; ")
+    assert state == "found in memory 0 times, loaded 2 times; 1 task misplaced"
+    assert time_in_partitions.startswith("3.5 s by Spark, 2.5 s in Python; ")
 
 
 def test_what_is_told_of_a_topology_that_is_gone_is_dropped(master: Master) -> None:
@@ -365,7 +365,7 @@ def test_the_other_verbs_work_on_batches(cli: Cli, master: Master) -> None:
     assert cli("state", "--query", "count", "a") == (0, "3\n", "")
     assert cli("state", "--query", "count", "a", "--name", "hits") == (0, "3\n", "")
     code, out, _ = cli("state", "--query", "count", "5")
-    assert code == 1 and "nothing is kept under 5" in out and """for the text write '"5"'""" in out
+    assert code == 1 and "nothing is kept under 5" in out and """to look up the text, write '"5"'""" in out
     assert cli("load")[0] == 0
     code, out, _ = cli("move", "count[0]", str(1 - master.state.topologies["words"].places[COUNT0].slot))
     assert code == 0 and "from the next batch on" in out

@@ -1,4 +1,4 @@
-"""Wrong input at the command line: exit code 1 (2 for usage), one clear line on stderr, no traceback. No Spark starts."""
+"""Wrong input on the command line: exit code 1 (2 for usage), one clear line on stderr, no traceback, no Spark."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MODULES = {
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Cli]:
-    """Runs the command in this process, in a directory with the modules above."""
+    """Run commands in this process, in a directory with the modules above."""
     for name, text in {"their_parts": PARTS, **MODULES}.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.chdir(tmp_path)
@@ -63,11 +63,11 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         monkeypatch.setattr(sys, "argv", ["millrace", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
 
-    with tempfile.TemporaryDirectory(prefix="desk") as desk:  # no cluster of this machine is in it
-        monkeypatch.setenv("XDG_RUNTIME_DIR", desk)
+    with tempfile.TemporaryDirectory(prefix="cli") as runtime:  # other clusters of this machine are not seen
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         yield run
     signal.signal(signal.SIGTERM, before)
     for name in ("their_parts", *MODULES):
@@ -91,6 +91,14 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 ])
 def test_a_topology_that_cannot_be(cli: Cli, topology: str, says: str) -> None:
     assert_one_line(cli("run", topology), says)
+    assert_one_line(cli("visualize", topology), says)
+
+
+def test_visualize_prints_a_flowchart_and_nothing_else(cli: Cli) -> None:
+    code, out, err = cli("visualize", WORD_COUNT, "--par", "count=3")
+    assert (code, err) == (0, "")
+    assert out.startswith("flowchart LR\n") and "count<br/>3 tasks" in out
+    assert_one_line(cli("visualize", WORD_COUNT, "--par", "nosuch=3"), "which WordCount does not have")
 
 
 @pytest.mark.parametrize(("option", "value", "says"), [
@@ -103,42 +111,46 @@ def test_a_topology_that_cannot_be(cli: Cli, topology: str, says: str) -> None:
     ("--par", "split=0", "at least 1"),
     ("--par", "split=-3", "at least 1"),
     ("--par", "nosuch=2", "which WordCount does not have"),
-    ("--config", "rate", "KEY=VALUE"),
-    ("--config", "topology.gurantee=exactly-once", "there is no such setting; did you mean topology.guarantee."),
-    ("--config", "topology.zzz=1", "there is no such setting. All are in docs/settings.md"),
-    ("--config", "checkpoint.store=/tmp", "a setting of the engine, not of a topology. Give it with --set"),
-    ("--config", "topology.guarantee=perhaps", "at-most-once, at-least-once"),
-    ("--config", "topology.message.timeout.secs=soon", "must be a number"),
-    ("--config", "topology.message.timeout.secs=-1", "below the least value"),
-    ("--config", "topology.channel.window=0", "below the least value"),
+    ("--set", "rate", "KEY=VALUE"),
+    ("--set", "topology.gurantee=exactly-once", "there is no such setting; did you mean topology.guarantee."),
+    ("--set", "topology.zzz=1", "there is no such setting. docs/settings.md lists all of them"),
+    ("--set", "chekpoint.store=/tmp", "there is no such setting; did you mean checkpoint.store."),
+    ("--set", "topology.guarantee=perhaps", "at-most-once, at-least-once"),
+    ("--set", "topology.message.timeout.secs=soon", "must be a number"),
+    ("--set", "topology.message.timeout.secs=-1", "below the least value"),
+    ("--set", "topology.channel.window=0", "below the least value"),
+    ("--set", "worker.poll.secs=soon", "must be a number"),
+    ("--set", "spark.x", "KEY=VALUE"),
+    ("--config", "topology.zzz=1", "there is no such setting"),
     ("--conf", "spark.x", "KEY=VALUE"),
     ("--master", "nonsense", "is not a Spark master"),
     ("--master", "local[x]", "is not a Spark master"),
     ("--master", "spark://", "names no host"),
     ("--master", "spark://127.0.0.1:1", "does not answer"),
     ("--master", "local-cluster[1,1,700]", "has 1 cores"),
-    ("--engine", "batch", "there is no such engine; there are resident, microbatch"),
+    ("--engine", "batch", "there is no such engine; choose one of resident, microbatch"),
 ])
 def test_an_option_that_cannot_be(cli: Cli, option: str, value: str, says: str) -> None:
     assert_one_line(cli("run", WORD_COUNT, option, value), says)
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["--port", "7000"], "--port: of no use with --engine microbatch"),
-    (["--bind", "127.0.0.1", "--one-worker-per-node"], "--bind, --one-worker-per-node: of no use"),
+    (["--port", "7000"], "--port: not available with --engine microbatch"),
+    (["--bind", "127.0.0.1", "--one-worker-per-node"], "--bind, --one-worker-per-node: not available"),
 ])
-def test_options_that_are_of_no_use_to_batches(cli: Cli, arguments: list[str], says: str) -> None:
+def test_options_that_the_microbatch_engine_does_not_have(cli: Cli, arguments: list[str], says: str) -> None:
     assert_one_line(cli("run", WORD_COUNT, "--engine", "microbatch", *arguments), says)
 
 
 @pytest.mark.parametrize("engine", ["resident", "microbatch"])
-def test_to_go_on_and_to_begin_anew(cli: Cli, engine: str) -> None:
+def test_resume_and_fresh_together(cli: Cli, engine: str) -> None:
     assert_one_line(cli("run", WORD_COUNT, "--engine", engine, "--resume", "--fresh"),
-                    "--resume and --fresh: one goes on from what an earlier run has left, the other deletes it. Give the one")
+                    "--resume continues from the checkpoints of an earlier run, --fresh deletes them: give only one")
 
 
 @pytest.mark.parametrize("arguments", [
-    ["status"], ["status", "--json"], ["kill", "wordcount"], ["pause", "wordcount"], ["resume", "wordcount"],
+    ["status"], ["status", "--json"], ["kill", "wordcount"], ["pause", "wordcount"], ["unpause", "wordcount"],
+    ["resume", "wordcount"],
 ])
 def test_nothing_runs(cli: Cli, arguments: list[str]) -> None:
     assert_one_line(cli(*arguments), "no Millrace cluster is running on this machine")

@@ -92,7 +92,7 @@ def test_checkpoints_that_nobody_can_read_are_left_to_people(cluster: ProcessClu
     for name in manifests(cluster):
         store.write(name, [b"torn"])
     for resume in (None, True):
-        with pytest.raises(CorruptCheckpoint, match=r"none can be used; .* or begin anew with --fresh \(resume=False\)"):
+        with pytest.raises(CorruptCheckpoint, match=r"none can be used; .* without state with --fresh \(resume=False\)"):
             cluster.master.submit(words(tmp_path), resume)
     stream = StatefulStream(cluster.master, tmp_path / "second", NAME, resume=False, **GENTLE)
     stream.wave(2)

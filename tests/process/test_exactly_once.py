@@ -53,13 +53,20 @@ def test_workers_are_killed(cluster: ForkedCluster, tmp_path: Path, guarantee: s
 
 @pytest.mark.parametrize("phase", ["prepare", "commit", "init"])
 def test_a_worker_is_killed_during(cluster: ForkedCluster, tmp_path: Path, phase: str) -> None:
+    """While the master is in that phase and waits for a task of the worker. Recovery returns to the wave committed then."""
     stream = StatefulStream(cluster.master, tmp_path)
     stream.wave(1)
-    if phase == "init":  # and so a second fault while the first is being recovered from
+    if phase == "init":  # and so a second fault during the recovery from the first
         cluster.kill(0)
-    stream.until(lambda: stream.waves.phase == phase)
-    cluster.kill(1)
+    cluster.master.call(cluster.master.events.clear)
+    victim = cluster.processes[1].pid
+    wave = stream.in_phase(phase, lambda: os.kill(victim, signal.SIGKILL), slot=1)
+    losses = stream.state.losses
+    cluster.kill(1)  # dead already: collects the process
+    stream.until(lambda: stream.state.losses > losses)
     stream.wave(2)
+    taken_up = [event["text"] for event in cluster.master.events if "every task has taken up the state of" in event["text"]]
+    assert taken_up and f"wave {wave}" in taken_up[-1], taken_up
     assert_all_exact(stream.finish_both())
 
 

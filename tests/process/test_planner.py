@@ -83,9 +83,9 @@ def assert_it_lives(planner: SchedulerProcess) -> None:
 
 @pytest.mark.parametrize(("scheduler", "says"), [
     ("Raises", "it raised KeyError: '[/bold] no such thing\\nand a second line', at "),
-    ("ReturnsText", "it returned str; asked for NewPlan, NoChange or CannotPlace"),
+    ("ReturnsText", "it returned str; expected NewPlan, NoChange or CannotPlace"),
     ("ForgetsATask", "1 tasks have no slot"),
-    ("UsesADeadSlot", "it uses slot 77, and the slots that are alive are [0, 1]"),
+    ("UsesADeadSlot", "it uses slot 77, and the live slots are [0, 1]"),
     ("WrongOwner", "belongs to none of its"),
     ("SysExits", "it raised SystemExit: enough"),
     ("Unsendable", "has version 1180591620717411303424 where"),

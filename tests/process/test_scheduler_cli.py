@@ -199,12 +199,13 @@ def test_move(cli: Cli, stream: AuditedStream) -> None:
     code, out, _ = cli("move", "split[0]", str(slot))
     assert (code, out) == (0, f"split[0] of audited moves from worker {1 - slot} to worker {slot}\n")
     code, out, _ = cli("move", "count[0]", str(1 - stream.state.places[TaskId("count", 0)].slot))
-    assert code == 0 and "begins anew" in out
+    assert code == 0 and "it restarts there" in out
     stream.advance(50)
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["split", "0"], "'split' names no task"), (["split[x]", "0"], "'split[x]' names no task"), (["", "0"], "names no task"),
+    (["split", "0"], "'split' does not name a task"), (["split[x]", "0"], "'split[x]' does not name a task"),
+    (["", "0"], "does not name a task"),
     (["split[9]", "0"], "no running topology has a task split[9]; there are "), (["nope[0]", "0"], "no running topology"),
     (["split[0]", "7"], "7"), (["split[0]", "0", "--topology", "nope"], "nope"),
     (["split[9]", "0", "--topology", "audited"], "split[9]"), (["nope[0]", "0", "--topology", "audited"], "nope"),

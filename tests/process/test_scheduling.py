@@ -171,7 +171,7 @@ def test_off_and_on_again(idle: Master) -> None:
 def test_questions_that_make_no_sense(idle: Master) -> None:
     for verb, arguments, says in [
         ("scheduler history", {"limit": "many"}, "many"), ("scheduler set", {}, "name"),
-        ("move", {"task": "x", "slot": 0}, "'x' names no task"),
+        ("move", {"task": "x", "slot": 0}, "'x' does not name a task"),
         ("move", {"task": "count[0]", "slot": "one"}, "one"), ("move", {"task": "count[0]", "slot": 1}, "no running topology"),
         ("dance", {}, "unknown verb"), ("load", {"topology": "nope"}, "nope"),
     ]:

@@ -1,4 +1,4 @@
-"""The measurement of state: that it runs, restores what was saved, and says what it left out."""
+"""`bench state` runs, restores what was saved, and reports what it left out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.bench import state, wave_cost
+from millrace.bench import redis_server, state, wave_cost
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(state, name, value)
 
 
-def test_all_places_are_measured() -> None:
+def test_all_sources_are_measured() -> None:
     result = state.run_state_bench(live=False, quick=True)
     assert result["encode_mb_s"] > 0 and result["decode_mb_s"] > 0
     assert list(result["restore_s"]) == [1, 2] and list(result["restore_instances_s"]) == [1, 2]
@@ -26,15 +26,15 @@ def test_all_places_are_measured() -> None:
         assert (times["redis"] is None) == ("redis" in result["skipped"])
 
 
-def test_without_redis_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(state.shutil, "which", lambda name: None)
-    with state.redis_server(tmp_path) as (place, why_not):
-        assert place is None and "redis-server" in why_not
+def test_without_redis_there_is_a_hint_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(redis_server.shutil, "which", lambda name: None)
+    with redis_server.redis_server(tmp_path) as (client, hint):
+        assert client is None and "apt-get install redis-server" in hint
 
 
 def test_a_state_that_comes_back_changed_is_an_error(tmp_path: Path) -> None:
-    files = state.Files(tmp_path)
+    files = state.FileSource(tmp_path)
     files.save([b"state"])
     (tmp_path / "state-0").write_bytes(b"stale")
-    with pytest.raises(state.MillraceError, match="another sum"):
+    with pytest.raises(state.MillraceError, match="another checksum"):
         files.restore()

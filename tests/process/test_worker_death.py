@@ -124,7 +124,7 @@ def test_while_it_drains(cluster: ForkedCluster, stream: AuditedStream) -> None:
     cluster.master.pause(stream.name)
     cluster.kill(random.Random(7).randrange(SLOTS))
     stream.until(lambda: cluster.master.state.drained(stream.state))
-    cluster.master.resume(stream.name)
+    cluster.master.unpause(stream.name)
     stream.advance(500)
     assert_nothing_lost(stream.finish())
 

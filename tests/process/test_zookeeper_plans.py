@@ -22,7 +22,7 @@ from millrace.runtime.plans.plan_store import PlanStore
 from millrace.runtime.wire.transport import private_directory
 from millrace.workloads.audit import AuditedWordCount
 from support.processes.forked import ForkedCluster
-from support.servers.debian import free_port
+from support.servers.ports import free_port
 from support.servers.zookeeper import ZooKeeperServer
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 

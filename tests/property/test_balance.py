@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.schedulers.balance import evened
+from millrace.schedulers.balance import balance_groups
 from millrace.schedulers.problem import Floats, Ints
 
 EPS = 1 + 1e-6
@@ -35,7 +35,7 @@ def largest(loads: Floats, owners: Ints, par: int) -> float:
 def test_every_group_has_an_owner_and_no_task_gets_more_than_the_most_loaded_had(given_: tuple[Floats, Ints, int],
                                                                                  tolerance: float) -> None:
     loads, owners, par = given_
-    new = evened(loads, owners, par, tolerance)
+    new = balance_groups(loads, owners, par, tolerance)
     assert len(new) == len(owners) and new.min() >= 0 and new.max() < par
     assert largest(loads, new, par) <= largest(loads, owners, par) * EPS
 
@@ -43,15 +43,15 @@ def test_every_group_has_an_owner_and_no_task_gets_more_than_the_most_loaded_had
 @given(shares(), tolerances)
 def test_the_same_again_changes_nothing(given_: tuple[Floats, Ints, int], tolerance: float) -> None:
     loads, owners, par = given_
-    new = evened(loads, owners, par, tolerance)
-    assert (evened(loads, new, par, tolerance) == new).all()
+    new = balance_groups(loads, owners, par, tolerance)
+    assert (balance_groups(loads, new, par, tolerance) == new).all()
 
 
 @given(shares(), tolerances)
 def test_what_is_even_stays_as_it_is(given_: tuple[Floats, Ints, int], tolerance: float) -> None:
     loads, owners, par = given_
     if largest(loads, owners, par) <= loads.sum() / par * (1 + tolerance):
-        assert evened(loads, owners, par, tolerance) is owners
+        assert balance_groups(loads, owners, par, tolerance) is owners
 
 
 @given(shares(groups=6, tasks=3), tolerances)
@@ -61,12 +61,12 @@ def test_it_is_near_the_best_there_is(given_: tuple[Floats, Ints, int], toleranc
     loads, owners, par = given_
     best = min(largest(loads, np.array(each, dtype=np.int64), par) for each in product(range(par), repeat=len(loads)))
     bound = max(1 + tolerance, 4 / 3 / (1 - tolerance / 2))
-    assert largest(loads, evened(loads, owners, par, tolerance), par) <= best * bound * EPS
+    assert largest(loads, balance_groups(loads, owners, par, tolerance), par) <= best * bound * EPS
 
 
 @given(shares(), tolerances)
 def test_groups_without_load_stay_unless_all_is_shared_out_anew(given_: tuple[Floats, Ints, int], tolerance: float) -> None:
     loads, owners, par = given_
-    new = evened(loads, owners, par, tolerance)
+    new = balance_groups(loads, owners, par, tolerance)
     if (new != owners).sum() <= 1:
         assert (loads[new != owners] > 0).all()

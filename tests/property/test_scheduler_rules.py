@@ -105,7 +105,7 @@ def test_every_task_is_placed_once_on_a_slot_that_is_alive_or_reported(name: str
             missing = {graph.name: graph.tasks() for graph in situation.graphs}
             assert result.missing == missing if not situation.cluster.slots else name in REFUSE
             assert all(set(tasks) <= set(missing[topology]) for topology, tasks in result.missing.items())
-            assert re.search(r"cannot place \d+ .*asked for", result.reason), result.reason
+            assert re.search(r"cannot place \d+ .*need", result.reason), result.reason
             return
         plans = resulting(situation, result)
         alive = {slot.number for slot in situation.cluster.slots}
@@ -275,7 +275,7 @@ def test_tstorm_says_so_when_a_constraint_gives_way(situation: Situation) -> Non
     others = Counter(node[slot] for name, plan in plans.items() for slot in plan.placement.values() if name == "other")
     most = math.ceil(sum(counts.values()) / len(set(node.values())))
     if any(count > max(most, others[place]) for place, count in counts.items()):
-        assert "found only nodes that have as many as gamma allows" in result.reason
+        assert "exceed the number per node that gamma allows" in result.reason
 
 
 # -- OTD -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Connectors and the history against real servers."""
+"""Tests connectors and the history against real servers."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_blobs_that_are_gone_are_written_again_and_names_are_not_listed(engine: 
     before = len(events_with(stream, "have written their state again"))
     lose_blobs(stream)
     stream.running.scale("count", 2)  # of three: one task ends where it ran
-    stream.running.resume()
+    stream.running.unpause()
     stream.advance(1)
     assert len(events_with(stream, "have written their state again")) == before + 1 and not stream.retried()
     stream.finish()
@@ -141,7 +141,7 @@ def test_a_batch_that_hangs_can_be_looked_at_and_killed(engine: MicrobatchEngine
     assert not any("split" in task for task in batch["tasks"])
     stream.running.scale("count", 2)
     stream.running.pause()
-    stream.running.resume()
+    stream.running.unpause()
     stream.running.kill(wait=0.1)
     assert stream.running.wait(SECONDS) and stream.hold.held(), "it still hangs"
     stream.hold.end()

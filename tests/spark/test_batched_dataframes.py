@@ -25,6 +25,7 @@ from millrace.workloads.audit import StatefulWordCount, audit, true_counts
 from millrace.workloads.wordcount import expected_counts, table_words
 from support.processes.family import in_session
 from support.suites.kept_state import state_of
+from support.topologies.audited import assert_exact
 from support.topologies.dataframe_parts import (
     SOURCE,
     TARGET,
@@ -135,7 +136,7 @@ def check_several_sources(engine: MicrobatchEngine, files: Files, tmp_path: Path
 def check_refusals(engine: MicrobatchEngine, target: Path) -> None:
     for topology, words in [(NotStreaming, "is not streaming"), (Misfit, "text"), (WrongSchema, r"has the schema word.*line"),
                             (FromKafka, r"the DataFrame that from_kafka returns.*Failed to find data source: kafka"
-                                        r".*dataframe_parts.py.*--conf spark.jars.packages.*spark_settings.*spark-sql-kafka"),
+                                        r".*dataframe_parts.py.*--set spark.jars.packages.*spark_settings.*spark-sql-kafka"),
                             (Forgotten, r"forgotten returns, but that raised KeyError: 'no such key' \(.*dataframe_parts.py:")]:
         with pytest.raises(TopologyError, match=words):
             engine.submit(topology, topology.__name__)
@@ -162,7 +163,7 @@ def test_the_driver_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch, tmp_p
     command = [sys.executable, "-m", "millrace.cli.main", "run", "millrace.workloads.audit:StatefulWordCount", "--engine",
                "microbatch", "--master", "local[2]", "--name", "driven", "--cluster", "driven", "--json",
                "--set", f"checkpoint.store={tmp_path / 'store'}", "--set", "history.url=none",
-               "--config", f"path={tmp_path / 'output'}", "--config", "topology.batch.tuples=300"]
+               "--set", f"path={tmp_path / 'output'}", "--set", "topology.batch.tuples=300"]
 
     def start(*more: str) -> subprocess.Popen[str]:
         return subprocess.Popen([*command, *more], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -204,6 +205,5 @@ def test_the_driver_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch, tmp_p
     manifest = Checkpoints(store, "driven").latest()
     assert manifest is not None and manifest.wave > wave + 2
     sent = {task.index: position for task, position in manifest.positions().items()}
-    result = audit(tmp_path / "output", sent)
-    assert (result.lost, result.repeated, result.wrong, result.beyond) == (0, 0, 0, 0), result
+    assert_exact(audit(tmp_path / "output", sent))
     assert state_of(store, batched(graph_of(StatefulWordCount, "driven")))["count"]["counts"] == true_counts(sent)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,7 @@ def run(desk: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
     def start(*arguments: str) -> Run:
-        runs.append(Run("--config", "rate=1000", *arguments))
+        runs.append(Run("--set", "rate=1000", *arguments))
         return runs[-1]
 
     yield start
@@ -105,7 +107,7 @@ def run(desk: Path) -> Iterator[Callable[..., Run]]:
         started.clean_up()
 
 
-def test_status_pause_resume_and_kill_from_another_process(run: Callable[..., Run]) -> None:
+def test_status_pause_unpause_and_kill_from_another_process(run: Callable[..., Run]) -> None:
     started = run("--json", "--cluster", "mine")
     started.wait_running()
     status = millrace("status")
@@ -116,7 +118,7 @@ def test_status_pause_resume_and_kill_from_another_process(run: Callable[..., Ru
     assert "cluster mine" in shown and NAME in shown and "split" in shown
     millrace("pause", NAME)
     until(lambda: ask("mine", "status")["topologies"][0]["status"] == "paused", "it is paused")
-    millrace("resume", NAME)
+    millrace("unpause", NAME)
     until(lambda: ask("mine", "status")["topologies"][0]["status"] == "running", "it runs again")
     unknown = subprocess.run([*MILLRACE, "kill", "ghost"], capture_output=True, text=True, check=False)
     assert unknown.returncode == 1 and unknown.stderr == f"millrace: no topology named 'ghost' is running; running: {NAME}\n"
@@ -200,9 +202,10 @@ def test_no_process_outlives_a_killed_driver(run: Callable[..., Run]) -> None:
     assert done.returncode == 1 and "no Millrace cluster is running" in done.stderr
 
 
-def test_demo(desk: Path) -> None:
-    done = subprocess.run([*MILLRACE, "demo", "--seconds", "4", "--json"], capture_output=True, text=True, check=False,
-                          start_new_session=True)
+def test_demo(desk: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "demo.svg"
+    done = subprocess.run([*MILLRACE, "demo", "--seconds", "4", "--json", "--svg", str(picture)], capture_output=True,
+                          text=True, check=False, start_new_session=True)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
@@ -212,3 +215,8 @@ def test_demo(desk: Path) -> None:
     assert result["tuples_out"] == result["tuples_in"] + result["repeated"] > 0
     assert result["words_per_s"] > 0 and 0 < result["p50_ms"] <= result["p99_ms"]
     assert done.stdout.count("\n") == 1, "nothing but the JSON on stdout"
+    shown = "".join(ET.fromstring(picture.read_text()).itertext()).replace("\xa0", " ")
+    counted = [int(number.replace(",", "")) for number in re.findall(r"([\d,]+) words counted", shown)]
+    assert "kill -9 " in shown and " 0 lost" in shown
+    assert len(counted) > 3 and counted == sorted(counted)
+    assert re.search(r"kill -9.*words counted", shown, re.S), "the count rises after the kill"

@@ -20,18 +20,16 @@ from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.dataframes.declared import resolve_dataframes
 from millrace.spark.engine import ResidentEngine, RunningTopology
-from millrace.spark.session.session import make_session
 from support.topologies.audited import SECONDS
 from support.topologies.dataframe_fed import Incoming, counting, keeping, tapping, writing, written
 
 SLOTS = 2
+SHARES_SPARK = True
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = make_session("local[2]", "dataframes", 2 * SLOTS, {"spark.sql.shuffle.partitions": "2"})
-    yield session
-    session.stop()
+def spark(shared_spark: SparkSession) -> SparkSession:
+    return shared_spark
 
 
 @pytest.fixture
@@ -89,8 +87,8 @@ def queries_of(spark: SparkSession, running: RunningTopology) -> list[Any]:
     return [query for query in spark.streams.active if query.name == f"millrace {running.name}/lines"]
 
 
-def test_every_line_of_files_that_come_meanwhile_exactly_once(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
-                                                              tmp_path: Path) -> None:
+def test_without_faults_every_line_of_files_that_come_meanwhile_comes_once(
+        engine: ResidentEngine, spark: SparkSession, incoming: Incoming, tmp_path: Path) -> None:
     incoming.add(files=2, lines=1500)
     running = engine.submit(writing(lines_of(spark, incoming)), "files", {"path": str(tmp_path / "out")})
     until_emitted(engine, running, 3000)

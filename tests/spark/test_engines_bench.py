@@ -1,4 +1,4 @@
-"""`bench engines` runs, counts correctly, and reports every figure."""
+"""`bench engines` and the rows of `bench wordcount` run, count right, and give every figure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from millrace.bench import engines
+from millrace.bench.rows import BY_NAME, corpus_in_memory, measure_latency, measure_row
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +20,7 @@ def test_skewed_keys_are_shared_out_while_they_come() -> None:
     result = engines.run_engines(live=False, quick=True, parts=["skew"])
     assert result["skew_batch_ratio"] > 0
     case, = result["details"]["skew"]["cases"]
-    assert "key groups of count go to other tasks" in case["decisions"][0]
+    assert "key groups of count move to other tasks" in case["decisions"][0]
     assert case["shared_out"] < case["hashed"] < 1 and 0.5 <= case["hashed_by_spark"] < 1
 
 
@@ -31,10 +32,24 @@ def test_another_parallelism_on_either_engine() -> None:
 
 
 @pytest.mark.parametrize("name", ["microbatch_arrow_files", *(pytest.param(name, marks=pytest.mark.slow) for name in (
-    "resident", "microbatch", "microbatch_arrow", "spark_sql"))])
-def test_words_a_second(name: str) -> None:
-    """Each measurement checks its own counts. The one of Python state needs an environment that the suite does not install."""
-    figures = engines.measure(name, engines.QUICK, Console(stderr=True))
-    assert figures["words_per_s"] > 0
-    if "best" in figures:
-        assert figures["best"]["batches"] > 0 and figures["best"]["lines_in_a_batch"] > 0
+    "process_checkpointed", "microbatch", "microbatch_arrow", "spark_sql"))])
+def test_words_per_second(name: str) -> None:
+    """Each has its counts checked. Python state has an environment of its own, which the suite does not install."""
+    row = engines.measure(name, engines.QUICK, Console(stderr=True))
+    assert row["words_per_s"] > 0 and row["group"] == "checkpointed"
+    assert row["checked_counts"] == 2_000 and row["checked_words"] >= 10 * row["batch_lines"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["process", "process_rows", "process_arrow", "process_acked"])
+def test_rows_without_a_checkpoint_report_their_counts(name: str) -> None:
+    with corpus_in_memory(files=2, lines_per_file=5_000) as corpus:
+        row = measure_row(BY_NAME[name].with_size(1_000), corpus, engines.QUICK.rule, Console(stderr=True))
+    assert row["words_per_s"] > 0 and row["checked_counts"] == 2_000
+
+
+@pytest.mark.slow
+def test_latency_is_measured_from_due_to_visible() -> None:
+    with corpus_in_memory(files=2, lines_per_file=5_000) as corpus:
+        latency = measure_latency(BY_NAME["process"], corpus, engines.QUICK.rule, Console(stderr=True))
+    assert latency["lines_measured"] >= 2_000 and 0 < latency["p50_ms"] <= latency["p99_ms"]

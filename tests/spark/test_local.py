@@ -10,15 +10,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from millrace.errors import MillraceError
 from millrace.master.requests.client import ask
 from millrace.spark.engine import ResidentEngine
 from millrace.workloads.wordcount import WordCount
 from support.processes.family import daemon_of
-from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.audited import (
+    SECONDS,
+    AuditedStream,
+    StatefulStream,
+    assert_all_exact,
+    assert_exact,
+    assert_nothing_lost,
+)
 
 SLOTS = 3
+SHARES_SPARK = True
 USER_MODULE = """
     from millrace import Bolt, Grouping, Topology
     from millrace.workloads.wordcount import Lines
@@ -49,8 +58,8 @@ def user_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def engine(user_code: Path) -> Iterator[ResidentEngine]:
-    with ResidentEngine("local[4]", SLOTS, name=f"local-{os.getpid()}", code=["their_topology"]) as engine:
+def engine(user_code: Path, shared_spark: SparkSession) -> Iterator[ResidentEngine]:
+    with ResidentEngine(spark=shared_spark, slots=SLOTS, name=f"local-{os.getpid()}", code=["their_topology"]) as engine:
         yield engine
 
 
@@ -59,10 +68,10 @@ def pid_of(engine: ResidentEngine, slot: int) -> int:
 
 
 def test_every_word_exactly_once(engine: ResidentEngine, tmp_path: Path) -> None:
-    stream = AuditedStream(engine.master, tmp_path)
-    stream.advance(500)
+    stream = StatefulStream(engine.master, tmp_path)
+    stream.wave(2)
     assert stream.slots() == set(range(SLOTS))
-    assert_exact(stream.finish())
+    assert_all_exact(stream.finish_both())
 
 
 def test_two_topologies_at_once(engine: ResidentEngine, tmp_path: Path) -> None:
@@ -82,7 +91,7 @@ def test_pause_resume_and_kill(engine: ResidentEngine) -> None:
     at_rest = running.positions()
     executed = running.observed().total("count", "executed")
     assert executed == 10 * sum(at_rest.values()), "everything emitted was executed, and nothing else"
-    running.resume()
+    running.unpause()
     assert running.wait_running()
     assert engine.master.wait_until(lambda: sum(running.positions().values()) > sum(at_rest.values()), SECONDS)
     running.kill(wait=5)

@@ -12,7 +12,7 @@ import pytest
 from millrace.errors import NotEnoughSlots
 from millrace.spark.engine import ResidentEngine
 from support.processes.family import executor_of
-from support.topologies.audited import AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.audited import AuditedStream, StatefulStream, assert_all_exact, assert_nothing_lost
 
 SLOTS = 3
 MASTER = "local-cluster[2,2,700]"
@@ -38,9 +38,9 @@ def test_every_word_exactly_once(engine: ResidentEngine, tmp_path: Path) -> None
     pids = executors(engine)
     assert len(set(pids.values())) == 2 and None not in pids.values()
     assert {worker["executor"] for worker in engine.status()["workers"]} == {"0", "1"}
-    stream = AuditedStream(engine.master, tmp_path)
-    stream.advance(500)
-    assert_exact(stream.finish())
+    stream = StatefulStream(engine.master, tmp_path)
+    stream.wave(2)
+    assert_all_exact(stream.finish_both())
 
 
 def test_an_executor_is_killed_with_its_workers(engine: ResidentEngine, tmp_path: Path) -> None:

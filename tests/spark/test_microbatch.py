@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from millrace.control.batches import CommitSinks, Step
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.store import open_store
@@ -32,16 +33,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrobatchEngin
 
 def commits_seen(engine: MicrobatchEngine, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Records the wave in the store and the one that the master shows, whenever the sinks are about to commit."""
-    query, seen = engine._queries[name], []
-    publish = query._publish
+    query, seen = engine._queries[name], list[tuple[int, int]]()
+    commit_sinks = query._commit_sinks
 
-    def watched() -> None:
-        shown = engine.master.state.topologies[name].checkpoint
-        if not query._published and query._committed is not None and shown is not None:
-            seen.append((query._committed.wave, shown.wave))
-        publish()
+    def watched(step: CommitSinks) -> Callable[[], Step]:
+        stored, shown = query._store.checkpoints.latest(), engine.master.state.topologies[name].checkpoint
+        if stored is not None and shown is not None:
+            seen.append((stored.wave, shown.wave))
+        return commit_sinks(step)
 
-    monkeypatch.setattr(query, "_publish", watched)
+    monkeypatch.setattr(query, "_commit_sinks", watched)
     return seen
 
 
@@ -110,7 +111,7 @@ def test_all_processes_are_gone_after_a_pause(engine: MicrobatchEngine, tmp_path
         kill(pid)
     before = len(stream.records)
     monkeypatch.setattr(batch_reports, "PROCESS_SECONDS", 0.0)
-    stream.running.resume()
+    stream.running.unpause()
     stream.advance(1)
     monkeypatch.undo()
     first = stream.records[before]

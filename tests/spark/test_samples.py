@@ -9,9 +9,10 @@ import importlib
 import json
 import os
 import random
+import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -26,12 +27,12 @@ from millrace.model.graph import graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine, batched
-from millrace.spark.session.session import make_session
 from support.suites.kept_state import positions_of, state_of
-from support.suites.pages import DOCS, README, ROOT, put_in, typed_in, write_file
+from support.suites.pages import DOCS, README, ROOT, blocks, put_in, typed_in, write_file
 
 SECONDS = 120.0
 SLOTS = 2
+SHARES_SPARK = True
 MICROBATCH, SPARK = DOCS / "MICROBATCH.md", DOCS / "SPARK.md"
 Engine = ResidentEngine | MicrobatchEngine
 
@@ -46,12 +47,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
+def spark(shared_spark: SparkSession) -> SparkSession:
     """One session for both engines."""
-    session = make_session("local[2]", "samples", SLOTS, {"spark.stage.maxConsecutiveAttempts": "1",
-                                                          "spark.sql.shuffle.partitions": "2"})
-    yield session
-    session.stop()
+    return shared_spark
 
 
 def resident(spark: SparkSession, module: str) -> ResidentEngine:
@@ -154,6 +152,19 @@ def test_the_program_of_the_microbatch_page() -> None:
 # -- files of the pages ------------------------------------------------------------------------------------------------
 
 
+def test_the_first_sample_of_the_readme(spark: SparkSession, directory: Path) -> None:
+    """It writes the rows that the README shows."""
+    printed = re.findall(r"```json\n(.*?)```", README.read_text(), re.S)[0].splitlines()
+    (directory / "hello.py").write_text(put_in(blocks(README)[0], {"/tmp/hello": str(directory / "hello-files")}))
+    module = imported("hello")
+    with resident(spark, "hello") as engine:
+        running = engine.submit(module.Hello)
+        until(engine, lambda: running.measured(lambda observed: observed.total("files", "executed")) == len(printed))
+        end(running)
+    lines = [line for path in (directory / "hello-files").glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(lines) == printed
+
+
 def test_a_table_of_the_microbatch_page(spark: SparkSession, directory: Path) -> None:
     from millrace.workloads.wordcount import expected_counts
 
@@ -231,7 +242,7 @@ def test_what_goes_in_and_out_by_the_spark_page(spark: SparkSession, directory: 
         assert counts_in(engine.master.checkpointing.place, files.FromFiles, "counts") == words(lines)
         running = engine.submit(readable.Readable, config={"limit": 200})
         exec(put_in(read, {"/tmp/read": str(directory / "read")}), names)
-        until(engine, lambda: sum(running.positions().values()) == 200)  # all is acked, because all is committed
+        until(engine, lambda: sum(running.positions().values()) == 200)  # everything is acked, because it is committed
         names["query"].stop()
         end(running)
         exec(show, names)

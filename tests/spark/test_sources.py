@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.api.topology import Topology
@@ -22,12 +23,13 @@ from support.topologies.audited import SECONDS
 from support.topologies.tapped import WORDS, CountedTap, Tapped
 
 SLOTS = 3
+SHARES_SPARK = True
 ROWS = 3000
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[ResidentEngine]:
-    with ResidentEngine("local[4]", SLOTS, name=f"sources-{os.getpid()}", code=[tapped.__name__],
+def engine(shared_spark: SparkSession) -> Iterator[ResidentEngine]:
+    with ResidentEngine(spark=shared_spark, slots=SLOTS, name=f"sources-{os.getpid()}", code=[tapped.__name__],
                         settings={"history.url": "none"}) as engine:
         yield engine
 
@@ -55,11 +57,16 @@ class Reader:
     def __init__(self, engine: ResidentEngine, dataframe: DataFrame, checkpoint: Path) -> None:
         self._engine, self._dataframe, self._checkpoint = engine, dataframe, checkpoint
         self.batches: dict[int, list[Any]] = {}
+        self.partitions: dict[int, dict[int, list[Any]]] = {}  # by batch and partition, which is one task of the tap
         self.query: StreamingQuery | None = None
 
     def start(self, **trigger: Any) -> StreamingQuery:
         def keep(batch: DataFrame, number: int) -> None:
-            self.batches[number] = [tuple(row) for row in batch.collect()]
+            partitions: dict[int, list[Any]] = {}
+            for *row, partition in batch.select("*", spark_partition_id()).collect():
+                partitions.setdefault(partition, []).append(tuple(row))
+            self.partitions[number] = partitions
+            self.batches[number] = [row for rows in partitions.values() for row in rows]
 
         writer = self._dataframe.writeStream.foreachBatch(keep).option("checkpointLocation", str(self._checkpoint))
         self.query = (writer.trigger(**trigger) if trigger else writer).start()
@@ -141,6 +148,9 @@ def test_exactly_once_through_a_killed_worker(engine: ResidentEngine, submit: Ca
     reader.stop()
     rows = reader.rows()
     assert Counter(number for _, number, _ in rows) == Counter(range(ROWS))
+    in_order = [[count for count, _, word in part if word == chosen]
+                for batch in reader.partitions.values() for part in batch.values() for chosen in WORDS]
+    assert all(counts == sorted(counts) for counts in in_order) and max(map(len, in_order)) > 1
     each = ROWS // len(WORDS)
     assert {word: sorted(count for count, _, counted in rows if counted == word) for word in WORDS} == {
         word: list(range(1, each + 1)) for word in WORDS}

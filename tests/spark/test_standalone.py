@@ -15,7 +15,7 @@ from millrace.errors import MasterUnreachable
 from millrace.spark.engine import ResidentEngine
 from millrace.spark.session.environment import spark_home
 from millrace.spark.session.java import ensure_java
-from support.topologies.audited import SECONDS, AuditedStream, assert_exact
+from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact
 
 DEPLOY = "org.apache.spark.deploy"
 SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -70,10 +70,10 @@ def test_every_word_exactly_once(spark_url: str, tmp_path: Path) -> None:
     with ResidentEngine(spark_url, 2, name=f"standalone-{os.getpid()}",
                         spark_settings={"spark.executor.memory": "600m"}) as engine:
         assert {worker["executor"] for worker in engine.status()["workers"]} == {"0"}
-        stream = AuditedStream(engine.master, tmp_path)
-        stream.advance(500)
+        stream = StatefulStream(engine.master, tmp_path)
+        stream.wave(2)
         assert stream.slots() == {0, 1}
-        assert_exact(stream.finish())
+        assert_all_exact(stream.finish_both())
 
 
 def test_a_master_that_does_not_answer() -> None:

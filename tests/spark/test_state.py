@@ -55,7 +55,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
     settings = {"path": tmp_path / "output", "rate": 1000, "topology.checkpoint.interval.secs": 0.5}
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        options = [word for key, value in settings.items() for word in ("--config", f"{key}={value}")]
+        options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         started.append(subprocess.Popen(
             [sys.executable, "-m", "millrace.cli.main", "run", "millrace.workloads.audit:StatefulWordCount", "--name", NAME,
              "--cluster", CLUSTER, "--slots", "2", "--set", f"checkpoint.store={tmp_path / 'checkpoints'}", "--json",

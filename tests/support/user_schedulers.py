@@ -1,4 +1,4 @@
-"""Schedulers that users might write: good ones, wrong ones and hostile ones. Named as user_schedulers:Class."""
+"""Schedulers that users might write: good, wrong and hostile ones, named as user_schedulers:Class."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Plans = Mapping[str, Plan]
 
 
 def shifted(graphs: Graphs, cluster: Cluster, plan: Plans, by: int = 1) -> NewPlan:
-    """Every task goes to the next slot but so many."""
+    """Moves every task by so many slots."""
     numbers = sorted(slot.number for slot in cluster.slots)
     return NewPlan({graph.name: next_plan(graph, plan[graph.name], {
         task: numbers[(numbers.index(slot) + by) % len(numbers)] for task, slot in plan[graph.name].placement.items()})
@@ -34,7 +34,7 @@ def shifted(graphs: Graphs, cluster: Cluster, plan: Plans, by: int = 1) -> NewPl
 
 
 class Raises:
-    """With the name of the file in the message, as Python has it."""
+    """Raises with a message of two lines and markup."""
 
     def schedule(self, graphs: Graphs, cluster: Cluster, load: Loads, plan: Plans) -> SchedulingResult:
         raise KeyError("[/bold] no such thing\nand a second line")
@@ -76,7 +76,7 @@ class Hangs:
 
 
 class HangsWithAChild:
-    """And its own child holds on to what it inherited."""
+    """Hangs, and its child keeps the inherited file descriptors open."""
 
     def schedule(self, graphs: Graphs, cluster: Cluster, load: Loads, plan: Plans) -> SchedulingResult:
         code = "import os, threading; open(os.environ['GRANDCHILD'], 'w').write(str(os.getpid())); threading.Event().wait()"
@@ -111,7 +111,7 @@ class Leaks:
 
 
 class Unsendable:
-    """A reason that is text, but of its own kind; a figure that cannot travel."""
+    """Returns a version number that cannot be serialized."""
 
     def schedule(self, graphs: Graphs, cluster: Cluster, load: Loads, plan: Plans) -> SchedulingResult:
         return NewPlan({graph.name: replace(plan[graph.name], version=2**70) for graph in graphs}, "far in the future")
@@ -127,7 +127,7 @@ class CannotSay:
 
 
 class WithArrays:
-    """Good, with NumPy's numbers in its plan."""
+    """A good scheduler with NumPy numbers in its plan."""
 
     def schedule(self, graphs: Graphs, cluster: Cluster, load: Loads, plan: Plans) -> SchedulingResult:
         found = shifted(graphs, cluster, plan)
@@ -136,17 +136,17 @@ class WithArrays:
 
 
 class Shuffles:
-    """Wants to move everything each time, for nothing."""
+    """Moves everything each time without gain."""
 
     def schedule(self, graphs: Graphs, cluster: Cluster, load: Loads, plan: Plans) -> SchedulingResult:
         return shifted(graphs, cluster, plan)
 
 
 class Gathers:
-    """Everything to the first slot, once the file $GATE says so."""
+    """Moves everything to the first slot, once the FIFO $GATE is written."""
 
     def schedule(self, graphs: Graphs, cluster: Cluster, load: Loads, plan: Plans) -> SchedulingResult:
-        Path(os.environ["GATE"]).read_text()  # a FIFO: whoever writes to it lets this go on
+        Path(os.environ["GATE"]).read_text()  # blocks until the FIFO is written
         slot = min(slot.number for slot in cluster.slots)
         return NewPlan({graph.name: next_plan(graph, plan[graph.name], dict.fromkeys(graph.tasks(), slot)) for graph in graphs},
                        "everything goes to one place")
@@ -154,7 +154,7 @@ class Gathers:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A good one, with parameters and a period of its own."""
+    """A good scheduler with parameters and its own period."""
 
     least: int = parameter(2, "Least of something.", low=1, high=9)
     label: str = parameter("x", "What it says.")
@@ -180,7 +180,7 @@ NOT_A_SCHEDULER = 7
 
 
 class ForgetsToReturn:
-    """An estimator that gives no load."""
+    """An estimator that returns no load."""
 
     def fresh(self) -> ForgetsToReturn:
         return self

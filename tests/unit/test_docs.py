@@ -1,5 +1,5 @@
-"""What the documents say is true: what needs no Spark runs here, tables are current, links lead somewhere. The other samples
-are run by tests/spark/test_samples.py."""
+"""Checks of README.md and docs/: samples that need no Spark run, generated tables are current, links and paths exist. The other
+samples are run by tests/spark/test_samples.py."""
 
 from __future__ import annotations
 
@@ -21,23 +21,38 @@ import millrace
 from millrace.api.topology import Topology
 from millrace.cli.main import app
 from millrace.cli.settings_table import settings_page
+from millrace.model.flowchart import mermaid
 from millrace.model.graph import graph_of
 from millrace.schedulers.base import NewPlan, NoChange
 from millrace.schedulers.instances import random_situation
 from millrace.schedulers.parameters import with_parameters
 from millrace.schedulers.rules import check_result
 from millrace.testing.local_cluster import LocalCluster
-from support.suites.pages import DOCS, FILE_NAME, PAGES, README, ROOT, blocks
+from support.suites.pages import DOCS, FILE_NAME, PAGES, README, ROOT, blocks, put_in
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PACKAGE = Path(millrace.__file__).parent
+CODE_FILE = re.compile(r"`([\w./-]+\.py)`")
 COMMAND = re.compile(r"^    (?:\S*/)?millrace (.+?)(?:\s{2,}#.*)?$", re.M)
 
 
-def test_the_first_topology_is_the_example_file() -> None:
-    assert blocks(README)[0] == (ROOT / "examples" / "first.py").read_text()
+def test_the_first_sample_of_the_readme_is_the_example_file() -> None:
+    assert blocks(README)[0] == (ROOT / "examples" / "hello.py").read_text()
 
 
-def test_the_first_topology_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_sample_of_the_readme_prints_what_it_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = types.ModuleType("hello")
+    monkeypatch.setitem(sys.modules, "hello", module)
+    exec(put_in(blocks(README)[0], {"/tmp/hello": str(tmp_path)}), vars(module))
+    cluster = LocalCluster(workers=2)
+    cluster.submit(module.Hello)
+    printed = re.findall(r"```json\n(.*?)```", README.read_text(), re.S)[0]
+    cluster.run_until(lambda: cluster.tasks("files")[0].meters.executed >= len(printed.splitlines()), seconds=1e6)
+    lines = [line for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
+    assert sorted(lines) == printed.splitlines()
+
+
+def test_the_endless_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     from examples.first import WordCount
 
@@ -85,7 +100,7 @@ def test_the_bolt_of_the_state_page_counts(monkeypatch: pytest.MonkeyPatch) -> N
     bolt, recorder = attach(module.Trips)
     for tup in tuples("car at", [["a", 1.0], ["b", 2.0], ["a", 3.0]]):
         bolt.process(tup)
-    assert recorder.values() == [["a", 1], ["b", 1], ["a", 2]]
+    assert recorder.values() == [("a", 1), ("b", 1), ("a", 2)]
     assert (bolt.trips["a"].stops, bolt.recent["a"]) == (2, [1.0, 3.0])
 
 
@@ -96,7 +111,7 @@ def test_python_in_the_pages_is_python(page: Path) -> None:
 
 
 def test_files_of_the_pages_can_be_imported() -> None:
-    """Also those that need a server: their topologies are checked when the class is made."""
+    """Including those that need a server: a topology is checked when its class is created."""
     found: list[str] = []
     for page in PAGES:
         for block in blocks(page):
@@ -125,8 +140,41 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in headings(page.parent / target), f"{target} has no heading {anchor}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    """`control/ledger.py` is below src/millrace, `tests/...` and `examples/...` below the project."""
+    missing = [name for name in CODE_FILE.findall(page.read_text())
+               if not any((folder / name).is_file() for folder in (PACKAGE, ROOT, ROOT / "examples"))]
+    files = {f"{file[1]}.py" for block in blocks(page) if (file := FILE_NAME.match(block))}
+    assert set(missing) <= files, f"{page.name} names files that do not exist: {missing}"
+
+
+def test_the_map_of_the_code_says_where_things_are() -> None:
+    """What a newcomer looks for first must stay in the map."""
+    rows = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", (DOCS / "ARCHITECTURE.md").read_text(), re.M))
+    for subject in ("the XOR ledger", "T-Storm's choice of a slot", "the smoothing of measured loads", "lazy killing",
+                    "the worker's diff of plans", "the commit point of a batch"):
+        assert any(row.startswith(subject) and CODE_FILE.findall(place) for row, place in rows.items()), subject
+
+
+def test_rooms_of_the_code_are_on_the_page() -> None:
+    """Every folder of the package is in the table of folders, and so is every room."""
+    page = (DOCS / "ARCHITECTURE.md").read_text()
+    folders = [path for path in PACKAGE.rglob("*") if path.is_dir() and any(path.glob("*.py")) and path.name != "other_engines"]
+    missing = [path.relative_to(PACKAGE).as_posix() for path in folders if f"`{path.name}/`" not in page]
+    assert not missing, f"docs/ARCHITECTURE.md does not name {missing}"
+
+
+def test_the_flowchart_of_the_page_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from examples.first import WordCount
+
+    (chart,) = re.findall(r"```mermaid\n(.*?)```", (DOCS / "OPERATIONS.md").read_text(), re.S)
+    assert chart == mermaid(graph_of(WordCount)) + "\n"
+
+
 def headings(page: Path) -> list[str]:
-    """As links name them."""
+    """The anchors of a page, as links spell them."""
     found = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found]
 
@@ -138,7 +186,7 @@ def test_the_settings_page_is_current() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=lambda page: page.name)
 def test_commands_of_the_pages_are_understood(page: Path) -> None:
-    """Verbs, arguments and options are there; nothing is carried out."""
+    """Verbs, arguments and options exist; nothing is run."""
     for line in COMMAND.findall(page.read_text().replace("\\\n", " ")):
         for command in line.split("; ./millrace "):
             assert_understood(command)

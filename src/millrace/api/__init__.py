@@ -1,1 +1,1 @@
-"""What users write against: components, streams, groupings, topologies. Nothing here runs anything."""
+"""The user API: components, streams, groupings, topologies. Declarations only; the engines run them."""

@@ -1,4 +1,4 @@
-"""Bolts: what consumes tuples, one by one, by the chunk, or in batches that it collects."""
+"""Bolts: components that consume tuples one by one, by the chunk, or in batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Bolt(Component):
     acks_itself: ClassVar[bool] = False  # True: `process` keeps the tuple and acks it later
     named_rows: ClassVar[bool] = True  # False: values come as plain tuples, without field names; a little cheaper
 
-    # By the key of its fields grouping; snapshotted at each wave. See api/keyed/declared.py for others beside it.
+    # Keyed by the fields grouping; snapshotted at each wave. See api/keyed/declared.py for other kinds.
     state = State()
 
     @classmethod
@@ -36,31 +36,31 @@ class Bolt(Component):
         return ComponentSpec(cls, name=name, inputs=inputs, par=par, config=config)
 
     def process(self, tup: Tuple) -> None:
-        """Called for every tuple. An exception fails the tuple, is counted and shown; the task goes on."""
+        """Called for every tuple. An exception fails the tuple and is counted and reported; the task continues."""
         raise NotImplementedError(f"{type(self).__name__} must define process, process_rows or process_arrow")
 
-    # `process_rows(self, rows: list)` and `process_arrow(self, batch: pyarrow.RecordBatch)` are looked for on the
-    # subclass: whole chunks at a time, acked when the call returns. Rows are named tuples of the stream's fields.
+    # A subclass may define `process_rows(self, rows: list)` or `process_arrow(self, batch: pyarrow.RecordBatch)` instead:
+    # they take a whole chunk, acked when the call returns. Rows are named tuples of the stream's fields.
 
     def process_tick(self, tup: Tuple) -> None:
         """Called every `topology.tick.tuple.freq.secs` seconds if the topology's or the bolt's config sets it."""
 
     def _takes_more(self) -> bool:
-        """Asked after each chunk and each timer: while it says no, its senders get no credit, and wait."""
+        """Called after each chunk and each timer: while it returns False, senders get no credit and wait."""
         return True
 
     def emit(self, tup: Sequence[Any], stream: str | None = None, anchors: Any = None,
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:
-        """Send one tuple. `anchors`: the tuples it stands for; `[]` sends it untracked."""
+        """Sends one tuple. `anchors`: the tuples it derives from; `[]` sends it untracked."""
         return self._handle.emit(tup, None, stream, anchors, direct_task, need_task_ids)
 
     def emit_rows(self, rows: Sequence[Sequence[Any]], stream: str | None = None) -> None:
-        """Send many tuples at once: the same as `emit` for each of them, at a third of the cost."""
+        """Sends many tuples at once: the same as `emit` for each, at a third of the cost."""
         self._handle.emit_rows(rows, stream)
 
     def emit_arrow(self, batch: pa.RecordBatch, stream: str | None = None, anchors: Any = None,
                    direct_task: int | None = None) -> None:
-        """Send a whole Arrow batch, one column for each field of the stream."""
+        """Sends a whole Arrow batch, one column for each field of the stream."""
         self._handle.emit_arrow(batch, None, stream, anchors, direct_task)
 
     def ack(self, tup: Tuple | str) -> None:
@@ -90,11 +90,11 @@ class BatchingBolt(Bolt):
         self._ticks = 0
 
     def group_key(self, tup: Tuple) -> Hashable:
-        """Which batch the tuple belongs to; one for all by default."""
+        """The key of the tuple's batch; by default all tuples share one batch."""
         return None
 
     def process_batch(self, key: Hashable, tups: list[Tuple]) -> None:
-        """Called with each batch; what it emits is anchored to the whole batch."""
+        """Called with each batch; its emits are anchored to the whole batch."""
         raise NotImplementedError(f"{type(self).__name__} must define process_batch")
 
     def emit(self, tup: Sequence[Any], stream: str | None = None, anchors: Any = None,
@@ -133,7 +133,7 @@ class BatchingBolt(Bolt):
             try:
                 self.process_batch(key, tups)
             except Exception as error:
-                if self._commits:  # a sink that could not write: the engine decides what becomes of the batch
+                if self._commits:  # a sink that could not write: the engine handles the batch
                     raise
                 self.raise_exception(error, tups[0])
                 if self.auto_fail:

@@ -1,14 +1,14 @@
-"""What spouts and bolts have in common. The engine attaches a running task through `TaskHandle`."""
+"""The base class of spouts and bolts. An engine attaches a running task through `TaskHandle`."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from millrace.api.recorder import Recorded, Recorder
 from millrace.api.tuple import Tuple
-from millrace.errors import NotRunning
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TaskHandle(Protocol):
-    """What a running task offers its component. The engine sets it before `initialize`."""
+    """The calls that a running task offers its component. The engine sets it before `initialize`."""
 
     def emit(self, values: Sequence[Any], tup_id: Any, stream: str | None, anchors: Any,
              direct_task: int | None, need_task_ids: bool) -> list[int] | None: ...
@@ -36,23 +36,19 @@ class TaskHandle(Protocol):
     def report_error(self, error: BaseException, tup: Tuple | None) -> None: ...
 
 
-class _Detached:
-    """Stands where the handle will be, so that a mistake says what to do instead of `None has no attribute`."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise NotRunning(f"{name} was called outside a running task. Call it from initialize, process or next_tuple, "
-                         "or run the component in a topology.")
-
-
 class Component:
-    """Common to spouts and bolts. The engine builds it with no arguments; settings come through `config`."""
+    """Base of spouts and bolts. The engine builds it with no arguments; settings come through `config`.
+
+    A component that no engine runs records its calls, for unit tests: `emitted` (a list of `Emitted`), `acked`, `failed`,
+    `metrics` and `errors`. See docs/TESTING.md.
+    """
 
     outputs: ClassVar[Any] = None
     par: ClassVar[Any] = 1
     config: ClassVar[dict[str, Any] | None] = None
-    exit_on_exception: ClassVar[bool] = False  # True: a bolt gets a new instance, with `initialize`, after an exception
-    only_on: ClassVar[str] = ""  # "resident" or "microbatch": the one engine that it works on
-    blocking: ClassVar[bool] = False  # True: its calls may block, so the task gets a thread of its own
+    exit_on_exception: ClassVar[bool] = False  # True: a bolt is replaced by a new instance after an exception
+    only_on: ClassVar[str] = ""  # "resident" or "microbatch": the only engine that it supports
+    blocking: ClassVar[bool] = False  # True: its calls may block, so the task gets its own thread
 
     topology_name: str = ""
     component_name: str = ""
@@ -63,11 +59,22 @@ class Component:
     storm_conf: dict[str, Any] = {}  # replaced on the instance before initialize
     context: dict[str, Any] = {}
     logger: logging.Logger = logging.getLogger("millrace.component")
-    tracked: bool = False  # True: the topology runs at least once, ack and fail will come
-    exactly_once: bool = False  # True: the topology does
-    epoch: int = 0  # of this incarnation: it rises each time the topology goes back to a committed wave
-    _commits: bool = False  # it is a sink that takes part in the two-phase commit
-    _handle: TaskHandle = _Detached()
+    tracked: bool = False  # True: the topology is at-least-once or better, so ack and fail are called
+    exactly_once: bool = False  # True: the topology is exactly-once
+    epoch: int = 0  # rises each time the topology rolls back to a committed wave
+    _commits: bool = False  # True: a sink that takes part in the two-phase commit
+    _handle: TaskHandle  # the engine's task, or a Recorder
+
+    emitted: Any = Recorded()
+    acked: Any = Recorded()
+    failed: Any = Recorded()
+    metrics: Any = Recorded()
+    errors: Any = Recorded()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # not in __init__: a subclass may leave that call out
+        component = super().__new__(cls)
+        component._handle = Recorder()
+        return component
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -79,12 +86,12 @@ class Component:
         """Called when the task is stopped in good order; not after a crash, so nothing may depend on it."""
 
     def snapshot(self) -> Any:
-        """What must survive beside the keyed state: str, int, float, bool, bytes, None, and lists, tuples, sets and dicts of
-        them; None if there is nothing. Called at each wave."""
+        """Returns what must survive beside the keyed state: str, int, float, bool, bytes, None, and lists, tuples, sets and
+        dicts of them; None if there is nothing. Called at each wave."""
         return None
 
     def restore(self, snapshot: Any) -> None:
-        """Called after `initialize` when the task goes on from a wave, with what `snapshot` had returned at it."""
+        """Called after `initialize` when the task resumes from a wave, with the value that `snapshot` returned at it."""
         raise NotImplementedError(f"{type(self).__name__} defines snapshot: it must define restore too")
 
     def log(self, message: str, level: str | None = None) -> None:
@@ -95,7 +102,7 @@ class Component:
         self.logger.log(levels[level or "info"], message)
 
     def report_metric(self, name: str, value: Any) -> None:
-        """Adds a number of yours to the task's meters, shown beside the engine's own."""
+        """Adds a number to the task's meters, shown beside the engine's own."""
         self._handle.report_metric(name, value)
 
     def raise_exception(self, exception: BaseException, tup: Tuple | None = None) -> None:
@@ -111,10 +118,10 @@ class Component:
         raise TypeError(f"{cls.__name__} is neither a Spout nor a Bolt: subclass one of those and call its spec()")
 
     def _timer_seconds(self) -> float | None:
-        """How often the engine calls `_on_timer`; None for never."""
+        """The interval at which the engine calls `_on_timer`; None for never."""
         return None
 
     def _on_timer(self) -> None: ...
 
     def _before_wave(self) -> None:
-        """Called right before the snapshot: what has been kept for later is due now."""
+        """Called right before the snapshot: process everything held back for later."""

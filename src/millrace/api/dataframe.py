@@ -1,10 +1,10 @@
-"""A spout that is fed by a streaming DataFrame of Spark's.
+"""The spout that a streaming DataFrame of Spark feeds.
 
     class WordCount(Topology):
         lines = Spout.from_dataframe(spark.readStream.text("/incoming"), par=2)
 
-The DataFrame stays in the driver: the engine has it read, and the rows come to the spout's tasks as Arrow batches, through a
-`Feed`. Nothing here knows Spark: a DataFrame is what has columns and says whether it is streaming.
+The DataFrame stays in the driver: the engine reads it and sends the rows to the spout's tasks as Arrow batches, through a
+`Feed`. This module does not import Spark: a DataFrame is any object with `columns` and `isStreaming`.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ DataFrameSource = Any  # a DataFrame, or a function of the Spark session that re
 
 
 class Feed(Protocol):
-    """Where a DataFrame spout gets its batches from. The engine sets it before `initialize`."""
+    """The source of a DataFrame spout's batches. The engine sets it before `initialize`."""
 
     def take(self) -> tuple[Hashable, pa.RecordBatch] | None:
-        """The next batch and what to call it by; None if there is none now. Does not wait."""
+        """Returns the next batch and its key; None if there is none now. Does not wait."""
         ...
 
     def done(self, key: Hashable) -> None:
-        """The batch, and everything that came of it, has been processed."""
+        """Reports that the batch, and everything derived from it, has been processed."""
         ...
 
     def refuse(self, key: Hashable, reason: str) -> None:
-        """The batch cannot be emitted, now or ever."""
+        """Reports that the batch can never be emitted."""
         ...
 
     def close(self) -> None: ...
 
 
 class _NoFeed:
-    """Stands where the feed will be, so that a mistake says what to do."""
+    """Stands in for the feed outside an engine, with an error that explains the mistake."""
 
     def __getattr__(self, name: str) -> Any:
-        raise NotRunning("a spout made by Spout.from_dataframe has nothing to read here: submit its topology to an engine on "
-                         "Spark, which reads the DataFrame for it")
+        raise NotRunning("a spout made by Spout.from_dataframe has no DataFrame to read here: submit its topology to an engine "
+                         "on Spark, which reads the DataFrame for it")
 
 
 class DataFrameSpout(ReliableSpout):
-    """Emits the batches that its feed brings, each under the feed's own key, and sends again what fails. Its specs are made by
+    """Emits the batches of its feed, each under the feed's key, and sends failed ones again. Declared by
     `Spout.from_dataframe`."""
 
     feed: Feed = _NoFeed()
 
     def next_tuple(self) -> None:
-        found = self.feed.take()
-        if found is None:
+        taken = self.feed.take()
+        if taken is None:
             return
-        key, batch = found
+        key, batch = taken
         try:
             self.emit_arrow(batch, tup_id=key)
         except Exception as error:
             self.feed.refuse(key, f"{type(error).__name__}: {error}")
             raise
-        if not self.tracked:  # sent is as good as done: nothing else will be heard of it
+        if not self.tracked:  # no ack will follow
             self.feed.done(key)
 
     def ack(self, tup_id: Any) -> None:
@@ -78,12 +78,12 @@ class DataFrameSpout(ReliableSpout):
 
 def dataframe_spec(dataframe: DataFrameSource, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
                checkpoint: str | None = None, config: dict[str, Any] | None = None) -> ComponentSpec:
-    """What `Spout.from_dataframe` returns."""
+    """Makes the spec for `Spout.from_dataframe`."""
     label = f"the DataFrame spout {name!r}" if name is not None else "a DataFrame spout"
     if isinstance(dataframe, str) or callable(dataframe):
         if outputs is None:
-            raise TopologyError(f"{label} reads what {_shown(dataframe)} returns when the topology is submitted, so its "
-                                'columns are not known yet: name them, for example outputs=["line"]')
+            raise TopologyError(f"{label} reads the DataFrame that {_name_of(dataframe)} returns when the topology is "
+                                'submitted, so its columns are not known yet: name them, for example outputs=["line"]')
     elif _is_dataframe(dataframe):
         check_dataframe(label, dataframe, outputs)
         outputs = list(dataframe.columns) if outputs is None else outputs
@@ -96,16 +96,16 @@ def dataframe_spec(dataframe: DataFrameSource, name: str | None = None, par: Any
 
 
 def dataframes_of(topology: type[Topology]) -> dict[str, DataFrameSource]:
-    """What each DataFrame spout of the topology reads, by the spout's name."""
+    """The DataFrames of the topology's DataFrame spouts, by the spout's name."""
     return {str(spec.name): spec.dataframe for spec in topology.specs if spec.dataframe is not None}
 
 
 def check_dataframe(label: str, dataframe: Any, outputs: Sequence[str] | None) -> None:
-    """`TopologyError` unless it is a streaming DataFrame with exactly these columns, in whatever order; None: any columns."""
+    """Raises `TopologyError` unless it is a streaming DataFrame with these columns in any order; None: any columns."""
     if not _is_dataframe(dataframe):
-        raise TopologyError(f"{label} needs a streaming DataFrame, and got {dataframe!r} ({type(dataframe).__name__})")
+        raise TopologyError(f"{label} needs a streaming DataFrame, but got {dataframe!r} ({type(dataframe).__name__})")
     if not dataframe.isStreaming:
-        raise TopologyError(f"{label} needs a streaming DataFrame, and its DataFrame ({', '.join(dataframe.columns)}) is not "
+        raise TopologyError(f"{label} needs a streaming DataFrame, but its DataFrame ({', '.join(dataframe.columns)}) is not "
                             "streaming: make it with spark.readStream instead of spark.read")
     if outputs is not None and (sorted(outputs) != sorted(dataframe.columns)):
         raise TopologyError(f"{label} has the outputs {', '.join(outputs)}, and its DataFrame the columns "
@@ -116,5 +116,5 @@ def _is_dataframe(dataframe: Any) -> bool:
     return hasattr(dataframe, "columns") and hasattr(dataframe, "isStreaming")
 
 
-def _shown(dataframe: str | Callable[..., Any]) -> str:
+def _name_of(dataframe: str | Callable[..., Any]) -> str:
     return dataframe if isinstance(dataframe, str) else getattr(dataframe, "__qualname__", repr(dataframe))

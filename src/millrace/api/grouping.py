@@ -1,4 +1,4 @@
-"""Groupings: which tasks of a bolt get a tuple. A grouping is plain data; the engine routes by it."""
+"""Groupings: the rules by which tuples are spread over the tasks of a bolt. Plain data; the engine routes by it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Grouping:
     SHUFFLE: ClassVar[Grouping]  # spread evenly over the tasks
     LOCAL_OR_SHUFFLE: ClassVar[Grouping]  # tasks in the same worker if there are any, else shuffle
     ALL: ClassVar[Grouping]  # a copy to every task
-    GLOBAL: ClassVar[Grouping]  # everything to the task with the lowest index
-    NONE: ClassVar[Grouping]  # do not care; today the same as shuffle
+    GLOBAL: ClassVar[Grouping]  # all tuples to the task with the lowest index
+    NONE: ClassVar[Grouping]  # any task; today the same as shuffle
     DIRECT: ClassVar[Grouping]  # the producer names the task with `direct_task`
 
     @classmethod
@@ -44,7 +44,7 @@ class Grouping:
 
     @classmethod
     def custom(cls, function: Callable[[Sequence[Any], int], Sequence[int]]) -> Grouping:
-        """A function of yours: (values, number of tasks) -> the indexes of the tasks that get the tuple.
+        """Routes by a user function: (values, number of tasks) -> indexes of the tasks that get the tuple.
 
         It must be a module-level function, because every worker imports it by name.
         """
@@ -66,12 +66,12 @@ for _kind in ("SHUFFLE", "LOCAL_OR_SHUFFLE", "ALL", "GLOBAL", "NONE", "DIRECT"):
 def stable_hash(key: Any) -> int:
     """A 32-bit hash that is equal on every worker, in every run and release, for equal keys.
 
-    Not Python's own: that of a str is salted per process. Values that Python calls equal (1, 1.0, True, Decimal("1.00"))
-    must meet at the same task, because the routers remember keys in dicts.
+    Python's own hash of a str is salted per process. Values that Python considers equal (1, 1.0, True, Decimal("1.00")) must
+    go to the same task, because the routers cache keys in dicts.
     """
     try:
         return zlib.crc32(_encode(key if type(key) is str else _canonical(key)))
-    except UnicodeEncodeError:  # half of a surrogate pair: Python has such texts, UTF-8 does not
+    except UnicodeEncodeError:  # a lone surrogate: valid in a Python str, not in UTF-8
         return zlib.crc32(_encode(_canonical(key, lone_surrogates=True)))
 
 
@@ -90,12 +90,12 @@ def _canonical(key: Any, lone_surrogates: bool = False) -> Any:
     if isinstance(key, Decimal) and key.is_finite():
         return _canonical(_plain_number(key))
     if isinstance(key, datetime) and key.fold:
-        return key.replace(fold=0)  # in one zone, the second time in an hour that comes twice equals the first
+        return key.replace(fold=0)  # in a repeated hour of one zone, both times are equal
     return key
 
 
 def _plain_number(key: Decimal) -> int | float | str:
-    """What else in Python equals it, or its digits without the noughts at the end, however many it came with."""
+    """The equal int or float, if there is one, else the digits without trailing zeros."""
     if key == key.to_integral_value():
         return int(key)
     digits = key.normalize(Context(prec=len(key.as_tuple().digits), Emax=MAX_EMAX, Emin=MIN_EMIN))

@@ -1,4 +1,4 @@
-"""Spouts: what brings tuples in, and what becomes of those that fail."""
+"""Spouts: sources of tuples, and the replay of tuples that fail."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Spout(Component):
-    """Brings tuples in. `next_tuple` is called again and again while there is room downstream."""
+    """A source of tuples. `next_tuple` is called repeatedly while there is room downstream."""
 
-    fail_cause: str = "error"  # why `fail` is being called: "error", "timeout" or "lost" (a worker died)
+    fail_cause: str = "error"  # the reason of a call of `fail`: "error", "timeout" or "lost" (a worker died)
 
     @classmethod
     def spec(cls, name: str | None = None, par: Any = None, config: dict[str, Any] | None = None) -> ComponentSpec:
@@ -29,22 +29,22 @@ class Spout(Component):
     @staticmethod
     def from_dataframe(dataframe: Any, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
                        checkpoint: str | None = None, config: dict[str, Any] | None = None) -> ComponentSpec:
-        """A spout that emits the rows of a streaming DataFrame; its columns are the fields. `dataframe` may also be a function
-        (spark) -> DataFrame, or its name as "module:function", called when the topology is submitted: then `outputs` names the
-        columns. `checkpoint`: where Spark keeps how far it has read; unset, below the engine's checkpoint store."""
+        """Declares a spout that emits the rows of a streaming DataFrame; its columns are the fields. `dataframe` may also be a
+        function (spark) -> DataFrame, or its name as "module:function", called when the topology is submitted: then `outputs`
+        names the columns. `checkpoint`: Spark's directory for its reading position; unset, below the engine's store."""
         from millrace.api.dataframe import dataframe_spec
 
         return dataframe_spec(dataframe, name, par, outputs, checkpoint, config)
 
     def next_tuple(self) -> None:
-        """Emit some tuples, or none. Must not block (unless `blocking = True`)."""
+        """Emits some tuples, or none. Must not block unless `blocking = True`."""
         raise NotImplementedError(f"{type(self).__name__} must define next_tuple")
 
     def ack(self, tup_id: Any) -> None:
-        """The tuple and everything that came of it has been processed."""
+        """Called when the tuple and everything derived from it has been processed."""
 
     def fail(self, tup_id: Any) -> None:
-        """It was not: an exception, a timeout, a lost worker (`fail_cause` says which)."""
+        """Called when the tuple failed: by an exception, a timeout or a lost worker (see `fail_cause`)."""
 
     def activate(self) -> None: ...
 
@@ -52,20 +52,19 @@ class Spout(Component):
 
     def emit(self, tup: Sequence[Any], tup_id: Any = None, stream: str | None = None,
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:
-        """Send one tuple. Without `tup_id` it is not tracked: neither `ack` nor `fail` will come."""
+        """Sends one tuple. Without `tup_id` it is not tracked: neither `ack` nor `fail` is called."""
         return self._handle.emit(tup, tup_id, stream, None, direct_task, need_task_ids)
 
     def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any = None, stream: str | None = None,
                    direct_task: int | None = None) -> None:
-        """Send a whole Arrow batch, one column for each field of the stream, tracked under one id."""
+        """Sends a whole Arrow batch, one column for each field of the stream, tracked under one id."""
         self._handle.emit_arrow(batch, tup_id, stream, None, direct_task)
 
 
 class ReliableSpout(Spout):
-    """Remembers what is in flight and sends it again when it fails.
+    """Remembers tuples in flight and sends them again when they fail.
 
-    `max_fails` counts failures in user code only: what was lost with a worker, or timed out, is sent again for as
-    long as it takes.
+    `max_fails` counts failures in user code only: a tuple that timed out, or was lost with a worker, is always sent again.
     """
 
     max_fails: ClassVar[int] = 3
@@ -78,17 +77,17 @@ class ReliableSpout(Spout):
     def emit(self, tup: Sequence[Any], tup_id: Any = None, stream: str | None = None,
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:
         if tup_id is None:
-            raise ValueError(f"{type(self).__name__} is reliable: emit needs a tup_id to send {tup!r} again by")
+            raise ValueError(f"{type(self).__name__} is reliable: emit needs a tup_id, to send {tup!r} again if it fails")
         task_ids = self._handle.emit(tup, tup_id, stream, None, direct_task, need_task_ids)
-        if self.tracked:  # not before: a tuple that cannot be emitted is not in flight
-            kept = tup[:] if isinstance(tup, list) else tup  # the caller may fill the list with other values
+        if self.tracked:  # after the emit: a tuple that cannot be emitted is not in flight
+            kept = tup[:] if isinstance(tup, list) else tup  # the caller may reuse the list
             self.unacked_tuples[tup_id] = (kept, stream, direct_task, need_task_ids)
         return task_ids
 
     def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any = None, stream: str | None = None,
                    direct_task: int | None = None) -> None:
         if tup_id is None:
-            raise ValueError(f"{type(self).__name__} is reliable: emit_arrow needs a tup_id to send the batch again by")
+            raise ValueError(f"{type(self).__name__} is reliable: emit_arrow needs a tup_id, to send a failed batch again")
         self._handle.emit_arrow(batch, tup_id, stream, None, direct_task)
         if self.tracked:
             self.unacked_tuples[tup_id] = (batch, stream, direct_task, False)
@@ -107,7 +106,7 @@ class ReliableSpout(Spout):
         if self.fail_cause == "error":
             self.failed_tuples[tup_id] += 1
             if self.failed_tuples[tup_id] > self.max_fails:
-                self.logger.error("tuple %r failed %d times: given up", tup_id, self.failed_tuples[tup_id])
+                self.logger.error("tuple %r failed %d times: abandoned", tup_id, self.failed_tuples[tup_id])
                 self.ack(tup_id)
                 return
         tup, stream, direct_task, need_task_ids = saved
@@ -120,9 +119,9 @@ class ReliableSpout(Spout):
 class ReplayableSpout(ReliableSpout):
     """A reliable spout whose source can be read again from any position, so that it survives the loss of its worker.
 
-    Emit with `tup_id` = the tuple's position, an int that rises from one tuple to the next. The engine keeps the
-    lowest position that is not yet fully processed with the master; when the task starts anew anywhere it calls
-    `seek` with it, after `initialize` and before the first `next_tuple`.
+    Emit with `tup_id` = the tuple's position, an int that rises from one tuple to the next. The engine stores the lowest
+    position that is not fully processed; when the task restarts, on any worker, it calls `seek` with that position, after
+    `initialize` and before the first `next_tuple`.
     """
 
     def __init__(self) -> None:
@@ -130,23 +129,23 @@ class ReplayableSpout(ReliableSpout):
         self._next_position = 0
 
     def seek(self, position: int) -> None:
-        """Go to `position`: the next tuple emitted must be the first whose position is not below it."""
+        """Moves to `position`: the next tuple emitted must be the first whose position is not below it."""
         raise NotImplementedError(f"{type(self).__name__} must define seek")
 
     def position(self) -> int:
-        """Everything below this has been fully processed."""
+        """The lowest position that is not fully processed."""
         return next(iter(self.unacked_tuples), self._next_position)  # a dict keeps the order in which they were sent
 
     def emit(self, tup: Sequence[Any], tup_id: Any = None, stream: str | None = None,
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:
         if tup_id is not None:
-            tup_id = operator.index(tup_id)  # an int, whatever library it came from: it travels
+            tup_id = operator.index(tup_id)  # a plain int, because it is sent to the master
             self._next_position = max(self._next_position, tup_id + 1)
         return super().emit(tup, tup_id, stream, direct_task, need_task_ids)
 
     def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any = None, stream: str | None = None,
                    direct_task: int | None = None) -> None:
         if tup_id is not None:
-            tup_id = operator.index(tup_id)  # an int, whatever library it came from: it travels
+            tup_id = operator.index(tup_id)  # a plain int, because it is sent to the master
             self._next_position = max(self._next_position, tup_id + 1)
         super().emit_arrow(batch, tup_id, stream, direct_task)

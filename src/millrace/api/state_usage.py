@@ -1,5 +1,5 @@
-"""Which keyed states a component uses. Found in its class, without running it, so that a topology knows before it starts
-whether it has something to snapshot."""
+"""Finds the keyed states that a component uses, from its class alone, so that a topology knows before it starts whether it has
+state to snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OURS = {Component.__module__, Spout.__module__, Bolt.__module__}
 
 
 def uses_state(component_cls: type[Component]) -> bool:
-    """Whether the class declares keyed state of its own or mentions `state` in its code."""
+    """True if the class declares keyed state or mentions `state` in its code."""
     return any(isinstance(member, State) or "state" in _names(member) for member in _own_members(component_cls))
 
 
@@ -25,16 +25,16 @@ def used_states(component_cls: type[Component]) -> list[str]:
 
 
 def _own_members(component_cls: type[Component]) -> list[Any]:
-    """All that was written by whoever wrote the class."""
-    own = [base for base in component_cls.__mro__ if base.__module__ not in OURS]
-    return [member for base in own for member in vars(base).values()]
+    """The members of the user's classes: those of Millrace's base classes are left out."""
+    user_classes = [base for base in component_cls.__mro__ if base.__module__ not in OURS]
+    return [member for base in user_classes for member in vars(base).values()]
 
 
 def _names(member: Any) -> set[str]:
-    """The names that a function uses; also one inside a property, a decorator that tells what it wraps, or the like."""
+    """The names that a function uses, also inside a property or a decorator that exposes the function it wraps."""
     inside = [getattr(member, name, None) for name in ("__func__", "__wrapped__", "func", "fget", "fset")]
     code = member if hasattr(member, "co_names") else getattr(member, "__code__", None)
     if code is not None:
         inside += [constant for constant in code.co_consts if hasattr(constant, "co_names")]
-    found = set(code.co_names) if code is not None else set()
-    return found.union(*(_names(one) for one in inside if one is not None))
+    names = set(code.co_names) if code is not None else set()
+    return names.union(*(_names(part) for part in inside if part is not None))

@@ -1,12 +1,12 @@
-"""Topologies as class bodies, checked when the class is made: nothing has to run to find a mistake.
+"""Topologies declared as class bodies, checked when the class is created: mistakes are found before anything runs.
 
     class WordCount(Topology):
         lines = Lines.spec(par=2)
         split = Split.spec(inputs=[lines], par=4)
         count = Count.spec(inputs={split: Grouping.fields("word")}, par=8)
 
-A `ComponentSpec` never changes. The topology keeps copies of its own, named after their attributes and with inputs that
-name their sources, so one spec may be placed in any number of topologies.
+A `ComponentSpec` is immutable. The topology keeps its own copies, named after their attributes, with inputs that name their
+sources, so one spec may be used in any number of topologies.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def _checked_fields(stream: str, fields: tuple[Any, ...]) -> tuple[str, ...]:
         if not isinstance(field, str):
             raise TypeError(f"fields of stream {stream!r} must be str, not {field!r} ({type(field).__name__})")
         if not field.isidentifier() or keyword.iskeyword(field) or field.startswith("_"):
-            # Values are named tuples: such a field could not be reached by its name.
+            # Values are named tuples, so a field must be a valid attribute name.
             raise TopologyError(f"field {field!r} of stream {stream!r} cannot be an attribute: use letters, digits and "
                                 "underscores, begin with a letter, and avoid Python's keywords")
         if field in fields[:number]:
-            raise TopologyError(f"field {field!r} is twice in stream {stream!r} ({', '.join(fields)}); rename one")
+            raise TopologyError(f"field {field!r} occurs twice in stream {stream!r} ({', '.join(fields)}); rename one")
     return fields
 
 
@@ -70,9 +70,9 @@ _DEAD_LETTER_STREAM = Stream(DEAD_LETTER_FIELDS, DEAD_LETTERS)
 
 @dataclass(frozen=True, slots=True)
 class StreamRef:
-    """One stream of one component: what `spec["stream"]` gives.
+    """One stream of one component, as returned by `spec["stream"]`.
 
-    The component may also be named by a str, for one that is declared further down the class body.
+    A component that is declared further down the class body is named by a str.
     """
 
     component: ComponentSpec | str
@@ -87,7 +87,7 @@ class StreamRef:
 
 @dataclass(frozen=True, slots=True)
 class SpecInput:
-    """One input of a bolt. In a topology's own specs `source` is the component's name and `grouping` is known."""
+    """One input of a bolt. In a topology's copy of a spec, `source` is the component's name and `grouping` is known."""
 
     source: ComponentSpec | str
     stream: str
@@ -95,7 +95,7 @@ class SpecInput:
 
 
 class ComponentSpec:
-    """A component as placed in a topology: its class, name, parallelism, settings and inputs. It never changes."""
+    """A component as placed in a topology: its class, name, parallelism, settings and inputs. Immutable."""
 
     __slots__ = ("_named", "_origin", "component_cls", "config", "dataframe", "inputs", "name", "outputs", "par")
 
@@ -105,9 +105,9 @@ class ComponentSpec:
     config: dict[str, Any]
     inputs: tuple[SpecInput, ...]
     outputs: tuple[Stream, ...]
-    dataframe: Any  # what a DataFrame spout reads: see api/dataframe.py; it never leaves the driver
+    dataframe: Any  # the source of a DataFrame spout (see api/dataframe.py); it never leaves the driver
     _named: bool  # by spec(name=...), rather than by the attribute
-    _origin: ComponentSpec  # the spec as the user made it, of which a topology's own is a copy
+    _origin: ComponentSpec  # the spec as the user made it; the topology's spec is a copy
 
     def __init__(self, component_cls: type[Component], *, name: str | None = None, inputs: Any = None,
                  par: Any = None, config: dict[str, Any] | None = None, outputs: Any = None, dataframe: Any = None) -> None:
@@ -134,10 +134,10 @@ class ComponentSpec:
             object.__setattr__(self, key, value)
 
     def __setattr__(self, key: str, value: Any) -> None:
-        raise AttributeError(f"a spec never changes: give {key} to {self.component_cls.__name__}.spec()")
+        raise AttributeError(f"a spec is immutable: pass {key} to {self.component_cls.__name__}.spec()")
 
     def __delattr__(self, key: str) -> None:
-        raise AttributeError(f"a spec never changes: {key} cannot be deleted")
+        raise AttributeError(f"a spec is immutable: {key} cannot be deleted")
 
     def __getitem__(self, stream: str) -> StreamRef:
         self.stream(stream)
@@ -145,7 +145,7 @@ class ComponentSpec:
 
     @property
     def dead_letters(self) -> StreamRef:
-        """The stream of the tuples this bolt could not process."""
+        """The stream of tuples that this bolt could not process."""
         return self[DEAD_LETTERS]
 
     def stream(self, name: str) -> Stream:
@@ -164,14 +164,14 @@ class ComponentSpec:
 
     @property
     def label(self) -> str:
-        """For messages: the component's name, or its class while it has none."""
+        """The component's name for messages, or its class if it has no name yet."""
         return repr(self.name) if self.name is not None else self.component_cls.__name__
 
     def __repr__(self) -> str:
         return f"<spec of {self.component_cls.__name__}, name={self.name!r}, par={self.par}>"
 
     def _with(self, **changes: Any) -> ComponentSpec:
-        """A copy for a topology to keep."""
+        """A copy with these changes, for a topology."""
         placed = object.__new__(ComponentSpec)
         placed.__setstate__({**self.__getstate__(), "config": copy.deepcopy(self.config), **changes})
         return placed
@@ -182,7 +182,7 @@ class ComponentSpec:
 
 def _checked_class(component_cls: Any, name: Any) -> str:
     if not isinstance(component_cls, type) or not issubclass(component_cls, Spout | Bolt):
-        raise TypeError(f"a spec is made of a subclass of Spout or Bolt, not of {component_cls!r}")
+        raise TypeError(f"a spec needs a subclass of Spout or Bolt, not {component_cls!r}")
     if name is not None:
         checked_name(name)
     label = repr(name) if name is not None else component_cls.__name__
@@ -191,18 +191,18 @@ def _checked_class(component_cls: Any, name: Any) -> str:
 
 
 def checked_name(name: Any) -> str:
-    """The component name, if it can be one."""
+    """Returns the component name if it is valid."""
     if not isinstance(name, str):
         raise TypeError(f"a component's name must be a str, not {name!r} ({type(name).__name__})")
     if not name or name.startswith(RESERVED_PREFIX) or "[" in name or "]" in name:
-        # "count[3]" names a task, and "__" is for the engine's own components.
+        # "count[3]" names a task, and "__" is reserved for the engine's components.
         raise TopologyError(f"component name {name!r} must not be empty, begin with {RESERVED_PREFIX!r} or hold square "
                             "brackets; rename the attribute or give spec(name=...)")
     return name
 
 
 def mode_of(component_cls: type[Component], label: str | None = None) -> str:
-    """The one method through which the engine drives the component; an error if there is none, or more than one."""
+    """The method through which the engine drives the component; an error unless there is exactly one."""
     label = label or component_cls.__name__
     if issubclass(component_cls, Spout):
         if component_cls.next_tuple is Spout.next_tuple:
@@ -215,16 +215,16 @@ def mode_of(component_cls: type[Component], label: str | None = None) -> str:
     methods = [method for method in BOLT_METHODS if callable(getattr(component_cls, method, None))
                and getattr(component_cls, method) is not Bolt.process]
     if not methods:
-        raise TopologyError(f"bolt {label} ({component_cls.__name__}) has none of {', '.join(BOLT_METHODS)}: "
+        raise TopologyError(f"bolt {label} ({component_cls.__name__}) defines none of {', '.join(BOLT_METHODS)}: "
                             "define one")
     if len(methods) > 1:
-        raise TopologyError(f"bolt {label} ({component_cls.__name__}) has {' and '.join(methods)}, and only one can be "
+        raise TopologyError(f"bolt {label} ({component_cls.__name__}) defines {' and '.join(methods)}, and only one can be "
                             "called: keep one, and set an inherited one to None")
     return methods[0]
 
 
 def checked_par(label: str, par: Any) -> int | dict[str, int]:
-    """The parallelism, if it can be one: a positive int, or one for each environment."""
+    """Returns the parallelism if it is valid: a positive int, or one for each environment."""
     if isinstance(par, dict):
         if not par:
             raise TopologyError(f"par of {label} is an empty dict: give {{environment: number of tasks}} or an int")
@@ -242,7 +242,7 @@ def checked_par(label: str, par: Any) -> int | dict[str, int]:
 
 
 def checked_config(label: str, config: Any) -> dict[str, Any]:
-    """A copy of the settings, if they can travel to the workers."""
+    """Returns a copy of the settings if they can be sent to the workers."""
     if config is None:
         return {}
     if not isinstance(config, dict):
@@ -253,7 +253,7 @@ def checked_config(label: str, config: Any) -> dict[str, Any]:
         try:
             msgspec.msgpack.encode(value)
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-            raise TopologyError(f"config {key!r} of {label} cannot travel to the workers: {error}. Use numbers, str, "
+            raise TopologyError(f"config {key!r} of {label} cannot be sent to the workers: {error}. Use numbers, str, "
                                 f"bytes, lists and dicts, not {type(value).__name__}") from error
     return copy.deepcopy(config)
 
@@ -312,7 +312,7 @@ def _default_grouping(stream: Stream) -> Grouping:
 
 
 def _grouping_for(label: str, source: ComponentSpec, stream_name: str, grouping: Grouping | None) -> Grouping:
-    """The grouping to use on that stream; an error if the one that was given does not fit it."""
+    """The grouping for that stream; an error if `grouping` does not fit it."""
     stream = source.stream(stream_name)
     if grouping is None:
         return _default_grouping(stream)
@@ -335,7 +335,7 @@ def _grouping_for(label: str, source: ComponentSpec, stream_name: str, grouping:
 class Topology:
     """Base of all topologies. Used as a class, never instantiated; `specs` is in order of declaration.
 
-    A subclass of a topology declares all its components itself: specs are not inherited, settings are.
+    Settings are inherited, specs are not: a subclass of a topology declares all its components.
     """
 
     config: ClassVar[dict[str, Any]] = {}
@@ -349,11 +349,11 @@ class Topology:
         cls.config = checked_config(f"topology {cls.__name__}", cls.config)
         placed = _place(cls)
         for attribute, spec in placed.items():
-            inputs = tuple(_resolved(cls, spec, given, placed) for given in spec._origin.inputs)
+            inputs = tuple(_resolved(cls, spec, read, placed) for read in spec._origin.inputs)
             placed[attribute] = spec._with(inputs=inputs)
             _check_ends(cls, placed[attribute])
         if not any(issubclass(spec.component_cls, Spout) for spec in placed.values()):
-            raise TopologyError(f"topology {cls.__name__} has no spout, so no tuple would ever come in: add one")
+            raise TopologyError(f"topology {cls.__name__} has no spout, so it would never get a tuple: add one")
         _refuse_cycles(cls, {str(spec.name): spec for spec in placed.values()})
         for attribute, spec in placed.items():
             setattr(cls, attribute, spec)
@@ -385,7 +385,7 @@ def _refuse_bare_component(topology: type[Topology], attribute: str, value: Any,
         raise TypeError(f"{topology.__name__}.{attribute} is an instance of {type(value).__name__}: the engine makes "
                         f"the instances; write {attribute} = {type(value).__name__}.spec(...)")
     if isinstance(value, type) and issubclass(value, Component):
-        # A class that is defined in the body, rather than assigned there, is a component only if it has a spec.
+        # A class defined in the body, rather than assigned there, is a component only if it has a spec.
         if value in used and value.__qualname__ == f"{topology.__qualname__}.{attribute}":
             return
         raise TypeError(f"{topology.__name__}.{attribute} is the class {value.__name__}, which would be ignored; "
@@ -403,15 +403,15 @@ def _refuse_duplicate(topology: type[Topology], attribute: str, name: str, spec:
                                 "give one of them another name")
 
 
-def _resolved(topology: type[Topology], spec: ComponentSpec, given: SpecInput,
+def _resolved(topology: type[Topology], spec: ComponentSpec, read: SpecInput,
               placed: dict[str, ComponentSpec]) -> SpecInput:
     """The input with its source named, and its grouping checked against the stream."""
     for source in placed.values():
-        asked = given.source
-        if source._origin is asked._origin if isinstance(asked, ComponentSpec) else source.name == asked:
-            grouping = _grouping_for(spec.label, source, given.stream, given.grouping)
-            return SpecInput(str(source.name), given.stream, grouping)
-    label = given.source.label if isinstance(given.source, ComponentSpec) else repr(given.source)
+        wanted = read.source
+        if source._origin is wanted._origin if isinstance(wanted, ComponentSpec) else source.name == wanted:
+            grouping = _grouping_for(spec.label, source, read.stream, read.grouping)
+            return SpecInput(str(source.name), read.stream, grouping)
+    label = read.source.label if isinstance(read.source, ComponentSpec) else repr(read.source)
     raise UnknownName(f"{spec.label} in {topology.__name__} reads {label}, which is not declared in this class body "
                       "(components of a base class are not inherited): declare it here. "
                       f"The class body has {', '.join(str(other.name) for other in placed.values())}")
@@ -427,17 +427,17 @@ def _check_ends(topology: type[Topology], spec: ComponentSpec) -> None:
         raise TopologyError(f"bolt {spec.label} in {topology.__name__} has no inputs, so it would never get a tuple: "
                             "give spec(inputs=[...])")
     seen: set[tuple[object, str]] = set()
-    for given in spec.inputs:
-        if (given.source, given.stream) in seen:
-            raise TopologyError(f"bolt {spec.label} in {topology.__name__} reads stream {given.stream!r} of "
-                                f"{given.source!r} twice: name it once")
-        seen.add((given.source, given.stream))
+    for read in spec.inputs:
+        if (read.source, read.stream) in seen:
+            raise TopologyError(f"bolt {spec.label} in {topology.__name__} reads stream {read.stream!r} of "
+                                f"{read.source!r} twice: name it once")
+        seen.add((read.source, read.stream))
 
 
 def _refuse_cycles(topology: type[Topology], by_name: dict[str, ComponentSpec]) -> None:
     done: set[str] = set()
     for start in by_name:
-        path: dict[str, None] = {}  # the way from `start` upstream, in order
+        path: dict[str, None] = {}  # the path from `start` upstream, in order
         stack = [(start, False)]
         while stack:
             name, leaving = stack.pop()
@@ -445,12 +445,12 @@ def _refuse_cycles(topology: type[Topology], by_name: dict[str, ComponentSpec]) 
                 done.add(name)
                 del path[name]
             elif name in path:
-                way = [*path][[*path].index(name):]
-                # The way was walked against the streams; shown along them it is easier to find in the class body.
-                shown = " -> ".join([name, *reversed(way)])
-                raise TopologyError(f"topology {topology.__name__} has a cycle, {shown}: tuples would go round in it "
-                                    "for ever; take one of its inputs away")
+                cycle = [*path][[*path].index(name):]
+                # The path runs against the streams; printed along them it is easier to find in the class body.
+                text = " -> ".join([name, *reversed(cycle)])
+                raise TopologyError(f"topology {topology.__name__} has a cycle, {text}: tuples would circulate in it for "
+                                    "ever; remove one of its inputs")
             elif name not in done:
                 path[name] = None
                 stack.append((name, True))
-                stack += [(str(given.source), False) for given in by_name[name].inputs]
+                stack += [(str(read.source), False) for read in by_name[name].inputs]

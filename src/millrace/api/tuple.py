@@ -1,4 +1,4 @@
-"""A tuple as a bolt sees it, and the streams and components whose names the engine itself knows."""
+"""Tuples as bolts see them, and the names of streams and components that the engine uses itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TICK_STREAM = "__tick"
 
 
 class Origin(Protocol):
-    """Where a tuple came from. One object serves every tuple of a chunk, so a tuple costs three references."""
+    """The source of a tuple. All tuples of a chunk share one object, so a tuple costs three references."""
 
     component: str
     stream: str
@@ -36,8 +36,8 @@ class Tuple(msgspec.Struct, gc=False, eq=False):
 
     @classmethod
     def of(cls, id: str, component: str, stream: str, task: int, values: Any) -> Tuple:
-        """A tuple that came from nowhere: for tests of a component."""
-        return cls(values, _Nowhere(id, component, stream, task))
+        """A tuple without a chunk, for tests of a component."""
+        return cls(values, _FixedOrigin(id, component, stream, task))
 
     @property
     def id(self) -> str:
@@ -65,7 +65,7 @@ class Tuple(msgspec.Struct, gc=False, eq=False):
         return 5
 
 
-class _Nowhere(msgspec.Struct, frozen=True):
+class _FixedOrigin(msgspec.Struct, frozen=True):
     id: str
     component: str
     stream: str

@@ -1,1 +1,1 @@
-"""Benchmarks: what Millrace claims, measured, beside other engines on the same input."""
+"""Benchmarks of Millrace, beside other engines on the same input."""

@@ -1,13 +1,15 @@
-"""`millrace bench faults`: keep breaking what a word count runs on, then look for every word, at the sink and in the state.
+"""`millrace bench faults`: break the processes, store and plan of a word count again and again, then check every word.
 
-Two Spark executors; a plan of faults that the seed alone decides; after each fault, or after some in a row, waves must be
-committed again. In the end the sink's files and the counts in the last checkpoint are held against what the seed says must
-be there.
+Two Spark executors run a word count near saturation: its highest rate is measured first. The seed alone decides the plan of
+faults. A fault counts only if it had an effect, which is proved by a change that the master or the operating system shows.
+After each fault, or after some in a row, waves must be committed again. In the end the sink's files and the counts in the last
+checkpoint are compared with the lines that the seed gives.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -21,40 +23,55 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from millrace.api.grouping import stable_hash
+from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.results import keep
+from millrace.bench.runs import end_run, start_run, window_rates
+from millrace.bench.stored_counts import stored_counts
 from millrace.config import AT_LEAST_ONCE, CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, HISTORY, NODE_BY, WAVE_INTERVAL
-from millrace.control.events import Moved, Say
+from millrace.control.events import Moved
 from millrace.control.topology_state import TopologyState
 from millrace.control.waves import IDLE, Waves
 from millrace.errors import MillraceError
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.model.graph import TaskId
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
-from millrace.state.task_state import open_states
-from millrace.workloads.audit import StatefulWordCount, TallyNumbered, audit, true_counts
+from millrace.workloads.audit import StatefulWordCount, audit, true_counts
+from millrace.workloads.wordcount import WORDS_PER_LINE
 
 MASTER = "local-cluster[2,3,700]"
 SLOTS = 4
 NAME = "words"
-LINES_PER_SECOND = 300
+SATURATION = Rule(warm_up=5.0, seconds=5.0, rounds=2)
+SHARE = 0.8  # of the highest rate
 INTERVAL_SECONDS = 1.0
 QUIET_SECONDS = 2.0  # at most, between a wave that is committed again and the next fault
 OVERLAPPING = 0.25  # share of the faults after which the next one does not wait for that wave
-STILL_SECONDS = 3.0  # that a stopped process stands still: longer than its heartbeat may be missing
-AWAY_SECONDS = 2.0  # that the store cannot be used
+STOPPED_SECONDS = 3.0  # of a stopped process: longer than its heartbeat may be missing
+AWAY_SECONDS = 2.0  # of the store
 PAUSE_SECONDS = 1.0
+EFFECT_SECONDS = 20.0  # for the effect of a fault to show, before it counts as one without effect
 RECOVERY_SECONDS = 120.0  # for a wave to be committed after a fault, before the stream counts as stuck
 
 KILL_ONE, KILL_TWO, KILL_ALL_BUT_ONE, KILL_EXECUTOR = "worker killed", "two killed", "all but one killed", "executor killed"
-STAND_STILL, STORE_AWAY, MOVE, PAUSE = "worker stood still", "store away", "task moved", "paused"
-KINDS = (KILL_ONE, KILL_TWO, KILL_ALL_BUT_ONE, KILL_EXECUTOR, STAND_STILL, STORE_AWAY, MOVE, PAUSE)
+STOP, STORE_AWAY, MOVE, PAUSE = "worker stopped", "store away", "task moved", "paused"
+# Each kind of fault with the proof that it had an effect.
+PROOFS = {
+    KILL_ONE: "the process is gone, and tasks that it ran have a new incarnation",
+    KILL_TWO: "both processes are gone, and tasks that they ran have new incarnations",
+    KILL_ALL_BUT_ONE: "the processes are gone, and tasks that they ran have new incarnations",
+    KILL_EXECUTOR: "the executor's JVM is gone, and tasks that its workers ran have new incarnations",
+    STOP: "the process stood still, and tasks that it ran have new incarnations",
+    STORE_AWAY: "a wave was abandoned, or a new epoch could not be claimed, while the store was away",
+    MOVE: "the task is at the worker that it was moved to, which is another one than before",
+    PAUSE: "the topology was paused",
+}
+KINDS = tuple(PROOFS)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`quiet`: seconds before it. `draw`: a number out of which whom it befalls is picked, among those there are then.
-    `alone`: it is recovered from before the next one comes."""
+    """One fault. `quiet`: seconds before it. `draw`: seed for the choice of its victims among those that exist then.
+    `alone`: the next fault waits until this one is recovered from."""
 
     kind: str
     quiet: float
@@ -63,7 +80,7 @@ class Fault:
 
 
 def plan_of_faults(seed: int) -> Iterator[Fault]:
-    """Endless, and the same for the same seed: rounds in which every kind comes once, each in an order of its own."""
+    """Endless rounds of all kinds of faults, each round in an order of its own; the same for the same seed."""
     chance = Random(seed)
     while True:
         for kind in chance.sample(KINDS, len(KINDS)):
@@ -75,8 +92,8 @@ class Stuck(MillraceError):
 
 
 class TakenAway:
-    """A directory behind a symbolic link. While it is away there is a plain file in the link's place, so that whoever makes
-    missing directories cannot bring it back; each change is one rename."""
+    """A directory behind a symbolic link. While it is away a plain file takes the link's place, so that code that makes missing
+    directories cannot bring it back; each change is one rename."""
 
     def __init__(self, base: Path) -> None:
         self.path, self._disk, self._other = base / "checkpoints", base / "disk", base / "other"
@@ -92,9 +109,9 @@ class TakenAway:
         self._other.replace(self.path)
 
 
-class Silence:
-    """The longest time in which a number did not change. `look` again and again; what is between `pause` and `go_on` does
-    not count."""
+class LongestGap:
+    """The longest time in which a number did not change. Call `look` repeatedly; the time between `pause` and `resume` does not
+    count."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -113,33 +130,33 @@ class Silence:
             self.longest = max(self.longest, now - self._since)
         self._since = None
 
-    def go_on(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         self._since = now
 
 
 class Soak:
-    """One run. Everything that waits looks at the sink meanwhile."""
+    """One run of faults. Everything that waits looks at the sink meanwhile."""
 
     def __init__(self, engine: ResidentEngine, running: RunningTopology, store: TakenAway, console: Console) -> None:
         self._engine, self._running, self._store, self._console = engine, running, store, console
         self._master = engine.master
-        self.done: Counter[str] = Counter()
+        self.effective: Counter[str] = Counter()
+        self.without_effect: Counter[str] = Counter()
         self.recovery: dict[str, float] = {}  # the longest of each kind, in seconds
-        self.sink, self.commits = Silence(), Silence()
-        self.troubles: list[str] = []  # why waves were given up
-        self._master.listeners.append(self._hear)
-        self._breaks: dict[str, Callable[[Fault], None]] = {
+        self.sink, self.commits = LongestGap(), LongestGap()
+        self.abandoned: list[str] = []  # reasons why waves were abandoned
+        self._breaks: dict[str, Callable[[Fault], bool]] = {
             KILL_ONE: lambda fault: self._kill(fault, 1),
             KILL_TWO: lambda fault: self._kill(fault, 2),
             KILL_ALL_BUT_ONE: lambda fault: self._kill(fault, max(1, len(self._pids()) - 1)),
-            KILL_EXECUTOR: self._kill_executor, STAND_STILL: self._stand_still, STORE_AWAY: self._store_away,
+            KILL_EXECUTOR: self._kill_executor, STOP: self._stop, STORE_AWAY: self._take_store_away,
             MOVE: self._move, PAUSE: self._pause}
 
     @property
     def waves(self) -> Waves:
-        found = self._state.waves
-        assert found is not None
-        return found
+        waves = self._state.waves
+        assert waves is not None
+        return waves
 
     @property
     def _state(self) -> TopologyState:
@@ -148,33 +165,34 @@ class Soak:
     def run(self, seed: int, seconds: float) -> None:
         end = time.monotonic() + seconds
         self._committed(2, "at the start")
-        self.sink.go_on(time.monotonic())
-        self.commits.go_on(time.monotonic())
+        self.sink.resume(time.monotonic())
+        self.commits.resume(time.monotonic())
         for fault in plan_of_faults(seed):
             self._pass(fault.quiet)
             if time.monotonic() >= end:
                 return
             began = time.monotonic()
-            self._breaks[fault.kind](fault)
-            self.done[fault.kind] += 1
-            left = f"{max(0.0, end - began):5.0f} s left: {fault.kind}"
+            effective = self._breaks[fault.kind](fault)
+            (self.effective if effective else self.without_effect)[fault.kind] += 1
+            left = f"{max(0.0, end - began):5.0f} s left: {fault.kind}{'' if effective else ', without effect'}"
             if not fault.alone:
                 self._console.print(f"{left}, and another fault before it is recovered from")
                 continue
-            self._committed(2, f"after fault {self.done.total()} ({fault.kind})")  # one may have been under way
+            self._committed(2, f"after fault {self.effective.total()} ({fault.kind})")  # one may have been under way
             took = time.monotonic() - began
-            self.recovery[fault.kind] = max(took, self.recovery.get(fault.kind, 0.0))
+            if effective:
+                self.recovery[fault.kind] = max(took, self.recovery.get(fault.kind, 0.0))
             self._console.print(f"{left}, two waves committed after {took:.1f} s")
 
     def drain(self) -> dict[int, int]:
-        """Until all is worked off and committed. Returns how many lines each spout task has sent."""
+        """Wait until everything is processed and committed. Returns how many lines each spout task has sent."""
         self.sink.pause(time.monotonic())
         self.commits.pause(time.monotonic())
         self._running.pause()
-        self._committed(2, "after the spouts were stopped")  # whoever is gone by now has been missed
+        self._committed(2, "after the spouts were stopped")  # workers that are gone by now have been missed
         self._wait(lambda: self._state.status == "paused" and self._master.state.drained(self._state),
-                   "it did not come to rest")
-        self._committed(1, "when all was worked off")
+                   "the topology did not drain")
+        self._committed(1, "when everything was processed")
         return {task.index: position for task, position in self._running.positions().items()}
 
     # -- waiting -----------------------------------------------------------------------------------------------------
@@ -185,81 +203,121 @@ class Soak:
                    f"no wave was committed {when}")
 
     def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
-        if not self._master.wait_until(lambda: self._look() or condition(), RECOVERY_SECONDS):
-            said = "\n".join(event["text"] for event in list(self._master.events)[-20:])
-            waited = ", ".join(map(str, sorted(self.waves.waiting))) or "nobody"
+        if not self._shows(condition, RECOVERY_SECONDS):
+            events = "\n".join(event["text"] for event in list(self._master.events)[-20:])
+            waited = ", ".join(map(str, sorted(self.waves.waiting))) or "nothing"
             raise Stuck(f"{otherwise} within {RECOVERY_SECONDS:g} s; {NAME} is {self._state.status}, its wave is in phase "
-                        f"{self.waves.phase} and waits for {waited}; the master said:\n{said}")
+                        f"{self.waves.phase} and waits for {waited}; last events:\n{events}")
+
+    def _shows(self, condition: Callable[[], bool], seconds: float = EFFECT_SECONDS) -> bool:
+        """Wait for a condition on the master's thread. Returns whether it came true in time."""
+        return self._master.wait_until(lambda: self._look() or condition(), seconds)
 
     def _pass(self, seconds: float) -> None:
         """Let time go by."""
         self._master.wait_until(self._look, seconds)
 
     def _look(self) -> bool:
-        """On the master's thread, at each of its turns. Never true: it is asked again."""
+        """Runs on the master's thread, at each of its turns. Never true, so it is called again."""
         now = time.monotonic()
         self.sink.look(self._running.observed().total("sink", "executed"), now)
         self.commits.look(self.waves.committed, now)
+        if self.waves.given_up > len(self.abandoned):
+            self.abandoned += [self._state.troubled] * (self.waves.given_up - len(self.abandoned))
         return False
 
-    def _hear(self, said: Say) -> None:
-        """On the master's thread."""
-        if "is given up" in said.text:
-            self.troubles.append(said.text)
+    # -- faults: each returns whether it had an effect ---------------------------------------------------------------
 
-    # -- faults ------------------------------------------------------------------------------------------------------
+    def _pids(self) -> dict[int, int]:
+        """The processes of the workers, by slot."""
+        pids: dict[int, int] = self._master.call(lambda: {slot: connection.hello.pid for slot, connection
+                                                          in sorted(self._master.connections.items())})
+        return pids
 
-    def _pids(self) -> list[int]:
-        """The workers that are there."""
-        found: list[int] = self._master.call(lambda: [connection.hello.pid for _, connection
-                                                      in sorted(self._master.connections.items())])
-        return found
+    def _incarnations(self, slots: list[int]) -> dict[TaskId, int]:
+        """The tasks in these slots with their incarnations."""
+        tasks: dict[TaskId, int] = self._master.call(
+            lambda: {task: place.incarnation for task, place in self._state.places.items() if place.slot in slots})
+        return tasks
 
-    def _kill(self, fault: Fault, count: int) -> None:
+    def _are_replaced(self, before: dict[TaskId, int]) -> bool:
+        """Wait until tasks that were lost run again, as new incarnations."""
+        return bool(before) and self._shows(lambda: all(
+            task in self._state.places and self._state.places[task].incarnation != incarnation
+            for task, incarnation in before.items()))
+
+    def _victims(self, fault: Fault, slots: list[int], count: int) -> list[int]:
+        """Choose slots, those with tasks first: without tasks a fault would have no effect."""
+        busy = self._master.call(lambda: {place.slot for place in self._state.places.values()})
+        return sorted(Random(fault.draw).sample(slots, len(slots)), key=lambda slot: slot not in busy)[:count]
+
+    def _kill(self, fault: Fault, count: int) -> bool:
         pids = self._pids()
-        for pid in Random(fault.draw).sample(pids, min(count, len(pids))):
-            _signal(pid, signal.SIGKILL)
+        slots = self._victims(fault, sorted(pids), count)
+        before = self._incarnations(slots)
+        for slot in slots:
+            _signal(pids[slot], signal.SIGKILL)
+        return len(slots) == count and self._shows(lambda: all(is_gone(pids[slot]) for slot in slots)) \
+            and self._are_replaced(before)
 
-    def _kill_executor(self, fault: Fault) -> None:
-        executors = sorted({executor for pid in self._pids() if (executor := executor_of(pid)) is not None})
-        if executors:
-            _signal(Random(fault.draw).choice(executors), signal.SIGKILL)
+    def _kill_executor(self, fault: Fault) -> bool:
+        executors = {slot: executor for slot, pid in self._pids().items() if (executor := executor_of(pid)) is not None}
+        if not executors:
+            return False
+        victim = Random(fault.draw).choice(sorted(set(executors.values())))
+        before = self._incarnations([slot for slot, executor in executors.items() if executor == victim])
+        _signal(victim, signal.SIGKILL)
+        return self._shows(lambda: is_gone(victim)) and self._are_replaced(before)
 
-    def _stand_still(self, fault: Fault) -> None:
+    def _stop(self, fault: Fault) -> bool:
         pids = self._pids()
         if not pids:
-            return
-        pid = Random(fault.draw).choice(pids)
-        _signal(pid, signal.SIGSTOP)
+            return False
+        slot, = self._victims(fault, sorted(pids), 1)
+        before = self._incarnations([slot])
+        _signal(pids[slot], signal.SIGSTOP)
         try:
-            self._pass(STILL_SECONDS)
+            stopped = is_stopped(pids[slot])
+            self._pass(STOPPED_SECONDS)
         finally:
-            _signal(pid, signal.SIGCONT)
+            _signal(pids[slot], signal.SIGCONT)
+        return stopped and self._are_replaced(before)
 
-    def _store_away(self, fault: Fault) -> None:
+    def _take_store_away(self, fault: Fault) -> bool:
+        abandoned = self.waves.given_up
         self._store.take_away()
         try:
             self._pass(AWAY_SECONDS)
+            return self._shows(lambda: self.waves.given_up > abandoned or self.waves.refused)
         finally:
             self._store.bring_back()
 
-    def _move(self, fault: Fault) -> None:
+    def _move(self, fault: Fault) -> bool:
         chance = Random(fault.draw)
+        choice: list[tuple[TaskId, int]] = []
 
         def move() -> None:
-            """On the master's thread: nobody comes or goes between the choice and the move."""
-            if self._state.status in ("running", "paused", "starting"):
-                task, slot = chance.choice(sorted(self._state.places)), chance.choice(sorted(self._master.state.workers))
-                self._master.tell(Moved(NAME, task, slot))
+            """Runs on the master's thread: no worker comes or goes between the choice and the move."""
+            if self._state.status not in ("running", "paused", "starting") or not self._state.places:
+                return
+            task = chance.choice(sorted(self._state.places))
+            slots = sorted(set(self._master.state.workers) - {self._state.places[task].slot})
+            if slots:
+                choice.append((task, chance.choice(slots)))
+                self._master.tell(Moved(NAME, *choice[0]))
 
         self._master.call(move)
+        return bool(choice) and self._shows(lambda: choice[0][0] in self._state.places
+                                            and self._state.places[choice[0][0]].slot == choice[0][1])
 
-    def _pause(self, fault: Fault) -> None:
+    def _pause(self, fault: Fault) -> bool:
         self.sink.pause(time.monotonic())
         self._running.pause()
+        paused = self._shows(lambda: self._state.status == "paused")
         self._pass(PAUSE_SECONDS)
-        self._running.resume()
-        self.sink.go_on(time.monotonic())
+        self._running.unpause()
+        self.sink.resume(time.monotonic())
+        return paused
 
 
 def executor_of(pid: int) -> int | None:
@@ -270,36 +328,46 @@ def executor_of(pid: int) -> int | None:
         return None
 
 
+def is_gone(pid: int) -> bool:
+    """True if the process has ended, even if its parent has not waited for it yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _signal(pid: int, number: signal.Signals) -> None:
-    """It may have ended by itself."""
+    """Send a signal to a process that may have ended by itself."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         return
 
 
-def stored_counts(store: CheckpointStore, topology: str) -> Counter[str]:
-    """The words' counts in the newest checkpoint, read without the engine."""
-    checkpoints = Checkpoints(store, topology)
-    manifest = checkpoints.latest()
-    if manifest is None:
-        raise MillraceError(f"there is no checkpoint of {topology!r} to compare with the truth")
-    component = TallyNumbered()
-    state = open_states(component, stable_hash, range(manifest.key_groups), manifest.key_groups, "audit", time.time)
-    assert state is not None
-    for group, chain in manifest.chains("count").items():
-        state.restore(group, checkpoints.read_chain(chain))
-    return Counter(dict(component.counts.items()))
+def saturation(engine: ResidentEngine, directory: Path, config: dict[str, Any]) -> float:
+    """The highest rate of the same word count on these workers, in lines per second."""
+    running = start_run(engine, StatefulWordCount, {**config, "path": str(directory)}, SATURATION.warm_up)
+    rate = max(window_rates(running, SATURATION)) / WORDS_PER_LINE
+    end_run(running)
+    shutil.rmtree(directory)
+    return rate
 
 
 def run_faults(minutes: float, seed: int, guarantee: str, live: bool) -> dict[str, Any]:
     """Returns the object of `bench faults --json`.
 
-    `longest_gap_ms`: the longest time without a word at the sink, as the workers' reports showed it, apart from pauses that
-    were asked for. Exactly once, words become visible with the waves: `longest_uncommitted_ms` is the longest time from one
-    commit to the next. `recovery_ms`: for each kind of fault the longest time until two more waves were committed; that of
-    faults before which the last one was not recovered from yet is that of both.
-    `stuck`: why the run ended early; then nothing is compared.
+    `saturation`: the highest rate, in lines per second; `rate`: the share of it that the run had. `faults`: those that had an
+    effect. `longest_gap_ms`: the longest time without a word at the sink, by the workers' reports, without requested pauses.
+    Exactly once, words become visible with the waves: `longest_uncommitted_ms` is the longest time from one commit to the next.
+    `recovery_ms`: for each kind of fault the longest time until two more waves were committed; it includes that of the faults
+    before it that were not recovered from yet. `stuck`: why the run ended early; then nothing is compared.
     """
     if guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):
         raise MillraceError(f"--guarantee {guarantee}: faults lose nothing only with {EXACTLY_ONCE} or {AT_LEAST_ONCE}")
@@ -309,14 +377,17 @@ def run_faults(minutes: float, seed: int, guarantee: str, live: bool) -> dict[st
     with tempfile.TemporaryDirectory(prefix="millrace-faults-") as base:
         store, output = TakenAway(Path(base)), Path(base) / "output"
         settings = {NODE_BY.key: "executor", HISTORY.key: "none", CHECKPOINTS.key: str(store.path)}
+        config = {GUARANTEE.key: guarantee, WAVE_INTERVAL.key: INTERVAL_SECONDS}
         with ResidentEngine(MASTER, SLOTS, name=f"faults-{os.getpid()}", settings=settings) as engine:
-            running = engine.submit(StatefulWordCount, NAME, {
-                "path": str(output), "rate": LINES_PER_SECOND, GUARANTEE.key: guarantee,
-                WAVE_INTERVAL.key: INTERVAL_SECONDS})
+            highest = saturation(engine, Path(base) / "saturation", config)
+            rate = round(SHARE * highest)
+            console.print(f"highest rate {highest:,.0f} lines/s; the run has {SHARE:.0%} of it: {rate:,} lines/s")
+            running = engine.submit(StatefulWordCount, NAME, {**config, "path": str(output), "rate": rate})
             if not running.wait_running():
-                raise MillraceError(f"the topology did not start; the master says: {engine.status()['events'][-3:]}")
+                raise MillraceError(f"the topology did not start; last events: {engine.status()['events'][-3:]}")
             soak = Soak(engine, running, store, console)
-            result: dict[str, Any] = {"minutes": minutes, "seed": seed, "guarantee": guarantee, "stuck": None}
+            result: dict[str, Any] = {"minutes": minutes, "seed": seed, "guarantee": guarantee, "saturation": round(highest),
+                                      "rate": rate, "stuck": None}
             try:
                 soak.run(seed, minutes * 60)
                 expected = soak.drain()
@@ -332,24 +403,26 @@ def run_faults(minutes: float, seed: int, guarantee: str, live: bool) -> dict[st
 
 
 def _measured(soak: Soak) -> dict[str, Any]:
-    return {"faults": {kind: soak.done[kind] for kind in KINDS}, "waves": soak.waves.committed, "given_up": soak.waves.given_up,
-            "troubles": soak.troubles, "longest_gap_ms": round(soak.sink.longest * 1000),
+    return {"faults": {kind: soak.effective[kind] for kind in KINDS},
+            "without_effect": {kind: soak.without_effect[kind] for kind in KINDS}, "proofs": PROOFS,
+            "waves": soak.waves.committed, "abandoned_waves": soak.waves.given_up, "abandoned": soak.abandoned,
+            "longest_gap_ms": round(soak.sink.longest * 1000),
             "longest_uncommitted_ms": round(soak.commits.longest * 1000),
             "recovery_ms": {kind: round(seconds * 1000) for kind, seconds in soak.recovery.items()}}
 
 
 def _compared(output: Path, store: CheckpointStore, expected: dict[int, int]) -> dict[str, Any]:
-    found, truth = audit(output, expected), true_counts(expected)
+    audited, truth = audit(output, expected), true_counts(expected)
     counts = stored_counts(store, NAME)
     words = counts.keys() | truth.keys()
-    return {"tuples_in": found.tuples_in, "tuples_out": found.tuples_out, "lost": found.lost, "repeated": found.repeated,
-            "wrong": found.wrong, "beyond": found.beyond, "words": len(truth),
+    return {"tuples_in": audited.tuples_in, "tuples_out": audited.tuples_out, "lost": audited.lost,
+            "repeated": audited.repeated, "wrong": audited.wrong, "beyond": audited.beyond, "words": len(truth),
             "counts_wrong": sum(counts[word] != truth[word] for word in words),
             "counts_less": sum(counts[word] < truth[word] for word in words)}
 
 
 def broken_promise(result: dict[str, Any]) -> str:
-    """What the guarantee forbids and the run has; empty if all is well."""
+    """Results that the guarantee forbids; empty if it was kept."""
     if result["stuck"]:
         return str(result["stuck"])
     forbidden = ["lost", "wrong", "counts_less"]
@@ -365,5 +438,7 @@ def _print(console: Console, result: dict[str, Any]) -> None:
         console.print(f"{result['tuples_in']:,} words in, {result['tuples_out']:,} out: {result['lost']} lost, "
                       f"{result['repeated']} repeated; of {result['words']:,} counts {result['counts_wrong']} differ from the "
                       f"truth, {result['counts_less']} are less")
-    console.print(f"{sum(result['faults'].values())} faults; longest silence at the sink {result['longest_gap_ms']:,} ms, "
-                  f"between two commits {result['longest_uncommitted_ms']:,} ms; kept in {keep('faults', result)}")
+    console.print(f"{sum(result['faults'].values())} faults with an effect, {sum(result['without_effect'].values())} without; "
+                  f"longest gap at the sink {result['longest_gap_ms']:,} ms, "
+                  f"between two commits {result['longest_uncommitted_ms']:,} ms; "
+                  f"kept in {keep('faults-' + result['guarantee'], result)}")

@@ -1,4 +1,4 @@
-"""`millrace bench memory`: does memory stay flat while a bolt is far slower than its spout?"""
+"""`millrace bench memory`: resident memory while a bolt is far slower than its spout; it must stay flat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES = 60
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory of a process of this host."""
+    """Resident memory of a process on this host."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 

@@ -1,4 +1,4 @@
-"""`millrace bench replanning`: Word Count on two Spark executors, re-planned while it runs, and every word looked for."""
+"""`millrace bench replanning`: Word Count on two Spark executors, re-planned while it runs, with every word checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SWAPS = ("tstorm", "slstream", "even", "otd")
 
 
 def run_replanning(seconds: float, rate: float, live: bool) -> dict[str, Any]:
-    """`seconds` for each part: without a scheduler, with OTD, and with the others in turn."""
+    """Run parts of `seconds` each: without a scheduler, with OTD (four times as long), and with the others in turn."""
     console = Console(stderr=not live)
     directory = tempfile.mkdtemp(prefix="millrace-replanning-")
     settings = {"worker.node.by": "executor", "load.period.secs": WINDOW_SECONDS, "history.url": "none"}
@@ -33,7 +33,7 @@ def run_replanning(seconds: float, rate: float, live: bool) -> dict[str, Any]:
         with ResidentEngine(MASTER, SLOTS, name=f"replanning-{os.getpid()}", settings=settings) as engine:
             running = engine.submit(AuditedWordCount, "words", {"path": directory, "rate": rate})
             if not running.wait_running():
-                raise MillraceError(f"the topology did not start; the master says: {engine.status()['events'][-3:]}")
+                raise MillraceError(f"the topology did not start; last events: {engine.status()['events'][-3:]}")
             result = _measure(engine, running, console, seconds)
             result.update(_audited(running, directory))
     finally:
@@ -46,18 +46,18 @@ def run_replanning(seconds: float, rate: float, live: bool) -> dict[str, Any]:
 def _measure(engine: ResidentEngine, running: RunningTopology, console: Console, seconds: float) -> dict[str, Any]:
     time.sleep(seconds)
     result: dict[str, Any] = {"slots": SLOTS, "nodes": 2, "worker_limit": Otd().high,
-                              "before": _seen(engine, console, "placed evenly")}
+                              "before": _traffic(engine, console, "placed evenly")}
     engine.set_scheduler("otd", period=WINDOW_SECONDS, cool_down=WINDOW_SECONDS)
     time.sleep(4 * seconds)
-    result["otd"] = {**_seen(engine, console, "after OTD"), "moves": _enacted(engine, "otd")}
+    result["otd"] = {**_traffic(engine, console, "after OTD"), "moves": _enacted(engine, "otd")}
     for name in SWAPS:
         engine.set_scheduler(name, period=WINDOW_SECONDS, cool_down=WINDOW_SECONDS)
         time.sleep(seconds)
-        result[f"then {name}"] = {**_seen(engine, console, f"after {name}"), "plans": _enacted(engine, name)}
+        result[f"then {name}"] = {**_traffic(engine, console, f"after {name}"), "plans": _enacted(engine, name)}
     return result
 
 
-def _seen(engine: ResidentEngine, console: Console, what: str) -> dict[str, float]:
+def _traffic(engine: ResidentEngine, console: Console, what: str) -> dict[str, float]:
     situation = engine.master.call(engine.master.scheduling.situation)
     problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
     figures = problem.figures(problem.current)
@@ -73,8 +73,8 @@ def _enacted(engine: ResidentEngine, name: str) -> int:
 
 def _audited(running: RunningTopology, directory: str) -> dict[str, Any]:
     if not running.drain(DRAIN_SECONDS):
-        raise MillraceError(f"the topology did not come to rest within {DRAIN_SECONDS:g} s after its spouts were stopped")
-    found = audit(directory, {task.index: position for task, position in running.positions().items()})
+        raise MillraceError(f"the topology did not drain within {DRAIN_SECONDS:g} s after its spouts were stopped")
+    audited = audit(directory, {task.index: position for task, position in running.positions().items()})
     running.kill(wait=0)
-    return {"tuples_in": found.tuples_in, "tuples_out": found.tuples_out, "lost": found.lost, "repeated": found.repeated,
-            "wrong": found.wrong + found.beyond}
+    return {"tuples_in": audited.tuples_in, "tuples_out": audited.tuples_out, "lost": audited.lost,
+            "repeated": audited.repeated, "wrong": audited.wrong + audited.beyond}

@@ -1,4 +1,4 @@
-"""Raw results are kept: a figure in the docs can be held against the run it came from."""
+"""Raw results of every run, so that a figure in the docs can be traced to its run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 from millrace.cli.testing import project_root
 
+RESULTS = Path("bench-results")  # in the checkout; not tracked
+
 
 def keep(name: str, result: dict[str, Any]) -> Path:
-    """Write the result with when and where it was measured; returns the file."""
-    directory = project_root() / "bench-results"
+    """Write the result with the time and the machine of the run; returns the file."""
+    directory = project_root() / RESULTS
     directory.mkdir(exist_ok=True)
     path = directory / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    where = {"python": platform.python_version(), "cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
-    path.write_text(json.dumps({"at": time.time(), "machine": where, **result}, indent=1))
+    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
+    path.write_text(json.dumps({"at": time.time(), "machine": machine, **result}, indent=1))
     return path

@@ -1,4 +1,4 @@
-"""`millrace bench scheduler`: seconds that each scheduler takes to plan, while tasks and slots grow."""
+"""`millrace bench scheduler`: seconds that each scheduler takes to plan, for growing numbers of tasks and slots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace.schedulers.registry import SCHEDULERS, make_scheduler
 
 SEED = 1
 SIZES = ((100, 10), (1000, 100), (10_000, 1000))  # tasks, slots
-LARGEST = {"optimal": 0}  # tasks; beyond these a scheduler is not run: what is exact would take for ever
+LARGEST = {"optimal": 0}  # tasks: a scheduler is not run beyond these; the exact one would never end
 
 
 def run_scheduler_bench(live: bool) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def run_scheduler_bench(live: bool) -> dict[str, Any]:
 
 
 def _seconds(name: str, situation: Situation) -> float:
-    """From the question to the answer, reading the load into arrays included."""
+    """Seconds to plan, including the time to read the load into arrays."""
     scheduler = make_scheduler(name)
     started = time.perf_counter()
     scheduler.schedule(situation.graphs, situation.cluster, situation.load, situation.plan)
@@ -46,10 +46,10 @@ def _seconds(name: str, situation: Situation) -> float:
 def _table(sizes: list[dict[str, Any]]) -> Table:
     table = Table(title="seconds to plan", title_justify="left")
     table.add_column("scheduler")
-    found = {(row["scheduler"], row["tasks"]): row["seconds"] for row in sizes}
+    seconds = {(row["scheduler"], row["tasks"]): row["seconds"] for row in sizes}
     for tasks, slots in SIZES:
         table.add_column(f"{tasks:,} tasks, {slots:,} slots", justify="right")
     for name in SCHEDULERS:
-        if any((name, tasks) in found for tasks, _ in SIZES):
-            table.add_row(name, *(f"{found[name, tasks]:.3f}" if (name, tasks) in found else "-" for tasks, _ in SIZES))
+        if any((name, tasks) in seconds for tasks, _ in SIZES):
+            table.add_row(name, *(f"{seconds[name, tasks]:.3f}" if (name, tasks) in seconds else "-" for tasks, _ in SIZES))
     return table

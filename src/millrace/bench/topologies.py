@@ -1,53 +1,123 @@
-"""What the benchmarks run. Every worker of two gets the same tasks, so that both cores have the same work."""
+"""Topologies of the benchmarks. Each of two workers gets the same tasks, so that both cores have the same work."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.api.bolt import Bolt
+from millrace.api.component import Component
 from millrace.api.grouping import Grouping
+from millrace.api.keyed.declared import CounterState
+from millrace.api.spout import Spout
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
-from millrace.bench.other_engines.job import lines
-from millrace.connectors.generator import GeneratorSpout
+from millrace.bench.other_engines.job import Corpus
+from millrace.connectors.generator import ArrowGeneratorSpout, GeneratorSpout
+from millrace.connectors.settings import setting
 from millrace.connectors.sinks import Drop, DropArrow
+from millrace.errors import MillraceError
 from millrace.runtime.meters import LatencyHistogram
-from millrace.workloads.wordcount import TABLE_LINES, Count, CountArrow, Lines, LinesArrow, Split, SplitArrow
+from millrace.workloads.wordcount import Count, Lines, Split, SplitArrow, TallyArrow
 
 SEED = 1
 
 
-class BenchLines(Lines):
-    """The lines that the other engines get, over and over."""
+def write_report(component: Component, conf: dict[str, Any], report: dict[str, Any]) -> None:
+    """Write what a task knows at its end to the directory `report` of the topology's config, if that is set. The benchmark
+    compares the reports with counts computed apart."""
+    directory = setting(component, conf, "report", str, "")
+    if directory:
+        path = Path(directory) / f"{type(component).__name__}-{component.task_index}.json"
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(json.dumps(report))
+        unfinished.replace(path)
+
+
+class CorpusLines(GeneratorSpout):
+    """Lines of the files in the directory `corpus`, read as the other engines read them. Config: that of GeneratorSpout."""
+
+    outputs: ClassVar[list[str]] = ["line"]
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         super().initialize(storm_conf, context)
-        self._table = [(line,) for line in lines(SEED, TABLE_LINES)]
+        self._conf = storm_conf
+        self._corpus = Corpus.at(Path(setting(self, storm_conf, "corpus", str)))
+        self._lines: Iterator[str] = iter(())
+        self._read: int | None = None  # the position that comes next in `_lines`
+        self._started = 0.0
+
+    def generate(self, position: int) -> tuple[Any, ...]:
+        if position != self._read:
+            self._lines = self._corpus.lines(self.task_index, self.parallelism, position)
+            self._started = time.monotonic()
+        self._read = position + 1
+        return (next(self._lines),)
+
+    def close(self) -> None:
+        super().close()
+        write_report(self, self._conf, {"lines": self._read or 0, "started": self._started})
 
 
-class BenchLinesArrow(LinesArrow):
-    """The same in Arrow batches."""
+class CorpusLinesArrow(ArrowGeneratorSpout):
+    """The same in Arrow batches. `batch` must divide the number of lines in a file."""
+
+    outputs: ClassVar[list[str]] = ["line"]
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         super().initialize(storm_conf, context)
-        self._lines = pa.concat_arrays([pa.array(lines(SEED, TABLE_LINES))] * (1 + -(-self.batch // TABLE_LINES)))
+        self._conf = storm_conf
+        self._corpus = Corpus.at(Path(setting(self, storm_conf, "corpus", str)))
+        if self._corpus.lines_per_file % self.batch:
+            raise MillraceError(f"batch is {self.batch}: it must divide the {self._corpus.lines_per_file} lines of a file")
+        self._file: tuple[int, pa.Array] = (-1, pa.array([], pa.string()))
+        self._sent = 0
+
+    def generate_arrow(self, first: int, count: int) -> pa.RecordBatch:
+        line = first // self.parallelism // self.batch * self.batch  # of this task
+        file, offset = divmod(line, self._corpus.lines_per_file)
+        if file != self._file[0]:
+            text = self._corpus.file(self.task_index + file * self.parallelism).read_text()
+            self._file = file, pc.list_flatten(pc.split_pattern(pa.array([text]), "\n"))
+        self._sent = line + count
+        return pa.record_batch([self._file[1].slice(offset, count)], names=["line"])
+
+    def close(self) -> None:
+        super().close()
+        write_report(self, self._conf, {"lines": self._sent})
+
+
+class ReportingBolt(Bolt):
+    """A bolt with counts in keyed state, which it reports at its end."""
+
+    counts = CounterState()
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self._conf = storm_conf
+
+    def close(self) -> None:
+        super().close()
+        write_report(self, self._conf, {"counts": dict(self.counts.items())})
 
 
 class BenchSplit(Split):
     named_rows: ClassVar[bool] = False  # it reads the line by its place, not by its name
 
 
-class BenchCount(Count):
+class BenchCount(ReportingBolt, Count):
     named_rows: ClassVar[bool] = False
 
 
-class WordCountBench(Topology):
+class WordsByTuple(Topology):
     """Tuple by tuple: `process` and `emit` for every word, every update passed on."""
 
-    lines = BenchLines.spec(par=2)
+    lines = CorpusLines.spec(par=2)
     split = BenchSplit.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
     count = BenchCount.spec(inputs={split: Grouping.fields("word")}, par=2)
     drop = Drop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
@@ -63,42 +133,121 @@ class SplitRows(Bolt):
         self.emit_rows([(word,) for (line,) in rows for word in line.split()])
 
 
-class CountRows(Bolt):
-    """How often each word came, a chunk at a time; emits every update."""
+class CountRows(ReportingBolt):
+    """Counts words in keyed state, a chunk at a time; emits every update."""
 
     outputs: ClassVar[list[str]] = ["word", "count"]
     named_rows: ClassVar[bool] = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[str, int] = {}
-
     def process_rows(self, rows: list[Any]) -> None:
         counts, updates = self.counts, []
         for (word,) in rows:
-            counts[word] = count = counts.get(word, 0) + 1
+            counts[word] = count = counts[word] + 1
             updates.append((word, count))
         self.emit_rows(updates)
 
 
-class WordCountRowsBench(Topology):
+class WordsByChunk(Topology):
     """Chunk by chunk: `process_rows` and `emit_rows`; still every update passed on."""
 
-    lines = BenchLines.spec(par=2)
+    lines = CorpusLines.spec(par=2)
     split = SplitRows.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
     count = CountRows.spec(inputs={split: Grouping.fields("word")}, par=2)
     drop = Drop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
 
-class WordCountArrowBench(Topology):
-    lines = BenchLinesArrow.spec(par=2)
+class CountArrowBatch(ReportingBolt, TallyArrow):
+    """Counts Arrow batches of words in keyed state; one update for each word and batch."""
+
+
+class WordsByArrow(Topology):
+    """Arrow batch by Arrow batch; every word is sent to the task that counts it."""
+
+    lines = CorpusLinesArrow.spec(par=2)
     split = SplitArrow.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
-    count = CountArrow.spec(inputs={split: Grouping.fields("word")}, par=2)
+    count = CountArrowBatch.spec(inputs={split: Grouping.fields("word")}, par=2)
     drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
 
+class WordsRescaled(Topology):
+    """The same without a sink: the component that is rescaled is the last stage, and stays it."""
+
+    lines = CorpusLinesArrow.spec(par=2)
+    split = SplitArrow.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = CountArrowBatch.spec(inputs={split: Grouping.fields("word")}, par=2)
+
+
+class SplitAndCount(Bolt):
+    """Batches of lines to the words in them, each once with its number: SQL counts before it shuffles, too."""
+
+    outputs: ClassVar[list[str]] = ["word", "count"]
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        words = pc.list_flatten(pc.split_pattern(batch.column(0), " ")).value_counts()
+        self.emit_arrow(pa.record_batch([words.field("values"), words.field("counts")], names=["word", "count"]))
+
+
+class AddUp(ReportingBolt):
+    """Adds the numbers of `SplitAndCount` to the counts in keyed state."""
+
+    outputs: ClassVar[list[str]] = ["word", "count"]
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        sums = pa.Table.from_batches([batch]).group_by("word").aggregate([("count", "sum")]).combine_chunks()
+        counts, keys = self.counts, sums.column("word").to_pylist()
+        totals = [counts[word] + n for word, n in zip(keys, sums.column("count_sum").to_pylist(), strict=True)]
+        counts.update(zip(keys, totals, strict=True))
+        self.emit_arrow(pa.record_batch([pa.array(keys, pa.string()), pa.array(totals, pa.int64())], names=["word", "count"]))
+
+
+class WordsCombined(Topology):
+    """Arrow batch by Arrow batch, counted before the shuffle as SQL does."""
+
+    lines = CorpusLinesArrow.spec(par=2)
+    split = SplitAndCount.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = AddUp.spec(inputs={split: Grouping.fields("word")}, par=2)
+    drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+
+
+def words_of_dataframe(lines_of_files: Any) -> type[Topology]:
+    """The same on a streaming DataFrame of lines: Spark reads the input for it as it does for its own queries."""
+
+    class WordsOfDataFrame(Topology):
+        lines = Spout.from_dataframe(lines_of_files, par=2)
+        split = SplitAndCount.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+        count = AddUp.spec(inputs={split: Grouping.fields("word")}, par=2)
+        drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+
+    return WordsOfDataFrame
+
+
+class TimedDrop(Drop):
+    """Drops rows and reports when they came."""
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self._conf = storm_conf
+        self._arrivals: list[tuple[float, int]] = []
+
+    def process_rows(self, rows: list[Any]) -> None:
+        super().process_rows(rows)
+        self._arrivals.append((time.monotonic(), len(rows)))
+
+    def close(self) -> None:
+        super().close()
+        write_report(self, self._conf, {"arrivals": self._arrivals})
+
+
+class WordsTimed(Topology):
+    """Word count tuple by tuple, with a sink that reports when each update came."""
+
+    lines = CorpusLines.spec(par=2)
+    split = BenchSplit.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = BenchCount.spec(inputs={split: Grouping.fields("word")}, par=2)
+    drop = TimedDrop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+
+
 class Stamps(GeneratorSpout):
-    """Tuples that say when they were emitted."""
+    """Tuples with the time at which they were emitted."""
 
     outputs: ClassVar[list[str]] = ["at"]
 
@@ -107,7 +256,7 @@ class Stamps(GeneratorSpout):
 
 
 class HopMeter(Bolt):
-    """How long each tuple was on its way; reported as metrics in microseconds."""
+    """Measures how long each tuple was under way; reported as metrics in microseconds."""
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self._latency = LatencyHistogram()
@@ -116,8 +265,8 @@ class HopMeter(Bolt):
         self._latency.record(time.monotonic() - tup.values[0])
         if self._latency.count % 100 == 0:
             for percentile in (50, 99):
-                found = self._latency.percentile_ms(percentile)
-                self.report_metric(f"hop_p{percentile}_us", round((found or 0.0) * 1000, 1))
+                milliseconds = self._latency.percentile_ms(percentile)
+                self.report_metric(f"hop_p{percentile}_us", round((milliseconds or 0.0) * 1000, 1))
 
 
 class LocalHop(Topology):
@@ -134,7 +283,7 @@ class RemoteHop(Topology):
     meter = HopMeter.spec(inputs={stamps: Grouping.GLOBAL}, par=2)
 
 
-class Slow(Bolt):
+class SlowWork(Bolt):
     """Takes a millisecond for each tuple."""
 
     def process(self, tup: Tuple) -> None:
@@ -142,7 +291,7 @@ class Slow(Bolt):
 
 
 class SlowBolt(Topology):
-    """A spout that could do a hundred thousand a second before a bolt that does one thousand."""
+    """A spout that could emit a hundred thousand lines a second before a bolt that processes one thousand."""
 
-    lines = BenchLines.spec()
-    slow = Slow.spec(inputs=[lines])
+    lines = Lines.spec()
+    slow = SlowWork.spec(inputs=[lines])

@@ -1,23 +1,21 @@
-"""What a wave every second costs: Word Count with 100,000 keys, all of them changed between two waves."""
+"""The cost of a wave every second: Word Count with 100,000 keys, all of them changed between two waves."""
 
 from __future__ import annotations
 
-import os
 import tempfile
-import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.console import Console
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
+from millrace.bench.other_engines.reporting import Rule
+from millrace.bench.runs import end_run, resident_engine, start_run, window_rates
 from millrace.bench.topologies import BenchCount, BenchSplit
-from millrace.bench.wordcount import counted, end_run, start_run
-from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
+from millrace.config import EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.sinks import Drop
-from millrace.master.load.observed import rate_between
-from millrace.spark.engine import ResidentEngine
 from millrace.workloads.wordcount import WORDS_PER_LINE, vocabulary
 
 KEYS = 100_000
@@ -26,7 +24,7 @@ WARM_UP_SECONDS = 4.0
 
 
 class ManyLines(GeneratorSpout):
-    """Lines that have each of 100,000 words once, over and over."""
+    """Lines with each of 100,000 words once, over and over."""
 
     outputs: ClassVar[list[str]] = ["line"]
 
@@ -47,19 +45,16 @@ class ManyKeys(Topology):
 
 
 def measure_wave_cost(seconds: float, rounds: int, console: Console) -> dict[str, Any]:
-    """Words a second without waves and with one every second, exactly-once, in turn; the best round of each, and the share
+    """Words per second without waves and with one every second, exactly-once, in turn; the best round of each, and the share
     of the throughput that the waves take."""
+    rule = Rule(WARM_UP_SECONDS, seconds, 1)
     best: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory, \
-            ResidentEngine("local[2]", 2, name=f"bench-{os.getpid()}", settings={CHECKPOINTS.key: directory}) as engine:
+    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory, resident_engine(Path(directory)) as engine:
         for turn in range(rounds):
             for name, interval in (("without_waves", NEVER), ("wave_each_second", 1.0)):
                 console.print(f"{name}, round {turn + 1} of {rounds} ...")
-                running = start_run(engine, ManyKeys, {GUARANTEE.key: EXACTLY_ONCE, WAVE_INTERVAL.key: interval},
-                                    WARM_UP_SECONDS)
-                before = running.measured(counted)
-                time.sleep(seconds)
-                rate = rate_between(before, running.measured(counted))
-                best[name] = max(best.get(name, 0.0), round(rate))
+                config = {GUARANTEE.key: EXACTLY_ONCE, WAVE_INTERVAL.key: interval}
+                running = start_run(engine, ManyKeys, config, rule.warm_up)
+                best[name] = max(best.get(name, 0.0), *window_rates(running, rule))
                 end_run(running)
     return {"wave_cost": round(1 - best["wave_each_second"] / best["without_waves"], 4), "words_per_s": best}

@@ -1,4 +1,4 @@
-"""`millrace scheduler compare`: every scheduler on the same situations, from a file or made at random."""
+"""`millrace scheduler compare`: runs every scheduler on the same situations, from a file or random ones."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from millrace.schedulers.optimal import Least, Optimal, least_traffic
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.registry import SCHEDULERS, make_scheduler
 
-# Without its reluctance to move, which hides how good its plans are; and that without our polished random starts.
+# With xi=1 the scheduler counts no cost for moves, which would hide how good its plans are; restarts=0 also leaves out the
+# polished random starts that Millrace adds.
 VARIANTS = ("slstream xi=1", "slstream xi=1 restarts=0")
-PLACE_NOTHING = {"balance"}  # its key groups do not show in what is compared; as a row it would hide that
+PLACE_NOTHING = {"balance"}  # it only assigns key groups, which the comparison does not measure
 
 
 def compare(load_file: str | None, random: int | None, seed: int, only: Sequence[str], console: Console) -> dict[str, Any]:
-    """Returns the object of `scheduler compare --json`; the table goes to `console`, progress to stderr."""
+    """Return the object of `scheduler compare --json`; print the table to `console` and progress to stderr."""
     if (load_file is None) == (random is None):
-        raise MillraceError("compare what? Give either --load FILE (written by `millrace load --save FILE`) or --random N")
+        raise MillraceError("nothing to compare: give either --load FILE, which `millrace load --save` writes, or --random N")
     schedulers = chosen(only)
     if load_file is not None:
         return _of_file(load_file, schedulers, console)
@@ -40,18 +41,18 @@ def compare(load_file: str | None, random: int | None, seed: int, only: Sequence
 
 
 def chosen(only: Sequence[str]) -> dict[str, Scheduler]:
-    """The schedulers to compare: those named, with parameters after the name ("tstorm gamma=2"), or all of ours that place
-    tasks with their defaults, and the variants."""
+    """The schedulers to compare: those in `only`, with parameters after the name ("tstorm gamma=2"), or by default all
+    built-in ones that place tasks, and the variants."""
     return {name: _made(name) for name in only or [*(name for name in SCHEDULERS if name not in PLACE_NOTHING), *VARIANTS]}
 
 
 def _made(text: str) -> Scheduler:
-    name, *given = text.split()
-    return make_scheduler(name, pairs("parameter", given))
+    name, *parameters = text.split()
+    return make_scheduler(name, pairs("parameter", parameters))
 
 
 def _optimum(situation: Situation) -> Least | None:
-    """None if the problem is too large to be solved exactly."""
+    """The least traffic possible; None if the problem is too large to be solved exactly."""
     problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
     limits = Optimal()
     if not problem.nodes or problem.count > limits.max_tasks:
@@ -67,17 +68,17 @@ def _of_file(path: str, schedulers: dict[str, Scheduler], console: Console) -> d
     situation = Situation.read(path)
     with Console(stderr=True).status("comparing ..."):
         least = _optimum(situation)
-        found = _ask(situation, schedulers, least)
+        outcomes = _ask(situation, schedulers, least)
     optimum = least.value if least is not None and least.proven else None
-    rows = {name: details(each) for name, each in found.items()}
+    rows = {name: details(each) for name, each in outcomes.items()}
     running = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
     before = running.figures(running.current)
     console.print(_file_listing(f"{path}: {number_of(running.count, 'task')} on {number_of(running.nodes, 'node')}", rows))
-    console.print(Hanging(f"{count(before.inter_node)} tuples/s between nodes now; the least there can be is "
-                          + ("not known" if optimum is None else f"{count(optimum)}, to which the ratio is")))
+    console.print(Hanging(f"{count(before.inter_node)} tuples/s between nodes now; the optimum is "
+                          + ("not known" if optimum is None else f"{count(optimum)}; ratios are relative to it")))
     for name, row in rows.items():
         if row["error"] or row["overloaded"]:
-            console.print(Hanging(row["error"] or "gives a node more than its CPU", f"{name}: ", "yellow"))
+            console.print(Hanging(row["error"] or "exceeds the CPU of a node", f"{name}: ", "yellow"))
     return {"file": path, "tasks": running.count, "nodes": running.nodes, "inter_node": before.inter_node,
             "inter_process": before.inter_process, "optimum": optimum, "schedulers": rows}
 
@@ -89,10 +90,10 @@ def _of_random(count: int, seed: int, schedulers: dict[str, Scheduler], console:
         least = _optimum(situation)
         unknown += least is None or not least.proven
         zero += least is not None and least.proven and least.value <= NOTHING
-        for name, found in _ask(situation, schedulers, least).items():
-            outcomes[name].append(found)
+        for name, scored in _ask(situation, schedulers, least).items():
+            outcomes[name].append(scored)
     common = in_common(outcomes)
-    rows = {name: summary(found, common) for name, found in outcomes.items()}
+    rows = {name: summary(results, common) for name, results in outcomes.items()}
     result = {"instances": count, "seed": seed, "zero_optimum": zero, "unknown_optimum": unknown, "common": len(common),
               "schedulers": rows}
     console.print(_random_listing(result))
@@ -104,7 +105,7 @@ def _of_random(count: int, seed: int, schedulers: dict[str, Scheduler], console:
 
 
 def _situations(count: int, seed: int) -> Iterator[Situation]:
-    """One after the other, with a bar on stderr while they are worked through."""
+    """Random situations one by one, with a progress bar on stderr."""
     rng = np.random.default_rng(seed)
     columns = (TextColumn("comparing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -143,10 +144,10 @@ def _random_listing(result: dict[str, Any]) -> Listing:
 
 
 def _random_legend(result: dict[str, Any]) -> Hanging:
-    unknown = f"; it is not known in {result['unknown_optimum']:,}" if result["unknown_optimum"] else ""
-    return Hanging("ratio: traffic between nodes over the least there can be, in the cases in which that is not 0 and no node "
-                   f"is overloaded; common: its mean over the {result['common']:,} in which every scheduler has one; zeros: "
-                   f"found where the least is 0, as in {result['zero_optimum']:,} situations{unknown}")
+    unknown = f"; the optimum is not known in {result['unknown_optimum']:,}" if result["unknown_optimum"] else ""
+    return Hanging("ratio: traffic between nodes divided by the optimum, over the cases in which the optimum is not 0 and no "
+                   f"node is overloaded; common: mean ratio over the {result['common']:,} cases in which every scheduler has "
+                   f"one; zeros: cases solved with no traffic, of {result['zero_optimum']:,} where that is possible{unknown}")
 
 
 def _show(value: float | None, form: str) -> str:

@@ -1,4 +1,4 @@
-"""What `status` prints, and `run` and `demo` show while they run: to be read in 80 columns, and more where there is room."""
+"""The tables that `status` prints and that `run` and `demo` refresh: they fit 80 columns, and show more where there is room."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from millrace.cli.listing import Column, Hanging, Listing, plain_console, short_
 from millrace.master.batch_log import RUN_TASKS
 
 EVENTS_SHOWN, ERRORS_SHOWN, TRACEBACK_LINES = 8, 3, 4
-TASKS_NAMED = 100  # characters; a worker with more tasks than can be named in them has them counted
-TROUBLE = {"failed": "failed", "dead_letters": "dead letters", "replayed": "replayed", "expired": "timed out and passed over",
-           "gaps": "chunks missing", "repeats": "chunks twice"}
+TASKS_NAMED = 100  # characters; a worker whose task names need more shows how many tasks it has
+TROUBLE = {"failed": "failed", "dead_letters": "dead letters", "replayed": "replayed", "expired": "skipped after a timeout",
+           "gaps": "chunks missing", "repeats": "chunks received twice"}
 
 
 def print_status(status: dict[str, Any]) -> None:
@@ -26,11 +26,11 @@ def print_status(status: dict[str, Any]) -> None:
 
 
 def dashboard(status: dict[str, Any], rates: dict[str, dict[str, float]] | None = None) -> Group:
-    """`rates`: tuples a second lately, by topology and component; without them the means since the start are shown."""
+    """`rates`: recent tuples per second by topology and component; without them the mean since the start is shown."""
     parts: list[RenderableType] = []
     for topology in status["topologies"]:
         parts += [*topology_lines(topology, (rates or {}).get(topology["name"])), Text()]
-    workers = workers_listing(status) if status["workers"] else Hanging("no worker is there", style="yellow")
+    workers = workers_listing(status) if status["workers"] else Hanging("no workers", style="yellow")
     return Group(*parts, workers, Text(), *event_lines(status))
 
 
@@ -78,29 +78,29 @@ def components_listing(topology: dict[str, Any], rates: dict[str, float] | None 
 
 
 def _details(topology: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(component, text, style) of what only some components have to tell."""
-    found = []
-    own = _own_figures(topology["metrics"])
+    """(component, text, style) of figures that only some components have."""
+    details = []
+    metrics = _metrics(topology["metrics"])
     for row in topology["components"]:
         complete = row["complete_latency_ms"]
         if complete is not None:
-            found.append((row["name"], f"a tuple and all that came of it done in {percentiles(complete)} ms (p50/p99)", ""))
+            details.append((row["name"], f"complete latency of a tuple {percentiles(complete)} ms (p50/p99)", ""))
         trouble = [f"{count(row[key])} {what}" for key, what in TROUBLE.items() if row[key]]
         if trouble:
-            found.append((row["name"], ", ".join(trouble), "yellow"))
-        if row["name"] in own:
-            found.append((row["name"], own[row["name"]], ""))
-    return found
+            details.append((row["name"], ", ".join(trouble), "yellow"))
+        if row["name"] in metrics:
+            details.append((row["name"], metrics[row["name"]], ""))
+    return details
 
 
-def _own_figures(metrics: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """What tasks report of their own accord, by component: from the least to the largest of its tasks."""
+def _metrics(metrics: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The metrics that tasks report themselves, by component: the smallest and the largest value of its tasks."""
     values: dict[str, dict[str, list[Any]]] = {}
     for task, reported in metrics.items():
         component = values.setdefault(task.rpartition("[")[0], {})
         for name, value in reported.items():
             component.setdefault(name, []).append(value)
-    return {component: ", ".join(f"{name} {_span(found)}" for name, found in names.items())
+    return {component: ", ".join(f"{name} {_span(reported)}" for name, reported in names.items())
             for component, names in values.items()}
 
 
@@ -114,29 +114,29 @@ def _span(values: list[Any]) -> str:
 def batch_lines(batches: dict[str, Any]) -> list[Hanging]:
     last, now = batches["last"], running_lines(batches.get("running"))
     if last is None:
-        return now if now and batches["running"]["committed"] else [Hanging("no batch is done yet", "  "), *now]
+        return now if now and batches["running"]["committed"] else [Hanging("no batch has finished yet", "  "), *now]
     return [
         *now,
         Hanging(f"{count(batches['count'])}, {number_of(batches['retried'], 'attempt')} failed; last {last['seconds']:.2f} s "
                 f"for {number_of(last['tuples_in'], 'tuple')}; mean of 20: {batches['mean_seconds']:.2f} s", "  batches: "),
-        Hanging(f"{number_of(batches['resident'], 'time')} found in its process, {number_of(batches['restored'], 'time')} "
-                f"loaded; {number_of(batches['misplaced'], 'task')} misplaced", "  state: "),
-        Hanging(f"{batches['spark_run_seconds']:,.1f} s by Spark, {batches['own_busy_seconds']:,.1f} s by us; "
+        Hanging(f"found in memory {number_of(batches['resident'], 'time')}, loaded {number_of(batches['restored'], 'time')}; "
+                f"{number_of(batches['misplaced'], 'task')} misplaced", "  state: "),
+        Hanging(f"{batches['spark_run_seconds']:,.1f} s by Spark, {batches['own_busy_seconds']:,.1f} s in Python; "
                 f"shuffled {size(batches['spark_shuffle_bytes'])}", "  time in partitions: ")]
 
 
 def running_lines(batch: dict[str, Any] | None) -> list[Hanging]:
-    """Of a batch that takes long."""
+    """The progress of a slow batch; nothing if there is none."""
     if batch is None:
         return []
     tasks = shortened(", ".join(batch["tasks"])) or "no task has a core"
-    what = f"{batch['doing']} ({tasks})" if batch["doing"] == RUN_TASKS else batch["doing"]
+    step = f"{batch['doing']} ({tasks})" if batch["doing"] == RUN_TASKS else batch["doing"]
     failed = [Hanging(batch["error"], "  its last error: ", "yellow")] if batch["error"] else []
     if batch["committed"]:
         return [Hanging(f"batch {batch['batch']} is committed, and has been trying for {batch['seconds']:.0f} s to "
                         f"{batch['doing']}", "  now: ", "yellow"), *failed]
     again = f", attempt {batch['attempt']}" if batch["attempt"] > 1 else ""
-    return [Hanging(f"batch {batch['batch']}{again}, for {batch['seconds']:.0f} s: {what}", "  now: ", "yellow"), *failed]
+    return [Hanging(f"batch {batch['batch']}{again}, for {batch['seconds']:.0f} s: {step}", "  now: ", "yellow"), *failed]
 
 
 def error_lines(topology: dict[str, Any]) -> list[RenderableType]:
@@ -163,13 +163,13 @@ def workers_listing(status: dict[str, Any]) -> Listing:
 
 
 def _tasks(tasks: list[str], several: bool) -> str:
-    """What a worker hosts, named if that is short; `plan` names them in any case."""
+    """The tasks of a worker: their names if those are short, otherwise how many there are. `plan` always names them."""
     by_topology: dict[str, list[str]] = {}
     for task in tasks:
         topology, _, name = task.partition("/")
         by_topology.setdefault(topology, []).append(name)
-    named, counted = ("; ".join((f"{topology}: " if several else "") + shown(own) for topology, own in by_topology.items())
-                      for shown in (task_names, _counted))
+    named, counted = ("; ".join((f"{topology}: " if several else "") + form(names) for topology, names in by_topology.items())
+                      for form in (task_names, _counted))
     return (named or "none") if len(named) <= max(TASKS_NAMED, 2 * len(counted)) else counted
 
 
@@ -179,9 +179,10 @@ def _counted(tasks: list[str]) -> str:
 
 
 def event_lines(status: dict[str, Any]) -> list[Hanging]:
-    lines = []
-    for event in status["events"][-EVENTS_SHOWN:]:
-        stamp = time.strftime("%H:%M:%S  ", time.localtime(event["time"]))
-        topic = f"{event['topology']}: " if event["topology"] else ""
-        lines.append(Hanging(shortened(f"{topic}{event['text']}"), stamp, "yellow" if event["level"] == "warning" else ""))
-    return lines
+    return [event_line(event) for event in status["events"][-EVENTS_SHOWN:]]
+
+
+def event_line(event: dict[str, Any]) -> Hanging:
+    stamp = time.strftime("%H:%M:%S  ", time.localtime(event["time"]))
+    topic = f"{event['topology']}: " if event["topology"] else ""
+    return Hanging(shortened(f"{topic}{event['text']}"), stamp, "yellow" if event["level"] == "warning" else "")

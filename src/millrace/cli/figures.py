@@ -1,21 +1,21 @@
-"""Figures as people read them: three digits and a unit. What is exact is in the JSON."""
+"""Figures for people: three digits and a unit. The JSON has the exact values."""
 
 from __future__ import annotations
 
-PLAIN = 10_000  # numbers below this are shown as they are
+PLAIN = 10_000  # smaller numbers are shown in full
 LETTERS = ("", "k", "M", "G", "T", "P", "E")
 UNKNOWN = "-"
 
 
 def count(value: float | None) -> str:
-    """1,234 as it is, then 12.3 k, 4.56 M."""
+    """Format a count: 1,234 in full, larger ones as 12.3 k or 4.56 M."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if round(value) < PLAIN else _scaled(value, LETTERS)
 
 
 def size(value: float) -> str:
-    """Bytes: 759 B, 55.7 kB, 4.2 MB."""
+    """Format bytes: 759 B, 55.7 kB, 4.2 MB."""
     return _scaled(value, tuple(f"{letter}B" for letter in LETTERS))
 
 
@@ -24,12 +24,12 @@ def megabytes(value: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """0.042 as 4%."""
+    """Format 0.042 as 4%."""
     return UNKNOWN if value is None else f"{value:.0%}"
 
 
 def milliseconds(value: float) -> str:
-    """Two digits are enough to tell a fast bolt from a slow one."""
+    """Format with two digits, enough to tell a fast bolt from a slow one."""
     return f"{value:,.0f}" if value >= 10 else f"{float(f'{value:.2g}'):.6g}"
 
 
@@ -38,7 +38,7 @@ def percentiles(value: dict[str, float] | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The two largest units: 42 s, 3 min 20 s, 5 h 12 min, 2 d 4 h."""
+    """Format with the two largest units: 42 s, 3 min 20 s, 5 h 12 min, 2 d 4 h."""
     whole = int(seconds)
     for unit, length, lesser, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if whole >= length:
@@ -46,9 +46,9 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-def number_of(value: float, one: str, several: str = "") -> str:
-    """1 task, 2 tasks, 12.3 k tasks."""
-    return f"{count(value)} {one if value == 1 else several or one + 's'}"
+def number_of(value: float, singular: str, plural: str = "") -> str:
+    """Format a count with its noun: 1 task, 2 tasks, 12.3 k tasks."""
+    return f"{count(value)} {singular if value == 1 else plural or singular + 's'}"
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Lists that fit the terminal: columns that can be spared are left out where it is narrow, and text is wrapped under itself."""
+"""Tables that fit the terminal: optional columns are dropped where it is narrow, and long text is wrapped with an indent."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rich.table import Table
 from rich.text import Text
 
 GAP = 2
-NAME_WIDTH = 20  # a longer name is broken rather than that columns are left out
-LONGEST_EVENT = 300  # characters; the JSON has all of them
+NAME_WIDTH = 20  # a longer name is broken over several lines before columns are dropped
+LONGEST_EVENT = 300  # characters; --json has the whole text
 NARROWEST = 20
 _TASK = r"[^\s,\[\]]+\[\d+\]"
 _SEVERAL_TASKS = re.compile(rf"{_TASK}(?:, {_TASK})+")
 
 
 def plain_console(stderr: bool = False) -> Console:
-    """Nothing that users name or say is taken for markup."""
+    """A console that takes no text for markup, whatever users call their components."""
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Figures are set to the right, and never broken; other cells are set to the left."""
+    """One column. Figures are aligned right and never wrapped, other cells are aligned left. `spare`: may be dropped."""
 
     title: str
     cells: Sequence[str]
@@ -40,13 +40,13 @@ class Column:
 
 
 class Listing:
-    """A table without lines: of its spare columns as many as fit, in their order."""
+    """A table without rules, with as many of its spare columns as fit."""
 
     def __init__(self, title: str, *columns: Column, style: str = "bold") -> None:
         self._title, self._columns, self._style = title, columns, style
 
     def fitting(self, width: int) -> list[Column]:
-        """Those that are not spare, and the spare ones up to the first that finds no room."""
+        """The columns to show: all that are not spare, and spare ones while there is room."""
         name, *others = self._columns
         room = width - min(name.width, NAME_WIDTH) - sum(column.width + GAP for column in others if not column.spare)
         fitting = [name]
@@ -74,7 +74,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Hanging:
-    """A line of text; where it has to go on in the next one, it goes on under itself."""
+    """A line of text with a label; continuation lines are indented by the width of the label."""
 
     text: str
     label: str = ""
@@ -85,14 +85,14 @@ class Hanging:
 
 
 def hanging(text: str, label: str, width: int) -> str:
-    """The label, and the text to the right of it. Words that are too long, such as paths, are left whole."""
+    """The label with the text to its right. Long words such as paths are not broken."""
     indent = " " * cell_len(label)
     return textwrap.fill(text, max(width, len(indent) + NARROWEST), initial_indent=label, subsequent_indent=indent,
                          break_long_words=False, break_on_hyphens=False) or label.rstrip()
 
 
 def broken(name: str, width: int) -> str:
-    """A name in lines that are not wider, broken after a dash, a dot or an underscore where there is one."""
+    """Break a name into lines of at most `width`, after a dash, dot or underscore if possible."""
     lines = [""]
     for part in re.split(r"(?<=[-_.])", name):
         if cell_len(lines[-1] + part) > width and lines[-1]:
@@ -102,7 +102,7 @@ def broken(name: str, width: int) -> str:
 
 
 def short_hosts(hosts: Iterable[str]) -> dict[str, str]:
-    """Each host by the first part of its name, if that tells them apart."""
+    """Map each host to the first part of its name, if those parts are unique."""
     names = set(hosts)
     first = {name: name.partition(".")[0] for name in names}
     unique = len(set(first.values())) == len(names) and not any(part.isdigit() for part in first.values())
@@ -111,11 +111,11 @@ def short_hosts(hosts: Iterable[str]) -> dict[str, str]:
 
 def task_names(tasks: Iterable[str]) -> str:
     """count[0], count[1], count[2], split[4] as count[0..2], split[4]."""
-    found: dict[str, list[int]] = {}
+    indexes: dict[str, list[int]] = {}
     for task in tasks:
         component, _, index = task.rstrip("]").rpartition("[")
-        found.setdefault(component, []).append(int(index))
-    return ", ".join(f"{component}[{ranges(indexes)}]" for component, indexes in found.items())
+        indexes.setdefault(component, []).append(int(index))
+    return ", ".join(f"{component}[{ranges(numbers)}]" for component, numbers in indexes.items())
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -130,6 +130,6 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def shortened(text: str) -> str:
-    """What a master says of many tasks, in a few lines at most."""
+    """Shorten an event that names many tasks, to a few lines at most."""
     short = _SEVERAL_TASKS.sub(lambda several: task_names(several[0].split(", ")), text)
     return short if len(short) <= LONGEST_EVENT else f"{short[:LONGEST_EVENT]} ..."

@@ -1,4 +1,4 @@
-"""Every verb of `millrace`, each one short: the work is done elsewhere."""
+"""The verbs of `millrace`: each parses its options, calls the module that does the work, and prints the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.cli.options import ClusterName, Json, OneTopology, Pairs, TopologyName, going_on, json_or_text, pairs
+from millrace.cli.options import (
+    ClusterName,
+    Json,
+    OneTopology,
+    Pairs,
+    TopologyName,
+    json_or_text,
+    pairs,
+    resume_choice,
+    sorted_settings,
+)
 from millrace.cli.scheduler import app as scheduler_app
 from millrace.errors import MillraceError
 
@@ -19,28 +29,32 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 bench_app = typer.Typer(no_args_is_help=True, help="Measure Millrace, and other engines beside it.")
 app.add_typer(bench_app, name="bench")
 app.add_typer(scheduler_app, name="scheduler")
+DeclaredTopology = Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="For example examples.first:WordCount. The "
+                                                                                 "module may be in the current directory.")]
+Parallelism = Annotated[Pairs, typer.Option(metavar="COMPONENT=N", help="Number of tasks of a component; may be repeated.")]
 
 
 @app.callback()
 def common(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log.")] = False) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, stream=sys.stderr,
                         format="%(asctime)s %(name)s: %(message)s")
-    # Py4J logs to the root itself, with a stack trace, what it then raises: as when Ctrl-C comes in the middle of a call.
+    # Py4J logs errors to the root logger, with a stack trace, before it raises them: for example when Ctrl-C interrupts a call.
     logging.getLogger().addFilter(lambda record: not record.exc_info)
 
 
 @app.command()
-def demo(seconds: Annotated[float, typer.Option(help="How long the stream runs.", min=3)] = 15,
-         rate: Annotated[float, typer.Option(help="Lines a second; each has ten words.", min=1)] = 5000,
-         workers: Annotated[int, typer.Option(help="Workers on the embedded Spark.", min=2)] = 3,
+def demo(seconds: Annotated[float, typer.Option(metavar="S", help="Seconds that the stream runs.", min=3)] = 15,
+         rate: Annotated[float, typer.Option(metavar="N", help="Lines per second, of ten words each.", min=1)] = 5000,
+         workers: Annotated[int, typer.Option(metavar="N", help="Workers on the embedded Spark.", min=2)] = 3,
+         svg: Annotated[str | None, typer.Option(metavar="FILE", help="Save a picture of the run as SVG.")] = None,
          as_json: Json = False) -> None:
-    """Word Count on an embedded Spark; a worker is killed on the way.
+    """Count words on an embedded Spark; one worker is killed.
 
-    What went in is held against what came out: nothing may be lost.
+    Compares the output with the input at the end: nothing may be lost.
     """
     from millrace.cli.demo import run_demo
 
-    result = run_demo(seconds, rate, workers, live=not as_json)
+    result = run_demo(seconds, rate, workers, live=not as_json, svg=svg)
     if as_json:
         typer.echo(json.dumps(result))
     if result["lost"] or result["wrong"]:
@@ -48,79 +62,97 @@ def demo(seconds: Annotated[float, typer.Option(help="How long the stream runs."
 
 
 @app.command()
-def run(topology: Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="For example examples.first:WordCount; the "
-                                                "module may be in the current directory.")],
-        engine: Annotated[str, typer.Option(metavar="NAME", help="resident: long-lived workers, milliseconds. microbatch: a "
-                                                                 "Spark job for each batch, throughput.")] = "resident",
+def run(topology: DeclaredTopology,
+        engine: Annotated[str, typer.Option(metavar="NAME", help="resident: long-lived workers, latency of milliseconds. "
+                                                                 "microbatch: one Spark job per batch.")] = "resident",
         master: Annotated[str, typer.Option(metavar="URL", help="Spark master: local[N], spark://HOST:PORT, yarn, "
                                                                 "...")] = "local[*]",
-        slots: Annotated[int | None, typer.Option(metavar="N", min=1, help="Workers to start, one core of the cluster each "
-                                                  "(2); with --engine microbatch, executors to wait for (1).")] = None,
-        name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the topology; made from its class's name if not "
-                                                                      "given.")] = None,
-        par: Annotated[Pairs, typer.Option(metavar="COMPONENT=N", help="Tasks of a component; may be repeated.")] = None,
-        config: Annotated[Pairs, typer.Option(metavar="KEY=VALUE", help="Setting of the topology and its components, JSON or "
-                                                                        "text; may be repeated.")] = None,
-        seconds: Annotated[float, typer.Option(metavar="S", help="Stop after so long; 0 runs until Ctrl-C.", min=0)] = 0,
-        resume: Annotated[bool, typer.Option("--resume", help="Go on from the last committed wave or batch of the topology of "
-                                                              "this name.")] = False,
-        fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, and delete what earlier runs of it have left. "
-                                                            "Without --resume or --fresh, a run that finds such is "
-                                                            "refused.")] = False,
-        cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Name under which the other verbs find it.")] = None,
-        scheduler: Annotated[str | None, typer.Option(metavar="NAME", help="Scheduler that re-plans while it runs; `millrace "
-                                                                           "scheduler list` has them.")] = None,
-        scheduler_set: Annotated[Pairs, typer.Option(metavar="KEY=VALUE", help="Parameter of it; may be repeated.")] = None,
-        bind: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of this host, as the workers reach it.")] = None,
-        port: Annotated[int, typer.Option(metavar="N", help="Port for the workers; 0 for any free one.", min=0, max=65535)] = 0,
-        one_worker_per_node: Annotated[bool, typer.Option("--one-worker-per-node", help="At most one worker of the topology on "
-                                                                                        "each node.")] = False,
-        setting: Annotated[Pairs, typer.Option("--set", metavar="KEY=VALUE", help="Setting of the engine, as in "
-                                                                                  "docs/settings.md; may be repeated.")] = None,
-        conf: Annotated[Pairs, typer.Option(metavar="KEY=VALUE", help="Setting of Spark; may be repeated.")] = None,
+        slots: Annotated[int | None, typer.Option(metavar="N", min=1, help="Workers to start; each holds one core of the Spark "
+                                                  "cluster (default 2). With --engine microbatch: executors to wait for "
+                                                  "(default 1).")] = None,
+        name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the topology; default: the name of its class, "
+                                                                      "in lower case.")] = None,
+        par: Parallelism = None,
+        setting: Annotated[Pairs, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated. The key says "
+                                               "whose it is: spark.* is Spark's, the keys of docs/settings.md are Millrace's, "
+                                               "any other key goes to the components. The value is JSON or text.")] = None,
+        seconds: Annotated[float, typer.Option(metavar="S", help="Stop after this many seconds; 0: run until Ctrl-C.",
+                                               min=0)] = 0,
+        resume: Annotated[bool, typer.Option("--resume", help="Restart from the last checkpoint of an earlier run.")] = False,
+        fresh: Annotated[bool, typer.Option("--fresh", help="Start empty, and delete the checkpoints of earlier runs. One of "
+                                                            "--resume and --fresh is required if there are any.")] = False,
+        cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Name by which other verbs find this master and its "
+                                                                         "workers.")] = None,
+        scheduler: Annotated[str | None, typer.Option(metavar="NAME", help="Scheduler that moves tasks while they run; "
+                                                                           "`millrace scheduler list` shows all.")] = None,
+        scheduler_set: Annotated[Pairs, typer.Option(metavar="KEY=VALUE", help="Parameter of the scheduler; may be "
+                                                                               "repeated.")] = None,
+        bind: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Address of this host that the workers connect "
+                                                                         "to.")] = None,
+        port: Annotated[int, typer.Option(metavar="N", help="Port that the workers connect to; 0: any free port.", min=0,
+                                          max=65535)] = 0,
+        one_worker_per_node: Annotated[bool, typer.Option("--one-worker-per-node", help="Use at most one worker on each node "
+                                                                                        "for a topology.")] = False,
+        config: Annotated[Pairs, typer.Option("--config", hidden=True, help="Same as --set.")] = None,
+        conf: Annotated[Pairs, typer.Option("--conf", hidden=True, help="Same as --set.")] = None,
         as_json: Json = False) -> None:
     """Run a topology on Spark, until Ctrl-C or `millrace kill`.
 
-    It is shown while it runs; status, plan, load, state, move and scale work from another terminal.
+    Shows the topology while it runs. The other verbs work from another terminal.
     """
     from millrace.cli.running import RunOptions, run_topology
 
-    options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), pairs("--config", config), seconds,
-                         cluster, bind, port, one_worker_per_node, pairs("--conf", conf, raw=True), pairs("--set", setting),
-                         scheduler, pairs("--scheduler-set", scheduler_set), going_on(resume, fresh), engine)
+    settings = sorted_settings([*(setting or []), *(config or []), *(conf or [])])
+    options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), settings.topology, seconds, cluster,
+                         bind, port, one_worker_per_node, settings.spark, settings.engine, scheduler,
+                         pairs("--scheduler-set", scheduler_set), resume_choice(resume, fresh), engine)
     result = run_topology(options, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
 
 
 @app.command()
-def status(topology: OneTopology = None, cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Show topologies, rates, latencies, workers and the last errors.
+def visualize(topology: DeclaredTopology, par: Parallelism = None, as_json: Json = False) -> None:
+    """Print a topology as a Mermaid flowchart; nothing is started.
 
-    Made for 80 columns; a wider terminal shows more of them, and --json has everything.
+    GitHub and many editors draw it from a ```mermaid block. For example: millrace visualize examples.first:WordCount
+    """
+    from millrace.cli.running import load_topology
+    from millrace.model.flowchart import described, mermaid
+    from millrace.model.graph import graph_of
+
+    graph = graph_of(load_topology(topology), par=pairs("--par", par, whole=True))
+    typer.echo(json.dumps(described(graph)) if as_json else mermaid(graph))
+
+
+@app.command()
+def status(topology: OneTopology = None, cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Show topologies, rates, latencies, workers and recent errors.
+
+    Fits 80 columns; a wider terminal shows more, and --json has everything.
     """
     from millrace.cli.dashboard import print_status
     from millrace.cli.show import of_topology
     from millrace.master.requests.client import ask
 
-    found = of_topology(ask(cluster, "status"), topology)
-    typer.echo(json.dumps(found)) if as_json else print_status(found)
+    answer = of_topology(ask(cluster, "status"), topology)
+    typer.echo(json.dumps(answer)) if as_json else print_status(answer)
 
 
 @app.command()
 def kill(topology: TopologyName,
-         wait: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds that what is in flight is given to "
-                                                                      "finish.")] = 10,
+         wait: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds that tuples in flight have to finish.")] = 10,
          cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Stop a topology: spouts first, then what is in flight."""
-    _ask(cluster, "kill", topology, f"{topology} is stopping; what is in flight has {wait:g} s to finish", as_json, wait=wait)
+    """Stop a topology: first its spouts, then the rest."""
+    _ask(cluster, "kill", topology, f"{topology} is stopping; tuples in flight have {wait:g} s to finish", as_json, wait=wait)
 
 
 @app.command()
-def move(task: Annotated[str, typer.Argument(metavar="TASK", help="Such as 'count[3]', in quotes; `millrace plan` has them.")],
-         worker: Annotated[int, typer.Argument(metavar="WORKER", help="Its number, as `millrace plan` shows it.")],
-         topology: Annotated[str | None, typer.Option(metavar="NAME", help="Its topology; needed only if several have such a "
-                                                                           "task.")] = None,
+def move(task: Annotated[str, typer.Argument(metavar="TASK", help="For example 'count[3]', in quotes; `millrace plan` lists "
+                                                                  "all.")],
+         worker: Annotated[int, typer.Argument(metavar="WORKER", help="Number of the worker, as in `millrace plan`.")],
+         topology: Annotated[str | None, typer.Option(metavar="NAME", help="Name of its topology; needed only if several have "
+                                                                           "such a task.")] = None,
          cluster: ClusterName = None, as_json: Json = False) -> None:
     """Move one running task to another worker; nothing is lost.
 
@@ -129,46 +161,46 @@ def move(task: Annotated[str, typer.Argument(metavar="TASK", help="Such as 'coun
     from millrace.cli.show import print_move
     from millrace.master.requests.client import ask
 
-    found = ask(cluster, "move", task=task, slot=worker, topology=topology)
-    typer.echo(json.dumps(found)) if as_json else print_move(found)
+    answer = ask(cluster, "move", task=task, slot=worker, topology=topology)
+    typer.echo(json.dumps(answer)) if as_json else print_move(answer)
 
 
 @app.command()
-def scale(tasks: Annotated[list[str], typer.Argument(metavar="COMPONENT=N", help="So many tasks of the bolt.")],
-          topology: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; needed only if several have such "
-                                                                            "components.")] = None,
+def scale(tasks: Annotated[list[str], typer.Argument(metavar="COMPONENT=N", help="New number of tasks of a bolt.")],
+          topology: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the topology; needed only if several have "
+                                                                            "such components.")] = None,
           cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Change how many tasks bolts have (--engine microbatch).
+    """Change the number of tasks of bolts (microbatch engine only).
 
-    From the next batch on, without a restart. For example: millrace scale count=8 split=4
+    Takes effect with the next batch, without a restart. For example: millrace scale count=8 split=4
     """
     from millrace.cli.show import print_scale
     from millrace.master.requests.client import ask
 
-    found = ask(cluster, "scale", par=pairs("scale", tasks, whole=True), topology=topology)
-    typer.echo(json.dumps(found)) if as_json else print_scale(found)
+    answer = ask(cluster, "scale", par=pairs("scale", tasks, whole=True), topology=topology)
+    typer.echo(json.dumps(answer)) if as_json else print_scale(answer)
 
 
 @app.command()
 def plan(topology: OneTopology = None, cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Show where every task is, and who owns which key groups."""
+    """Show which worker runs which tasks, and key groups' owners."""
     from millrace.cli.show import of_topology, print_plan
     from millrace.master.requests.client import ask
 
-    found = of_topology(ask(cluster, "plan"), topology)
-    typer.echo(json.dumps(found)) if as_json else print_plan(found)
+    answer = of_topology(ask(cluster, "plan"), topology)
+    typer.echo(json.dumps(answer)) if as_json else print_plan(answer)
 
 
 @app.command()
 def state(topology: OneTopology = None,
           query: Annotated[tuple[str, str] | None, typer.Option(
-              metavar="COMPONENT KEY", help="Show what the component has under the key now. A key that is JSON is read as "
-                                            "such: 5 is a number, '\"5\"' a text, '[\"a\", 5]' a key of two fields.")] = None,
-          name: Annotated[str | None, typer.Option(metavar="STATE", help="With --query: which of the bolt's states, if it has "
+              metavar="COMPONENT KEY", help="Show the current value of one key. A key that parses as JSON is read as JSON: 5 "
+                                            "is a number, '\"5\"' a text, '[\"a\", 5]' a key of two fields.")] = None,
+          name: Annotated[str | None, typer.Option(metavar="STATE", help="With --query: which state of the bolt, if it has "
                                                                          "several.")] = None,
           groups: Annotated[bool, typer.Option("--groups", help="Show every key group.")] = False,
           cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Show what state is kept: waves, sizes, who has fragments of it.
+    """Show the state: checkpoints, sizes, and backups in memory.
 
     For example: millrace state --query count wat
     """
@@ -176,11 +208,11 @@ def state(topology: OneTopology = None,
     from millrace.master.requests.client import ask
 
     if query is not None:
-        found = ask(cluster, "query", topology=topology, component=query[0], key=json_or_text(query[1]), state=name)
-        typer.echo(json.dumps(found)) if as_json else print_value(found)
-        raise typer.Exit(0 if found["found"] else 1)
-    found = ask(cluster, "state", topology=topology)
-    typer.echo(json.dumps(found)) if as_json else print_state(found, groups)
+        answer = ask(cluster, "query", topology=topology, component=query[0], key=json_or_text(query[1]), state=name)
+        typer.echo(json.dumps(answer)) if as_json else print_value(answer)
+        raise typer.Exit(0 if answer["found"] else 1)
+    answer = ask(cluster, "state", topology=topology)
+    typer.echo(json.dumps(answer)) if as_json else print_state(answer, groups)
 
 
 @app.command()
@@ -189,58 +221,69 @@ def load(topology: OneTopology = None,
          save: Annotated[str | None, typer.Option(metavar="FILE", help="Write graphs, cluster, loads and plans to this file, "
                                                                        "for `millrace scheduler compare --load`.")] = None,
          cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Show what was measured: rates, CPU, memory and queues.
+    """Show the measured rates, CPU, memory and queues.
 
-    λ: tuples a second that arrive. μ: tuples a second that one task gets through while it is busy.
+    λ: tuples that arrive per second. μ: tuples per second that one task can process.
     """
     from millrace.cli.show import print_load
     from millrace.master.requests.client import ask
     from millrace.model.situation import Situation
 
-    found = ask(cluster, "load", topology=topology)
+    answer = ask(cluster, "load", topology=topology)
     if save:
         Situation.from_json(ask(cluster, "situation")).save(save)
-    typer.echo(json.dumps(found)) if as_json else print_load(found, tasks)
+    typer.echo(json.dumps(answer)) if as_json else print_load(answer, tasks)
     if save and not as_json:
         typer.echo(f"saved to {save}")
 
 
 @app.command()
 def pause(topology: TopologyName, cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Stop a topology's spouts; what is in flight is processed."""
-    _ask(cluster, "pause", topology, f"{topology} is paused; `millrace resume {topology}` lets it go on", as_json)
+    """Stop a topology's spouts; tuples in flight are processed."""
+    _ask(cluster, "pause", topology, f"{topology} is paused; `millrace unpause {topology}` starts its spouts again", as_json)
 
 
 @app.command()
-def resume(topology: TopologyName, cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Let a paused topology's spouts go on."""
-    _ask(cluster, "resume", topology, f"{topology} goes on", as_json)
+def unpause(topology: TopologyName, cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Start the spouts of a paused topology again."""
+    _ask(cluster, "unpause", topology, f"{topology} is running again", as_json)
+
+
+app.command("resume", hidden=True)(unpause)  # its name before; `run --resume` means something else
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def test(context: typer.Context) -> None:
+def test(context: typer.Context,
+         no_install: Annotated[bool, typer.Option("--no-install", help="Do not install the servers that tests need.")] = False,
+         require_servers: Annotated[bool, typer.Option("--require-servers", help="Fail where a server is missing.")] = False,
+         explore: Annotated[float, typer.Option(metavar="MINUTES", min=0, help="Run property tests, new seeds.")] = 0) -> None:
     """Run linters and tests; arguments after `--` go to pytest.
 
-    Slow tests are left out. Run them by themselves: test -- -m slow
+    Redis, ZooKeeper and PostgreSQL are installed first, as root on Debian. Slow tests are left out; run them by themselves:
+    test -- -m slow
     """
-    from millrace.cli.testing import run_tests
+    from millrace.cli import testing
 
-    raise typer.Exit(run_tests(context.args))
+    if explore:
+        raise typer.Exit(testing.explore(explore, context.args, install=not no_install))
+    raise typer.Exit(testing.run_tests(context.args, install=not no_install, require_servers=require_servers))
 
 
 @bench_app.command("wordcount")
-def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each of Millrace's own measurements.", min=1)] = 8,
-                    rivals: Annotated[bool, typer.Option(help="Measure the other engines too.")] = True,
+def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each measured window.", min=1)] = 3,
+                    others: Annotated[bool, typer.Option(help="Measure the other engines too.")] = True,
                     as_json: Json = False) -> None:
     """Word Count on two cores, beside other engines.
 
-    Words a second and latency, all on the same input.
+    Words per second and latency, all on the same input.
     """
-    from millrace.bench.wordcount import run_bench
+    from millrace.bench.wordcount import run_wordcount
 
-    result = run_bench(seconds, rivals, live=not as_json)
+    result = run_wordcount(seconds, others, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
+    if result["failed"]:
+        raise MillraceError(f"these rows have no figure: {', '.join(result['failed'])}; the result has their errors")
 
 
 @bench_app.command("memory")
@@ -255,7 +298,7 @@ def bench_memory(minutes: Annotated[float, typer.Option(help="How long.", min=0.
 
 @bench_app.command("scheduler")
 def bench_scheduler(as_json: Json = False) -> None:
-    """Seconds that schedulers take for topologies of growing size."""
+    """Seconds to plan, for topologies of growing size."""
     from millrace.bench.scheduler import run_scheduler_bench
 
     result = run_scheduler_bench(live=not as_json)
@@ -265,7 +308,7 @@ def bench_scheduler(as_json: Json = False) -> None:
 
 @bench_app.command("state")
 def bench_state(quick: Annotated[bool, typer.Option(help="Small sizes only.")] = False, as_json: Json = False) -> None:
-    """Erasure coding, restoring state, and what waves cost.
+    """Erasure coding, restoring state, and the cost of waves.
 
     State is restored from fragments, from Redis and from a directory.
     """
@@ -278,11 +321,11 @@ def bench_state(quick: Annotated[bool, typer.Option(help="Small sizes only.")] =
 
 @bench_app.command("faults")
 def bench_faults(minutes: Annotated[float, typer.Option(help="How long.", min=0.1)] = 5,
-                 seed: Annotated[int, typer.Option(help="Of the plan of faults.")] = 1,
+                 seed: Annotated[int, typer.Option(help="Seed of the plan of faults.")] = 1,
                  guarantee: Annotated[str, typer.Option(metavar="NAME", help="exactly-once or "
                                                                              "at-least-once.")] = "exactly-once",
                  as_json: Json = False) -> None:
-    """Keep breaking what a word count runs on; is the output right?"""
+    """Break a word count near saturation and check every word."""
     from millrace.bench.faults import broken_promise, run_faults
 
     result = run_faults(minutes, seed, guarantee, live=not as_json)
@@ -293,7 +336,7 @@ def bench_faults(minutes: Annotated[float, typer.Option(help="How long.", min=0.
 
 
 @bench_app.command("engines")
-def bench_engines(quick: Annotated[bool, typer.Option(help="Small sizes: that it runs, not how fast.")] = False,
+def bench_engines(quick: Annotated[bool, typer.Option(help="Small sizes, to see that it runs.")] = False,
                   only: Annotated[list[str] | None, typer.Option(metavar="PART", help="words, rescale or skew; may be "
                                                                                        "repeated. Unset: all.")] = None,
                   as_json: Json = False) -> None:
@@ -323,6 +366,15 @@ def bench_replanning(seconds: Annotated[float, typer.Option(help="Length of each
         typer.echo(json.dumps(result))
 
 
+@bench_app.command("page")
+def bench_page(results: Annotated[list[str] | None, typer.Argument(metavar="[RESULT]...", help="Unset: the newest of each "
+                                                                                             "benchmark.")] = None) -> None:
+    """Write the figures of results into docs/BENCHMARKS.md."""
+    from millrace.bench.page import run_page
+
+    typer.echo(f"docs/BENCHMARKS.md has new figures of {', '.join(run_page(results or []))}")
+
+
 def _ask(cluster: str | None, verb: str, topology: str, done: str, as_json: bool, **arguments: Any) -> None:
     from millrace.master.requests.client import ask
 
@@ -335,7 +387,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, _interrupt)  # what stops services and containers means the same as Ctrl-C
+    signal.signal(signal.SIGTERM, _interrupt)  # sent by service managers and containers; same as Ctrl-C
     try:
         app(prog_name="millrace")
     except MillraceError as error:

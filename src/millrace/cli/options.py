@@ -1,47 +1,98 @@
-"""Options that several verbs share."""
+"""Options that several verbs share, and the parsing of KEY=VALUE."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
 
+from millrace.config import ENGINE_SETTINGS, OTHER_KEYS, SETTINGS, TOPOLOGY_SETTINGS
 from millrace.errors import MillraceError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end and nothing else on stdout.")]
 ClusterName = Annotated[str | None, typer.Option("--cluster", metavar="NAME",
-                                                 help="Name of the cluster; needed only if several run.")]
-TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="Its name, as `millrace status` shows it.")]
+                                                 help="Name of the cluster; needed only if several are running.")]
+TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="Name of the topology, as `millrace status` shows it.")]
 Pairs = list[str] | None
-OneTopology = Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="Its name; all of them if not given.")]
+OneTopology = Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="Name of the topology; default: all.")]
+
+SPARK = "spark."  # begins the names of Spark's own settings
 
 
-def pairs(option: str, given: list[str] | None, whole: bool = False, raw: bool = False) -> dict[str, Any]:
-    """KEY=VALUE options as a dict; values are JSON where they parse as such, else text."""
-    found: dict[str, Any] = {}
-    for item in given or []:
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one command line, sorted by the part of the system that reads them."""
+
+    topology: dict[str, Any] = field(default_factory=dict)  # also the users' own keys, which components read
+    engine: dict[str, Any] = field(default_factory=dict)
+    spark: dict[str, str] = field(default_factory=dict)
+
+
+def sorted_settings(items: list[str] | None) -> Settings:
+    """Sort `--set KEY=VALUE` options by their key. Misspelt settings are refused; other unknown keys are the users' own."""
+    settings = Settings()
+    for key, text in _split("--set", items):
+        if key.startswith(SPARK):
+            settings.spark[key] = text  # Spark parses its values itself
+        elif key in ENGINE_SETTINGS:
+            settings.engine[key] = _value("--set", key, text)
+        else:
+            _check_spelling(key)
+            settings.topology[key] = _value("--set", key, text)
+    return settings
+
+
+def _check_spelling(key: str) -> None:
+    known = [*(setting.key for setting in SETTINGS), *OTHER_KEYS]
+    if key in TOPOLOGY_SETTINGS or key in OTHER_KEYS:
+        return
+    near = get_close_matches(key, known, 1, cutoff=0.8)
+    families = tuple({setting.partition(".")[0] + "." for setting in known})
+    if near or key.startswith(families):
+        meant = f"; did you mean {near[0]}" if near else ""
+        raise MillraceError(f"--set {key}: there is no such setting{meant}. docs/settings.md lists all of them")
+
+
+def pairs(option: str, items: list[str] | None, whole: bool = False) -> dict[str, Any]:
+    """KEY=VALUE options as a dict. A value that parses as JSON is read as JSON, any other as text."""
+    values: dict[str, Any] = {}
+    for key, text in _split(option, items):
+        values[key] = _value(option, key, text)
+        if whole and type(values[key]) is not int:  # `true` is an int for isinstance
+            raise MillraceError(f"{option} {f'{key}={text}'!r}: the value must be a whole number")
+    return values
+
+
+def _split(option: str, items: list[str] | None) -> list[tuple[str, str]]:
+    split = []
+    for item in items or []:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise MillraceError(f"{option} {item!r} is not of the form KEY=VALUE")
-        found[key] = value if raw else json_or_text(value)
-        if type(found[key]) is int and found[key].bit_length() > 63:
-            raise MillraceError(f"{option} {item!r}: the number is too large")
-        if whole and type(found[key]) is not int:  # `true` is an int for isinstance
-            raise MillraceError(f"{option} {item!r}: the value must be a whole number")
-    return found
+        split.append((key, value))
+    return split
 
 
-def going_on(resume: bool, fresh: bool) -> bool | None:
-    """What --resume and --fresh say of an earlier run; None: nothing."""
+def _value(option: str, key: str, text: str) -> Any:
+    value = json_or_text(text)
+    if type(value) is int and value.bit_length() > 63:
+        raise MillraceError(f"{option} {f'{key}={text}'!r}: the number is too large")
+    return value
+
+
+def resume_choice(resume: bool, fresh: bool) -> bool | None:
+    """True for --resume, False for --fresh, None for neither."""
     if resume and fresh:
-        raise MillraceError("--resume and --fresh: one goes on from what an earlier run has left, the other deletes it. Give "
-                            "the one that you mean")
+        raise MillraceError("--resume continues from the checkpoints of an earlier run, --fresh deletes them: give only one "
+                            "of the two")
     return resume if resume or fresh else None
 
 
-def json_or_text(given: str) -> Any:
+def json_or_text(text: str) -> Any:
     try:
-        return json.loads(given)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return given
+        return text

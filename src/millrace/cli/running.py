@@ -1,4 +1,4 @@
-"""`millrace run`: one topology on an engine of its own, shown live until it ends or someone stops it."""
+"""`millrace run`: starts an engine for one topology and shows it until it ends or is stopped."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 RESIDENT, MICROBATCH = "resident", "microbatch"
 DEFAULT_SLOTS = {RESIDENT: 2, MICROBATCH: 1}
-IN_FLIGHT_SECONDS = {RESIDENT: 5.0, MICROBATCH: 60.0}  # that what is under way is given at the end: there, a whole batch
+IN_FLIGHT_SECONDS = {RESIDENT: 5.0, MICROBATCH: 60.0}  # to finish tuples in flight, or the batch in progress, at the end
 REFRESH_SECONDS = 0.5
 RATE_SECONDS = 5.0
-LAST_WAVE_SECONDS = 90.0  # what is in flight is given five seconds; a slow store may need longer to commit it
+LAST_WAVE_SECONDS = 90.0  # to commit the last wave: a slow store may need longer than the tuples in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +51,26 @@ class RunOptions:
     settings: dict[str, Any]
     scheduler: str | None
     scheduler_parameters: dict[str, Any]
-    resume: bool | None  # None: refused if an earlier run has left anything
+    resume: bool | None  # None: refuse to start if an earlier run left checkpoints
     engine: str = RESIDENT
 
 
 def load_topology(name: str) -> type[Topology]:
-    """The class named by module:Topology; modules are also looked for in the current directory."""
+    """Import the class named by module:Topology; the current directory is searched too."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    found = resolve(name)
-    if not isinstance(found, type) or not issubclass(found, Topology):
-        raise TopologyError(f"{name!r} is {type(found).__name__}, not a Topology: name a class that derives from it")
-    return found
+    topology = resolve(name)
+    if not isinstance(topology, type) or not issubclass(topology, Topology):
+        raise TopologyError(f"{name!r} is {type(topology).__name__}, not a Topology: name a subclass of Topology")
+    return topology
 
 
 class Rates:
-    """Tuples a second of each component, over the last few seconds: long enough for some batches to end in them."""
+    """Computes each component's tuples per second over the last few seconds, long enough to span several batches."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[tuple[str, str], deque[tuple[float, int]]] = {}
+        self._samples: dict[tuple[str, str], deque[tuple[float, int]]] = {}
 
     def of(self, status: dict[str, Any]) -> dict[str, dict[str, float]]:
         now = self._clock()
@@ -79,21 +79,23 @@ class Rates:
                                    for row in topology["components"]} for topology in status["topologies"]}
 
     def _rate(self, key: tuple[str, str], now: float, work: int) -> float:
-        seen = self._seen.setdefault(key, deque())
-        seen.append((now, work))
-        while len(seen) > 2 and now - seen[1][0] >= RATE_SECONDS:
-            seen.popleft()
-        then, had = seen[0]
-        return (work - had) / (now - then) if now > then else 0.0
+        samples = self._samples.setdefault(key, deque())
+        samples.append((now, work))
+        while len(samples) > 2 and now - samples[1][0] >= RATE_SECONDS:
+            samples.popleft()
+        then, before = samples[0]
+        return (work - before) / (now - then) if now > then else 0.0
 
 
 def show_live(engine: ResidentEngine | MicrobatchEngine, console: Console, until: Any) -> None:
-    """Refresh the tables until `until(seconds)` says that it is over."""
+    """Refresh the tables until `until(seconds)` returns True."""
     rates = Rates()
     with Live(console=console, refresh_per_second=4, transient=False) as live:
         while not until(REFRESH_SECONDS):
             status = engine.status()
             live.update(dashboard(status, rates.of(status)))
+    if not console.is_terminal:
+        console.print()  # there, the last line of the tables has no end
 
 
 def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
@@ -103,15 +105,15 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
     graph = graph_of(topology, options.name or None, options.config, options.par)
     if options.scheduler is not None and options.scheduler != OFF:
         make_scheduler(options.scheduler, options.scheduler_parameters)
-    check_settings(graph)  # before Spark has taken its ten seconds
+    check_settings(graph)  # before Spark starts, which takes ten seconds
     check_engine_settings(options.settings)
     check_engine(options)
     with start_engine(options, topology, console) as engine:
         if options.scheduler is not None:
             engine.set_scheduler(options.scheduler, options.scheduler_parameters)
         running = engine.submit(topology, options.name or None, options.config, options.par, options.resume)
-        console.print(f"running as cluster {engine.master.name}; Ctrl-C stops it", markup=False)
-        console.print(f"in another terminal: `millrace status`, plan, load; `millrace kill {graph.name}`", markup=False)
+        console.print(f"{graph.name} is running as cluster {engine.master.name}; Ctrl-C stops it", markup=False)
+        console.print(f"from another terminal: millrace status, plan, load, state, pause, kill {graph.name}", markup=False)
         deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
         try:
             _watch(engine, running, console, deadline, live)
@@ -125,16 +127,16 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
 
 
 def check_engine(options: RunOptions) -> None:
-    """Is there such an engine, and does it know what to do with the options?"""
+    """`MillraceError` for an unknown engine, or for options that the engine does not have."""
     if options.engine not in DEFAULT_SLOTS:
-        raise MillraceError(f"--engine {options.engine}: there is no such engine; there are {', '.join(DEFAULT_SLOTS)}")
+        raise MillraceError(f"--engine {options.engine}: there is no such engine; choose one of {', '.join(DEFAULT_SLOTS)}")
     if options.engine == MICROBATCH:
-        given = {"--bind": options.bind is not None, "--port": options.port != 0,
-                 "--one-worker-per-node": options.one_worker_per_node}
-        wrong = [option for option, there in given.items() if there]
+        resident_only = {"--bind": options.bind is not None, "--port": options.port != 0,
+                         "--one-worker-per-node": options.one_worker_per_node}
+        wrong = [option for option, was_given in resident_only.items() if was_given]
         if wrong:
-            raise MillraceError(f"{', '.join(wrong)}: of no use with --engine {MICROBATCH}, whose tasks run in Spark's "
-                                f"executors and connect to nobody. Leave it out, or take --engine {RESIDENT}")
+            raise MillraceError(f"{', '.join(wrong)}: not available with --engine {MICROBATCH}, whose tasks run in Spark's "
+                                f"executors and open no connections. Leave it out, or use --engine {RESIDENT}")
 
 
 def start_engine(options: RunOptions, topology: type[Topology], console: Console) -> ResidentEngine | MicrobatchEngine:
@@ -175,5 +177,5 @@ def _stop(running: RunningTopology, seconds: float) -> None:
 
 def _final(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology) -> dict[str, Any]:
     status = engine.status()
-    found = [topology for topology in status["topologies"] if topology["name"] == running.name]
-    return found[0] if found else {"name": running.name, "status": "ended"}
+    rows = [topology for topology in status["topologies"] if topology["name"] == running.name]
+    return rows[0] if rows else {"name": running.name, "status": "ended"}

@@ -1,4 +1,4 @@
-"""What the verbs print for people: the same figures as the JSON, to be read in 80 columns."""
+"""The tables of plan, load, state, move and scale: the same figures as the JSON, in 80 columns."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ from millrace.cli.figures import count, megabytes, number_of, share, size
 from millrace.cli.listing import Column, Hanging, Listing, plain_console, ranges, task_names
 from millrace.errors import UnknownTopology
 
-COUNTED = {"keys": "keys", "dirty": "unsaved"}  # what tasks say of themselves, if there are any to ask
+COUNTED = {"keys": "keys", "dirty": "unsaved"}  # reported by running tasks
 PAIRS_SHOWN = 10
 
 
-def of_topology(found: dict[str, Any], name: str | None) -> dict[str, Any]:
-    """What was found, with no topology but this one; None leaves all of them."""
+def of_topology(answer: dict[str, Any], name: str | None) -> dict[str, Any]:
+    """The answer reduced to one topology; None keeps all of them."""
     if name is None:
-        return found
-    topologies = found["topologies"]
+        return answer
+    topologies = answer["topologies"]
     named = topologies if isinstance(topologies, dict) else {topology["name"]: topology for topology in topologies}
     if name not in named:
         raise UnknownTopology(f"no topology named {name!r} is running; running: {', '.join(named) or 'none'}")
-    return {**found, "topologies": {name: named[name]} if isinstance(topologies, dict) else [named[name]]}
+    return {**answer, "topologies": {name: named[name]} if isinstance(topologies, dict) else [named[name]]}
 
 
-def print_move(found: dict[str, Any]) -> None:
+def print_move(move: dict[str, Any]) -> None:
     console = plain_console()
-    if found["from"] == found["to"]:
-        console.print(f"{found['task']} is on worker {found['to']} already")
+    if move["from"] == move["to"]:
+        console.print(f"{move['task']} is on worker {move['to']} already")
         return
-    console.print(f"{found['task']} of {found['topology']} moves from worker {found['from']} to worker {found['to']}")
-    if found["batched"]:
-        console.print("it runs there from the next batch on, and takes its state along")
-    elif found["waves"]:
-        console.print("it goes with the next wave, and takes its state along")
-    elif found["keyed"]:
-        console.print("it begins anew there: what it keeps in its own attributes stays behind")
+    console.print(f"{move['task']} of {move['topology']} moves from worker {move['from']} to worker {move['to']}")
+    if move["batched"]:
+        console.print("it moves with the next batch, and its state moves with it")
+    elif move["waves"]:
+        console.print("it moves after the next wave, and its state moves with it")
+    elif move["keyed"]:
+        console.print("it restarts there: what it keeps in its own attributes is not moved")
 
 
-def print_scale(found: dict[str, Any]) -> None:
+def print_scale(change: dict[str, Any]) -> None:
     console = plain_console()
-    if not found["changed"]:
-        already = ", ".join(f"{number_of(n, 'task')} of {name}" for name, n in found["to"].items())
-        console.print(f"{found['topology']} has {already} already")
+    if not change["changed"]:
+        already = ", ".join(f"{number_of(n, 'task')} of {name}" for name, n in change["to"].items())
+        console.print(f"{change['topology']} has {already} already")
         return
-    for component, tasks in found["to"].items():
-        shared = f", {_shares(found['key_groups'][component])}" if component in found["key_groups"] else ""
-        console.print(f"{component} of {found['topology']}: {found['from'][component]} -> {number_of(tasks, 'task')} from the "
-                      f"next batch on{shared}")
+    for component, tasks in change["to"].items():
+        shared = f", {_shares(change['key_groups'][component])}" if component in change["key_groups"] else ""
+        console.print(f"{component} of {change['topology']}: {change['from'][component]} -> {number_of(tasks, 'task')} from "
+                      f"the next batch on{shared}")
 
 
 def _shares(owners: list[int]) -> str:
-    """How many key groups each task owns."""
+    """The number of key groups per task, as a range."""
     counts = [owners.count(index) for index in sorted(set(owners))]
     return f"{min(counts)} key groups each" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)} key groups each"
 
 
 def _key_groups(owners: list[int]) -> str:
-    """How many key groups tasks own: those with as many are told of together."""
+    """The number of key groups per task; tasks with equal numbers are grouped."""
     by_share: dict[int, list[int]] = {}
     for task in sorted(set(owners)):
         by_share.setdefault(owners.count(task), []).append(task)
@@ -65,24 +65,24 @@ def _key_groups(owners: list[int]) -> str:
                      for many, tasks in sorted(by_share.items(), reverse=True))
 
 
-def print_plan(found: dict[str, Any]) -> None:
+def print_plan(answer: dict[str, Any]) -> None:
     console = plain_console()
-    if not found["topologies"]:
+    if not answer["topologies"]:
         console.print("no topology is running")
-    for number, (name, plan) in enumerate(found["topologies"].items()):
+    for number, (name, plan) in enumerate(answer["topologies"].items()):
         if number:
             console.print()
-        console.print(_placement(f"{name}: {plan['status']}, plan version {plan['version']}", plan["placement"], found))
+        console.print(_placement(f"{name}: {plan['status']}, plan version {plan['version']}", plan["placement"], answer))
         for component, owners in plan["key_groups"].items():
             console.print(Hanging(_key_groups(owners), f"  key groups of {component}: "))
 
 
-def _placement(title: str, placement: dict[str, int], found: dict[str, Any]) -> Listing:
-    hosted: dict[int, list[str]] = {int(slot): [] for slot in found["workers"]}
+def _placement(title: str, placement: dict[str, int], answer: dict[str, Any]) -> Listing:
+    hosted: dict[int, list[str]] = {int(slot): [] for slot in answer["workers"]}
     for task, slot in placement.items():
         hosted.setdefault(slot, []).append(task)  # a worker that has just gone may still be in the plan
-    nodes = {int(slot): where["node"] for slot, where in found["workers"].items()}
-    agents = set(found["agents"].values())
+    nodes = {int(slot): where["node"] for slot, where in answer["workers"].items()}
+    agents = set(answer["agents"].values())
     return Listing(
         title,
         Column("worker", [str(slot) for slot in hosted]),
@@ -90,18 +90,18 @@ def _placement(title: str, placement: dict[str, int], found: dict[str, Any]) -> 
         Column("tasks", [task_names(tasks) or "none" for tasks in hosted.values()], figures=False))
 
 
-def print_load(found: dict[str, Any], tasks: bool = False) -> None:
+def print_load(answer: dict[str, Any], tasks: bool = False) -> None:
     console = plain_console()
-    if not found["workers"]:
-        console.print(f"nothing measured yet: a window lasts {found['window_seconds']:g} s")
+    if not answer["workers"]:
+        console.print(f"nothing measured yet: the first figures come after {answer['window_seconds']:g} s")
         return
     listings = []
-    for name, load in found["topologies"].items():
+    for name, load in answer["topologies"].items():
         listings += [_components_load(name, load["components"]), *([_tasks_load(load), _pairs(load)] if tasks else [])]
-    for listing in [*listings, _workers_load(found["workers"])]:
+    for listing in [*listings, _workers_load(answer["workers"])]:
         console.print(listing)
         console.print()
-    console.print(_nodes_load(found["nodes"]))
+    console.print(_nodes_load(answer["nodes"]))
 
 
 def _components_load(name: str, components: dict[str, Any]) -> Listing:
@@ -163,19 +163,19 @@ def _nodes_load(nodes: dict[str, Any]) -> Listing:
         Column("of", [megabytes(row["memory_mb"]) for row in rows]))
 
 
-def print_state(found: dict[str, Any], groups: bool) -> None:
+def print_state(answer: dict[str, Any], groups: bool) -> None:
     console = plain_console()
-    console.print(f"checkpoints in {found['store']}", soft_wrap=True)
-    for topology in found["topologies"]:
+    console.print(f"checkpoints in {answer['store']}", soft_wrap=True)
+    for topology in answer["topologies"]:
         console.print()
         if not topology["waves"]:
-            console.print(f"{topology['name']} keeps no state and is not exactly-once: no waves")
+            console.print(f"{topology['name']} has no state and is not exactly-once: no checkpoints")
             continue
         last = f"wave {topology['wave']} is committed" if topology["wave"] else "no wave is committed yet"
-        given_up = f"{number_of(topology['given_up'], 'wave')} given up"
-        console.print(Hanging(f"{topology['name']}: {last}, epoch {topology['epoch']}, {given_up}", style="bold"))
+        abandoned = f"{number_of(topology['given_up'], 'wave')} abandoned"
+        console.print(Hanging(f"{topology['name']}: {last}, epoch {topology['epoch']}, {abandoned}", style="bold"))
         if topology["trouble"]:
-            console.print(Hanging(f"the last wave was given up: {topology['trouble']}", "  ", "yellow"))
+            console.print(Hanging(f"the last wave was abandoned: {topology['trouble']}", "  ", "yellow"))
         for component in topology["components"]:
             console.print()
             console.print(_groups_listing(component) if groups else _tasks_listing(component))
@@ -190,18 +190,18 @@ def _tasks_listing(component: dict[str, Any]) -> Listing:
     for group in component["key_groups"]:
         tasks.setdefault(group["task"], []).append(group)
     tasks = dict(sorted(tasks.items()))
-    said = [component["tasks"].get(task, component["tasks"].get(str(task), {})) for task in tasks]
-    newest = [max(own, key=lambda group: group["wave"]) for own in tasks.values()]
-    held = {fragment["blob"]: fragment for fragment in component["fragments"]}
+    answers = [component["tasks"].get(task, component["tasks"].get(str(task), {})) for task in tasks]
+    newest = [max(owned, key=lambda group: group["wave"]) for owned in tasks.values()]
+    backups = {fragment["blob"]: fragment for fragment in component["fragments"]}
     counted = COUNTED if component["tasks"] else {}
     return Listing(
         _state_title(component),
         Column("task", [f"{component['name']}[{task}]" for task in tasks], figures=False),
-        Column("groups", [str(len(own)) for own in tasks.values()]),
-        *(Column(title, [_asked(now.get(what)) for now in said]) for what, title in counted.items()),
-        Column("size", [size(sum(group["bytes"] for group in own)) for own in tasks.values()]),
+        Column("groups", [str(len(owned)) for owned in tasks.values()]),
+        *(Column(title, [_answered(answer.get(key)) for answer in answers]) for key, title in counted.items()),
+        Column("size", [size(sum(group["bytes"] for group in owned)) for owned in tasks.values()]),
         Column("wave", [str(group["wave"]) for group in newest]),
-        Column("fragments at workers", [_fragments(held.get(group["blob"])) for group in newest], figures=False))
+        Column("fragments at workers", [_fragments(backups.get(group["blob"])) for group in newest], figures=False))
 
 
 def _groups_listing(component: dict[str, Any]) -> Listing:
@@ -210,29 +210,30 @@ def _groups_listing(component: dict[str, Any]) -> Listing:
         _state_title(component),
         Column("group", [str(group["group"]) for group in groups]),
         Column("task", [f"{component['name']}[{group['task']}]" for group in groups], figures=False),
-        *(Column(title, [_asked(group.get(what)) for group in groups]) for what, title in counted.items()),
+        *(Column(title, [_answered(group.get(key)) for group in groups]) for key, title in counted.items()),
         Column("size", [size(group["bytes"]) for group in groups]),
         Column("pieces", [str(group["pieces"]) for group in groups]),
         Column("wave", [str(group["wave"]) for group in groups]))
 
 
-def _asked(value: int | None) -> str:
-    """A task that has not answered is no task without keys."""
+def _answered(value: int | None) -> str:
+    """`?` for a task that has not answered, which is not the same as 0."""
     return "?" if value is None else count(value)
 
 
-def _fragments(held: dict[str, Any] | None) -> str:
-    if held is None:
+def _fragments(backup: dict[str, Any] | None) -> str:
+    if backup is None:
         return "none"
-    return f"any {held['raw']} of {held['raw'] + held['check']}: {ranges(held['workers'])}"
+    return f"any {backup['raw']} of {backup['raw'] + backup['check']}: {ranges(backup['workers'])}"
 
 
-def print_value(found: dict[str, Any]) -> None:
+def print_value(answer: dict[str, Any]) -> None:
     console = plain_console()
-    if found["found"]:
-        console.print(repr(found["value"]), soft_wrap=True)
+    if answer["found"]:
+        console.print(repr(answer["value"]), soft_wrap=True)
         return
-    console.print(f"{found['task']} (worker {found['worker']}, key group {found['group']}): {found['error']}")
-    key = found["key"]
+    console.print(f"{answer['task']} (worker {answer['worker']}, key group {answer['group']}): {answer['error']}")
+    key = answer["key"]
     if not isinstance(key, str | list):
-        console.print(f"the key was read as JSON ({type(key).__name__}); for the text write '{json.dumps(json.dumps(key))}'")
+        text = json.dumps(json.dumps(key))
+        console.print(f"the key was read as JSON ({type(key).__name__}); to look up the text, write '{text}'")

@@ -1,12 +1,20 @@
-"""`millrace test`: linters, types and the whole test suite."""
+"""`millrace test`: linters, types and the whole test suite; `--explore` runs property tests with fresh seeds."""
 
 from __future__ import annotations
 
+import os
+import random
+import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from millrace.errors import MillraceError
+
+# Tests wait for processes most of the time: two files at once cost little. tests/support/order.py has the order of files.
+WHOLE_SUITE = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+NO_TESTS_COLLECTED = 5  # exit code of pytest
 
 
 def project_root() -> Path:
@@ -17,16 +25,55 @@ def project_root() -> Path:
     return root
 
 
-def run_tests(arguments: list[str]) -> int:
-    """With arguments: just pytest with them. Without: everything that must hold."""
+def run_tests(arguments: list[str], install: bool = True, require_servers: bool = False) -> int:
+    """Run pytest with `arguments`; without any, run the linters, the type checker and the whole suite.
+
+    `install`: install the servers that tests need, if this is Debian and the user is root. `require_servers`: a test whose
+    server is missing fails instead of being skipped.
+    """
     root = project_root()
-    # Most tests wait for processes most of the time, so two files at a time take little longer than one.
-    pytest = [sys.executable, "-m", "pytest", *(arguments or ["-n", "2", "--dist", "loadfile"])]
+    if install:
+        _install_servers(root)
+    pytest = [sys.executable, "-m", "pytest", *(arguments or WHOLE_SUITE)]
     steps = [pytest] if arguments else [[sys.executable, "-m", "ruff", "check", "."],
                                         [sys.executable, "-m", "mypy"], pytest]
+    environment = {**os.environ, **({"MILLRACE_TEST_SERVERS": "required"} if require_servers else {})}
     for step in steps:
         print("$", " ".join(["python", *step[1:]]), flush=True)
-        code = subprocess.run(step, cwd=root, check=False).returncode
+        code = _run(step, root, environment)
         if code:
             return code
     return 0
+
+
+def explore(minutes: float, arguments: list[str], install: bool = True) -> int:
+    """Run the property tests with a fresh seed each round until the time is over or a test fails.
+
+    A round that has begun is finished.
+    """
+    root = project_root()
+    if install:
+        _install_servers(root)
+    end, rounds = time.monotonic() + minutes * 60, 0
+    while rounds == 0 or time.monotonic() < end:
+        seed = random.SystemRandom().randrange(1 << 32)
+        chosen = [*(arguments or WHOLE_SUITE), "-m", "hypothesis and not slow", "--hypothesis-profile=explore",
+                  f"--hypothesis-seed={seed}"]
+        rounds += 1
+        print(f"round {rounds}, seed {seed}", flush=True)
+        code = _run([sys.executable, "-m", "pytest", *chosen], root, dict(os.environ))
+        if code:
+            if code != NO_TESTS_COLLECTED:
+                print(f"failed with seed {seed}; to repeat: ./millrace test -- {shlex.join(chosen)}", flush=True)
+            return code
+    print(f"{rounds} rounds of the property tests passed", flush=True)
+    return 0
+
+
+def _install_servers(root: Path) -> None:
+    """Installs what is missing, or prints why it cannot; the tests of a server that is still missing are skipped."""
+    subprocess.run([sys.executable, "-m", "support.servers.install"], cwd=root / "tests", check=True)
+
+
+def _run(command: list[str], root: Path, environment: dict[str, str]) -> int:
+    return subprocess.run(command, cwd=root, env=environment, check=False).returncode

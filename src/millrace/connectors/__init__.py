@@ -1,1 +1,1 @@
-"""Spouts and sinks that come with Millrace. Each one's docstring lists the `config` keys it reads."""
+"""Built-in spouts and sinks. The docstring of each lists the `config` keys that it reads."""

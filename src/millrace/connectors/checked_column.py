@@ -1,4 +1,4 @@
-"""Python values as Arrow columns that Spark can read. Arrow lets pass what Spark then fails on, job after job."""
+"""Converts Python values to Arrow columns that Spark can read. Arrow accepts values on which every Spark job would fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)  # what a value that does not fit its column raises
+UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)  # raised by a value that does not fit its column
 _DAYS = (date.min.toordinal() - date(1970, 1, 1).toordinal(), date.max.toordinal() - date(1970, 1, 1).toordinal())
 _MICROSECONDS = ((datetime.min - datetime(1970, 1, 1)) // timedelta(microseconds=1),
                  (datetime.max - datetime(1970, 1, 1)) // timedelta(microseconds=1))
@@ -17,7 +17,7 @@ _NANOSECONDS_OF_DAY = (0, 24 * 60 * 60 * 10**9 - 1)
 
 
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    """The values as one column; one of `UNFIT` if Arrow cannot hold one of them, or Spark could not read it."""
+    """The values as one column; raises one of `UNFIT` if Arrow cannot hold a value, or Spark could not read it."""
     if pa.types.is_integer(field.type):
         _check_whole(values)
     array = pa.array(values, field.type)
@@ -26,7 +26,7 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def _check_whole(values: Sequence[Any]) -> None:
-    """Arrow would cut what is behind the point off."""
+    """Refuses fractions: Arrow would truncate them."""
     if float in set(map(type, values)):
         for value in values:
             if type(value) is float and not value.is_integer():
@@ -34,11 +34,11 @@ def _check_whole(values: Sequence[Any]) -> None:
 
 
 def _check(array: pa.Array, field: pa.Field, path: str) -> None:
-    """Also what is inside of arrays, maps and structs."""
+    """Checks a column, including the values inside arrays, maps and structs."""
     if array.null_count:
         if not field.nullable:
             raise ValueError(f"{path} is declared not null, and has no value")
-        array = array.drop_null()  # what is inside of one that is not there need not be there either
+        array = array.drop_null()  # fields inside a null value need no value
     kind = field.type
     if pa.types.is_struct(kind):
         for index in range(kind.num_fields):
@@ -58,15 +58,15 @@ def _check(array: pa.Array, field: pa.Field, path: str) -> None:
 
 
 def _check_range(numbers: pa.Array, bounds: tuple[int, int], what: str, limit: str) -> None:
-    """Of a number that was taken for a date or time: there are some that Spark can hold and Python cannot."""
-    found = pc.min_max(numbers).as_py()
-    if len(numbers) and not bounds[0] <= found["min"] <= found["max"] <= bounds[1]:
-        wrong = found["min"] if found["min"] < bounds[0] else found["max"]
+    """Refuses dates and times, as numbers, that Spark can hold and Python cannot."""
+    extremes = pc.min_max(numbers).as_py()
+    if len(numbers) and not bounds[0] <= extremes["min"] <= extremes["max"] <= bounds[1]:
+        wrong = extremes["min"] if extremes["min"] < bounds[0] else extremes["max"]
         raise ValueError(f"{what}, and {wrong} is beyond the {limit}")
 
 
 def _check_keys(maps: pa.MapArray, path: str) -> None:
-    """Spark takes a map at its word: two values of one key are both kept, and each reader sees another of them."""
+    """Refuses duplicate keys: Spark would keep both values of a key, and readers would disagree about it."""
     for entries in maps.to_pylist():
         keys = [repr(key) for key, _ in entries]
         if len(set(keys)) < len(keys):

@@ -1,4 +1,4 @@
-"""A spout that reads text files line by line and can begin again at any line."""
+"""A spout that reads text files line by line and can resume at any line."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ RESCAN_SECONDS = 0.5
 
 
 class FileSpout(ReplayableSpout):
-    """The lines of one file, or of all files that a glob names, without their line ends.
+    """Emits the lines of one file, or of all files that match a glob, without their line ends.
 
     | config | meaning |
     | --- | --- |
-    | `path` | a file or a glob such as `/logs/*.log`; the files, sorted by name, are dealt out to the tasks in turn |
-    | `follow` | true: at the end wait for more lines and more files (default false) |
+    | `path` | a file or a glob such as `/logs/*.log`; the files, sorted by name, are assigned to the tasks in turn |
+    | `follow` | true: wait for more lines and more files at the end (default false) |
     | `burst` | most lines emitted in one call of `next_tuple` (default 64) |
 
-    The position is the number of the line in the task's share, so files that were read must not change. With `follow`
-    the last file may grow and new ones must sort after those that are there (dates or numbers in the names); a
-    file is complete when the task has a later one. One that sorts earlier is left out with a warning. UTF-8; bytes
-    that are not come out as U+FFFD. `exhausted` is True when all is read and nothing is followed.
+    The position is the line number in the task's share, so files that were read must not change. With `follow` the last file
+    may grow, and new files must sort after the existing ones (dates or numbers in the names); a file is complete when the task
+    has a later one. A new file that sorts earlier is skipped with a warning. UTF-8; invalid bytes become U+FFFD. `exhausted` is
+    True when everything is read and `follow` is false.
     """
 
     outputs: ClassVar[list[str]] = ["line"]
@@ -43,11 +43,11 @@ class FileSpout(ReplayableSpout):
         self._pattern = ""
         self._follow = False
         self._burst = 64
-        self._found: list[str] = []  # of all tasks, in order
-        self._files: list[str] = []  # of this one
+        self._matches: list[str] = []  # files of all tasks, in order
+        self._files: list[str] = []  # files of this task
         self._fd: int | None = None
-        self._place = (0, 0)  # number of the file in _files, offset in it of the first line not read
-        self._pending: list[str] = []  # lines read and not yet emitted, the last first
+        self._place = (0, 0)  # index in _files, and offset of the first unread line
+        self._pending: list[str] = []  # lines read and not yet emitted, in reverse order
         self._index: list[tuple[int, int, int]] = []  # (position, file, offset), about one for each MiB
         self._scanned_at = float("-inf")
 
@@ -59,7 +59,7 @@ class FileSpout(ReplayableSpout):
             raise TopologyError(f"{self.component_name}: path {self._pattern!r} is a directory. "
                                 f"Name files in it: {str(Path(self._pattern) / '*')!r}")
         self._scan()
-        if not self._found and not self._follow:
+        if not self._matches and not self._follow:
             raise TopologyError(f"{self.component_name}: no file matches path {self._pattern!r}. Correct it, or set "
                                 "follow=True to wait for one.")
 
@@ -71,7 +71,7 @@ class FileSpout(ReplayableSpout):
             emit((pending.pop(),), self._next_position)
 
     def seek(self, position: int) -> None:
-        """Finds the line by the index, and from its nearest entry by counting line ends."""
+        """Finds the line through the index, then by counting line ends from the nearest entry."""
         self.unacked_tuples.clear()
         self.failed_tuples.clear()
         self._pending.clear()
@@ -84,7 +84,7 @@ class FileSpout(ReplayableSpout):
             del self._pending[len(self._pending) - skip:]
             self._next_position += skip
         if self._next_position < position:
-            raise TopologyError(f"{self.component_name}: task {self.task_index} was to go on at line {position} and "
+            raise TopologyError(f"{self.component_name}: task {self.task_index} cannot resume at line {position}: "
                                 f"{self._pattern!r} has {self._next_position} lines for it. A file it had read is "
                                 "gone or shorter; restore it, or start the topology under a new name.")
 
@@ -92,7 +92,7 @@ class FileSpout(ReplayableSpout):
         self._close_file()
 
     def _read(self) -> bool:
-        """Brings the next lines into `_pending`. False: there are none now."""
+        """Reads the next lines into `_pending`; False if there are none now."""
         while True:
             number, offset = self._place
             if number == len(self._files):
@@ -100,12 +100,12 @@ class FileSpout(ReplayableSpout):
                     continue
                 self.exhausted = not self._follow
                 return False
-            last = number == len(self._files) - 1  # known before the read: what a later file closes is then all read
+            last = number == len(self._files) - 1  # before the read: a file with a successor is then complete
             data = self._next_lines(offset, whole=not (last and self._follow))
             if data:
                 self._remember(number, offset)
                 self._place = (number, offset + len(data))
-                # Only \n ends a line (str.splitlines knows ten others); a \r before it goes too.
+                # Only \n ends a line (str.splitlines has ten others); a \r before it is removed.
                 lines = data.removesuffix(b"\n").decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
                 lines[-1] = lines[-1].removesuffix("\r")
                 self._pending = lines[::-1]
@@ -118,7 +118,7 @@ class FileSpout(ReplayableSpout):
             self._place = (number + 1, 0)
 
     def _next_lines(self, offset: int, whole: bool) -> bytes:
-        """Whole lines from `offset` on, about a block of them. `whole`: what stands at the end of the file is one."""
+        """Complete lines from `offset` on, about a block of them. `whole`: the rest at the end of the file is a line too."""
         if self._fd is None:
             self._fd = os.open(self._files[self._place[0]], os.O_RDONLY)
         size = BLOCK
@@ -139,19 +139,19 @@ class FileSpout(ReplayableSpout):
         self._index.append((self._next_position, number, offset))
 
     def _scan(self) -> bool:
-        """Looks for files that were not there before. True: this task got one."""
+        """Looks for new files; True if this task got one."""
         now = self.clock()
         if now - self._scanned_at < RESCAN_SECONDS:
             return False
         self._scanned_at = now
-        found = sorted(path for path in glob.glob(self._pattern, recursive=True) if os.path.isfile(path))
-        new = [path for path in found if not self._found or path > self._found[-1]]
-        if late := set(found) - set(self._found) - set(new):
-            self.logger.warning("%s: left out, they sort before files already read: %s", self.component_name,
+        paths = sorted(path for path in glob.glob(self._pattern, recursive=True) if os.path.isfile(path))
+        new = [path for path in paths if not self._matches or path > self._matches[-1]]
+        if late := set(paths) - set(self._matches) - set(new):
+            self.logger.warning("%s: skipped files that sort before files already read: %s", self.component_name,
                                 ", ".join(sorted(late)))
         before = len(self._files)
-        self._found += new
-        self._files = self._found[self.task_index::self.parallelism]
+        self._matches += new
+        self._files = self._matches[self.task_index::self.parallelism]
         return len(self._files) > before
 
     def _close_file(self) -> None:

@@ -1,4 +1,4 @@
-"""A sink whose rows become a DataFrame, batch by batch, for a function of the user's that writes it with Spark."""
+"""A sink that turns its rows into a DataFrame, batch by batch, for a user function that writes it with Spark."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from millrace.api.tuple import DEAD_LETTERS
 from millrace.connectors.checked_column import UNFIT, column
 from millrace.connectors.settings import setting
 
-SCHEMA = "arrow-schema"  # in the configuration that tasks get: the schema as the driver has worked it out, in Base64
+SCHEMA = "arrow-schema"  # key in the tasks' configuration: the schema as computed by the driver, in Base64
 
 
 class DataFrameSink(Bolt):
-    """On the microbatch engine only.
+    """Passes the rows of each batch to a function on the driver. Microbatch engine only.
 
     | config | meaning |
     | --- | --- |
-    | `write` | `module:function`, called on the driver as (DataFrame, batch id) after each batch that brought rows |
+    | `write` | `module:function`, called on the driver as (DataFrame, batch id) after each batch with rows |
     | `schema` | types of the columns, as Spark writes them: `word string, count long`; names as in the stream read |
 
-    The rows of a batch are kept in the checkpoint store until they are written. So after a crash the function may be called
-    again for the last batch, with the same id and the same rows: writing under the batch id makes it exactly once.
+    The rows of a batch stay in the checkpoint store until they are written. After a crash the function may be called again for
+    the last batch, with the same id and the same rows: writing under the batch id makes it exactly once.
     """
 
     outputs: ClassVar[list[str]] = []
@@ -43,7 +43,7 @@ class DataFrameSink(Bolt):
                 self._keep(row)
 
     def _keep(self, row: Any) -> None:
-        """One that does not fit the schema is a dead letter, and the others are written all the same."""
+        """Keeps one row; a row that does not fit the schema becomes a dead letter."""
         try:
             self._batches.append(self._batch([row]))
         except UNFIT as error:
@@ -67,4 +67,4 @@ class DataFrameSink(Bolt):
         return sink.getvalue().to_pybytes()
 
     def restore(self, snapshot: Any) -> None:
-        """They belong to a batch that is done."""
+        """Does nothing: the rows of the snapshot belong to a batch that is done."""

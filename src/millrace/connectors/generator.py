@@ -1,4 +1,4 @@
-"""A spout that makes its tuples up: seeded, paced, and the same again from any position."""
+"""Spouts that generate their tuples: seeded, paced, and reproducible from any position."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ DEFAULT_BURST = 32
 
 
 class GeneratorSpout(ReplayableSpout):
-    """Emits `generate(0)`, `generate(1)`, ... of its task, the position being the tuple's id.
+    """Emits `generate(0)`, `generate(1)`, ... in each task; the position is the tuple's id.
 
     | config | meaning |
     | --- | --- |
-    | `rate` | tuples a second for the component in all, shared evenly by its tasks; 0 or absent: as fast as possible |
-    | `limit` | tuples in all, shared by its tasks; absent: endless |
+    | `rate` | tuples a second of the whole component, shared evenly by its tasks; 0 or absent: as fast as possible |
+    | `limit` | number of tuples, shared by its tasks; absent: endless |
     | `burst` | most tuples emitted in one call of `next_tuple` (default 32) |
 
-    Tuple number `position` of task `task_index` is number `ordinal(position)` of the component. A `generate` that
-    depends on the ordinal and the seed alone therefore yields, with a `limit` of n, the numbers 0 to n - 1 whatever
-    the parallelism is; but a run that changes the parallelism half-way gives the numbers out anew.
+    Tuple number `position` of task `task_index` is number `ordinal(position)` of the component. A `generate` that depends only
+    on the ordinal and the seed therefore yields, with a `limit` of n, the numbers 0 to n - 1 for any parallelism; but a run
+    that changes the parallelism midway redistributes the numbers.
 
-    With a `rate`, tuple k is due k / rate seconds after the first call. What is due is emitted however long the engine
-    did not call (a held spout sends the backlog afterwards, it does not lower its rate); `behind` says how many
-    tuples are due and not sent, and is reported as a metric. `seek` and `activate` start the timetable anew: the
-    time before them is not caught up.
+    With a `rate`, tuple k is due k / rate seconds after the first call. All due tuples are emitted, however long the engine did
+    not call (a paused spout sends the backlog afterwards, it does not lower its rate); `behind` is the number of tuples that
+    are due and not sent, and is reported as a metric. `seek` and `activate` restart the timetable: the time before them is not
+    made up.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)  # replaced in tests
@@ -55,19 +55,19 @@ class GeneratorSpout(ReplayableSpout):
         self.exhausted = self._end == 0
 
     def generate(self, position: int) -> list[Any] | tuple[Any, ...]:
-        """The values at `position`: depends on seed, task_index, parallelism and position only, and is cheap.
+        """Returns the values at `position`. Must be cheap, and depend only on seed, task_index, parallelism and position.
 
-        It is called again for the same position after a crash, and must give the same. Draw what is expensive or
-        random once, into a table in `initialize`, and index that.
+        It is called again for the same position after a crash, and must return the same. Compute anything expensive or random
+        once, into a table in `initialize`, and index that.
         """
         raise NotImplementedError(f"{type(self).__name__} must define generate(position)")
 
     def ordinal(self, position: int) -> int:
-        """The number of this task's tuple among those of all tasks of the component."""
+        """The number of this task's tuple among the tuples of all tasks of the component."""
         return position * self.parallelism + self.task_index
 
     def share(self, total: int) -> int:
-        """How many of `total` tuples of the component are this task's."""
+        """This task's share of `total` tuples of the component."""
         return total // self.parallelism + (self.task_index < total % self.parallelism)
 
     def seek(self, position: int) -> None:
@@ -106,26 +106,26 @@ class GeneratorSpout(ReplayableSpout):
         return due
 
     def _emit_range(self, start: int, stop: int) -> None:
-        # What ReplayableSpout.emit does, without its three calls for each tuple.
+        # Same as ReplayableSpout.emit, without its three calls for each tuple.
         generate, emit, tracked, unacked = self.generate, self._handle.emit, self.tracked, self.unacked_tuples
         for position in range(start, stop):
             values = generate(position)
-            self._next_position = position + 1  # before emit: a tuple that cannot be emitted is reported and passed over
+            self._next_position = position + 1  # before emit: a tuple that cannot be emitted is reported and skipped
             emit(values, position, None, None, None, False)
             if tracked:
                 unacked[position] = (values, None, None, False)
 
 
 class ArrowGeneratorSpout(GeneratorSpout):
-    """The same in whole Arrow batches: `generate_arrow(first, count)`; one position, one tup_id for each batch.
+    """Emits whole Arrow batches, made by `generate_arrow(first, count)`; each batch has one position and one tup_id.
 
     | config | meaning |
     | --- | --- |
     | `rate`, `limit` | as for GeneratorSpout, counted in tuples (rows), not in batches |
-    | `batch` | rows in a batch (default 1,000); the last one of a `limit` may be shorter |
+    | `batch` | rows in a batch (default 1,000); the last batch of a `limit` may be shorter |
     | `burst` | most batches emitted in one call of `next_tuple` (default 1) |
 
-    Batch g of the component has the tuples g * batch to (g + 1) * batch - 1 of it.
+    Batch g of the component has its tuples g * batch to (g + 1) * batch - 1.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class ArrowGeneratorSpout(GeneratorSpout):
         self._rate /= self.batch
 
     def generate_arrow(self, first: int, count: int) -> pa.RecordBatch:
-        """Tuples `first` to `first + count - 1` of the component, one column for each field."""
+        """Returns tuples `first` to `first + count - 1` of the component, one column for each field."""
         raise NotImplementedError(f"{type(self).__name__} must define generate_arrow(first, count)")
 
     def _emit_range(self, start: int, stop: int) -> None:

@@ -27,7 +27,7 @@ Command = tuple[Any, ...]
 
 
 def connect(component: Component, conf: dict[str, Any]) -> Any:
-    """A client of the server that `url` names, which has answered once."""
+    """Connects to the server at `url` and waits for its first answer."""
     redis = optional_module("redis", "redis", component)
     url = setting(component, conf, "url", str)
     try:
@@ -36,18 +36,18 @@ def connect(component: Component, conf: dict[str, Any]) -> Any:
         client.ping()
     except (redis.exceptions.RedisError, ValueError) as error:
         parts = urlsplit(url)
-        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # a password is not shown
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without the password
         raise MillraceError(f"{component.component_name}: no Redis answers at {place} ({error}). Start one there, or "
                             "correct the setting 'url'.") from error
     return client
 
 
 class _RedisSpout(ReliableSpout):
-    """What both spouts share: when to read, what is left to emit, acks sent together.
+    """Base of both spouts: the timing of reads, the backlog, and acks sent together.
 
-    An ack is sent with the next read, so a crash can bring tuples again that were just acked, and never loses one.
-    When the connection breaks, the reply to a command may be lost that the server has carried out: `_reconcile` then
-    compares what the server says this task holds with what is known here. The same at the start, with nothing known.
+    Acks are sent with the next read, so a crash can replay tuples that were just acked, but never loses one. When the
+    connection breaks, the reply to an executed command may be lost: `_reconcile` then compares the entries that the server
+    holds for this task with those known here. It does the same at the start, when nothing is known.
     """
 
     blocking: ClassVar[bool] = True  # every read waits for the server
@@ -81,7 +81,7 @@ class _RedisSpout(ReliableSpout):
     def _fill(self) -> None:
         now = self.clock()
         try:
-            # Not in initialize: a forerunner of this task may still be at work then, and what it holds is not ours yet.
+            # Not in initialize: an earlier incarnation of this task may still be running then.
             if not self._reconciled:
                 self._reconcile()
                 self._reconciled = True
@@ -96,15 +96,15 @@ class _RedisSpout(ReliableSpout):
             raise
 
     def _reconcile(self) -> None:
-        """Puts what the server holds for this task, and nobody here knows of, into the backlog."""
+        """Adds entries that the server holds for this task, and that are not known here, to the backlog."""
         raise NotImplementedError
 
     def _read(self) -> None:
-        """Puts new entries into the backlog, if there are any now."""
+        """Adds new entries to the backlog, if there are any now."""
         raise NotImplementedError
 
     def _send_done(self) -> None:
-        """Tells the server what is done, and empties `_done`."""
+        """Sends the acks to the server and empties `_done`."""
         raise NotImplementedError
 
     def _emit_entry(self, entry: Any) -> None:
@@ -120,9 +120,9 @@ class RedisListSpout(_RedisSpout):
     | `key` | of the list |
     | `count` | most entries taken in one round trip (default 100) |
 
-    In a topology that runs at least once an entry waits in a list of the task (`<key>:processing:<topology>:
-    <component>:<task index>`) until it is acked. A task that starts first emits what its forerunner left there; task
-    0 puts back what tasks left that are no more. In one that runs at most once entries are simply taken.
+    In an at-least-once topology an entry stays in a list of the task (`<key>:processing:<topology>:<component>:<task index>`)
+    until it is acked. A task that starts first emits the entries that its previous incarnation left there; task 0 puts back
+    those of tasks that no longer exist. In an at-most-once topology entries are simply taken.
     """
 
     outputs: ClassVar[list[str]] = ["value"]
@@ -157,7 +157,7 @@ class RedisListSpout(_RedisSpout):
             self._put_back_orphans()
         self._redis.sadd(self._tasks, self.task_index)
         known, done = Counter(self._in_flight.values()), Counter(self._done)
-        # Equal entries cannot be told apart, so removing one twice would lose another: only what is there is removed.
+        # Equal entries are indistinguishable, so removing one twice would lose another: remove only those that are there.
         self._done.clear()
         for entry in self._redis.lrange(self._processing, 0, -1):
             if known[entry] > 0:
@@ -194,18 +194,18 @@ class RedisListSpout(_RedisSpout):
 
 
 class RedisStreamSpout(_RedisSpout):
-    """Reads a stream as one of a consumer group; the consumer's name is the task's index. Fields `id` and `data`.
+    """Reads a stream in a consumer group; the consumer's name is the task's index. Fields `id` and `data`.
 
     | config | meaning |
     | --- | --- |
     | `url` | of the server, e.g. `redis://host:6379/0` |
     | `key` | of the stream |
-    | `group` | made if it is not there |
-    | `start` | for a group that is made: `0`, from the first entry (default), or `$`, only what comes from now on |
+    | `group` | created if it does not exist |
+    | `start` | for a group that is created: `0`, from the first entry (default), or `$`, only new entries |
     | `count` | most entries read in one round trip (default 100) |
 
-    A task that starts first emits the entries that its consumer was given and never acked; task 0 takes over those of
-    consumers whose task is no more. `data` is a dict of texts.
+    A task that starts first emits the unacked entries of its consumer; task 0 takes over those of consumers whose task no
+    longer exists. `data` is a dict of texts.
     """
 
     outputs: ClassVar[list[str]] = ["id", "data"]
@@ -217,7 +217,7 @@ class RedisStreamSpout(_RedisSpout):
         try:
             self._redis.xgroup_create(self._key, self._group, id=start, mkstream=True)
         except self._broken as error:
-            if "BUSYGROUP" not in str(error):  # it is there: another task, or an earlier run, made it
+            if "BUSYGROUP" not in str(error):  # another task, or an earlier run, created it
                 raise
 
     def ack(self, tup_id: Any) -> None:
@@ -236,7 +236,7 @@ class RedisStreamSpout(_RedisSpout):
         known, last = {*self.unacked_tuples, *self._done}, "0"
         while entries := self._entries(last):
             last = entries[-1][0]
-            self._done += [id for id, data in entries if not data]  # deleted from the stream: nothing to emit
+            self._done += [id for id, data in entries if not data]  # deleted from the stream
             self._backlog.extend((id, data) for id, data in entries if data and id not in known)
 
     def _claim_orphans(self) -> None:
@@ -253,7 +253,7 @@ class RedisStreamSpout(_RedisSpout):
         self._backlog.extend(self._entries(">"))
 
     def _entries(self, after: str) -> list[tuple[str, dict[str, str]]]:
-        """New entries (`>`), or those this consumer already holds that come after an id."""
+        """New entries (`>`), or the unacked entries of this consumer after an id."""
         reply = self._redis.xreadgroup(self._group, str(self.task_index), {self._key: after}, count=self._count,
                                        noack=not self.tracked)
         return [(id.decode(), {text_of(name): text_of(value) for name, value in (data or {}).items()})
@@ -265,7 +265,7 @@ class RedisStreamSpout(_RedisSpout):
 
 
 class RedisSink(StagedSink):
-    """Writes rows to Redis: each chunk in one round trip and one transaction, so that it is there wholly or not at all.
+    """Writes rows to Redis: each chunk in one round trip and one transaction, so that it is written completely or not at all.
 
     | config | meaning |
     | --- | --- |
@@ -275,15 +275,14 @@ class RedisSink(StagedSink):
     second; `counter`: adds the second value, a whole number, to the field named by the first; `stream`: adds an entry
     with the row's fields |
 
-    `process_rows` returns when the server has answered. A chunk that is sent again after a failure is written again:
-    `hash` does not mind, the others show it. Texts, bytes and numbers are stored as they are, other values as JSON.
+    `process_rows` returns when the server has answered. A chunk that is sent again after a failure is written again: `hash` is
+    not affected, the other modes are. Texts, bytes and numbers are stored as they are, other values as JSON.
 
-    In an exactly-once topology the commands wait in lists on the same server (`millrace:staged:...`), and the commit of a
-    wave has the server carry each of them out together with its removal, some thousand values at a time so that other
-    clients are not kept waiting. A command that it refuses (a key of another type) fails the commit as often as it is
-    tried. How durable all that is, is the server's matter: `appendonly yes`. Not for Redis Cluster, where the lists and
-    `key` are on different servers. Two topologies of one name must not write to the same database of a server: each would
-    take the other's staged commands for its own.
+    In an exactly-once topology the commands wait in lists on the same server (`millrace:staged:...`). The commit of a wave
+    executes each of them together with its removal, some thousand values at a time, so that other clients do not wait long. A
+    command that the server refuses (a key of another type) fails the commit each time. Durability depends on the server: set
+    `appendonly yes`. Not for Redis Cluster, where the lists and `key` are on different servers. Two topologies with the same
+    name must not write to the same database of a server: each would treat the other's staged commands as its own.
     """
 
     blocking: ClassVar[bool] = True
@@ -333,9 +332,9 @@ class RedisSink(StagedSink):
                                     f"{row!r} is of type {type(row[1]).__name__}")
             sums[_stored(row[0])] += row[1]
         if beyond := [name for name, amount in sums.items() if not -(2**63) <= amount < 2**63]:
-            # Said now: what is staged is only refused by the server when its wave is committed, again and again.
-            raise EncodingError(f"{self.component_name}: mode 'counter' adds numbers of 64 bits; those for {beyond[0]!r} "
-                                f"make {sums[beyond[0]]}")
+            # Checked now: the server would refuse the staged command at the commit, every time.
+            raise EncodingError(f"{self.component_name}: mode 'counter' adds 64-bit numbers; the sum for {beyond[0]!r} "
+                                f"is {sums[beyond[0]]}")
         return [("HINCRBY", name, amount) for name, amount in sums.items()]
 
     def _stream(self, rows: list[Any]) -> list[Command]:

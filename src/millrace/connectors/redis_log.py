@@ -1,4 +1,4 @@
-"""A spout that reads a Redis stream as a log: from any position, again and again."""
+"""A spout that reads a Redis stream as a log: from any position, repeatedly."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 
 
 class RedisLogSpout(ReplayableSpout):
-    """The entries of a stream, without a consumer group. Fields `id` and `data`, a dict of texts.
+    """Emits the entries of a stream, without a consumer group. Fields `id` and `data`, a dict of texts.
 
     | config | meaning |
     | --- | --- |
     | `url` | of the server, e.g. `redis://host:6379/0`; Redis 7 or newer |
-    | `key` | of the stream; it need not be there yet |
-    | `start` | where the topology begins: `0`, with the first entry (default), or `$`, with what comes from now on. A task
-    that goes on from a position does not look at it; one that dies before its first position is kept begins anew |
+    | `key` | of the stream; it need not exist yet |
+    | `start` | first entry of the topology: `0`, the first of the stream (default), or `$`, the next new one. A task that
+    resumes from a position ignores it; one that dies before its first position is stored starts here again |
     | `count` | most entries read in one round trip (default 100) |
 
-    The position is made of the entry's id `<ms>-<seq>`, as `ms << 22 | seq`, and must fit into 63 bits: ids of the clock do
-    until 2039, with 4 million entries in each millisecond.
+    The position is the entry's id `<ms>-<seq>` as `ms << 22 | seq`, and must fit into 63 bits: ids of the clock do until 2039,
+    with 4 million entries in each millisecond.
 
-    Several tasks share the stream by the hash of the id. Each reads all of it and keeps its own, so the server sends every
-    entry as often as there are tasks; a change of their number half-way deals the entries out anew, and some come twice or
-    not at all.
+    Several tasks share the stream by the hash of the id. Each reads all of it and keeps its share, so the server sends every
+    entry once per task. A change of their number redistributes the entries: some are read twice or not at all.
 
-    Entries that are trimmed away (XTRIM) before they were read are an error. A task that goes on from a position alone
-    (at-least-once) can only tell if an entry up to that position is left, and takes it for an error if none is: so leave
-    the last entry that was done when you trim. Single entries that are deleted (XDEL) are simply not there. The server only
-    tells how many entries are gone, and the last one that was deleted: so, from when an entry that was not read is deleted
-    until the end of the stream is reached, trimming too much is not noticed.
+    It is an error if entries are trimmed (XTRIM) before they were read. A task that resumes from a position alone
+    (at-least-once) can detect this only if an entry up to that position is left, and reports an error if none is: so keep the
+    last processed entry when you trim. Deleted entries (XDEL) are skipped. The server only reports the number of removed
+    entries and the last deleted one: so, from the deletion of an unread entry until the end of the stream is reached,
+    excessive trimming is not noticed.
     """
 
     outputs: ClassVar[list[str]] = ["id", "data"]
@@ -50,8 +49,8 @@ class RedisLogSpout(ReplayableSpout):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: int | None = None  # of all entries ever added, those below _next_position; None: not known
-        self._at_least = False  # _seen may be too low: entries were deleted before they were read, nobody knows how many
+        self._seen: int | None = None  # number of entries ever added below _next_position; None: unknown
+        self._at_least = False  # _seen may be too low: an unknown number of entries was deleted before they were read
         self._restored: list[Any] | None = None
         self._idle_until = float("-inf")
 
@@ -80,7 +79,7 @@ class RedisLogSpout(ReplayableSpout):
         self._restored = None
 
     def next_tuple(self) -> None:
-        """Until something is emitted or nothing is left to read: other tasks' entries are passed over."""
+        """Reads until something is emitted or nothing is left; skips other tasks' entries."""
         now = self.clock()
         if now < self._idle_until:
             return
@@ -101,10 +100,10 @@ class RedisLogSpout(ReplayableSpout):
         self._redis.close()
 
     def _look(self) -> tuple[dict[str, Any] | None, list[Entry]]:
-        """At one moment: what the server says of the stream, None if it is not there, and the entries that come next."""
+        """The server's information about the stream, or None if it does not exist, and the next entries, read atomically."""
         ms, sequence = self._place()
         if ms and not sequence:
-            ms, sequence = ms - 1, LARGEST_SEQUENCE + 1  # ids that do not fit are an error, and not to be jumped over
+            ms, sequence = ms - 1, LARGEST_SEQUENCE + 1  # ids that do not fit are an error and must not be skipped
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.xinfo_stream(self._key)
             pipe.xrange(self._key, min=f"{ms}-{sequence}", count=self._count)
@@ -115,43 +114,43 @@ class RedisLogSpout(ReplayableSpout):
             if isinstance(reply, Exception):
                 raise reply
         if "entries-added" not in info:
-            raise MillraceError(f"{self.component_name}: the server does not say how many entries were added to the stream "
-                                f"{self._key!r}, so entries that are trimmed away would not be noticed. Use Redis 7 or newer.")
+            raise MillraceError(f"{self.component_name}: the server does not report how many entries were added to the "
+                                f"stream {self._key!r}, so trimmed entries would not be noticed. Use Redis 7 or newer.")
         return info, entries
 
     def _check(self, info: dict[str, Any]) -> None:
-        """Raises if entries that were not read have been taken away, or that cannot be told."""
+        """Raises if unread entries were removed, or if that cannot be ruled out."""
         first, removed = info["first-entry"], info["entries-added"] - info["length"]
         if self._seen is None and self._next_position == 0:
-            self._seen = removed  # what was gone before the first look is not missed
+            self._seen = removed  # entries removed before the first read do not count
         deleted = _numbers(info["max-deleted-entry-id"])
         if deleted > (0, 0) and deleted >= self._place():  # no entry has the id 0-0
             self._at_least = True
         if first and self._position_of(first[0]) <= self._next_position:
-            return  # streams are trimmed from the front, and that has not come so far
+            return  # streams are trimmed from the front, and no unread entry was reached
         if self._position_of(info["last-generated-id"]) < self._next_position:
             return
         if self._seen is None:
             if removed:
-                self._lost("no entry up to there is left, so later ones may be gone as well")
+                self._lost("no entry up to there is left, so later ones may be gone too")
             return
-        if removed < self._seen:  # all that was read is gone, and the server does not know of it
-            self._lost("the stream was deleted and made anew")
+        if removed < self._seen:  # the server does not know of all the entries that were read
+            self._lost("the stream was deleted and created again")
         if (missing := removed - self._seen) and not self._at_least:
-            self._lost(f"{missing} entries from there on were trimmed away or deleted before they were read")
+            self._lost(f"{missing} entries from there on were trimmed or deleted before they were read")
 
     def _lost(self, why: str) -> NoReturn:
         ms, sequence = self._place()
-        raise MillraceError(f"{self.component_name}: task {self.task_index} was to read the stream {self._key!r} on from "
-                            f"{ms}-{sequence}, and {why}. Restore them, or start the topology under a new name; and trim the "
-                            "stream so that more of it stays.")
+        raise MillraceError(f"{self.component_name}: task {self.task_index} cannot resume the stream {self._key!r} at "
+                            f"{ms}-{sequence}: {why}. Restore them, or start the topology under a new name; and trim the "
+                            "stream less.")
 
     def _take(self, entries: list[Entry]) -> bool:
-        """Emits this task's entries. True: there were some."""
+        """Emits this task's entries; True if there were some."""
         emitted = False
         for id, data in entries:
             position = self._position_of(id)
-            self._next_position = position + 1  # before emit: a tuple that cannot be emitted is reported and passed over
+            self._next_position = position + 1  # before emit: a tuple that cannot be emitted is reported and skipped
             if self._seen is not None:
                 self._seen += 1
             if self.parallelism == 1 or stable_hash(id.decode()) % self.parallelism == self.task_index:

@@ -1,4 +1,4 @@
-"""Bolts at the end of a stream: throw away and count, or write files."""
+"""Bolts at the end of a stream: count and discard rows, or write files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Drop(Bolt):
-    """Counts the rows it gets in `count` and throws them away."""
+    """Counts its rows in `count` and discards them."""
 
     named_rows: ClassVar[bool] = False
 
@@ -33,7 +33,7 @@ class Drop(Bolt):
 
 
 class DropArrow(Bolt):
-    """Counts the rows of the Arrow batches it gets in `count` and throws them away."""
+    """Counts the rows of its Arrow batches in `count` and discards them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,19 +44,19 @@ class DropArrow(Bolt):
 
 
 class PartFileSink(StagedSink):
-    """Appends chunks to a file of its own: `encode` says how rows become bytes. Base of the file sinks.
+    """Base of the file sinks: each task appends chunks to its own file; `encode` turns rows into bytes.
 
     | config | meaning |
     | --- | --- |
-    | `path` | directory, made if it is not there; each start of a task writes `part-<task_index>-<pid>-<n><suffix>` |
+    | `path` | directory, created if missing; each start of a task writes `part-<task_index>-<pid>-<n><suffix>` |
 
-    `process_rows` returns when the kernel has the whole chunk: a killed process loses nothing that was acked (a
-    machine that loses power may). Only the last record of a file can be torn, by a kill in the middle of a write.
+    `process_rows` returns when the kernel has the whole chunk: a killed process loses no acked rows (a machine that loses
+    power may). Only the last record of a file can be torn, by a kill during a write.
 
-    In an exactly-once topology each wave makes a file of its own, `part-<task_index>-w<wave>-<epoch>-<token><suffix>`,
-    which appears whole, synced to the disk, when the wave is committed; none if there was nothing to write. Until then
-    it is in a hidden directory beside it, so all workers must see the same `path`. Two topologies of one name must not write
-    to the same `path`: each would take the other's staged files for its own.
+    In an exactly-once topology each wave writes its own file, `part-<task_index>-w<wave>-<epoch>-<token><suffix>`, which
+    appears complete and synced when the wave is committed; a wave without rows writes none. Until then it is in a hidden
+    directory below `path`, so all workers must see the same `path`. Two topologies with the same name must not write to the
+    same `path`: each would treat the other's staged files as its own.
     """
 
     suffix: ClassVar[str] = ""
@@ -76,7 +76,7 @@ class PartFileSink(StagedSink):
             self._file = self._new_part()
 
     def encode(self, rows: list[Any]) -> bytes:
-        """One chunk of rows as bytes, ending where a record ends."""
+        """Encodes one chunk of rows as whole records."""
         raise NotImplementedError(f"{type(self).__name__} must define encode(rows)")
 
     def process_rows(self, rows: list[Any]) -> None:
@@ -101,7 +101,7 @@ class PartFileSink(StagedSink):
             while view:  # an unbuffered write may take only a part
                 view = view[file.write(view):]
         except OSError:
-            self._close_part()  # it may end in half a record: what comes next goes to a new part
+            self._close_part()  # it may end in half a record: the next rows go to a new part
             raise
 
     def _new_part(self) -> BinaryIO:
@@ -110,7 +110,7 @@ class PartFileSink(StagedSink):
             try:
                 return open(path, "xb", buffering=0)  # stays open as long as the task
             except FileExistsError:
-                continue  # an earlier start in this process, or a recycled pid: never append to another's part
+                continue  # an earlier start in this process, or a recycled pid: never append to another part
         raise AssertionError("unreachable: itertools.count does not end")
 
 
@@ -131,5 +131,5 @@ class JsonLinesSink(PartFileSink):
 
 
 def field_names(row: Sequence[Any]) -> tuple[str, ...]:
-    """The fields of a row; their numbers, as texts, for one that has no names."""
+    """The field names of a row; their numbers, as texts, if it has no names."""
     return getattr(row, "_fields", None) or tuple(str(index) for index in range(len(row)))

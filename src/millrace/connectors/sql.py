@@ -1,4 +1,4 @@
-"""A sink into any database that SQLAlchemy knows."""
+"""A sink for any database that SQLAlchemy supports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace.connectors.staged_rows import StagedRows
 from millrace.connectors.staging import StagedSink
 from millrace.errors import TopologyError
 
-SQLITE_LOCK_SECONDS = 30  # how long a writer waits for another one's transaction
+SQLITE_LOCK_SECONDS = 30  # wait for another writer's transaction
 
 
 class SqlSink(StagedSink):
@@ -21,16 +21,16 @@ class SqlSink(StagedSink):
     | config | meaning |
     | --- | --- |
     | `url` | SQLAlchemy's, e.g. `sqlite:////data/words.db` or `postgresql+psycopg://user:password@host/database` |
-    | `table` | its name; made by the types of the first rows if it is not there |
+    | `table` | its name; created from the types of the first rows if it does not exist |
 
-    `process_rows` returns when the transaction is committed. A chunk that is sent again after a failure is inserted
-    again: give a table that you make yourself a unique key if that matters.
+    `process_rows` returns when the transaction is committed. A chunk that is sent again after a failure is inserted again:
+    create the table yourself, with a unique key, if that matters.
 
-    In an exactly-once topology rows wait in the table `millrace_staged` of the same database, and the commit of a wave
-    moves all that a task has there in one transaction. The table is then looked at, and made, when the first rows come;
-    but a row that it refuses (a wrong type, a key that is there) is only noticed at the commit, which then fails as often
-    as it is tried. PostgreSQL, SQLite, and others that know DELETE ... RETURNING. Two topologies of one name must not write
-    to the same database: each would take the other's staged rows for its own.
+    In an exactly-once topology rows wait in the table `millrace_staged` of the same database, and the commit of a wave moves
+    all rows of a task in one transaction. The target table is checked, and created, when the first rows arrive; but a row that
+    it refuses (a wrong type, a duplicate key) is only noticed at the commit, which then fails each time. For PostgreSQL,
+    SQLite and other databases with DELETE ... RETURNING. Two topologies with the same name must not write to the same
+    database: each would treat the other's staged rows as its own.
     """
 
     blocking: ClassVar[bool] = True
@@ -51,8 +51,8 @@ class SqlSink(StagedSink):
             waits = {"connect_args": {"timeout": SQLITE_LOCK_SECONDS}} if parsed.get_backend_name() == "sqlite" else {}
             self._engine = self._sql.create_engine(parsed, pool_pre_ping=True, **waits)
         except (self._sql.exc.ArgumentError, ModuleNotFoundError) as error:
-            raise TopologyError(f"{self.component_name}: no database can be opened by its setting 'url': {error}. "
-                                "Give an SQLAlchemy url, and install the driver it names.") from error
+            raise TopologyError(f"{self.component_name}: the setting 'url' does not open a database: {error}. Set an "
+                                "SQLAlchemy url, and install the driver it names.") from error
         if self.exactly_once:
             self.staging = StagedRows(self._sql, self._engine, self, self._make_ready, self._insert)
 
@@ -86,18 +86,18 @@ class SqlSink(StagedSink):
             try:
                 self._described(names, types).create(self._engine)
             except self._sql.exc.DBAPIError:
-                if not self._exists():  # else another task was faster
+                if not self._exists():  # else another task created it
                     raise
-        found = self._sql.Table(self._table_name, self._sql.MetaData(), autoload_with=self._engine).columns
-        if missing := [name for name in names if name not in found]:
+        columns = self._sql.Table(self._table_name, self._sql.MetaData(), autoload_with=self._engine).columns
+        if missing := [name for name in names if name not in columns]:
             raise TopologyError(f"{self.component_name}: table {self._table_name!r} has no column for "
-                                f"{', '.join(missing)} (it has {', '.join(found.keys())}). Add them, or name "
+                                f"{', '.join(missing)} (it has {', '.join(columns.keys())}). Add them, or name "
                                 "another table.")
-        return self._described(names, [found[name].type for name in names])
+        return self._described(names, [columns[name].type for name in names])
 
     def _described(self, names: tuple[str, ...], types: list[Any]) -> Any:
-        # Field names are quoted, since any of them may be a word of the database's own; not where an unquoted name is
-        # folded to upper case (Oracle), because there a quoted one would be another column.
+        # Field names are quoted, because they may be reserved words; not if unquoted names are folded to upper case
+        # (Oracle), because there a quoted one would be another column.
         quote = None if self._engine.dialect.requires_name_normalize else True
         columns = [self._sql.Column(name, kind, quote=quote) for name, kind in zip(names, types, strict=True)]
         return self._sql.Table(self._table_name, self._sql.MetaData(), *columns)
@@ -114,5 +114,5 @@ class SqlSink(StagedSink):
             if isinstance(sample, kind):
                 return column()
         raise TopologyError(f"{self.component_name}: no column type for field {name!r} of type "
-                            f"{type(sample).__name__}. Make table {self._table_name!r} yourself, or emit a plain "
+                            f"{type(sample).__name__}. Create table {self._table_name!r} yourself, or emit a plain "
                             "value.")

@@ -1,4 +1,4 @@
-"""Staged Redis commands: kept in lists on the server, and carried out there, each together with its removal."""
+"""Stages Redis commands in lists on the server, which executes each together with its removal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from millrace.connectors.settings import optional_module
 from millrace.connectors.staging import Staging, gone, staged_name
 
 GONE = "MILLRACE-GONE"
-WORDS_AT_ONCE = 5000  # of the commands that one call carries out: the server does nothing else meanwhile
+WORDS_AT_ONCE = 5000  # most words of the commands that one call executes: it blocks the server
 
-# KEYS: marks and list of a task in an epoch, set of all of them. ARGV: how many commands the task knows to be staged, the
-# member of the set. Brings the list to that number: a call whose answer was lost may have been carried out.
+# KEYS: marks and list of a task in an epoch, set of all of them. ARGV: the number of commands that the task knows to be
+# staged, the member of the set. Trims the list to that number: a call whose answer was lost may have been executed.
 _FIT = f"""
 local base = tonumber(redis.call('HGET', KEYS[1], 'base') or '0')
 local wanted = tonumber(ARGV[1])
@@ -36,18 +36,18 @@ redis.call('HSET', KEYS[1], ARGV[3], wanted)
 return wanted
 """
 
-# KEYS: marks, list, target. ARGV: the wave, most words. Returns how many commands are left to carry out. A command that the
-# server refuses stays where it is, and those before it do not: nothing is carried out twice.
+# KEYS: marks, list, target. ARGV: the wave, most words. Returns the number of commands left to execute. A command that the
+# server refuses stays in the list, and those before it do not: nothing is executed twice.
 _PUBLISH = f"""
 local function words(text)
-  local found, at = {{}}, 1
+  local parts, at = {{}}, 1
   while at <= #text do
     local colon = string.find(text, ':', at, true)
     local size = tonumber(string.sub(text, at, colon - 1))
-    found[#found + 1] = string.sub(text, colon + 1, colon + size)
+    parts[#parts + 1] = string.sub(text, colon + 1, colon + size)
     at = colon + size + 1
   end
-  return found
+  return parts
 end
 local marks = redis.call('HGETALL', KEYS[1])
 local base, upto, done = 0, 0, {{}}
@@ -78,11 +78,11 @@ return 0
 
 
 class StagedCommands(Staging):
-    """`millrace:staged:{<topology>+<component>}` is the set of `<task>:<epoch>`; `...:<task>:<epoch>` the list of the
-    commands, and `...:<task>:<epoch>:marks` a hash: how many were staged when each wave was prepared, and, as `base`, how
-    many have been carried out and are not in the list any more.
+    """`millrace:staged:{<topology>+<component>}` is the set of `<task>:<epoch>`; `...:<task>:<epoch>` the list of commands;
+    `...:<task>:<epoch>:marks` a hash with the number of commands staged when each wave was prepared and, as `base`, the number
+    that were executed and removed from the list.
 
-    A command is stored without its key, which is `target`, as netstrings (`3:abc`): Redis' own decoders spoil bytes.
+    A command is stored without its key, which is `target`, as netstrings (`3:abc`): Redis' own decoders corrupt bytes.
     """
 
     def __init__(self, client: Any, target: str, owner: Component) -> None:
@@ -90,10 +90,10 @@ class StagedCommands(Staging):
         self._refused = optional_module("redis", "redis", owner).exceptions.ResponseError
         self._all = f"millrace:staged:{{{staged_name(owner)}}}"
         self._add, self._prepare, self._publish = (client.register_script(script) for script in (_ADD, _PREPARE, _PUBLISH))
-        self._counted: tuple[int, int] | None = None  # an epoch, and how many commands are staged in it
+        self._counted: tuple[int, int] | None = None  # an epoch, and the number of commands staged in it
 
     def add(self, commands: Iterable[Sequence[Any]]) -> None:
-        """The commands of one chunk, all of them or none. After a failure the next ones take their place."""
+        """Stages the commands of one chunk, all of them or none. After a failure the next ones replace them."""
         count = self._known()
         staged = self._fitted(self._add, count, [_netstrings(command) for command in commands])
         self._counted = self._owner.epoch, count + staged
@@ -117,7 +117,7 @@ class StagedCommands(Staging):
         return [(int(task), int(epoch)) for task, epoch in pairs]
 
     def close(self) -> None:
-        """The client is the sink's."""
+        """Does nothing: the sink closes the client."""
 
     def _known(self) -> int:
         if self._counted is None or self._counted[0] != self._owner.epoch:
@@ -145,8 +145,8 @@ class StagedCommands(Staging):
 
 
 def _netstrings(words: Sequence[Any]) -> bytes:
-    found = []
+    parts = []
     for word in words:
         data = word if isinstance(word, bytes) else (word if isinstance(word, str) else repr(word)).encode()
-        found.append(b"%d:%s" % (len(data), data))
-    return b"".join(found)
+        parts.append(b"%d:%s" % (len(data), data))
+    return b"".join(parts)

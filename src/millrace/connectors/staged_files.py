@@ -1,4 +1,4 @@
-"""Staged output as hidden files, which a rename makes visible."""
+"""Stages output in hidden files, which a rename makes visible."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class _Staged(NamedTuple):
 class StagedFiles(Staging):
     """In `<directory>/.staged-<topology>+<component>/` a file is `<task>-<epoch>-open<suffix>`, then
     `<task>-<epoch>-<wave>-<token><suffix>`, and visible as `<directory>/part-<task>-w<wave>-<epoch>-<token><suffix>`:
-    sorted by name, a task's files are in their order.
+    sorted by name, a task's files are in order.
 
-    The token, drawn for each file, keeps names of different sinks and runs in one directory apart. An open file may be
-    torn by a crash; a prepared one was synced before it got its name.
+    A random token in each name keeps the files of different sinks and runs in one directory apart. A crash may tear an open
+    file; a prepared one was synced before it got its name.
     """
 
     def __init__(self, directory: Path, suffix: str, owner: Component) -> None:
         self._visible, self._suffix, self._owner = directory, suffix, owner
         self._hidden = directory / f".staged-{staged_name(owner)}"
         _make(self._hidden)
-        self._prepared: set[_Staged] = set()  # by this instance, and not yet made visible by it
+        self._prepared: set[_Staged] = set()  # by this instance, which has not yet published them
         self._file: tuple[int, Path] | None = None  # descriptor and name of the open one
         self._size = 0  # of the whole chunks in it
 
     def add(self, data: bytes) -> None:
-        """One chunk, wholly or not at all."""
+        """Stages one chunk, completely or not at all."""
         if not data:
             return
         (fd, _), view = self._file or self._open(os.O_CREAT), memoryview(data)
@@ -70,17 +70,17 @@ class StagedFiles(Staging):
             path.rename(prepared)
         except FileNotFoundError:
             raise gone(self._owner, str(self._hidden)) from None
-        self._file = fd, prepared  # until it is durable, so that the next wave takes it if this one fails here
+        self._file = fd, prepared  # until it is durable, so that the next wave includes it if this one fails here
         _sync(self._hidden)
         self._prepared.add(_Staged(prepared, self._owner.task_index, self._owner.epoch, wave, token))
         self.close()
 
     def publish(self, task: int, epoch: int, wave: int) -> None:
-        """Raises if a file that this instance prepared is neither there nor visible; of others' it cannot be known."""
+        """Raises if a file that this instance prepared is neither staged nor visible; this is unknown for other instances."""
         prepared = [staged for staged in self._files() if (staged.task, staged.epoch) == (task, epoch)
                     and staged.wave is not None and staged.wave <= wave]
         for staged in sorted(prepared, key=lambda staged: staged.wave or 0):
-            with contextlib.suppress(FileNotFoundError):  # another incarnation that does the same was faster
+            with contextlib.suppress(FileNotFoundError):  # another incarnation has published it
                 staged.path.rename(self._final(staged))
                 self._prepared.discard(staged)
         if prepared:
@@ -103,16 +103,16 @@ class StagedFiles(Staging):
             self._file = None
 
     def _account(self, wave: int) -> None:
-        """For what this instance prepared up to the wave and did not make visible: then another incarnation has."""
-        self._prepared = {staged for staged in self._prepared if staged.epoch == self._owner.epoch}  # others are long visible
+        """Checks files that this instance prepared up to the wave and did not publish: another incarnation must have."""
+        self._prepared = {staged for staged in self._prepared if staged.epoch == self._owner.epoch}  # others are visible
         due = {staged for staged in self._prepared if staged.wave is not None and staged.wave <= wave}
         lost = sorted(staged for staged in due if not self._final(staged).exists())
         if lost:
             raise MillraceError(
-                f"{self._owner.component_name}: wave {wave} is committed, and what task {self._owner.task_index} prepared for "
-                f"it is neither in {self._hidden} nor in {self._visible}: {', '.join(each.path.name for each in lost)}. "
-                "Someone has deleted it, and its rows are missing in the output. Bring it back into the latter if you can, or "
-                "start the topology under another name, to have everything computed anew.")
+                f"{self._owner.component_name}: wave {wave} is committed, and files of task {self._owner.task_index} prepared "
+                f"for it are neither in {self._hidden} nor in {self._visible}: {', '.join(each.path.name for each in lost)}. "
+                "Someone has deleted them, and their rows are missing in the output. Restore them to the latter, or start the "
+                "topology under another name, to compute everything again.")
         self._prepared -= due
 
     def _open(self, flag: int) -> tuple[int, Path]:
@@ -135,11 +135,11 @@ class StagedFiles(Staging):
 
 
 def _make(directory: Path) -> None:
-    """With all above it that is not there, and sure to be there after a crash: each is an entry in the one above it."""
+    """Creates the directory and its missing parents, and syncs each parent so that they survive a crash."""
     if not directory.parent.is_dir():
         _make(directory.parent)
     directory.mkdir(exist_ok=True)
-    _sync(directory.parent)  # also if another task made it: that one may not have come so far
+    _sync(directory.parent)  # even if another task created it: it may not have synced yet
 
 
 def _sync(directory: Path) -> None:

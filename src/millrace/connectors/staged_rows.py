@@ -1,4 +1,4 @@
-"""Staged rows in a table of the database that they are for, moved to their own table in one transaction."""
+"""Stages rows in a table of the target database and moves them to their own table in one transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace.errors import EncodingError, TopologyError
 from millrace.runtime.wire.messages import BIG_INT, encode_rows
 
 TABLE = "millrace_staged"
-# msgpack extension codes for what a database knows and msgpack does not; 1 is the wire's
+# msgpack extension codes for types that a database has and msgpack lacks; 1 is used by the wire format
 _DATETIME, _DATE, _DECIMAL, _TIME, _TIMEDELTA, _UUID, _TUPLE = range(2, 9)
 _PLAIN = {bool, int, float, str, bytes, type(None)}
 
@@ -25,24 +25,25 @@ MakeReady = Callable[[tuple[str, ...], list[Any]], None]
 
 
 class StagedRows(Staging):
-    """A row of `millrace_staged` is a chunk: a *part*, numbered in its task and epoch. `wave` is null while it is open.
+    """A row of `millrace_staged` is a chunk: a *part*, numbered within its task and epoch. `wave` is null while it is open.
 
-    `make_ready` makes the target table if need be, `insert` writes rows to it in a transaction.
+    `make_ready` creates the target table if necessary, `insert` writes rows to it in a transaction.
     """
 
     def __init__(self, sql: Any, engine: Any, owner: Component, make_ready: MakeReady, insert: Insert) -> None:
         if not engine.dialect.delete_returning:
-            raise TopologyError(f"{owner.component_name}: exactly-once needs a database that knows DELETE ... RETURNING, such "
+            raise TopologyError(f"{owner.component_name}: exactly-once needs a database with DELETE ... RETURNING, such "
                                 f"as PostgreSQL, SQLite 3.35 or MariaDB; this one is {engine.dialect.name}. Use another one, "
                                 "or run the topology at-least-once.")
         self._sql, self._engine, self._owner, self._make_ready, self._insert = sql, engine, owner, make_ready, insert
         self._sink = staged_name(owner)
         self._table = self._described()
         self._create()
-        self._span: tuple[int, int] | None = None  # parts that are open: the first, and the next one; None: look first
+        self._span: tuple[int, int] | None = None  # the first open part and the next one; None: read them first
 
     def add(self, names: tuple[str, ...], rows: list[Any]) -> None:
-        """One chunk, wholly or not at all. One that failed may be there all the same: the next one takes its place."""
+        """Stages one chunk, or nothing if it raises. A failed chunk may be in the table nevertheless: the next one replaces
+        it."""
         data = encode_part(self._owner.component_name, names, rows)
         first, following = self._open_parts()
         with self._engine.begin() as connection:
@@ -56,7 +57,7 @@ class StagedRows(Staging):
         first, following = self._open_parts()
         with self._engine.begin() as connection:
             self._drop_doubtful(connection, following)
-            # By their numbers and not by their wave: a call that failed may have been carried out.
+            # By number and not by wave: a failed call may have been carried out.
             mine = self._of(self._owner.task_index, self._owner.epoch) & (self._table.c.part >= first)
             marked = connection.execute(self._table.update().where(mine).values(wave=wave)).rowcount
             if marked != following - first:
@@ -71,8 +72,8 @@ class StagedRows(Staging):
             sample = parts and connection.execute(self._sql.select(table.c.data).where(prepared & (table.c.part == parts[0])))
             sample = sample and sample.scalar_one_or_none()
         if not sample:
-            return  # nothing there, or another incarnation that does the same was faster
-        self._make_ready(*decode_part(sample))  # not in the transaction: it would wait for itself
+            return  # nothing is staged, or another incarnation has published it
+        self._make_ready(*decode_part(sample))  # outside the transaction, which would block it
         with self._engine.begin() as connection:
             for part in parts:
                 taken = table.delete().where(self._of(task, epoch) & (table.c.part == part)).returning(table.c.data)
@@ -91,7 +92,7 @@ class StagedRows(Staging):
             return [(task, epoch) for task, epoch in connection.execute(query)]
 
     def close(self) -> None:
-        """The engine is the sink's."""
+        """Does nothing: the sink closes the engine."""
 
     def _open_parts(self) -> tuple[int, int]:
         if self._span is None:
@@ -127,21 +128,21 @@ class StagedRows(Staging):
         try:
             self._table.create(self._engine, checkfirst=True)
         except self._sql.exc.DBAPIError:
-            if not self._sql.inspect(self._engine).has_table(TABLE):  # else another task was faster
+            if not self._sql.inspect(self._engine).has_table(TABLE):  # else another task created it
                 raise
 
 
 def encode_part(component: str, names: tuple[str, ...], rows: list[Any]) -> bytes:
-    """Field names and rows; the values come back so that a database takes them as it would have taken them at once.
-    EncodingError for what cannot."""
+    """Encodes field names and rows so that a database treats the decoded values like the originals. EncodingError for a value
+    that cannot be encoded."""
     try:
         return encode_rows([list(names), [
             [value if type(value) in _PLAIN else _named(component, names[i], value) for i, value in enumerate(row)]
             for row in rows]])
     except UnicodeEncodeError as error:
         raise EncodingError(f"{component}: a text cannot be staged because it has half of a surrogate pair, which databases "
-                            f"do not take: {error.object[error.start : error.end]!r} in {error.object[:50]!r}. Emit texts "
-                            "that are Unicode; bytes that are none can be emitted as bytes") from None
+                            f"do not accept: {error.object[error.start : error.end]!r} in {error.object[:50]!r}. Emit valid "
+                            "Unicode, or bytes") from None
 
 
 def decode_part(data: bytes) -> tuple[tuple[str, ...], list[Any]]:
@@ -158,8 +159,8 @@ def _named(component: str, field: str, value: Any) -> Any:
 
 
 def _wrapped(value: Any) -> Any:
-    """As msgpack, with an extension for each type that msgpack has not. Subclasses, which databases take for what they are
-    derived from, come back as that."""
+    """The value for msgpack, with an extension for each type that msgpack lacks. An instance of a subclass becomes one of its
+    base type, as in a database."""
     if type(value) in _PLAIN:
         return value
     for kind, wrap in _WRAPPERS:
@@ -171,7 +172,7 @@ def _wrapped(value: Any) -> Any:
 def _wrapped_dict(value: dict[Any, Any]) -> dict[Any, Any]:
     for key in value:
         if not isinstance(key, str | int | float | None) or (isinstance(key, int) and not -(2**63) <= key < 2**64):
-            raise EncodingError(f"it has a dict with the key {key!r}; take texts for keys, as JSON does")
+            raise EncodingError(f"it has a dict with the key {key!r}; use texts as keys, as in JSON")
     return {_wrapped(key): _wrapped(item) for key, item in value.items()}
 
 

@@ -1,4 +1,4 @@
-"""What the sinks of the two-phase commit share: whose staged rows are made visible, and whose are thrown away."""
+"""The base of two-phase sinks: decides which staged rows are published and which are discarded."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from millrace.state.path_step import path_step
 
 
 class Staging(ABC):
-    """Where a task keeps what it was given until a wave is committed.
+    """Storage for the rows of a task until a wave is committed.
 
-    Everything lies under (sink, task, epoch), so that two incarnations of a task never write to the same place. What
-    was added is first *open*, then *prepared* under a wave. A new instance in the same epoch goes on with what is open
-    there: a task is built anew after an exception.
+    Everything is stored under (sink, task, epoch), so that two incarnations of a task never write to the same place. Added
+    rows are first *open*, then *prepared* under a wave. A new instance in the same epoch, made after an exception, continues
+    with the open rows.
     """
 
     @abstractmethod
     def prepare(self, wave: int) -> None:
-        """Makes what is open of this task and epoch durable under this wave. Raises if any of it is gone."""
+        """Makes the open rows of this task and epoch durable under this wave. Raises if any of them is gone."""
 
     @abstractmethod
     def publish(self, task: int, epoch: int, wave: int) -> None:
-        """Makes visible, in its order, what is prepared there up to this wave. What is visible already is not there
-        any more, so a second call, also one at the same time, does nothing."""
+        """Makes the rows prepared up to this wave visible, in order. Published rows are no longer staged, so a second call,
+        even a concurrent one, does nothing."""
 
     @abstractmethod
     def discard(self, task: int, epoch: int) -> None:
-        """Throws away all that is there, open or prepared."""
+        """Discards all rows there, open or prepared."""
 
     @abstractmethod
     def staged(self) -> Iterable[tuple[int, int]]:
-        """The (task, epoch) pairs of this sink that have something staged."""
+        """The (task, epoch) pairs of this sink that have staged rows."""
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of what is open here; what is staged stays."""
+        """Releases resources; staged rows stay."""
 
 
 class StagedSink(TwoPhaseSink):
@@ -53,12 +53,12 @@ class StagedSink(TwoPhaseSink):
         self._two_phase().publish(self.task_index, self.epoch, wave)
 
     def recover(self, wave: int, epoch: int) -> None:
-        """Task 0 also answers for tasks that are no more."""
+        """Publishes or discards the rows of earlier incarnations. Task 0 also does this for tasks that no longer exist."""
         staging = self._two_phase()
         for task, staged_in in sorted(set(staging.staged())):
             mine = task == self.task_index or (self.task_index == 0 and task >= self.parallelism)
-            # A later epoch is at work already: then this incarnation is itself cut off, and must not touch it. This
-            # one's own has just begun; what is there is of an earlier run whose checkpoints were taken away.
+            # If a later epoch has begun, this incarnation is cut off and must not touch its rows. Rows in this incarnation's
+            # own epoch, which has just begun, belong to an earlier run whose checkpoints were deleted.
             if not mine or staged_in > self.epoch:
                 continue
             if staged_in == epoch:
@@ -77,12 +77,11 @@ class StagedSink(TwoPhaseSink):
 
 
 def staged_name(component: Component) -> str:
-    """Names a sink in its store: different for different sinks, not long, and without any sign that is special there."""
+    """The name of a sink in its store: unique, short, and without special characters."""
     return f"{path_step(component.topology_name)}+{path_step(component.component_name)}"
 
 
 def gone(component: Component, where: str) -> MillraceError:
-    return MillraceError(f"{component.component_name}: not all that was staged in {where} is there any more (task "
-                         f"{component.task_index} in epoch {component.epoch}). Either a later epoch has thrown it away, and "
-                         "this incarnation is to end; or someone else has, and the topology must go back to its last "
-                         "committed wave.")
+    return MillraceError(f"{component.component_name}: rows staged in {where} are missing (task {component.task_index} "
+                         f"in epoch {component.epoch}). Either a later epoch has discarded them, and this incarnation will "
+                         "end; or someone else has, and the topology must roll back to its last committed wave.")

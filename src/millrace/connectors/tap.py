@@ -19,7 +19,7 @@ TAP_METRIC, UNREAD_METRIC = "millrace.tap", "unread"
 
 
 class Tap(TwoPhaseSink):
-    """Keeps the rows that it gets, numbered, until the one reader that it has commits them.
+    """Keeps its rows, numbered, until its one reader commits them.
 
         class WordCount(Topology):
             ...
@@ -29,9 +29,9 @@ class Tap(TwoPhaseSink):
     | --- | --- |
     | `tap.rows`, `tap.mb` | most rows, and most MB of rows, that a task keeps unread; then its senders wait, up to the spouts |
 
-    At-least-once: rows can be read at once, and are acked when they are committed; those of a lost task come again.
-    Exactly-once: rows can be read when their wave is committed; those that nobody has committed are part of the snapshot, and
-    their numbers go on after a failure. At-most-once: what a lost task had is gone.
+    At-least-once: rows can be read immediately, and are acked when the reader commits them; those of a lost task are replayed.
+    Exactly-once: rows can be read when their wave is committed; rows that the reader has not committed are part of the
+    snapshot, and their numbers continue after a failure. At-most-once: the rows of a lost task are lost.
     """
 
     only_on: ClassVar[str] = "resident"
@@ -49,9 +49,9 @@ class Tap(TwoPhaseSink):
         self._check_inputs(context)
         self._port = port_here()
         if self.exactly_once:
-            # On the instance, since only here is there something to snapshot: a class that defines it would have waves sweep
-            # every topology that has a tap.
-            vars(self)["snapshot"] = self._kept
+            # On the instance, because only an exactly-once tap has state: with `snapshot` in the class, every topology with a
+            # tap would have waves.
+            vars(self)["snapshot"] = self._snapshot
         else:
             self._open()
 
@@ -59,9 +59,9 @@ class Tap(TwoPhaseSink):
         fields = {f"{source}.{stream}": context["source->stream->fields"][source][stream]
                   for source, streams in context["source->stream->grouping"].items() for stream in streams}
         if len({len(names) for names in fields.values()}) > 1:
-            shown = "; ".join(f"{stream}: {', '.join(names)}" for stream, names in fields.items())
-            raise TopologyError(f"{self.component_name} (Tap) has inputs of different widths ({shown}), which are no table: "
-                                "give each of them a tap of its own")
+            widths = "; ".join(f"{stream}: {', '.join(names)}" for stream, names in fields.items())
+            raise TopologyError(f"{self.component_name} (Tap) has inputs of different widths ({widths}), which do not make one "
+                                "table: give each of them its own tap")
 
     def _open(self) -> None:
         assert self._port is not None
@@ -92,8 +92,8 @@ class Tap(TwoPhaseSink):
 
     # -- exactly once ----------------------------------------------------------------------------------------------------
 
-    def _kept(self) -> dict[str, Any]:
-        """All rows: at the time that someone goes on from this wave, they can be read."""
+    def _snapshot(self) -> dict[str, Any]:
+        """All rows: whoever resumes from this wave can read them."""
         return {"tap": self.rows.name, "first": self.rows.first, "rows": join_rows(self.rows.all())}
 
     def restore(self, snapshot: Any) -> None:

@@ -231,7 +231,7 @@ class MasterState:
         topology.become(PAUSED if paused else RUNNING)
         distribute = self.distribute()
         topology.ready_at, topology.quiet = self.revision, {}
-        return [Say("paused" if paused else "resumed", name), distribute]
+        return [Say("paused" if paused else "unpaused", name), distribute]
 
     def _killed(self, event: Killed) -> list[Command]:
         topology = self.topology(event.name)

@@ -180,7 +180,7 @@ class Master:
     def pause(self, name: str) -> None:
         self.call(lambda: self.tell(Paused(name)))
 
-    def resume(self, name: str) -> None:
+    def unpause(self, name: str) -> None:
         self.call(lambda: self.tell(Resumed(name)))
 
     def kill(self, name: str, wait: float = 10.0) -> None:

@@ -1,4 +1,4 @@
-"""A Python process of an executor as a holder of other processes' snapshots, in memory, from one batch to the next."""
+"""Holds fragments of other processes' snapshots in the memory of an executor's Python process, from batch to batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.runtime.worker.process import WorkerSetup, address_facing
 
 
 class Holding:
-    """Its threads answer also while Spark has nothing for the process to do."""
+    """The fragment exchange of this process. Its threads answer also while Spark runs nothing here."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._context = zmq.Context()

@@ -1,7 +1,7 @@
-"""What a Python process of a Spark executor keeps of a topology from one batch to the next, and how it runs a partition.
+"""Hosts a topology in a Python process of a Spark executor: keeps its tasks from batch to batch and runs their partitions.
 
-A task that ended the last batch here goes on as it is. Any other takes up what the checkpoint says: Spark may run a partition
-in any process, so nothing depends on where it runs but the time that this takes.
+A task that ended the last batch here continues as it is. Any other is restored from the checkpoint: Spark may run a partition
+in any process, and only the time that it takes depends on which.
 """
 
 from __future__ import annotations
@@ -17,84 +17,82 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import getrandbits
 
-import msgspec
 import psutil
 import pyarrow as pa
 
-from millrace.api.spout import ReplayableSpout
 from millrace.config import CHECKPOINTS
 from millrace.control.batch_stages import Stages
 from millrace.control.waves import PREPARE
-from millrace.microbatch import records as frames
+from millrace.microbatch import records
 from millrace.microbatch.fragment_holder import Holding
-from millrace.microbatch.work import BatchWork, PartitionReport, TaskReport, record_of
+from millrace.microbatch.work import BatchWork, PartitionReport, TaskReport
 from millrace.microbatch.worker import BatchWorker
 from millrace.model.graph import TaskId
-from millrace.runtime.checkpoints.access import Vault
+from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import SystemClock
 from millrace.runtime.meters import Meters
 from millrace.runtime.tasks.bolt import BoltTask
-from millrace.runtime.tasks.outbox import Group
-from millrace.runtime.tasks.snapshots import Pieces
+from millrace.runtime.tasks.outbox import EmitGroup
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker.process import WorkerSetup
 from millrace.runtime.worker.topology_run import TopologyRun
-from millrace.state.checkpoint import OWN, Blocks, PieceRef, TaskRecord, blob_name, pack
-from millrace.state.packing import unpack_value
+from millrace.state.checkpoint import TaskRecord
 
 log = logging.getLogger("millrace.worker")
-SEED = b"."  # what a partition is given that begins by itself
-Out = Iterator[tuple[int, bytes]]  # partition of the next stage, and what goes there
+SEED = b"."  # the only input of a partition that reads neither a DataFrame nor the shuffle
+Out = Iterator[tuple[int, bytes]]  # (partition of the next stage, record)
 
 
 @dataclass(slots=True)
 class Kept:
-    """A task in this process. `stamp`: the attempt at whose end it is as it should be; 0 while it runs, or if it broke off."""
+    """A task in this process. `stamp`: the epoch of the attempt at whose end it is valid; 0 while it runs or after an abort."""
 
     task: Task
     stamp: int = 0
-    version: int = 0  # of the plan by which it was last run
-    refs: dict[int, list[PieceRef]] = field(default_factory=dict)  # by key group: the pieces that its state amounts to
-    blocks: dict[str, Blocks] = field(default_factory=dict)  # by blob: where fragments of it were sent
-    fell_due: dict[str, float] = field(default_factory=dict)  # when its tick and its timer last did
+    version: int = 0  # of the plan by which it last ran
+    fell_due: dict[str, float] = field(default_factory=dict)  # when its tick and its timer last fell due
 
 
 class Hosted:
-    """One topology in this process, which keeps fragments of others' if there is a `holding`."""
+    """One topology in this process. `holding`: the process holds fragments of others."""
 
     def __init__(self, work: BatchWork, slot: int, holding: Holding | None = None) -> None:
         settings, self.holding = work.setup.settings, holding
-        self.vault = Vault(partial(open_store, CHECKPOINTS.of(settings)), self.holding.exchange if self.holding else None)
-        self.vault.reach(work.workers)
-        self.worker = BatchWorker(slot, SystemClock(), settings, self.vault)
-        self.run = TopologyRun(self.worker, work.given)
+        self.checkpoints = CheckpointAccess(partial(open_store, CHECKPOINTS.of(settings)),
+                                            self.holding.exchange if self.holding else None)
+        self.checkpoints.reach(work.workers)
+        self.worker = BatchWorker(slot, SystemClock(), settings, self.checkpoints)
+        self.run = TopologyRun(self.worker, work.assignment)
         self.worker.topologies[self.run.number] = self.run
         self.kept: dict[int, Kept] = {}
         self.work = work
 
-    def take_up(self, work: BatchWork) -> None:
+    def set_work(self, work: BatchWork) -> None:
+        """Run by this work from now on."""
         if work is not self.work:
-            if work.given.version != self.work.given.version:
-                self._let_go(work)
+            if work.assignment.version != self.work.assignment.version:
+                self._close_moved_tasks(work)
             self.work = work
-            self.run.replan(work.given)
-            self.vault.reach(work.workers)
+            self.run.replan(work.assignment)
+            self.checkpoints.reach(work.workers)
 
-    def _let_go(self, work: BatchWork) -> None:
-        """Of tasks that are no more, or have their place elsewhere by the new plan: their state is another's to keep."""
-        here = {work.given.graph.number(task) for task, place in work.given.places if place.slot == self.worker.slot}
+    def _close_moved_tasks(self, work: BatchWork) -> None:
+        """Close tasks that ended or moved under the new plan."""
+        plan = work.assignment
+        here = {plan.graph.number(task) for task, place in plan.places if place.slot == self.worker.slot}
         for number in self.kept.keys() - here:
             self._close(self.kept.pop(number).task)
             self.run.tasks.pop(number, None)
-            self.worker.let_go(number)
+            self.worker.forget_task(number)
 
     # -- a partition ---------------------------------------------------------------------------------------------------
 
-    def run_partition(self, stages: Stages, stage: int, partition: int, given: Iterable[bytes]) -> Out:
-        """Everything that its tasks do in the batch. `given`: frames of the stage before; of a DataFrame, Arrow batches."""
+    def run_partition(self, stages: Stages, stage: int, partition: int, arrived: Iterable[bytes]) -> Out:
+        """Run the tasks of the partition for the batch. `arrived`: records of the previous stage, or Arrow batches of a
+        DataFrame."""
         started, ran, heard = time.monotonic(), getrandbits(63), dict[int, int]()
         names = stages.partitions[stage][partition]
         counters: Counter[str] = Counter()
@@ -102,33 +100,32 @@ class Hosted:
         self.worker.enter(stages, stage, [each.task for each in kept])
         self.worker.counters.clear()
         for each in kept:
-            self._take_up(each, counters)
+            self._restore(each, counters)
         if stage == 0:
-            yield from self._fill(kept[0].task, given)
+            yield from self._run_spout(kept[0].task, arrived)
         else:
-            yield from self._work_off(stages, stage, given, heard)
+            yield from self._process(stages, stage, arrived, heard)
         for each in kept:
             self._run_due(each)
-        reports = []
         for each in kept:
             each.task.before_wave()
             each.task.send_waiting()
             self.worker.run_dry()
             yield from self._sent()
+        reports = []
         for each in kept:
-            record = self._snapshot(each)
-            reports.append(self._report(each.task, record))
-            each.stamp = self.work.given.epoch
+            reports.append(self._report(each.task, self._snapshot(each)))
+            each.stamp = self.work.assignment.epoch
         after = len(stages.partitions[stage + 1]) if stage + 1 < stages.count else 0
-        yield from ((number, frames.pack_mark(partition, ran)) for number in range(after))
+        yield from ((number, records.pack_mark(partition, ran)) for number in range(after))
         report = self._partition_report(names[0], reports, counters, time.monotonic() - started)
         report.stage, report.partition, report.ran, report.heard = stage, partition, ran, heard
-        yield partition % after if after else 0, frames.pack_report(wire.encode(report))
+        yield partition % after if after else 0, records.pack_report(wire.encode(report))
 
-    def _fill(self, task: Task, given: Iterable[bytes]) -> Out:
+    def _run_spout(self, task: Task, arrived: Iterable[bytes]) -> Out:
         assert isinstance(task, SpoutTask)
         if task.definition.dataframe:
-            yield from self._read_frame(task, given)
+            yield from self._read_dataframe(task, arrived)
             return
         work, clock = self.work, self.worker.clock
         until = clock.now() + work.most_seconds
@@ -141,32 +138,33 @@ class Hosted:
             if task.meters.emitted == before:
                 break
 
-    def _read_frame(self, task: SpoutTask, given: Iterable[bytes]) -> Out:
+    def _read_dataframe(self, task: SpoutTask, arrived: Iterable[bytes]) -> Out:
         schema = pa.ipc.read_schema(pa.py_buffer(self.work.schemas[task.name.component]))
         output = task.outbox.outputs[0]
-        for data in given:
+        for data in arrived:
             if data == SEED:
-                continue  # there is nothing to read in this batch
+                continue  # the batch has no rows for this partition
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
-            task.outbox.groups.append(Group(output, output.batch(batch), None, None, [None]))
+            task.outbox.groups.append(EmitGroup(output, output.batch(batch), None, None, [None]))
             task.send_waiting()
             self.worker.run_dry()
             yield from self._sent()
 
-    def _work_off(self, stages: Stages, stage: int, given: Iterable[bytes], heard: dict[int, int]) -> Out:
-        mine = []
-        for frame in map(frames.unpack, given):
-            if frame.kind == frames.MARK:
-                source, ran = frames.unpack_mark(frame)
+    def _process(self, stages: Stages, stage: int, arrived: Iterable[bytes], heard: dict[int, int]) -> Out:
+        """Pass on the records that are for later stages, then process the rest."""
+        local = []
+        for record in map(records.unpack, arrived):
+            if record.kind == records.MARK:
+                source, ran = records.unpack_mark(record)
                 heard[source] = ran if heard.get(source, ran) == ran else -1
-            elif frame.kind == frames.REPORT:
-                yield 0, frame.whole
-            elif frame.kind == frames.CHUNK:
-                if frame.target in self.worker.here:
-                    mine.append(frame)
+            elif record.kind == records.REPORT:
+                yield 0, record.whole
+            elif record.kind == records.CHUNK:
+                if record.target in self.worker.here:
+                    local.append(record)
                 else:
-                    yield stages.next_hop(self.run.graph.task(frame.target), stage), frame.whole
-        for _ in self.worker.deliver(mine):
+                    yield stages.next_hop(self.run.graph.task(record.target), stage), record.whole
+        for _ in self.worker.deliver(local):
             yield from self._sent()
 
     def _sent(self) -> Out:
@@ -175,21 +173,21 @@ class Hosted:
         outbox.clear()
 
     def _run_due(self, kept: Kept) -> None:
-        """Ticks and timers: once in a batch, if their time has come."""
+        """Run ticks and timers that have fallen due, once per batch."""
         task, now = kept.task, self.worker.clock.now()
         if not isinstance(task, BoltTask):
             return
-        for name, seconds, fall_due in (("tick", task.tick_seconds(), task.tick),
-                                        ("timer", task.component._timer_seconds(), task.on_timer)):
+        for name, seconds, fall_due in (("tick", task.due.tick_seconds(), task.due.tick),
+                                        ("timer", task.component._timer_seconds(), task.due.timer)):
             if seconds and now - kept.fell_due.setdefault(name, now) >= seconds:
                 kept.fell_due[name] = now
                 fall_due()
         self.worker.run_dry()
 
-    # -- taking up -----------------------------------------------------------------------------------------------------
+    # -- restoring -----------------------------------------------------------------------------------------------------
 
     def _kept(self, name: TaskId) -> Kept:
-        """The task, or another one if it broke off in the midst of a batch."""
+        """The task; a new one if there is none, or if it was aborted in the middle of a batch."""
         number = self.run.graph.number(name)
         kept = self.kept.get(number)
         if kept is None or not kept.stamp:
@@ -198,35 +196,35 @@ class Hosted:
         kept.task.definition = self.run.graph.component(name.component)
         return kept
 
-    def _take_up(self, kept: Kept, counters: Counter[str]) -> None:
-        """Make the task what it was at the wave that the batch goes on from."""
-        task, given = kept.task, self.work.given
+    def _restore(self, kept: Kept, counters: Counter[str]) -> None:
+        """Make the task what it was at the wave that the batch continues from."""
+        task, plan = kept.task, self.work.assignment
         if task.definition.dataframe:
             return
-        is_same = (kept.stamp != 0 and kept.stamp == given.restore[1] and not self._lacks_state(kept)
+        is_same = (kept.stamp != 0 and kept.stamp == plan.restore[1] and not self._lacks_state(kept)
                    and not self._knows_old_targets(kept))
         if not is_same and not self._is_only_behind(kept):
             self._build(kept, anew=not kept.stamp or self._lacks_state(kept))
         kept.stamp = 0
-        fetched = self._sync_groups(kept)
-        task.component.epoch, task.component.parallelism = given.epoch, task.definition.par
-        if kept.version != given.version:
-            task.component.context, kept.version = self.run.context(task.name), given.version
+        has_read = task.snapshots.restore(self.work.records, task.snapshots.owned_groups(), with_own=not is_same)
+        task.component.epoch, task.component.parallelism = plan.epoch, task.definition.par
+        if kept.version != plan.version:
+            task.component.context, kept.version = self.run.context(task.name), plan.version
         if not is_same:
-            self._restore(task)
+            task.snapshots.restore_component()
         elif task.commits and self.work.again:
-            task.component.recover(*given.restore[:2])  # what the failed attempt has staged is thrown away
+            task.component.recover(*plan.restore[:2])  # discards what the failed attempt has staged
         if task.definition.stateful:
-            counters["resident" if is_same and not fetched else "restored"] += 1
+            counters["resident" if is_same and not has_read else "restored"] += 1
 
     def _knows_old_targets(self, kept: Kept) -> bool:
-        """Who names the tasks that it sends to has learnt their numbers in `initialize`."""
-        return (kept.version != self.work.given.version
+        """Direct emitters cache task numbers in `initialize`; a new plan invalidates them."""
+        return (kept.version != self.work.assignment.version
                 and any(stream.direct for stream in kept.task.definition.outputs))
 
     def _is_only_behind(self, kept: Kept) -> bool:
-        """It was right at the end of an earlier batch, and others have run here or there since. Then the component need not be
-        made anew if all that it keeps is in key groups, or is a position."""
+        """The task was valid at the end of an earlier batch, and later ones ran elsewhere. Its component need not be recreated
+        if all that it keeps is in key groups, or is a position."""
         definition = kept.task.definition
         return (kept.stamp in self.work.good and not definition.own_state and not definition.commits
                 and not self._lacks_state(kept) and not self._knows_old_targets(kept))
@@ -244,57 +242,14 @@ class Hosted:
         task = kept.task
         if task.component is not None:
             self._close(task)
-        if anew:
-            kept.refs.clear()
-        task.component = task._make(anew)
+        task.component = task.life.make(anew)
         task.initialize()
         task.on_start()
 
     def _lacks_state(self, kept: Kept) -> bool:
-        """It owned no key group when its state was opened, and does now."""
-        return kept.task.keeper.state is None and kept.task.definition.stateful and bool(self._owned(kept.task.name))
-
-    def _owned(self, name: TaskId) -> set[int]:
-        owners = self.run.key_groups.get(name.component, ())
-        return {group for group, owner in enumerate(owners) if owner == name.index}
-
-    def _sync_groups(self, kept: Kept) -> bool:
-        """Let go of the key groups that are another task's now, and bring those that are not as the checkpoint says to where
-        it says. Whether anything had to be read."""
-        state, name = kept.task.keeper.state, kept.task.name
-        if state is None:
-            return False
-        owned = self._owned(name)
-        for group in state.owned - owned:
-            state.drop(group)
-            kept.refs.pop(group, None)
-        kept_by = {group: chain for record in self.work.records if record.component == name.component
-                   for group, chain in record.chains.items()}
-        wanted = {group: kept_by.get(group, []) for group in owned}
-        stale = {group: chain for group, chain in wanted.items()
-                 if group not in state.owned or kept.refs.get(group, []) != chain}
-        if not stale:
-            return False
-        blocks = {blob: found for record in self.work.records if record.component == name.component
-                  for blob, found in record.blocks.items()}
-        pieces = self.vault.fetch(self.run.graph.name, [ref for chain in stale.values() for ref in chain], blocks)
-        state.restore_all({group: [pieces[ref] for ref in chain] for group, chain in stale.items()})
-        kept.refs.update(stale)
-        kept.blocks = blocks
-        return bool(pieces)
-
-    def _restore(self, task: Task) -> None:
-        """What belongs to the task itself, for a component that was just made."""
-        component, record = task.component, record_of(self.work, task.name)
-        wave, epoch, _ = self.work.given.restore
-        if record is not None and record.own is not None:
-            own = self.vault.fetch(self.run.graph.name, [record.own], record.blocks)
-            component.restore(unpack_value(own[record.own]))
-        if record is not None and record.position is not None and isinstance(component, ReplayableSpout):
-            component._next_position = record.position
-            component.seek(record.position)
-        if task.commits:
-            component.recover(wave, epoch)
+        """The task owned no key group when its state was opened, and does now."""
+        snapshots = kept.task.snapshots
+        return snapshots.state is None and kept.task.definition.stateful and bool(snapshots.owned_groups())
 
     def _close(self, task: Task) -> None:
         if task.component is not None:
@@ -306,52 +261,16 @@ class Hosted:
         task, work = kept.task, self.work
         if task.definition.dataframe:
             return TaskRecord(*task.name)
-        mark = wire.WaveMark(PREPARE, work.wave, work.given.epoch, work.whole)
-        snapshot = task.keeper.snapshot(mark, set())
-        own = self._write(kept, snapshot.pieces)
-        return self._record(kept, own, snapshot.position)
+        mark = wire.WaveMark(PREPARE, work.wave, work.assignment.epoch, work.whole)
+        return task.snapshots.write(work.wave, task.snapshots.snapshot(mark, set()))
 
     def rewrite(self, record: TaskRecord, lost: Collection[str]) -> TaskRecord | None:
-        """What the task ended the batch with, without the blobs that are lost. None if that was not in this process; or if its
-        `snapshot()` is lost, which may not be asked for twice."""
-        kept, state = self.kept.get(self.run.graph.number(record.task)), None
-        if kept is not None and kept.stamp == self.work.given.restore[1]:
-            state = kept.task.keeper.state
-        if kept is None or state is None or (record.own is not None and record.own.blob in lost):
+        """Rewrite the state with which the task ended the batch, without the lost blobs. None if this process does not have
+        it, or if it cannot be written again."""
+        kept = self.kept.get(self.run.graph.number(record.task))
+        if kept is None or kept.stamp != self.work.assignment.restore[1]:
             return None
-        self._write(kept, state.snapshot({group for group, chain in record.chains.items()
-                                          if any(ref.blob in lost for ref in chain)}))
-        return self._record(kept, record.own, record.position)
-
-    def _write(self, kept: Kept, pieces: Pieces) -> PieceRef | None:
-        """Where its own snapshot is then, if there is one among the pieces."""
-        task, work = kept.task, self.work
-        blob = blob_name(self.run.graph.name, *task.name, work.given.epoch, work.wave)
-        parts, refs = pack(pieces, blob)
-        if parts:
-            self.vault.save(self.run.graph.name, blob, parts)
-            self._back_up(kept, blob, parts)
-        own = refs.pop(OWN, None)
-        for group, ref in refs.items():
-            kept.refs[group] = [ref] if ref.whole else [*kept.refs[group], ref]
-        return own
-
-    def _record(self, kept: Kept, own: PieceRef | None, position: int | None) -> TaskRecord:
-        chains = {group: chain for group, chain in kept.refs.items() if chain}
-        record = TaskRecord(*kept.task.name, chains, own, position)
-        needed = {piece.blob for piece in record.pieces()}
-        kept.blocks = {blob: blocks for blob, blocks in kept.blocks.items() if blob in needed}
-        return msgspec.structs.replace(record, blocks=kept.blocks)
-
-    def _back_up(self, kept: Kept, blob: str, parts: list[bytes]) -> None:
-        """Into the memory of other processes, beside what follows; of the task's older blobs they keep what is still needed."""
-        name, slots = kept.task.name, self.run.holders.get(kept.task.name, [])
-        if not slots:
-            return
-        before = {slot for blocks in kept.blocks.values() for slot in blocks.slots}
-        self.vault.keep(self.run.graph.name, name, [*kept.blocks, blob], before.union(slots))
-        kept.blocks[blob] = Blocks(*self.run.blocks, slots)
-        self.vault.back_up(blob, parts, kept.blocks[blob])
+        return kept.task.snapshots.rewrite(self.work.wave, record, lost)
 
     def _report(self, task: Task, record: TaskRecord) -> TaskReport:
         traffic = {number: channel.tuples for number, channel in task.channels.items() if channel.tuples}
@@ -363,8 +282,8 @@ class Hosted:
                           seconds: float) -> PartitionReport:
         worker = self.worker
         counters += worker.counters
-        counters += self.vault.counters
-        self.vault.counters.clear()
+        counters += self.checkpoints.counters
+        self.checkpoints.counters.clear()
         return PartitionReport(worker.slot, self.run.places[head].slot, os.getpid(), reports, worker.errors.take(),
                                dict(counters), time.process_time(), psutil.Process().memory_info().rss / 2**20, seconds,
                                0, 0, 0, {}, self.holding.address(worker.slot) if self.holding is not None else None)
@@ -372,15 +291,15 @@ class Hosted:
     # -- sinks ---------------------------------------------------------------------------------------------------------
 
     def commit(self, name: TaskId) -> None:
-        """Make visible what the task prepared. Another process may have prepared it, or an earlier run."""
-        wave, epoch, _ = self.work.given.restore
+        """Make visible what the task prepared, here, in another process or in an earlier run."""
+        wave, epoch, _ = self.work.assignment.restore
         kept = self.kept.get(self.run.graph.number(name))
         if kept is not None and kept.stamp == epoch:
             kept.task.component.commit(wave)
             return
         task = self._new_task(name)
         self.kept.pop(task.number, None)
-        task.component = task._make(anew=True)
+        task.component = task.life.make(anew=True)
         task.initialize()
         task.component.recover(wave, epoch)
         self._close(task)
@@ -389,7 +308,7 @@ class Hosted:
     def close(self) -> None:
         for kept in self.kept.values():
             self._close(kept.task)
-        self.vault.close()
+        self.checkpoints.close()
 
 
 _hosted: dict[str, Hosted] = {}  # by run
@@ -403,22 +322,22 @@ def _holding(setup: WorkerSetup) -> Holding:
 
 
 def host(work: BatchWork, slot: int) -> Hosted:
-    """The topology, in this process."""
-    found = _hosted.get(work.run)
-    if found is None:
+    """The topology in this process; runs that have ended are closed when another begins."""
+    hosted = _hosted.get(work.run)
+    if hosted is None:
         _set_up(work.setup.path)
-        found = _hosted[work.run] = Hosted(work, slot, _holding(work.setup) if work.holds else None)
+        hosted = _hosted[work.run] = Hosted(work, slot, _holding(work.setup) if work.holds else None)
         for ended in _hosted.keys() - set(work.alive):
             _hosted.pop(ended).close()
-    found.worker.slot = slot
-    found.take_up(work)
-    return found
+    hosted.worker.slot = slot
+    hosted.set_work(work)
+    return hosted
 
 
 def _set_up(path: Sequence[str]) -> None:
     for directory in reversed(path):
         if directory not in sys.path:
             sys.path.insert(0, directory)
-    # As in a resident worker: tuples come and go by the thousand and hardly ever form cycles.
+    # As in a resident worker: tuples are many and short-lived, and rarely form cycles.
     gc.freeze()
     gc.set_threshold(200_000, 50, 100)

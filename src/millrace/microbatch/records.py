@@ -1,4 +1,4 @@
-"""What travels from stage to stage through Spark's shuffle: chunks for tasks, reports for the driver, marks of who sent it."""
+"""Records that travel from stage to stage through Spark's shuffle: chunks for tasks, reports for the driver, sender marks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _HEAD = struct.Struct(">BII")  # kind, number of the target task or of a partiti
 _NUMBER = struct.Struct(">Q")
 
 
-class Frame(NamedTuple):
+class Record(NamedTuple):
     kind: int
     target: int
     header: wire.Chunk | None
     body: memoryview
-    whole: bytes  # as it came, to be passed on
+    whole: bytes  # as it arrived, to be passed on
 
 
 def pack_chunk(target: int, header: bytes, body: Any) -> bytes:
@@ -30,22 +30,22 @@ def pack_report(report: bytes) -> bytes:
 
 
 def pack_mark(partition: int, ran: int) -> bytes:
-    """From every partition to every one of the next stage: so that none is empty, and each knows whose output it has."""
+    """A mark, from every partition to every partition of the next stage: none is empty, and each knows whose output it has."""
     return _HEAD.pack(MARK, partition, 0) + _NUMBER.pack(ran)
 
 
-def unpack_mark(frame: Frame) -> tuple[int, int]:
-    """The partition, and the number of the run that gave out what came from it."""
-    return frame.target, _NUMBER.unpack(frame.body)[0]
+def unpack_mark(record: Record) -> tuple[int, int]:
+    """The sending partition, and the number of its run."""
+    return record.target, _NUMBER.unpack(record.body)[0]
 
 
-def unpack(data: bytes) -> Frame:
+def unpack(data: bytes) -> Record:
     view = memoryview(data)
     kind, target, length = _HEAD.unpack_from(view)
     start = _HEAD.size + length
     if kind != CHUNK:
-        return Frame(kind, target, None, view[start:], data)
+        return Record(kind, target, None, view[start:], data)
     header = wire.decode_data(view[_HEAD.size : start])
     if not isinstance(header, wire.Chunk):
-        raise WireError(f"a frame of the shuffle holds {type(header).__name__} and not a chunk")
-    return Frame(kind, target, header, view[start:], data)
+        raise WireError(f"a record of the shuffle holds {type(header).__name__} and not a chunk")
+    return Record(kind, target, header, view[start:], data)

@@ -1,4 +1,4 @@
-"""From what tasks did in a batch to what a worker's report says: counters that only rise."""
+"""Adds up the reports of batches into the rising counters of a worker's report."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ class _TaskTotals:
 
 
 class Totals:
-    """Of one topology, by task. Batches may run anywhere, so only here can their numbers be added up."""
+    """Totals of one topology, by task. A task may run in any process, so no process has them."""
 
     def __init__(self) -> None:
         self._tasks: dict[int, _TaskTotals] = {}
-        self._cpu: dict[tuple[int, int], float] = {}  # by slot and process, as it last said: hosts may have the same pids
+        self._cpu: dict[tuple[int, int], float] = {}  # by slot and process, as last reported: hosts may have the same pids
         self._used: defaultdict[int, float] = defaultdict(float)  # CPU seconds by slot
 
-    def take(self, given: TopologyAssignment, reports: list[PartitionReport], now: float) -> list[wire.Report]:
-        """A report of each slot. Generation and revision are for the master to fill in."""
-        incarnations = {given.graph.number(task): place.incarnation for task, place in given.places}
+    def take(self, plan: TopologyAssignment, reports: list[PartitionReport], now: float) -> list[wire.Report]:
+        """Add the reports of a batch; returns one report per slot. The master fills in generation and revision."""
+        incarnations = {plan.graph.number(task): place.incarnation for task, place in plan.places}
         by_slot: dict[int, list[PartitionReport]] = {}
         for report in reports:
             by_slot.setdefault(report.slot, []).append(report)
-        return [self._report(given, slot, own, incarnations, now) for slot, own in sorted(by_slot.items()) if slot >= 0]
+        return [self._report(plan, slot, of_slot, incarnations, now) for slot, of_slot in sorted(by_slot.items()) if slot >= 0]
 
-    def _report(self, given: TopologyAssignment, slot: int, reports: list[PartitionReport], incarnations: dict[int, int],
+    def _report(self, plan: TopologyAssignment, slot: int, reports: list[PartitionReport], incarnations: dict[int, int],
                 now: float) -> wire.Report:
-        tasks = [self._task(given.number, task, incarnations[task.task]) for report in reports for task in report.tasks]
-        positions = [(given.number, task.task, task.record.position) for report in reports for task in report.tasks
+        tasks = [self._task(plan.number, task, incarnations[task.task]) for report in reports for task in report.tasks]
+        positions = [(plan.number, task.task, task.record.position) for report in reports for task in report.tasks
                      if task.record.position is not None]
         counters: Counter[str] = Counter()
         for report in reports:
             counters.update(report.counters)
         self._used[slot] += self._cpu_used(reports)
         memory = {report.pid: report.memory_mb for report in reports}
-        return wire.Report(slot, 0, 0, now, tasks, positions, [(given.number, 0)], [],
+        return wire.Report(slot, 0, 0, now, tasks, positions, [(plan.number, 0)], [],
                            [error for report in reports for error in report.errors], dict(counters), self._used[slot],
                            sum(memory.values()))
 
     def _cpu_used(self, reports: list[PartitionReport]) -> float:
-        """CPU seconds since the last batch. A process reports several partitions, in any order; of one that is new, all that it
-        has used is of this batch."""
+        """CPU seconds since the last batch. A process reports several partitions, in any order; all that a new process has
+        used counts for this batch."""
         now: dict[tuple[int, int], float] = {}
         for report in reports:
             process = report.slot, report.pid
@@ -73,9 +73,9 @@ class Totals:
         for component, counts in report.key_groups.items():
             before = totals.key_groups.get(component, [0] * len(counts))
             totals.key_groups[component] = [had + more for had, more in zip(before, counts, strict=True)]
-        found: dict[str, Any] = {name: totals.counts[name] for name in COUNTERS + SECONDS}
-        found |= {name: report.meters[name] for name in LATENCIES}
+        meters: dict[str, Any] = {name: totals.counts[name] for name in COUNTERS + SECONDS}
+        meters |= {name: report.meters[name] for name in LATENCIES}
         if "custom" in report.meters:
-            found["custom"] = report.meters["custom"]
-        return {"topology": topology, "task": report.task, "incarnation": incarnation, "queue_length": 0, **found,
+            meters["custom"] = report.meters["custom"]
+        return {"topology": topology, "task": report.task, "incarnation": incarnation, "queue_length": 0, **meters,
                 "traffic": dict(totals.traffic), "key_groups": dict(totals.key_groups)}

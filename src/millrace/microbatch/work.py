@@ -1,7 +1,9 @@
-"""What the driver tells the tasks of a batch, and what they tell it."""
+"""Messages between the driver and the tasks of a batch: the work to do, and the reports of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -9,51 +11,50 @@ import msgspec
 
 from millrace.control.assignment import TopologyAssignment, WorkerAddress
 from millrace.control.batch_stages import Stages, stages_of
-from millrace.model.graph import TaskId
 from millrace.runtime.worker.process import WorkerSetup
-from millrace.state.checkpoint import TaskRecord
+from millrace.state.checkpoint import Manifest, TaskRecord
 
 
 class BatchWork(msgspec.Struct, frozen=True, array_like=True):
-    """One attempt at one batch. The assignment's epoch is the attempt's own; its `restore` names the wave, and the attempt,
-    that the batch goes on from."""
+    """One attempt at one batch. The assignment's epoch belongs to the attempt alone; its `restore` names the wave that the
+    batch continues from and the epoch that prepared it."""
 
-    run: str  # of the topology: another one, of the same name, has nothing in common with it
-    alive: list[str]  # all runs that have not ended: nothing of others is needed any more
+    run: str  # of the topology; distinguishes it from other runs under the same name
+    alive: list[str]  # all runs that have not ended: processes drop the others
     wave: int
-    given: TopologyAssignment
-    records: list[TaskRecord]  # what each task had at the wave that the batch goes on from
+    assignment: TopologyAssignment
+    records: list[TaskRecord]  # of each task at the wave that the batch continues from
     slots: dict[str, int]  # by executor
-    workers: list[WorkerAddress]  # where fragments can be kept
+    workers: list[WorkerAddress]  # of processes that hold fragments
     setup: WorkerSetup
     most_tuples: int  # of one spout task
     most_seconds: float
     schemas: dict[str, bytes] = {}  # of DataFrames, by spout
-    good: list[int] = []  # the epochs of the last attempts that were committed
-    again: bool = False  # an attempt at this batch has failed before
+    good: list[int] = []  # the epochs of the last committed attempts
+    again: bool = False  # an earlier attempt at this batch failed
     whole: bool = False  # write all state: the store has lost some
-    holds: bool = False  # processes keep fragments for each other, now or when another executor comes
+    holds: bool = False  # processes hold fragments for each other, now or when another executor comes
 
     def stages(self) -> Stages:
-        return stages_of(self.given.graph, {task: place.slot for task, place in self.given.places})
+        return stages_of(self.assignment.graph, {task: place.slot for task, place in self.assignment.places})
 
 
 class TaskReport(msgspec.Struct, array_like=True):
-    """One task in one batch: its meters, what it sent to whom, and what it must be given to go on from here."""
+    """One task in one batch: its meters, the tuples it sent to each task, and the record to restore it from."""
 
     task: int
     meters: dict[str, Any]
     traffic: dict[int, int]
     key_groups: dict[str, list[int]]
     record: TaskRecord
-    idle: bool = False  # a spout that had nothing more
+    idle: bool = False  # a spout that had nothing more to emit
 
 
 class PartitionReport(msgspec.Struct, array_like=True):
     """The tasks of one partition, and the process in which they ran."""
 
     slot: int
-    planned: int  # the slot that the plan says
+    planned: int  # the slot in the plan
     pid: int
     tasks: list[TaskReport]
     errors: list[dict[str, Any]]
@@ -63,9 +64,9 @@ class PartitionReport(msgspec.Struct, array_like=True):
     seconds: float
     stage: int
     partition: int
-    ran: int  # drawn for this very run of the partition
-    heard: dict[int, int]  # partition of the stage before -> the run whose output was used
-    address: WorkerAddress | None = None  # where this process keeps fragments of others
+    ran: int  # a random number that identifies this run of the partition
+    heard: dict[int, int]  # partition of the previous stage -> the run whose output was used
+    address: WorkerAddress | None = None  # of this process, if it holds fragments of others
 
 
 _decoder = msgspec.msgpack.Decoder(BatchWork)
@@ -74,7 +75,7 @@ _report_decoder = msgspec.msgpack.Decoder(PartitionReport)
 
 @lru_cache(2)
 def read_work(data: bytes) -> tuple[BatchWork, Stages]:
-    """A process runs several partitions of a batch, and each brings the same."""
+    """Decode the work once per process, though each of its partitions brings the same bytes."""
     work = _decoder.decode(data)
     return work, work.stages()
 
@@ -84,9 +85,9 @@ def read_report(data: bytes | memoryview) -> PartitionReport:
 
 
 def one_cut(reports: list[PartitionReport], stages: Stages) -> str:
-    """Whether every partition has used the output of the same run of each partition before it, the one whose report this is. If
-    Spark ran a part of the batch again by itself, some may have used what the first run gave out and others the second: then
-    what is wrong."""
+    """Check that every partition has used the output of the same run of each partition before it: the run that reported. If
+    Spark has rerun a part of the batch by itself, some partitions may have used the first output and others the second.
+    Returns an error, or an empty string."""
     ran = {(report.stage, report.partition): report.ran for report in reports}
     if len(ran) != len(reports):
         return "a partition has reported twice"
@@ -98,5 +99,9 @@ def one_cut(reports: list[PartitionReport], stages: Stages) -> str:
     return f"not every partition of stage {missing[0]} has reported" if missing else ""
 
 
-def record_of(work: BatchWork, task: TaskId) -> TaskRecord | None:
-    return next((record for record in work.records if record.task == task), None)
+def repair_work(work: BatchWork, manifest: Manifest, records: Sequence[TaskRecord], epoch: int) -> BatchWork:
+    """Work for the tasks of an attempt that are to rewrite lost blobs of its manifest, in an epoch of its own. A delta is
+    useless without the pieces before it, so tasks write the damaged key groups whole, as they are after the batch."""
+    assignment = replace(work.assignment, epoch=epoch, restore=(manifest.wave, manifest.wave_epoch, manifest.epoch))
+    return msgspec.structs.replace(work, assignment=assignment, wave=manifest.wave, records=list(records), again=False,
+                                   whole=False)

@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from millrace.control.batch_stages import Stages
 from millrace.errors import MillraceError
-from millrace.microbatch.records import Frame, pack_chunk
+from millrace.microbatch.records import Record, pack_chunk
 from millrace.model.graph import TaskId
-from millrace.runtime.checkpoints.access import Vault
+from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.clock import Clock
-from millrace.runtime.flow.channel import Channel, Delivery, Inlet, Link
+from millrace.runtime.flow.channel import Channel, Delivery, Inlet, Lineage, Link
 from millrace.runtime.flow.links import Nowhere
 from millrace.runtime.flow.routing import ByFields, ByGroups
 from millrace.runtime.tasks.bolt import BoltTask
@@ -26,26 +26,26 @@ from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker.wiring import Wiring, connect_local, inlet_of
 from millrace.runtime.worker.worker import Worker
 
-UNLIMITED = 1 << 62  # a window: what a batch brings is bounded already
-MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are put together up to so many rows, so that a call of user code is worth it
+UNLIMITED = 1 << 62  # a window: a batch is bounded already
+MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are merged up to so many rows, to make fewer calls of user code
 
 
 class BatchFailed(MillraceError):
-    """This attempt cannot be finished; the batch is run again as a whole."""
+    """The attempt cannot be finished; the batch is run again as a whole."""
 
 
 class ToShuffle:
-    """The way to a task that runs in a later stage."""
+    """Link to a task that runs in a later stage."""
 
     def __init__(self, outbox: list[tuple[int, bytes]], partition: int, target: int) -> None:
         self._outbox, self._partition, self._target = outbox, partition, target
 
-    def send(self, frames: list[Any]) -> None:
-        self._outbox.append((self._partition, pack_chunk(self._target, *frames)))
+    def send(self, parts: list[Any]) -> None:
+        self._outbox.append((self._partition, pack_chunk(self._target, *parts)))
 
 
 class ShuffleWiring(Wiring):
-    """Joins the tasks of one partition: those that are `here` to each other, and all to the shuffle."""
+    """Connects the tasks of one partition: those that are `here` to each other, and all to the shuffle."""
 
     def __init__(self, stages: Stages, stage: int, here: set[int], outbox: list[tuple[int, bytes]]) -> None:
         self._stages, self._stage, self._here, self._outbox = stages, stage, here, outbox
@@ -54,13 +54,13 @@ class ShuffleWiring(Wiring):
         channel = Channel(task, number, 0, target, UNLIMITED)
         if number in self._here:
             connect_local(channel, task, number)
-        elif self._stages.places[target][0] > self._stage:  # else it is fused with another task: nothing goes there from here
+        elif self._stages.places[target][0] > self._stage:  # else it is fused with another task, which alone sends to it
             channel.link = ToShuffle(self._outbox, self._stages.next_hop(target, self._stage), number)
         return channel
 
 
 class _NoPeers:
-    """Nothing is sent past Spark."""
+    """No links to other workers: everything goes through Spark."""
 
     def link(self, address: Any) -> Link:
         return Nowhere()
@@ -69,7 +69,7 @@ class _NoPeers:
 
 
 class _InLine:
-    """User code that blocks holds up its own partition only: it needs no thread."""
+    """Runs blocking user code in line: it delays only its own partition."""
 
     def run(self, key: Any, work: Callable[[], None], done: Callable[[], None]) -> None:
         work()
@@ -79,17 +79,17 @@ class _InLine:
 
 
 class BatchWorker(Worker):
-    """What tasks take for their worker. `enter` says which of them are here; `outbox` has what is to leave."""
+    """The worker of the tasks of a partition. `enter` sets the tasks that are here; `outbox` has the records to send."""
 
-    def __init__(self, slot: int, clock: Clock, settings: dict[str, Any], vault: Vault) -> None:
-        super().__init__(slot, 0, clock, _NoPeers(), _InLine(), settings, vault=vault)
+    def __init__(self, slot: int, clock: Clock, settings: dict[str, Any], checkpoints: CheckpointAccess) -> None:
+        super().__init__(slot, 0, clock, _NoPeers(), _InLine(), settings, checkpoints=checkpoints)
         self.outbox: list[tuple[int, bytes]] = []
         self.here: set[int] = set()
         self.group_counts: dict[tuple[int, str], np.ndarray] = {}
         self._known_keys: dict[Any, dict[Any, int]] = {}  # by task and subscription: the groups of some keys
 
     def enter(self, stages: Stages, stage: int, tasks: Iterable[Task]) -> None:
-        """A partition begins: its tasks are wired to each other, and to the shuffle."""
+        """Begin a partition: connect its tasks to each other and to the shuffle."""
         tasks = list(tasks)
         self.here = {task.number for task in tasks}
         self.outbox.clear()
@@ -101,37 +101,37 @@ class BatchWorker(Worker):
             self._count_groups(task)
 
     def _count_groups(self, task: Task) -> None:
-        for component, given in task.topology.graph.downstream(task.name.component):
-            output = next(output for output in task.outbox.outputs if output.name == given.stream)
+        for component, subscription in task.topology.graph.downstream(task.name.component):
+            output = next(output for output in task.outbox.outputs if output.name == subscription.stream)
             for number, route in enumerate(output.routes):
                 if isinstance(route, ByFields) and route.channels[0].target_name.component == component.name:
                     counts = self.group_counts.setdefault((task.number, component.name), np.zeros(len(route.owners), np.int64))
                     known = self._known_keys.setdefault((task.number, component.name, route.positions), {})
                     output.routes[number] = ByGroups(route, counts, known)
 
-    def let_go(self, number: int) -> None:
-        """The task has its place elsewhere: what is remembered of the keys that it sent goes."""
+    def forget_task(self, number: int) -> None:
+        """Forget the keys that a task has sent; it has ended or moved."""
         self._known_keys = {sent: known for sent, known in self._known_keys.items() if sent[0] != number}
 
     def ready(self, task: Task) -> None:
-        """A spout is asked for more by whoever knows how much the batch may have."""
+        """Queue bolts only: the host steps spouts, up to the size of the batch."""
         if not isinstance(task, SpoutTask):
             super().ready(task)
 
     def ready_at(self, task: Task, at: float) -> None: ...
 
     def start_timers(self, task: BoltTask) -> None:
-        """What has fallen due is looked for once in each batch."""
+        """No timers: the host runs what has fallen due once per batch."""
 
     def consumed(self, task: BoltTask, inlet: Inlet) -> None:
-        """Nobody waits for it."""
+        """No credit to return: channels are unlimited."""
 
     def broken(self, task: Task, reason: str) -> None:
         raise BatchFailed(reason)
 
-    def deliver(self, frames: Sequence[Frame]) -> Iterable[None]:
-        """Give the tasks what has come for them, each channel's in its order, and let them work after each chunk."""
-        chunks = [frame for frame in frames if frame.header is not None]
+    def deliver(self, records: Sequence[Record]) -> Iterable[None]:
+        """Deliver chunks to the tasks, in the order of each channel, and let the tasks work after each chunk."""
+        chunks = [record for record in records if record.header is not None]
         chunks.sort(key=_order)
         for (target, _, _), channel in groupby(chunks, key=_stream):
             task = next(iter(self.topologies.values())).tasks[target]
@@ -141,54 +141,54 @@ class BatchWorker(Worker):
                 self.run_dry()
                 yield
 
-    def _deliveries(self, task: BoltTask, frames: list[Frame]) -> Iterable[Delivery]:
-        for merges, run in groupby(frames, key=partial(_merges, task.definition.mode)):
+    def _deliveries(self, task: BoltTask, records: list[Record]) -> Iterable[Delivery]:
+        for merges, run in groupby(records, key=partial(_merges, task.definition.mode)):
             if merges:
                 for batch, header in _merged(list(run)):
                     yield self._delivery(task, header, batch, batch.num_rows, True)
             else:
-                for frame in run:
-                    assert frame.header is not None
-                    yield self._delivery(task, frame.header, frame.body, frame.header.count, False)
+                for record in run:
+                    assert record.header is not None
+                    yield self._delivery(task, record.header, record.body, record.header.count, False)
 
     def _delivery(self, task: BoltTask, header: wire.Chunk, body: Any, count: int, local: bool) -> Delivery:
         inlet = inlet_of(task, header.source, 0, self.slot, None)
-        return Delivery(inlet, header.stream, body, count, header.form, local, 0, (), 0, self.clock.now())
+        return Delivery(inlet, header.stream, body, count, header.form, local, 0, Lineage((), 0, self.clock.now()))
 
     def run_dry(self) -> None:
-        """Until no task has anything left to do."""
+        """Run tasks until none has anything left to do."""
         while self._ready:
             task = self._ready.popleft()
             task.queued = False
             task.step(self.clock.now())
 
 
-def _order(frame: Frame) -> tuple[int, int, int]:
-    assert frame.header is not None
-    return frame.target, frame.header.source, frame.header.seq
+def _order(record: Record) -> tuple[int, int, int]:
+    assert record.header is not None
+    return record.target, record.header.source, record.header.seq
 
 
-def _stream(frame: Frame) -> tuple[int, int, int]:
-    """What may be put together, in a sequence that is in order."""
-    assert frame.header is not None
-    return frame.target, frame.header.source >> 16, frame.header.stream
+def _stream(record: Record) -> tuple[int, int, int]:
+    """Chunks with the same key may be merged, in their order."""
+    assert record.header is not None
+    return record.target, record.header.source >> 16, record.header.stream
 
 
-def _merges(mode: str, frame: Frame) -> bool:
-    assert frame.header is not None
-    return mode == "process_arrow" and frame.header.form == wire.ARROW
+def _merges(mode: str, record: Record) -> bool:
+    assert record.header is not None
+    return mode == "process_arrow" and record.header.form == wire.ARROW
 
 
-def _merged(frames: list[Frame]) -> Iterable[tuple[pa.RecordBatch, wire.Chunk]]:
+def _merged(records: list[Record]) -> Iterable[tuple[pa.RecordBatch, wire.Chunk]]:
     waiting: list[pa.RecordBatch] = []
     header: wire.Chunk | None = None
-    for frame in frames:
-        batch = wire.decode_batch(frame.body)
-        if waiting and (waiting[0].schema != batch.schema or sum(one.num_rows for one in waiting) >= MERGED_ROWS):
+    for record in records:
+        batch = wire.decode_batch(record.body)
+        if waiting and (waiting[0].schema != batch.schema or sum(each.num_rows for each in waiting) >= MERGED_ROWS):
             assert header is not None
             yield _joined(waiting), header
             waiting = []
-        header = header if waiting else frame.header
+        header = header if waiting else record.header
         waiting.append(batch)
     if waiting:
         assert header is not None

@@ -1,1 +1,1 @@
-"""What runs where, as immutable values: graph, cluster, load, plan. Nothing here does anything."""
+"""Immutable values that describe a running system: graph, cluster, load, plan."""

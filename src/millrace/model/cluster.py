@@ -1,4 +1,4 @@
-"""The machines there are: nodes, and the slots on them that are alive."""
+"""The cluster: nodes and the live slots on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millrace.errors import UnknownName
 
 
 class Slot(NamedTuple):
-    """The place of one worker: a Spark executor on a node. The number is its own in the whole cluster."""
+    """The place of one worker: a Spark executor on a node. The number is unique in the cluster."""
 
     node: str
     executor: str
@@ -18,7 +18,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A host and what it can carry: `mhz` is the clock of one core, and so what one worker can use at most."""
+    """A host and its capacity: `mhz` is the clock of one core, the most that one worker can use."""
 
     name: str
     cores: int
@@ -30,8 +30,8 @@ class Node:
         return self.cores * self.mhz
 
 
-class _Remembered:
-    """Slots for what is derived from a cluster: not fields, so they are neither compared nor sent."""
+class _ClusterCache:
+    """Caches of values derived from a cluster: not fields, so they are neither compared nor sent."""
 
     __slots__ = ("_node_of", "_slots_of")
     _node_of: dict[int, Node]
@@ -39,8 +39,8 @@ class _Remembered:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster(_Remembered):
-    """The nodes, and the slots that are alive now: a slot that died is not in it."""
+class Cluster(_ClusterCache):
+    """The nodes, and the slots that are alive now."""
 
     nodes: tuple[Node, ...]
     slots: tuple[Slot, ...]
@@ -58,7 +58,7 @@ class Cluster(_Remembered):
                                  f"its nodes are {', '.join(sorted(names)) or 'none'}")
 
     def slots_of(self, node: str) -> tuple[Slot, ...]:
-        """The slots that are alive on the node, by number; none if the node is unknown."""
+        """The live slots of the node, by number; none if the node is unknown."""
         try:
             slots = self._slots_of
         except AttributeError:
@@ -70,13 +70,13 @@ class Cluster(_Remembered):
         return slots.get(node, ())
 
     def node_of(self, slot_number: int) -> Node:
-        """The node that the slot is on."""
+        """The node of the slot."""
         try:
-            found = self._node_of
+            node_of = self._node_of
         except AttributeError:
             nodes = {node.name: node for node in self.nodes}
-            found = {slot.number: nodes[slot.node] for slot in self.slots}
-            object.__setattr__(self, "_node_of", found)
-        if slot_number not in found:
-            raise UnknownName(f"slot {slot_number} is not alive; those that are: {sorted(found)}")
-        return found[slot_number]
+            node_of = {slot.number: nodes[slot.node] for slot in self.slots}
+            object.__setattr__(self, "_node_of", node_of)
+        if slot_number not in node_of:
+            raise UnknownName(f"slot {slot_number} is not alive; the live slots are {sorted(node_of)}")
+        return node_of[slot_number]

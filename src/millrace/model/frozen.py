@@ -1,4 +1,4 @@
-"""A mapping that does not change, for the fields of frozen values."""
+"""An immutable mapping for the fields of frozen values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ V = TypeVar("V")
 
 
 class FrozenMap(dict[K, V]):
-    """A dict in sorted order that refuses to change and can be hashed.
+    """An immutable, hashable dict in sorted order.
 
-    Not MappingProxyType: msgspec cannot encode that, nor pickle carry it to a Spark task. Declare the field as
-    `Mapping[K, V]`, which msgspec decodes, and make a FrozenMap of it in `__post_init__`.
+    Not MappingProxyType: msgspec cannot encode that, and pickle cannot send it to a Spark task. Declare the field as
+    `Mapping[K, V]`, which msgspec decodes, and turn it into a FrozenMap in `__post_init__`.
     """
 
     __slots__ = ()
@@ -30,7 +30,7 @@ class FrozenMap(dict[K, V]):
         return FrozenMap, (dict(self),)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError("a plan, a load and a graph never change: make a new one, with dataclasses.replace")
+        raise TypeError("plans, loads and graphs are immutable: make a new one with dataclasses.replace")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse

@@ -1,4 +1,4 @@
-"""A topology as data: what the schedulers read and the workers are sent. Made from a declaration by `graph_of`."""
+"""A topology as data, for the schedulers and the workers. Made from a declaration by `graph_of`."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class TaskId(NamedTuple):
     """One running instance of a component; `count[3]` is the fourth task of `count`."""
 
     component: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
 
     def __str__(self) -> str:
         return f"{self.component}[{self.index}]"
 
     @classmethod
     def parse(cls, text: str) -> TaskId:
-        """The task that `str` shows so."""
+        """Parses the text that `str` makes of a task."""
         match = _TASK.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r} names no task: write the component and an index, for example count[3]")
+            raise ValueError(f"{text!r} does not name a task: write the component and an index, for example count[3]")
         return cls(match[1], int(match[2]))
 
 
@@ -57,7 +57,7 @@ class StreamDef:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One stream that a bolt reads, and how its tuples are spread over the bolt's tasks."""
+    """One stream that a bolt reads, and the grouping that spreads its tuples over the bolt's tasks."""
 
     source: str
     stream: str
@@ -67,10 +67,9 @@ class Input:
 @dataclass(frozen=True, slots=True)
 class ComponentDef:
     """One component. A bolt's last output is its dead letters; `mode` is the method the engine calls. `movable`: its tasks
-    may be put on another worker while they run; not those of a spout whose source cannot be read again. `stateful`: it keeps
-    something that a wave must snapshot. `commits`: it is a sink that takes part in the two-phase commit. `own_state`: its class
-    has a `snapshot` of its own, so that state belongs to its tasks and not to key groups. `dataframe`:
-    a spout that Spark feeds."""
+    may move to another worker while they run; those of a spout whose source cannot be read again may not. `stateful`: it has
+    state that a wave must snapshot. `commits`: it is a sink that takes part in the two-phase commit. `own_state`: its class
+    defines `snapshot`, so its state belongs to tasks and not to key groups. `dataframe`: a spout that Spark feeds."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -89,8 +88,8 @@ class ComponentDef:
 
     @property
     def keyed(self) -> bool:
-        """True if its tasks own key groups: some input is spread by fields."""
-        return any(given.grouping.kind == "fields" for given in self.inputs)
+        """True if its tasks own key groups: an input is grouped by fields."""
+        return any(read.grouping.kind == "fields" for read in self.inputs)
 
     def stream(self, name: str) -> StreamDef:
         for stream in self.outputs:
@@ -100,17 +99,17 @@ class ComponentDef:
                           f"{', '.join(stream.name for stream in self.outputs)}")
 
 
-class _Remembered:
-    """A slot for what is derived from a graph: not a field, so it is neither compared nor sent."""
+class _GraphCache:
+    """A cache of values derived from a graph: not a field, so it is neither compared nor sent."""
 
     __slots__ = ("_positions",)
     _positions: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class TopologyGraph(_Remembered):
-    """The whole topology; components in topological order, declaration order among equals. `batched`: it runs batch by batch,
-    and between two of them its tasks, their number and their key groups may change."""
+class TopologyGraph(_GraphCache):
+    """A whole topology; components in topological order, declaration order among equals. `batched`: it runs batch by batch,
+    and between two batches the place and number of its tasks and the owners of key groups may change."""
 
     name: str
     components: tuple[ComponentDef, ...]
@@ -136,7 +135,7 @@ class TopologyGraph(_Remembered):
 
     @property
     def key_groups(self) -> int:
-        """Into how many key groups the key space of each keyed component is cut."""
+        """The number of key groups of each keyed component."""
         return int(KEY_GROUP_COUNT.of(self.config))
 
     @property
@@ -145,36 +144,36 @@ class TopologyGraph(_Remembered):
 
     @property
     def waves(self) -> bool:
-        """Whether waves sweep it: it has something to snapshot, or must be able to go back as a whole."""
+        """True if the topology has waves: it is exactly-once, or has state to snapshot."""
         return self.exactly_once or any(component.stateful for component in self.components)
 
     def upstream(self, name: str) -> tuple[TaskId, ...]:
         """The tasks that have a channel to each task of this component."""
-        sources = dict.fromkeys(given.source for given in self.component(name).inputs)
+        sources = dict.fromkeys(read.source for read in self.component(name).inputs)
         return tuple(TaskId(source, index) for source in sources for index in range(self.component(source).par))
 
     def movable(self, task: TaskId) -> bool:
-        """Whether the task may be put on another worker while it runs."""
+        """True if the task may move to another worker while it runs."""
         return task.component == ACKER or self.component(task.component).movable
 
     def downstream(self, name: str) -> tuple[tuple[ComponentDef, Input], ...]:
-        """Who reads what this component emits, once for each stream read."""
+        """The readers of this component, once for each stream that they read."""
         self._position(name)
-        return tuple((component, given) for component in self.components
-                     for given in component.inputs if given.source == name)
+        return tuple((component, read) for component in self.components
+                     for read in component.inputs if read.source == name)
 
     def layers(self) -> list[list[str]]:
         """Component names by longest distance from a spout; the spouts are the first layer."""
         depth: dict[str, int] = {}
         for component in self.components:
-            depth[component.name] = max((depth[given.source] + 1 for given in component.inputs), default=0)
+            depth[component.name] = max((depth[read.source] + 1 for read in component.inputs), default=0)
         layers: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
         for name, level in depth.items():
             layers[level].append(name)
         return layers
 
     def number(self, task: TaskId) -> int:
-        """The task's number on the wire. It stays the same when the parallelism of any component changes."""
+        """The task's number on the wire. It does not change when the parallelism of a component changes."""
         if task.component == ACKER:
             position, par = _ACKER_NUMBER, self.ackers
         else:
@@ -186,7 +185,7 @@ class TopologyGraph(_Remembered):
         return position << 16 | task.index
 
     def task(self, number: int) -> TaskId:
-        """The task that has this number."""
+        """The task with this number."""
         position, index = number >> 16, number & 0xFFFF
         if position == _ACKER_NUMBER and index < self.ackers:
             return TaskId(ACKER, index)
@@ -209,11 +208,11 @@ class TopologyGraph(_Remembered):
 
 def graph_of(topology: type[Topology], name: str | None = None, config: dict[str, Any] | None = None,
              par: dict[str, int] | None = None) -> TopologyGraph:
-    """The declaration as a graph. `config` overrides the topology's settings, `par` the components' parallelism."""
+    """Turns a declaration into a graph. `config` overrides the topology's settings, `par` the components' parallelism."""
     if not isinstance(topology, type) or not issubclass(topology, Topology) or not topology.specs:
         raise TypeError(f"graph_of takes a subclass of Topology, not {topology!r}")
     if name is not None and (not isinstance(name, str) or not name):
-        raise TypeError(f"a topology's name must be a str that is not empty, not {name!r}")
+        raise TypeError(f"a topology's name must be a non-empty str, not {name!r}")
     merged = {**topology.config, **checked_config(f"topology {topology.__name__}", config)}
     chosen = dict(par or {})
     components = [_component_of(spec, chosen.pop(str(spec.name), None), merged) for spec in _ordered(topology.specs)]
@@ -229,28 +228,28 @@ def graph_of(topology: type[Topology], name: str | None = None, config: dict[str
 
 
 def resolve(code: str) -> Any:
-    """What "module:qualified.name" names, imported here."""
+    """Imports the object named by "module:qualified.name"."""
     module_name, colon, qualified = code.partition(":")
     if not module_name or not colon or not qualified:
         raise TopologyError(f'{code!r} is not of the form "module:qualified.name"')
     try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:  # user code runs here, so anything may come out of it
+        resolved: Any = importlib.import_module(module_name)
+    except Exception as error:  # user code runs here and may raise anything
         raise TopologyError(f"cannot import module {module_name!r} for {code!r}: {type(error).__name__}: {error}. "
                             "Install it, or put its directory on PYTHONPATH, wherever workers run") from error
     for part in qualified.split("."):
         try:
-            found = getattr(found, part)
+            resolved = getattr(resolved, part)
         except AttributeError as error:
-            raise TopologyError(f"module {module_name!r} has no {qualified!r}, asked for by {code!r}: define it at the "
-                                "top of that module, and see that workers have the same version of it") from error
-    return found
+            raise TopologyError(f"module {module_name!r} has no {qualified!r}, needed for {code!r}: define it at the top of "
+                                "that module, and make sure that workers have the same version of it") from error
+    return resolved
 
 
 def _ordered(specs: list[ComponentSpec]) -> list[ComponentSpec]:
-    """Topological order; of those that could come next, the one declared first."""
+    """The specs in topological order, in order of declaration among equals."""
     position = {str(spec.name): number for number, spec in enumerate(specs)}
-    waiting = {number: {position[str(given.source)] for given in spec.inputs} for number, spec in enumerate(specs)}
+    waiting = {number: {position[str(read.source)] for read in spec.inputs} for number, spec in enumerate(specs)}
     readers: dict[int, list[int]] = {number: [] for number in waiting}
     for number, sources in waiting.items():
         for source in sources:
@@ -276,10 +275,10 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         par=_chosen_par(spec, par, config),
         config=_plain(spec.config),
         outputs=tuple(StreamDef(stream.name, stream.fields, stream.direct) for stream in spec.all_outputs),
-        inputs=tuple(Input(str(given.source), given.stream, cast(Grouping, given.grouping)) for given in spec.inputs),
+        inputs=tuple(Input(str(read.source), read.stream, cast(Grouping, read.grouping)) for read in spec.inputs),
         blocking=component_cls.blocking,
         mode=cast(Mode, mode_of(component_cls, spec.label)),
-        # What feeds a DataFrame spout sends again what was not acked, wherever the spout is by then.
+        # The feed of a DataFrame spout sends unacked batches again, wherever the spout is by then.
         movable=(not issubclass(component_cls, Spout) or issubclass(component_cls, ReplayableSpout)
                  or spec.dataframe is not None),
         stateful=_is_stateful(spec, component_cls),
@@ -290,13 +289,12 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
 
 
 def _is_stateful(spec: ComponentSpec, component_cls: type[Component]) -> bool:
-    """It has a `snapshot` of its own, or its tasks own key groups and it uses keyed state."""
+    """True if it defines `snapshot`, or if its tasks own key groups and it uses keyed state."""
     if component_cls.snapshot is not Component.snapshot:
         if component_cls.restore is Component.restore:
-            raise TopologyError(f"component {spec.label} defines snapshot and not restore: what it returns could not be taken "
-                                "up again")
+            raise TopologyError(f"component {spec.label} defines snapshot and not restore: its snapshot could not be restored")
         return True
-    keyed = any(cast(Grouping, given.grouping).kind == "fields" for given in spec.inputs)
+    keyed = any(cast(Grouping, read.grouping).kind == "fields" for read in spec.inputs)
     return keyed and uses_state(component_cls)
 
 
@@ -312,8 +310,8 @@ def _chosen_par(spec: ComponentSpec, override: Any, config: dict[str, Any]) -> i
     if isinstance(par, dict):
         environment = config.get(ENVIRONMENT)
         if environment not in par:
-            asked = "is not set" if environment is None else f"is {environment!r}"
-            raise TopologyError(f"par of {spec.label} is given for {', '.join(par)}, but {ENVIRONMENT} {asked}: "
+            value = "is not set" if environment is None else f"is {environment!r}"
+            raise TopologyError(f"par of {spec.label} is declared for {', '.join(par)}, but {ENVIRONMENT} {value}: "
                                 "set it to one of these in the topology's config")
         par = par[environment]
     if par > TASKS_LIMIT:
@@ -322,5 +320,5 @@ def _chosen_par(spec: ComponentSpec, override: Any, config: dict[str, Any]) -> i
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings as every worker will read them, so that a graph that has travelled equals the one that was sent."""
+    """The settings as workers decode them, so that a graph equals its copy on a worker."""
     return cast(dict[str, Any], msgspec.msgpack.decode(msgspec.msgpack.encode(config)))

@@ -1,4 +1,4 @@
-"""What was measured: one immutable value for each topology and window of time, and the list of all metrics."""
+"""Measured load: one immutable value for each topology and window, and the list of all metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millrace.model.graph import TaskId
 
 
 class Metric(StrEnum):
-    """Every metric by the one name it has in code, API and dashboard, with its unit and a sentence about it."""
+    """Every metric, by its name in code, API and dashboard, with its unit and a description."""
 
     unit: str
     about: str
@@ -29,22 +29,22 @@ class Metric(StrEnum):
     EMITTED = "emitted", "tuples", "Tuples that user code emitted, each counted once."
     TRANSFERRED = "transferred", "tuples", "Tuples sent to tasks: an emitted tuple counts once for each receiving task."
     EXECUTED = "executed", "tuples", "Tuples that a bolt took from its inbox and processed."
-    ACKED = "acked", "tuples", "Tuples acknowledged: by a bolt when done, to a spout when all that came of it is done."
+    ACKED = "acked", "tuples", "Tuples acknowledged: by a bolt when done, to a spout when the whole tuple tree is done."
     FAILED = "failed", "tuples", "Tuples failed, by an exception, a timeout or the loss of a worker."
     QUEUE_LENGTH = "queue_length", "tuples", "Tuples that waited in the task's inbox at the end of the window."
     EXECUTE_LATENCY_MS = "execute_latency_ms", "ms", "Time that user code took for a tuple, as the mean of its chunk."
     PROCESS_LATENCY_MS = "process_latency_ms", "ms", "Time from a tuple's arrival at a bolt to its ack."
-    COMPLETE_LATENCY_MS = "complete_latency_ms", "ms", "Time from a spout's emit until all that came of it is done."
+    COMPLETE_LATENCY_MS = "complete_latency_ms", "ms", "Time from a spout's emit until its whole tuple tree is done."
     QUEUE_FLOOR = "queue_floor", "tuples", "The lower of the queue lengths at the ends of the last two windows."
     CPU_SECONDS = "cpu_seconds", "s", "CPU time that the task used in the window."
-    CPU_MHZ = "cpu_mhz", "MHz", "The task's part of its worker's CPU use in the window, times the clock of the core."
-    MEMORY_MB = "memory_mb", "MB", "The task's part of its worker's memory, by its part of the tuples processed there."
+    CPU_MHZ = "cpu_mhz", "MHz", "The task's share of its worker's CPU use in the window, times the clock of the core."
+    MEMORY_MB = "memory_mb", "MB", "The task's share of its worker's memory, by its share of the tuples processed there."
     BUSY_SECONDS = "busy_seconds", "s", "Time in the window during which the task was in user code."
     CAPACITY = "capacity", "ratio", "Share of the window spent in user code: near 1 means the task is saturated."
-    TRUE_PROCESSING_RATE = "true_processing_rate", "tuples/s", "What a task would process if it never had to wait."
-    TARGET_RATE = "target_rate", "tuples/s", "What a component must process to keep up with its sources."
-    CATCH_UP_RATE = "catch_up_rate", "tuples/s", "What it must process on top of that to work off its backlog in time."
-    BACKLOG = "backlog", "tuples", "Tuples that wait for a component: in its inboxes and at the sources."
+    TRUE_PROCESSING_RATE = "true_processing_rate", "tuples/s", "Rate of a task that never has to wait."
+    TARGET_RATE = "target_rate", "tuples/s", "Rate at which a component keeps up with its sources."
+    CATCH_UP_RATE = "catch_up_rate", "tuples/s", "Additional rate that clears its backlog in time."
+    BACKLOG = "backlog", "tuples", "Tuples waiting for a component: in its inboxes and at the sources."
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class TaskLoad:
-    """What one task did in the window. A latency of None means that nothing was measured, which is not 0."""
+    """The load of one task in the window. A latency of None means that nothing was measured, unlike 0."""
 
     emitted: int = 0
     transferred: int = 0
@@ -77,9 +77,9 @@ class TaskLoad:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One topology in one window: what each task did, and how many tuples went from task to task. Tasks that are
-    `settling` have been started or moved within the window: what is said of them is not yet the whole of it. `key_groups`:
-    tuples that came for each key group of a keyed component, whoever owns it; of topologies that run in batches."""
+    """The load of one topology in one window: of each task, and the tuples sent between tasks. Tasks in `settling` were started
+    or moved within the window, so their figures are incomplete. `key_groups`: tuples for each key group of a keyed component,
+    regardless of its owner; only for topologies that run in batches."""
 
     window_seconds: float = 0.0
     tasks: Mapping[TaskId, TaskLoad] = field(default_factory=FrozenMap)
@@ -94,12 +94,12 @@ class Load:
         object.__setattr__(self, "key_groups", FrozenMap({name: tuple(counts) for name, counts in self.key_groups.items()}))
 
     def capacity(self, task: TaskId) -> float:
-        """Share of the window that the task spent in user code; 0 if nothing is known of it."""
+        """Share of the window that the task spent in user code; 0 if it was not measured."""
         measured = self.tasks.get(task)
         return measured.busy_seconds / self.window_seconds if measured and self.window_seconds > 0 else 0.0
 
     def arrival_rate(self, component: str) -> float:
-        """λ: tuples a second that come for the component's tasks; for a spout, those that it emits."""
+        """λ: tuples a second that arrive at the component's tasks; for a spout, those that it emits."""
         if self.window_seconds <= 0:
             return 0.0
         arrived = sum(tuples for (_, target), tuples in self.traffic.items() if target.component == component)
@@ -108,7 +108,7 @@ class Load:
         return arrived / self.window_seconds
 
     def true_processing_rate(self, component: str) -> float | None:
-        """μ: tuples a second that one task of the component gets through while it is busy; None if none has been."""
+        """μ: tuples a second that one task of the component processes while it is busy; None if none was busy."""
         own = [measured for task, measured in self.tasks.items() if task.component == component]
         busy = sum(measured.busy_seconds for measured in own)
         done = sum(measured.executed or measured.emitted for measured in own)
@@ -126,7 +126,7 @@ class Load:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Load:
-        """The load that `to_json` wrote."""
+        """Reads the output of `to_json`."""
         return cls(
             window_seconds=float(data["window_seconds"]),
             tasks={TaskId.parse(task): msgspec.convert(measured, TaskLoad) for task, measured in data["tasks"].items()},

@@ -1,4 +1,4 @@
-"""A plan: where every task of one topology is and which key groups it owns. Immutable and versioned."""
+"""A plan: the slot of every task of one topology and the owners of its key groups. Immutable and versioned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY_GROUPS: int = KEY_GROUP_COUNT.default
 
 
 class KeyGroupMove(NamedTuple):
-    """A key group of a component that goes from one task to another."""
+    """A key group of a component that moves from one task to another."""
 
     component: str
     key_group: int
@@ -25,8 +25,8 @@ class KeyGroupMove(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanDiff:
-    """What it takes to get from one plan to another; all in sorted order."""
+class PlanChanges:
+    """The changes from one plan to another, in sorted order."""
 
     started: tuple[TaskId, ...]
     stopped: tuple[TaskId, ...]
@@ -56,7 +56,7 @@ class Plan:
         return dict(Counter(task.component for task in self.placement))
 
     def tasks_on(self, slot: int) -> tuple[TaskId, ...]:
-        """The tasks on that slot, in sorted order."""
+        """The tasks on the slot, in sorted order."""
         return tuple(task for task, place in self.placement.items() if place == slot)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,19 +66,19 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """The plan that `to_json` wrote."""
+        """Reads the output of `to_json`."""
         return cls(int(data["version"]), {TaskId.parse(task): int(slot) for task, slot in data["placement"].items()},
                    {name: tuple(map(int, owners)) for name, owners in data["key_groups"].items()})
 
     @staticmethod
-    def diff(old: Plan, new: Plan) -> PlanDiff:
-        """What is in one and not in the other. Versions are not compared."""
+    def diff(old: Plan, new: Plan) -> PlanChanges:
+        """The changes from `old` to `new`. Versions are not compared."""
         before, after = old.placement, new.placement
         for name, owners in new.key_groups.items():
             if len(old.key_groups.get(name, owners)) != len(owners):
                 raise ValueError(f"{name!r} has {len(old.key_groups[name])} key groups in one plan and {len(owners)} "
                                  "in the other: their number is fixed while a topology runs")
-        return PlanDiff(
+        return PlanChanges(
             started=tuple(task for task in after if task not in before),
             stopped=tuple(task for task in before if task not in after),
             moved=tuple(task for task in after if task in before and before[task] != after[task]),
@@ -90,17 +90,17 @@ class Plan:
 
 
 def initial_key_groups(groups: int, par: int) -> tuple[int, ...]:
-    """The owner of each key group at first: contiguous ranges, as even as can be."""
+    """The initial owner of each key group: contiguous ranges, as even as possible."""
     _check_key_groups(groups, par)
     return tuple(group * par // groups for group in range(groups))
 
 
 def rescaled_key_groups(old: Sequence[int], par: int) -> tuple[int, ...]:
-    """The owners after a change to `par` tasks: as even as can be, with the least number of key groups moved."""
+    """The owners after a change to `par` tasks: as even as possible, with the fewest key groups moved."""
     _check_key_groups(len(old), par)
     counts = Counter(owner for owner in old if owner < par)
     least, larger = divmod(len(old), par)
-    # The shares that are one larger go to those who own the most already: they have the most to keep.
+    # The shares that are one larger go to the tasks that own most already, because they keep most.
     by_size = sorted(range(par), key=lambda task: (-counts[task], task))
     room = {task: least + (rank < larger) for rank, task in enumerate(by_size)}
     new = []
@@ -115,7 +115,7 @@ def rescaled_key_groups(old: Sequence[int], par: int) -> tuple[int, ...]:
 
 def _check_key_groups(groups: int, par: int) -> None:
     if par < 1:
-        raise TopologyError(f"key groups cannot be shared out among {par} tasks: par must be at least 1")
+        raise TopologyError(f"key groups cannot be distributed over {par} tasks: par must be at least 1")
     if groups < par:
         raise TopologyError(f"{groups} key groups are too few for {par} tasks: lower par, or raise "
                             f"{KEY_GROUP_COUNT.key} to at least {par}")

@@ -1,4 +1,4 @@
-"""Another number of tasks for bolts of a topology that runs in batches: what may change, and what may not and why."""
+"""Changes the number of tasks of bolts in a topology that runs in batches, and checks that it may change."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from millrace.model.graph import TASKS_LIMIT, ComponentDef, TopologyGraph
 
 
 def rescaled(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
-    """The graph with so many tasks of these components; the graph itself if it has them. All or nothing: an error, and it
-    says why, if one of them cannot have as many."""
+    """The graph with these numbers of tasks; the graph itself if nothing changes. All or nothing: an error with the reason if
+    one of the components cannot be scaled."""
     if not graph.batched:
         raise TopologyError(f"{graph.name!r} runs on resident workers, and a resident topology keeps its parallelism while it "
                             "runs: start it with --engine microbatch, or kill it and run it again with --resume and --par")
@@ -32,13 +32,12 @@ def _check(graph: TopologyGraph, component: ComponentDef, tasks: int) -> None:
     if tasks == component.par:
         return
     if component.kind == "spout":
-        raise TopologyError(f"{name!r} of {graph.name!r} is a spout, and each of its {component.par} tasks has a position of "
-                            "its own in the source: their number stays. Bolts can be scaled")
+        raise TopologyError(f"{name!r} of {graph.name!r} is a spout, and each of its {component.par} tasks has its own "
+                            "position in the source: their number is fixed. Scale bolts instead")
     if component.own_state:
-        raise TopologyError(f"{name!r} of {graph.name!r} has a snapshot() of its own, so each of its {component.par} tasks has "
-                            "a state that belongs to no other: their number stays. State that is kept by key can be shared out "
-                            "anew")
+        raise TopologyError(f"{name!r} of {graph.name!r} defines snapshot(), so each of its {component.par} tasks has its own "
+                            "state: their number is fixed. Keep the state by key instead: key groups can be redistributed")
     if component.keyed and tasks > graph.key_groups:
         raise TopologyError(f"{name!r} of {graph.name!r} cannot have {tasks} tasks: its state has {graph.key_groups} key "
-                            f"groups, and each task needs one. Their number is fixed while it runs; {KEY_GROUP_COUNT.key} sets "
-                            "it")
+                            f"groups, and each task needs one. {KEY_GROUP_COUNT.key} sets their number, which is fixed while "
+                            "it runs")

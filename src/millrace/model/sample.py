@@ -1,4 +1,4 @@
-"""All that was measured of a cluster in one window of time, as one value: what the history keeps."""
+"""The measurements of a cluster in one window, as one value for the history."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from millrace.model.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """One worker: its process as a whole, what waited in the inboxes of its tasks at the end of the window, and the share
-    of the window that its loop spent in user code: near 1 it has no time left, even on a machine so crowded that the CPU
-    time is small."""
+    """One worker: the load of its process, the queue length of its tasks at the end of the window, and the share of the window
+    that its loop spent in user code: near 1 it is saturated, even if a crowded machine gives it little CPU time."""
 
     node: str
     cpu_mhz: float = 0.0
@@ -25,7 +24,7 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """One node: what its workers used, and what it has."""
+    """One node: the resources that its workers used, and its capacity."""
 
     cpu_mhz: float = 0.0
     capacity_mhz: float = 0.0
@@ -35,8 +34,7 @@ class NodeLoad:
 
 @dataclass(frozen=True, slots=True)
 class WindowSample:
-    """One window: when it ended (unix time), how long it was, and by topology the load and the plan in force; workers by
-    slot number, nodes by name."""
+    """One window: its end (unix time) and length, loads and plans by topology, workers by slot number, nodes by name."""
 
     at: float
     seconds: float

@@ -1,4 +1,4 @@
-"""All that a scheduler is asked about, as one value that can be kept in a file: so that a decision can be made again."""
+"""The input of a scheduler as one value that can be saved to a file, so that a decision can be repeated."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Situation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Situation:
-        """What `to_json` wrote; `BadSituation` says what is wrong with anything else."""
+        """Reads the output of `to_json`; raises `BadSituation` for anything else."""
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
-            raise BadSituation(f"asked for a situation in format {FORMAT!r}, found {found!r}: write one with "
+            actual = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+            raise BadSituation(f"expected a situation in format {FORMAT!r}, found {actual!r}: write one with "
                                "`millrace load --save FILE`")
         try:
             return cls(

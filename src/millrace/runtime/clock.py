@@ -1,4 +1,4 @@
-"""The only place that reads the time. Tests put a `ManualClock` in its stead."""
+"""Clocks. Only `SystemClock` reads the time; tests use a `ManualClock`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds that only ever rise; comparable between processes of one host."""
+        """Monotonic seconds, comparable between processes of one host."""
 
     def wall(self) -> float:
         """Seconds since 1970, comparable between hosts as far as their clocks agree."""
 
     def cpu(self) -> float:
-        """CPU seconds this thread has used."""
+        """CPU seconds used by this thread."""
 
 
 class SystemClock:
@@ -24,7 +24,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """Time that stands still until it is told to pass."""
+    """A clock that stands still until `advance`."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.time = now

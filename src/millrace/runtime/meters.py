@@ -1,4 +1,4 @@
-"""What a task has done: counters and latency histograms, always on, touched once per chunk and never per tuple."""
+"""Meters of a task: counters and latency histograms, always on, updated once per chunk and never per tuple."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from hdrh.histogram import HdrHistogram
 
-LONGEST_US = 3_600_000_000  # an hour; what takes longer is recorded as an hour
+LONGEST_US = 3_600_000_000  # an hour; longer latencies are recorded as an hour
 
 
 class LatencyHistogram:

@@ -1,4 +1,4 @@
-"""The node a worker is on: its name, and what it can carry."""
+"""The node that a worker runs on: its name and capacity."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from millrace.config import NODE_BY
 from millrace.model.cluster import Node
 
 CGROUP = Path("/sys/fs/cgroup")
-SOME_MHZ = 1000.0  # where the system does not say: loads are then shares of a core, times 1000
+SOME_MHZ = 1000.0  # if the system reports none: loads are then shares of a core, times 1000
 
 
 def this_node(settings: dict[str, Any], executor: str) -> Node:
-    """As the schedulers see it. A container's limits count, not the machine's."""
+    """This node as the schedulers see it: with the container's limits, not the machine's."""
     name = os.environ.get("MILLRACE_NODE") or socket.gethostname()
     if NODE_BY.of(settings) == "executor" and executor:
         name = f"{name}/{executor}"
@@ -25,17 +25,17 @@ def this_node(settings: dict[str, Any], executor: str) -> Node:
 
 
 def _cores() -> int:
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup("cpu.max").split()
     if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit() and int(quota[1]):
-        found = min(found, max(1, round(int(quota[0]) / int(quota[1]))))
-    return max(1, found)
+        cores = min(cores, max(1, round(int(quota[0]) / int(quota[1]))))
+    return max(1, cores)
 
 
 def _mhz() -> float:
     try:
         frequency = psutil.cpu_freq()
-    except (OSError, NotImplementedError, AttributeError):  # virtual machines often do not say
+    except (OSError, NotImplementedError, AttributeError):  # virtual machines often report none
         frequency = None
     return float(max(frequency.current, frequency.max) or SOME_MHZ) if frequency is not None else SOME_MHZ
 

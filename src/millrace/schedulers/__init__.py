@@ -1,1 +1,1 @@
-"""Where every task should be: pure functions of graphs, cluster, load and the plans in force."""
+"""Schedulers: pure functions that place tasks on slots, given graphs, cluster, load and the plans in force."""

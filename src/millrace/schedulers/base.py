@@ -1,4 +1,4 @@
-"""What a scheduler is and what it may answer."""
+"""The scheduler interface and its three possible answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.model.plan import Plan, initial_key_groups, rescaled_key_groups
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """A node or a worker that would be given more than it can carry."""
+    """A node or worker that would get more load than it has capacity for."""
 
     where: str  # "node a", "worker 3"
     asked_mhz: float
@@ -27,7 +27,7 @@ class Overload:
 
 @dataclass(frozen=True, slots=True)
 class NewPlan:
-    """Carry these out: one plan for each topology that was asked about, those that stay as they are included."""
+    """Plans to carry out: one for each topology in the question, including those that stay as they are."""
 
     plans: Mapping[str, Plan]
     reason: str
@@ -39,7 +39,7 @@ class NewPlan:
 
 @dataclass(frozen=True, slots=True)
 class NoChange:
-    """Leave everything as it is, overloaded though it may be."""
+    """Keep the plans in force, even if something is overloaded."""
 
     reason: str
     overload: tuple[Overload, ...] = ()
@@ -47,7 +47,7 @@ class NoChange:
 
 @dataclass(frozen=True, slots=True)
 class CannotPlace:
-    """No plan can be made: the tasks that found no place, by topology, and how much is missing."""
+    """No plan is possible: the tasks without a place, by topology, and how much capacity is missing."""
 
     missing: Mapping[str, tuple[TaskId, ...]]
     reason: str
@@ -60,20 +60,20 @@ SchedulingResult = NewPlan | NoChange | CannotPlace
 
 
 class Scheduler(Protocol):
-    """Decides where tasks go. Its parameters are the fields of a frozen dataclass; registry.Traits tells what its class may
-    say beyond that."""
+    """Places tasks on slots. Its parameters are the fields of a frozen dataclass; its class may also set the constants
+    described in registry.Traits."""
 
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
-        """Called when a topology, the cluster or the load changed. `load` and `plan` are by topology name; one that
-        is new has neither. A plan whose topology is not among the graphs is not to be touched, but its tasks take up
-        room. Must be a pure function: the same arguments give the same answer, and nothing is changed by the call.
+        """Called when a topology, the cluster or the load changed. `load` and `plan` are by topology name; a new topology
+        has neither. A plan whose topology is not among the graphs must not change, but its tasks use capacity. Must be a
+        pure function: the same arguments give the same answer, and the call changes nothing.
         """
         ...
 
 
 def next_plan(graph: TopologyGraph, old: Plan | None, placement: Mapping[TaskId, int]) -> Plan:
-    """The plan with this placement: `old` itself if it is the same, else one version on."""
+    """Returns the plan with this placement: `old` itself if nothing differs, else the next version."""
     new = Plan(old.version + 1 if old else 1, placement, key_groups_for(graph, old))
     if old is not None and old.placement == new.placement and old.key_groups == new.key_groups:
         return old
@@ -81,7 +81,7 @@ def next_plan(graph: TopologyGraph, old: Plan | None, placement: Mapping[TaskId,
 
 
 def key_groups_for(graph: TopologyGraph, old: Plan | None) -> dict[str, tuple[int, ...]]:
-    """Owners of the key groups of every keyed component: as they are where its parallelism stayed the same."""
+    """Owners of the key groups of every keyed component: unchanged if its parallelism is, else redistributed."""
     owners: dict[str, tuple[int, ...]] = {}
     before = old.parallelism if old else {}
     for component in graph.bolts:

@@ -1,4 +1,7 @@
-"""Er-Stream's reconfiguration (Sun et al., J. Supercomputing 2025): where tasks go once their number is decided."""
+"""Er-Stream's reconfiguration (Sun et al., J. Supercomputing 2025): places tasks once their number is decided.
+
+The two phases, tasks into workers and workers onto nodes, are `assign_in_two_phases` in pairing.py.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.pairing import by_pairs, decide
+from millrace.schedulers.pairing import assign_in_two_phases, move_if_better
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
 class ErStream:
-    """Pairs of tasks in order of their traffic: two that are new go to the worker with the lowest CPU; one that is new goes
-    to whichever worker with room adds the least traffic between workers. Then the same with workers and nodes. Tasks in no
-    pair go last, to the least loaded. Carried out only if it lowers the traffic between nodes by enough.
+    """Takes pairs of tasks in order of their traffic. If neither is placed, both go to the worker with the lowest CPU; if one
+    is, the other goes to the worker with room that adds the least traffic between workers. Then the same with workers and
+    nodes. Tasks in no pair go last, to the least loaded worker. Tasks move only if traffic between nodes falls enough.
     """
 
     u: float = parameter(0.8, "Share of its CPU up to which a worker or a node takes more.", low=0.01, high=1.0)
@@ -37,5 +40,5 @@ class ErStream:
         problem = Problem.of(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
-        found = by_pairs(problem, self.u, revise=False, each_topology=False)
-        return decide(problem, found, self.u, self.tr_improve, more=False)
+        assignment = assign_in_two_phases(problem, self.u, revise=False, each_topology=False)
+        return move_if_better(problem, assignment, self.u, self.tr_improve, more=False)

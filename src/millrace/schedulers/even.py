@@ -1,4 +1,4 @@
-"""Tasks spread evenly over the slots, as Storm's EvenScheduler does: the reference, and the fallback of the others."""
+"""Spreads tasks evenly over the slots, as Storm's EvenScheduler does: the reference, and the fallback of the others."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from millrace.schedulers.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """Round-robin over the slots, nodes in turn. A task that is on a slot that is alive stays there. A topology that
-    sets `topology.workers` uses at most so many slots.
+    """Places tasks round-robin over the slots, nodes in turn. A task on a live slot stays there. A topology that sets
+    `topology.workers` uses at most that many slots.
 
-    The load is not looked at, but where one is known a plan says what it overloads.
+    The load does not affect the plan; if it is known, overloads are reported.
     """
 
     one_worker_per_node: bool = parameter(False, "A topology uses at most one slot of each node (T-Storm's rule for a first "
@@ -42,27 +42,27 @@ class Even:
             return _no_slots(graphs, cluster)
         pinned = {_Group(graph.name, part.name) for graph in graphs for part in graph.components if not part.movable}
         most = {graph.name: WORKERS.of(graph.config) for graph in graphs}
-        board = _Board(cluster, self.one_worker_per_node, most, pinned)
-        self._keep(board, graphs, plan)
-        placed = sum(board.place(graph.name, graph.tasks()) for graph in graphs)
-        moved = board.level() if self.spread_back else 0
-        plans = {graph.name: next_plan(graph, plan.get(graph.name), board.placements[graph.name]) for graph in graphs}
+        slots = _SlotCounts(cluster, self.one_worker_per_node, most, pinned)
+        self._keep(slots, graphs, plan)
+        placed = sum(slots.place(graph.name, graph.tasks()) for graph in graphs)
+        moved = slots.level() if self.spread_back else 0
+        plans = {graph.name: next_plan(graph, plan.get(graph.name), slots.placements[graph.name]) for graph in graphs}
         problem = Problem.of(graphs, cluster, load, {**plan, **plans})
         overload = problem.overload(problem.current) if problem.nodes else ()
         if all(plan.get(name) == new for name, new in plans.items()):
-            return NoChange(f"all tasks of {len(plans)} topologies are on slots that are alive", overload)
+            return NoChange(f"all tasks of {len(plans)} topologies are on live slots", overload)
         return NewPlan(plans, f"{placed} tasks placed and {moved} moved, on {len(cluster.slots)} slots", overload)
 
-    def _keep(self, board: _Board, graphs: Sequence[TopologyGraph], plan: Mapping[str, Plan]) -> None:
-        """Leave every task that may stay where it is; topologies that are not asked about only take up room."""
-        asked = {graph.name for graph in graphs}
+    def _keep(self, slots: _SlotCounts, graphs: Sequence[TopologyGraph], plan: Mapping[str, Plan]) -> None:
+        """Leaves every task where it is if it may stay; counts tasks of other topologies."""
+        names = {graph.name for graph in graphs}
         for name, current in plan.items():
-            if name not in asked:
-                board.take_up(current.placement.values())
+            if name not in names:
+                slots.count_others(current.placement.values())
         for graph in graphs:
             if graph.name in plan:
                 tasks = set(graph.tasks())
-                board.keep(graph.name, {task: slot for task, slot in plan[graph.name].placement.items()
+                slots.keep(graph.name, {task: slot for task, slot in plan[graph.name].placement.items()
                                         if task in tasks})
 
 
@@ -70,19 +70,19 @@ def _no_slots(graphs: Sequence[TopologyGraph], cluster: Cluster) -> CannotPlace:
     missing = {graph.name: graph.tasks() for graph in graphs}
     total = sum(map(len, missing.values()))
     each = ", ".join(f"{len(tasks)} of {name!r}" for name, tasks in missing.items())
-    return CannotPlace(missing, f"cannot place {total} tasks ({each}): asked for at least 1 slot, and none of the "
-                                f"cluster's {len(cluster.nodes)} nodes has one alive. Start workers, or wait for them")
+    return CannotPlace(missing, f"cannot place {total} tasks ({each}): at least 1 slot is needed, and none of the "
+                                f"cluster's {len(cluster.nodes)} nodes has a live one. Start workers, or wait for them")
 
 
 class _Group(NamedTuple):
-    """The tasks of one component: they are alike, so moving any one of them is as good."""
+    """The tasks of one component: they are interchangeable, so any one of them may move."""
 
     topology: str
     component: str
 
 
-class _Board:
-    """The slots while a schedule is worked out: what is on each, and where a task may go."""
+class _SlotCounts:
+    """The tasks on each slot while a schedule is worked out."""
 
     def __init__(self, cluster: Cluster, one_worker_per_node: bool, most: Mapping[str, int | None],
                  pinned: set[_Group]) -> None:
@@ -96,18 +96,18 @@ class _Board:
         self.worker: dict[tuple[str, str], int] = {}  # (topology, node) -> its slot there, if it may have only one
         self.placements: defaultdict[str, dict[TaskId, int]] = defaultdict(dict)
 
-    def take_up(self, slots: Iterable[int]) -> None:
-        """Count tasks that are not ours to move."""
+    def count_others(self, slots: Iterable[int]) -> None:
+        """Counts tasks of topologies that this schedule must not change."""
         for slot in slots:
             if slot in self.counts:
                 self.counts[slot] += 1
 
     def keep(self, topology: str, placement: Mapping[TaskId, int]) -> None:
-        """Put the tasks back on their slots, except where the slot is gone or the topology may not use it; those that are
-        pinned in any case where the slot is alive."""
+        """Puts the tasks back on their slots if the slot is alive and the topology may use it; pinned tasks on any live
+        slot."""
         used = Counter(slot for slot in placement.values() if slot in self.counts)
         fullest = sorted(used, key=lambda slot: (-used[slot], slot))
-        if self.one_worker_per_node:  # of several slots on a node, the one with most tasks stays
+        if self.one_worker_per_node:  # of several slots on a node, keep the one with most tasks
             for slot in fullest:
                 self.worker.setdefault((topology, self.node[slot]), slot)
         kept = {slot for slot in fullest if self.allowed(topology, slot)}
@@ -117,16 +117,16 @@ class _Board:
                 self.put(topology, task, slot)
 
     def place(self, topology: str, tasks: Sequence[TaskId]) -> int:
-        """Put each task that has no slot yet on the least loaded one; the number of those."""
+        """Puts each task that has no slot yet on the least loaded one; returns their number."""
         homeless = [task for task in tasks if task not in self.placements[topology]]
         for component, group in groupby(homeless, key=lambda task: task.component):
             key = _Group(topology, component)
-            # Among equals, a slot with few tasks of the same component: they are busy at the same time.
+            # Among equals, prefer a slot with few tasks of the same component: they are busy at the same time.
             heap = [(count, len(self.on[slot].get(key, ())), self.rank[slot], slot)
                     for slot, count in self.counts.items()]
             heapq.heapify(heap)
             for task in group:
-                while not self.allowed(topology, heap[0][3]):  # once not allowed, never again
+                while not self.allowed(topology, heap[0][3]):  # it stays forbidden
                     heapq.heappop(heap)
                 count, alike, rank, slot = heap[0]
                 self.put(topology, task, slot)
@@ -134,7 +134,7 @@ class _Board:
         return len(homeless)
 
     def level(self) -> int:
-        """If a slot is empty that could take a task from a fuller one: move tasks until all are level."""
+        """Moves tasks until all slots are level, if an empty slot could take a task; returns the number of moves."""
         moved = 0
         move = self.best_move(only_to_empty=True)
         while move is not None:
@@ -147,7 +147,7 @@ class _Board:
         return moved
 
     def best_move(self, only_to_empty: bool = False) -> tuple[_Group, int, int] | None:
-        """From the fullest slot that can give a task to the emptiest that may have it; None if that gains nothing."""
+        """The move from the fullest slot that can give a task to the emptiest that may take it; None if it gains nothing."""
         targets = sorted(self.counts, key=lambda slot: (self.counts[slot], self.rank[slot]))
         for source in reversed(targets):
             most = 0 if only_to_empty else self.counts[source] - 2
@@ -181,7 +181,7 @@ class _Board:
 
     def take(self, group: _Group, index: int, slot: int) -> None:
         self.counts[slot] -= 1
-        self.used[group.topology] -= Counter([slot])  # leaves out what falls to zero
+        self.used[group.topology] -= Counter([slot])  # drops entries that fall to zero
         self.on[slot][group].remove(index)
         if not self.on[slot][group]:
             del self.on[slot][group]
@@ -190,6 +190,6 @@ class _Board:
 
 
 def _alternating(cluster: Cluster) -> list[int]:
-    """Slot numbers, one of each node in turn, so that the first few tasks are on as many nodes as there are."""
+    """Slot numbers, one of each node in turn, so that the first few tasks use as many nodes as possible."""
     by_node = [cluster.slots_of(name) for name in sorted({slot.node for slot in cluster.slots})]
     return [slot.number for slot in chain.from_iterable(zip_longest(*by_node)) if slot is not None]

@@ -1,4 +1,4 @@
-"""Situations made at random, to hold schedulers against each other and against the optimum."""
+"""Random situations for comparing schedulers with each other and with the optimum."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from millrace.schedulers.problem import Floats
 WINDOW_SECONDS = 10.0
 TUPLES = 1000.0  # a second, through a component, as the median
 MHZ_PER_TUPLE = 0.5  # of a task, for each tuple a second in or out, as the median
-SPREAD = 0.6  # of the logarithm of what is drawn: two thirds lie within a factor of 1.8
+SPREAD = 0.6  # standard deviation of the logarithm: two thirds lie within a factor of 1.8
 SKEW = (0.3, 3.0)  # of keys over tasks (Dirichlet): low means that few tasks get most
-LEAST = 0.1  # of an even share, which every task gets
-SLACK = (1.05, 2.0)  # capacity of the cluster over what its tasks need
+LEAST = 0.1  # part of an even share that every task gets
+SLACK = (1.05, 2.0)  # capacity of the cluster over the needs of its tasks
 WIDTH = 20  # tasks of a component in a large situation, and so edges of a task
 
 
 def random_situation(rng: np.random.Generator, tasks: tuple[int, int] = (4, 12), nodes: tuple[int, int] = (2, 4),
                      topologies: tuple[int, int] = (1, 3), slack: tuple[float, float] = SLACK) -> Situation:
-    """Layered topologies under load on unequal nodes, running as Even placed them. The nodes together have a little
-    more than is needed, or up to twice that; some placement always fits them."""
+    """Layered topologies under load on unequal nodes, running as Even placed them. The nodes together have 1.05 to 2 times
+    the capacity needed; some placement always fits."""
     total = int(rng.integers(tasks[0], tasks[1] + 1))
     count = min(int(rng.integers(topologies[0], topologies[1] + 1)), max(1, total // 3))
     graphs = tuple(_layered(f"t{number}", _parts(rng, size, 4), rng)
                    for number, size in enumerate(_shares(rng, total, count)))
     load = {graph.name: _load(graph, rng) for graph in graphs}
-    needs = [measured.cpu_mhz for found in load.values() for measured in found.tasks.values()]
+    needs = [measured.cpu_mhz for each in load.values() for measured in each.tasks.values()]
     cluster = _cluster(needs, int(rng.integers(nodes[0], nodes[1] + 1)), float(rng.uniform(*slack)), rng)
     return Situation(graphs, cluster, load, _running(graphs, cluster))
 
 
 def large_situation(tasks: int, slots: int, rng: np.random.Generator, slots_per_node: int = 4) -> Situation:
-    """One topology of that many tasks, about 20 edges each, on equal nodes that are two thirds full."""
+    """One topology of `tasks` tasks, about 20 edges each, on equal nodes that are two thirds full."""
     pars = [WIDTH] * (tasks // WIDTH) + ([tasks % WIDTH] if tasks % WIDTH else [])
     graph = _layered("large", pars, rng)
     load = _load(graph, rng)
@@ -55,13 +55,13 @@ def large_situation(tasks: int, slots: int, rng: np.random.Generator, slots_per_
 
 
 def _shares(rng: np.random.Generator, total: int, parts: int) -> list[int]:
-    """`total` as a sum of so many whole numbers of at least 1."""
+    """`total` as a sum of `parts` whole numbers of at least 1."""
     cuts = np.sort(rng.choice(np.arange(1, total), parts - 1, replace=False)) if parts > 1 else np.zeros(0, dtype=np.int64)
     return [int(upper - lower) for lower, upper in pairwise([0, *cuts.tolist(), total])]
 
 
 def _parts(rng: np.random.Generator, total: int, most: int) -> list[int]:
-    """Tasks of each component: two to `most` components where there are tasks for them."""
+    """Tasks of each component: two to `most` components, if there are enough tasks."""
     return _shares(rng, total, min(total, int(rng.integers(2, most + 1))))
 
 
@@ -80,16 +80,16 @@ def _layered(name: str, pars: Sequence[int], rng: np.random.Generator) -> Topolo
 
 
 def _load(graph: TopologyGraph, rng: np.random.Generator) -> Load:
-    """Tuples from task to task as the groupings spread them, and CPU by the tuples that a task has to do with."""
+    """Traffic between tasks as the groupings spread it, and CPU in proportion to the tuples in and out of a task."""
     traffic: dict[tuple[TaskId, TaskId], float] = {}
     out: dict[str, Floats] = {}  # tuples a second that each task of a component emits
     through: dict[TaskId, float] = {}
     for component in graph.components:
         came = TUPLES * rng.lognormal(0, SPREAD) * rng.dirichlet(np.full(component.par, 3.0))
-        for given in component.inputs:
-            rates = np.outer(out[given.source], _spread(given, component.par, rng))
+        for read in component.inputs:
+            rates = np.outer(out[read.source], _spread(read, component.par, rng))
             for (source, target), rate in np.ndenumerate(rates):
-                traffic[TaskId(given.source, source), TaskId(component.name, target)] = float(rate) * WINDOW_SECONDS
+                traffic[TaskId(read.source, source), TaskId(component.name, target)] = float(rate) * WINDOW_SECONDS
             came = rates.sum(axis=0)
         out[component.name] = came / came.sum() * TUPLES * rng.lognormal(0, SPREAD)
         through.update((TaskId(component.name, index), float(done))
@@ -100,31 +100,31 @@ def _load(graph: TopologyGraph, rng: np.random.Generator) -> Load:
     return Load(WINDOW_SECONDS, measured, traffic)
 
 
-def _spread(given: Input, par: int, rng: np.random.Generator) -> Floats:
-    """The part of the stream that each task gets. However skewed the keys are, each gets some: a least traffic that is
-    almost nothing would make any other look endlessly worse."""
+def _spread(read: Input, par: int, rng: np.random.Generator) -> Floats:
+    """Each task's share of the stream. However skewed the keys are, every task gets some: an optimum close to 0 would make
+    every ratio meaningless."""
     even = np.full(par, 1 / par)
-    if given.grouping.kind != "fields":
+    if read.grouping.kind != "fields":
         return even
-    found: Floats = (1 - LEAST) * rng.dirichlet(np.full(par, rng.uniform(*SKEW))) + LEAST * even
-    return found
+    shares: Floats = (1 - LEAST) * rng.dirichlet(np.full(par, rng.uniform(*SKEW))) + LEAST * even
+    return shares
 
 
 def _cluster(needs: Sequence[float], nodes: int, slack: float, rng: np.random.Generator) -> Cluster:
-    """Nodes of unequal size that have `slack` times what is needed, or more if that cannot be packed."""
+    """Nodes of unequal size with `slack` times the capacity needed, or more if the tasks cannot be packed."""
     sizes = rng.uniform(0.5, 1.5, nodes)
     capacities = sizes / sizes.sum() * sum(needs) * slack
     while not _packs(needs, capacities):
         capacities = capacities * 1.1
     names = [f"n{number}" for number in range(nodes)]
     places = [name for name, slots in zip(names, rng.integers(1, 4, nodes)) for _ in range(slots)]
-    # One fast core each: a worker can use all of its node, so that only nodes have a limit, as in the optimum.
+    # One fast core each: a worker can use its whole node, so that only nodes have a limit, as in the optimum.
     return Cluster(tuple(Node(name, 1, float(capacity), 1 << 14) for name, capacity in zip(names, capacities)),
                    tuple(Slot(name, f"e{number}", number) for number, name in enumerate(places)))
 
 
 def _packs(needs: Sequence[float], capacities: Floats) -> bool:
-    """True if the tasks, largest first, each on the node with most room, all find room."""
+    """True if all tasks fit when placed largest first, each on the node with most room."""
     room = capacities.copy()
     for need in sorted(needs, reverse=True):
         node = int(room.argmax())

@@ -1,4 +1,4 @@
-"""Which node each subgraph goes to: a matching of least cost, and among equals the one that moves the fewest tasks."""
+"""Matches subgraphs to nodes at the least cost; among equal matchings, the one that moves the fewest tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GRID = 1e-6  # costs that differ by less than this are equal
 
 
 def moves(problem: Problem, labels: Ints, k: int) -> Ints:
-    """(nodes, k): how many running tasks of each subgraph would come to the node from elsewhere."""
+    """(nodes, k): the number of running tasks of each subgraph that would move to the node."""
     running = problem.current >= 0
     stay = np.zeros((problem.nodes, k), dtype=np.int64)
     np.add.at(stay, (problem.nodes_of(problem.current)[running], labels[running]), 1)
@@ -20,10 +20,10 @@ def moves(problem: Problem, labels: Ints, k: int) -> Ints:
 
 
 def match(cost_of_node: Floats, allowed: NDArray[np.bool_], moved: Ints, wanted: NDArray[np.bool_]) -> Ints | None:
-    """The node of each subgraph that is wanted (others get -1), no two on one node; None if it cannot be done.
+    """The node of each wanted subgraph (others get -1), no two on one node; None if that is impossible.
 
-    The cost is that of the nodes used: what a subgraph itself takes is the same wherever it goes, so leaving it out
-    changes no choice, and equal choices get exactly equal costs. Rounded to a grid, so that moves decide among them.
+    The cost is that of the nodes used. A subgraph takes the same wherever it goes, so leaving it out changes no choice,
+    and equal choices get exactly equal costs. Costs are rounded to a grid, so that the number of moves decides among equals.
     """
     subgraphs = np.flatnonzero(wanted)
     if len(subgraphs) > len(cost_of_node):
@@ -33,14 +33,14 @@ def match(cost_of_node: Floats, allowed: NDArray[np.bool_], moved: Ints, wanted:
     cost = np.where(allowed[:, subgraphs], cost, np.inf)
     try:
         nodes, columns = linear_sum_assignment(cost)
-    except ValueError:  # scipy's word for: every matching uses a forbidden pair
+    except ValueError:  # scipy: every matching uses a forbidden pair
         return None
-    found = np.full(len(wanted), -1, dtype=np.int64)
-    found[subgraphs[columns]] = nodes
-    return found
+    node_of = np.full(len(wanted), -1, dtype=np.int64)
+    node_of[subgraphs[columns]] = nodes
+    return node_of
 
 
-def placed_too(problem: Problem) -> str:
-    """The end of a reason to leave the plan as it is: what is placed all the same."""
+def also_placed(problem: Problem) -> str:
+    """The end of a reason to keep the plan: tasks that are placed nevertheless."""
     missing = int((problem.current < 0).sum())
     return f"; {missing} tasks that had no slot are placed" if missing else ""

@@ -11,16 +11,16 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.pairing import by_pairs, decide
+from millrace.schedulers.pairing import assign_in_two_phases, move_if_better
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """For each topology, its pairs of tasks in order of their traffic: two that are new go to the least loaded worker; else
-    all ways to put the two into their workers and the least loaded one are compared, and the one with the least traffic
-    between workers is taken. Then the same with workers and nodes. `topology.workers` is the number of workers at most.
+    """Takes, for each topology, its pairs of tasks in order of their traffic. If neither is placed, both go to the least loaded
+    worker; else all ways to put the two into their workers and the least loaded one are compared, and the one with the least
+    traffic between workers is taken. Then the same with workers and nodes. `topology.workers` limits the number of workers.
     """
 
     limit: float = parameter(0.9, "Share of a worker's core and of a node's CPU that may be used.", low=0.01, high=1.0)
@@ -37,5 +37,5 @@ class Online:
         problem = Problem.of(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
-        found = by_pairs(problem, self.limit, revise=True, each_topology=True)
-        return decide(problem, found, self.limit, self.improvement, more=True)
+        assignment = assign_in_two_phases(problem, self.limit, revise=True, each_topology=True)
+        return move_if_better(problem, assignment, self.limit, self.improvement, more=True)

@@ -1,4 +1,4 @@
-"""The least traffic between nodes that there can be, as an integer program: for small problems, and to judge the others."""
+"""Computes the least possible traffic between nodes as an integer program: for small problems, and to judge the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
-from millrace.schedulers.matching import match, moves, placed_too
+from millrace.schedulers.matching import also_placed, match, moves
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.placing import complete, slots_within
 from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem
@@ -29,7 +29,7 @@ SAME = 1e-6  # share of all traffic: the solver's own tolerance, below which two
 
 
 class Least(NamedTuple):
-    """What was found. `value` is inf if nothing was; no placement that fits has less traffic than `bound`."""
+    """The best assignment found. `value` is inf if none was; no placement that fits has less traffic than `bound`."""
 
     assignment: Ints | None
     value: float
@@ -43,14 +43,13 @@ class Least(NamedTuple):
 
 @dataclass(frozen=True)
 class Optimal:
-    """Least traffic between nodes such that no node gets more than its CPU allows. Exact, and so only for few tasks.
+    """Minimises the traffic between nodes within every node's CPU. Exact, and therefore only for few tasks.
 
-    Only when the time limit ends the search can two equal questions get different answers.
+    Equal questions get different answers only if the time limit ends the search.
     """
 
     time_limit: float = parameter(20.0, "Seconds after which the best found so far is taken.", low=0.01, high=86_400)
-    max_tasks: int = parameter(16, "With more tasks than this nothing is searched and nothing moved: what is exact for so "
-                                   "many may take minutes.", low=1)
+    max_tasks: int = parameter(16, "With more tasks than this the plan stays: an exact search could take minutes.", low=1)
     capacity: float = parameter(1.0, "Share of each node's CPU that may be used.", low=0.01, high=1.0)
 
     def __post_init__(self) -> None:
@@ -61,40 +60,40 @@ class Optimal:
         problem = Problem.of(graphs, cluster, load, plan)
         if problem.count and not len(problem.slot_numbers):
             return problem.no_slots()
-        if not len(problem.rate) and not problem.cpu.any():  # nothing measured yet: nothing to go by
+        if not len(problem.rate) and not problem.cpu.any():  # nothing is measured yet
             return Even(spread_back=False).schedule(graphs, cluster, load, plan)
         kept = complete(problem, problem.current, self.capacity)
         if problem.count > self.max_tasks:
             return problem.answer(kept, f"the plan stays: {problem.count} tasks are more than max_tasks = {self.max_tasks}. "
-                                        f"Raise that, or use a scheduler that is not exact{placed_too(problem)}", self.capacity)
-        found = least_traffic(problem, self.time_limit, self.capacity)
-        if found.assignment is None:
-            return self.none_found(problem, kept, found)
+                                        f"Raise it, or use a scheduler that is not exact{also_placed(problem)}", self.capacity)
+        least = least_traffic(problem, self.time_limit, self.capacity)
+        if least.assignment is None:
+            return self.none_found(problem, kept, least)
         if fits(problem, kept, self.capacity):
             now = problem.inter_node(kept)
-            if now - found.value <= SAME * max(now, 1.0):
-                return problem.answer(kept, f"the plan has {now:,.1f} tuples/s between nodes, {_claim(found)}", self.capacity)
-        return problem.answer(found.assignment, f"{found.value:,.1f} tuples/s between nodes, {_claim(found)}", self.capacity)
+            if now - least.value <= SAME * max(now, 1.0):
+                return problem.answer(kept, f"the plan has {now:,.1f} tuples/s between nodes, {_claim(least)}", self.capacity)
+        return problem.answer(least.assignment, f"{least.value:,.1f} tuples/s between nodes, {_claim(least)}", self.capacity)
 
-    def none_found(self, problem: Problem, kept: Ints, found: Least) -> SchedulingResult:
-        """Whatever overloads the nodes least: the running plan, or all tasks placed anew."""
-        anew = complete(problem, np.full(problem.count, -1, dtype=np.int64), self.capacity)
-        best = min((kept, anew), key=lambda assignment: _excess(problem, assignment, self.capacity))
+    def none_found(self, problem: Problem, kept: Ints, least: Least) -> SchedulingResult:
+        """The less overloaded of two: the running plan, or all tasks placed from scratch."""
+        fresh = complete(problem, np.full(problem.count, -1, dtype=np.int64), self.capacity)
+        best = min((kept, fresh), key=lambda assignment: _excess(problem, assignment, self.capacity))
         room = float((problem.node_capacity * self.capacity - problem.node_taken).clip(0).sum())
-        why = ("no placement keeps every node within its CPU" if math.isinf(found.bound)
+        why = ("no placement keeps every node within its CPU" if math.isinf(least.bound)
                else f"none was found within {self.time_limit:g} s that keeps every node within its CPU")
-        return problem.answer(best, f"{why}: {problem.cpu.sum():,.0f} MHz asked for, {room:,.0f} MHz free on {problem.nodes} "
+        return problem.answer(best, f"{why}: {problem.cpu.sum():,.0f} MHz needed, {room:,.0f} MHz free on {problem.nodes} "
                                     "nodes; placed with little overload. Add a node, or lower the load", self.capacity)
 
 
 def least_traffic(problem: Problem, time_limit: float = 20.0, capacity: float = 1.0) -> Least:
-    """The assignment with least traffic between nodes within `capacity` of their CPU, as far as the time goes. Among
-    equal nodes, tasks are where fewest have to move. No assignment and an infinite bound: there is none."""
+    """The assignment with the least traffic between nodes within `capacity` of their CPU that the time limit allows. Equal
+    nodes are exchanged so that the fewest tasks move. No assignment and an infinite bound: none exists."""
     room = problem.node_capacity * capacity * ROUNDING - problem.node_taken
     program = _Program(problem, room)
     bound = 0.0
     while True:
-        time_limit /= 2  # the loop hardly ever turns twice; however often it does, all of it keeps to the limit
+        time_limit /= 2  # all rounds together stay within the limit; there is rarely a second one
         solution = milp(program.objective, integrality=program.integrality, bounds=Bounds(0, 1),
                         constraints=program.constraints(), options={"time_limit": time_limit, "mip_rel_gap": 0.0})
         if solution.status == 2:
@@ -112,7 +111,7 @@ def least_traffic(problem: Problem, time_limit: float = 20.0, capacity: float = 
 
 
 def fits(problem: Problem, assignment: Ints, capacity: float = 1.0) -> bool:
-    """True if no node that has one of the tasks has more to do than it may."""
+    """True if no node that has one of the tasks is overloaded."""
     return _excess(problem, assignment, capacity) == 0
 
 
@@ -123,28 +122,28 @@ def _excess(problem: Problem, assignment: Ints, capacity: float) -> float:
     return float(over[used].sum())
 
 
-def _claim(found: Least) -> str:
-    if found.proven:
-        return "the least there can be"
-    gap = (found.value - found.bound) / max(found.value, 1e-9)
-    return f"where at least {found.bound:,.1f} are needed: the time limit left a gap of {gap:.1%}"
+def _claim(least: Least) -> str:
+    if least.proven:
+        return "the least possible"
+    gap = (least.value - least.bound) / max(least.value, 1e-9)
+    return f"where at least {least.bound:,.1f} are needed: the time limit left a gap of {gap:.1%}"
 
 
 def _fewest_moves(problem: Problem, nodes: Ints, room: Floats) -> Ints:
-    """The same subgraphs on those nodes that can carry them with the fewest moves."""
+    """The same subgraphs on the nodes with room for them that need the fewest moves."""
     needs = np.bincount(nodes, weights=problem.cpu, minlength=problem.nodes)
-    found = match(np.zeros(problem.nodes), (needs[np.newaxis, :] <= room[:, np.newaxis]) | (needs[np.newaxis, :] == 0),
+    node_of = match(np.zeros(problem.nodes), (needs[np.newaxis, :] <= room[:, np.newaxis]) | (needs[np.newaxis, :] == 0),
                   moves(problem, nodes, problem.nodes), np.bincount(nodes, minlength=problem.nodes) > 0)
-    return nodes if found is None else found[nodes]
+    return nodes if node_of is None else node_of[nodes]
 
 
 class _Program:
-    """Variables: x[i, k] = 1 if task i is on node k; z[e, k] = 1 if both ends of edge e are. The traffic that stays
-    inside nodes is made as large as can be."""
+    """The integer program. Variables: x[i, k] = 1 if task i is on node k; z[e, k] = 1 if both ends of edge e are. Maximises
+    the traffic inside nodes."""
 
     def __init__(self, problem: Problem, room: Floats) -> None:
         self.problem, self.room = problem, room
-        # Traffic in thousandths of all of it: no number is huge or tiny, and the solver's absolute gap of 1e-6 is nothing.
+        # Traffic in thousandths of the total: no number is huge or tiny, and the solver's absolute gap of 1e-6 is negligible.
         self.unit = max(float(problem.rate.sum()), 1e-9) / 1000
         rate = problem.rate / self.unit
         self.constant = float(rate.sum())
@@ -186,26 +185,25 @@ class _Program:
                 np.full(2 * self.zs, -np.inf), np.zeros(2 * self.zs))
 
     def equal_nodes_in_order(self) -> list[Rows]:
-        """Of nodes with equal room, the next is used by a task only if the one before is used by an earlier task: else
-        every solution would be there as often as equal nodes can be exchanged."""
-        found = []
+        """Breaks symmetry: of nodes with equal room, a task uses the next only if an earlier task uses the one before."""
+        rows = []
         for room in np.unique(self.room):
             for before, node in pairwise(np.flatnonzero(self.room == room).tolist()):
                 for task in range(self.problem.count):
                     columns = np.append(self.x(np.arange(task), before), task * self.problem.nodes + node)
-                    found.append(self.at_most(columns, np.append(np.full(task, -1.0), 1.0), 0.0))
-        return found
+                    rows.append(self.at_most(columns, np.append(np.full(task, -1.0), 1.0), 0.0))
+        return rows
 
     def at_most(self, columns: Ints, values: Floats, most: float) -> Rows:
         return self.matrix(np.zeros(len(columns), dtype=np.int64), columns, values, 1), np.full(1, -np.inf), np.full(1, most)
 
     def nodes_of(self, solution: Floats) -> Ints:
-        found: Ints = solution[:self.xs].reshape(self.problem.count, self.problem.nodes).argmax(axis=1).astype(np.int64)
-        return found
+        nodes: Ints = solution[:self.xs].reshape(self.problem.count, self.problem.nodes).argmax(axis=1).astype(np.int64)
+        return nodes
 
     def forbid_overfull(self, nodes: Ints) -> bool:
-        """The solver may overstep a limit by a rounding error of its own. If it did by more than ours, forbid those
-        tasks together on any node that is no larger; True if there was something to forbid."""
+        """Corrects the solver's rounding: if a node exceeds its limit by more than our tolerance, forbids those tasks
+        together on any node that is no larger. True if anything was forbidden."""
         loads = np.bincount(nodes, weights=self.problem.cpu, minlength=self.problem.nodes)
         used = np.bincount(nodes, minlength=self.problem.nodes) > 0
         overfull = np.flatnonzero(used & (loads > np.maximum(self.room, 0.0)))

@@ -1,4 +1,4 @@
-"""Parameters of schedulers and estimators: the fields of a frozen dataclass, each with its range and one sentence.
+"""Parameters of schedulers and estimators: the fields of a frozen dataclass, each with a range and a one-sentence description.
 
     @dataclass(frozen=True)
     class Pack:
@@ -22,15 +22,15 @@ T = TypeVar("T")
 
 def parameter(default: Any, about: str, *, low: float | None = None, high: float | None = None,
               choices: tuple[str, ...] = ()) -> Any:
-    """A field of a parameter class. `low` and `high` are the least and the largest value allowed."""
+    """Declares a field of a parameter class. `low` and `high` are the least and the largest value allowed."""
     return dataclasses.field(default=default, metadata={"about": about, "low": low, "high": high, "choices": choices})
 
 
-def check_parameters(given: Any) -> None:
-    """Raise `BadParameter` if a field has a value that it cannot have; numbers take the type of the default."""
-    for field in dataclasses.fields(given):
-        value = _checked(type(given).__name__, field, getattr(given, field.name))
-        object.__setattr__(given, field.name, value)
+def check_parameters(instance: Any) -> None:
+    """Raises `BadParameter` if a field has an invalid value; converts numbers to the type of the default."""
+    for field in dataclasses.fields(instance):
+        value = _checked(type(instance).__name__, field, getattr(instance, field.name))
+        object.__setattr__(instance, field.name, value)
 
 
 def _checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
@@ -59,24 +59,24 @@ def _checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     return type(default)(value) if default is not None else value
 
 
-def with_parameters(cls: type[T], given: Mapping[str, Any], label: str) -> T:
-    """An instance of a parameter class; `BadParameter` lists what there is when one is asked for that is not."""
+def with_parameters(cls: type[T], values: Mapping[str, Any], label: str) -> T:
+    """Makes an instance of a parameter class; `BadParameter` for an unknown name, with a list of the known ones."""
     known = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name in values if name not in known]
     if unknown:
         raise BadParameter(f"{label} has no parameter {', '.join(map(repr, unknown))}; it has {', '.join(known) or 'none'}")
-    return cls(**given)
+    return cls(**values)
 
 
-def parameters_of(given: Any) -> dict[str, Any]:
+def parameters_of(instance: Any) -> dict[str, Any]:
     """The values in force, by name."""
-    if not dataclasses.is_dataclass(given):
+    if not dataclasses.is_dataclass(instance):
         return {}
-    return {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
 
 
 def described(cls: type[Any]) -> list[tuple[str, Any, str]]:
-    """(name, default, sentence with the range) of each parameter, for people."""
+    """Name, default and description with the range of each parameter, for output."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     return [(field.name, field.default, " ".join(filter(None, [field.metadata.get("about", ""), _range(field.metadata)])))
             for field in fields]

@@ -1,5 +1,5 @@
-"""Tasks cut into subgraphs: what a cut costs (Sl-Stream's p, overload before it), a greedy one, and improving one step
-by step."""
+"""Cuts tasks into subgraphs: the cost of a cut (overload, then Sl-Stream's p), a greedy cut, and its improvement step by
+step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from millrace.schedulers.placing import affinity, by_traffic
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Problem
 from millrace.schedulers.qpso import Costs
 
-BLOCK = 2_000_000  # entries of (partitions x edges) looked at together: a few tens of MB, whatever the size
+BLOCK = 2_000_000  # entries of (partitions × edges) in one array operation: a few tens of MB
 NEGLIGIBLE = 1e-9  # a gain below this share of everything is a rounding error
-NOISE = 1e-12  # and so is a change of the overload below this: sums of the same numbers in another order
-MOST_LOOKS = 200  # at each task while polishing; a few are enough, unless rounding errors would keep it going for ever
+NOISE = 1e-12  # a change of the overload below this is one too: sums of the same numbers in another order
+MOST_LOOKS = 200  # at each task while polishing; a few are enough, but rounding errors could prolong it for ever
 
 
 class Cost(NamedTuple):
-    """Of one partition. Compared in this order: one that fits its nodes is better than any that does not."""
+    """The cost of one partition. Compared in this order: a partition that fits its nodes beats any that does not."""
 
     overload: float
     p: float
@@ -28,10 +28,10 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Cutting:
-    """A problem with k places for its subgraphs, and what each of those can carry.
+    """A problem with k places for its subgraphs, and the capacity of each.
 
-    A subgraph is rated against a place of its own (the k nodes with most free CPU, largest first), so that a cut
-    without overload certainly has a matching; which node it really goes to is decided by the matching.
+    A subgraph is rated against its own place (the k nodes with most free CPU, largest first), so that a cut without overload
+    always has a matching; the matching then decides its actual node.
     """
 
     problem: Problem
@@ -59,39 +59,39 @@ class Cutting:
 
     @cached_property
     def scale(self) -> Floats:
-        """CPU and memory of the whole cluster: overloads of CPU and of memory are added as shares of these."""
+        """CPU and memory of the whole cluster: overloads are added as shares of these."""
         total = np.array([self.problem.node_capacity.sum(), self.problem.node_memory.sum()])
-        found: Floats = np.maximum(total, 1e-9)
-        return found
+        scale: Floats = np.maximum(total, 1e-9)
+        return scale
 
     @cached_property
     def noise(self) -> float:
-        """Overloads that differ by less are equal. A broken meter may give loads that are far beyond any capacity."""
+        """Overloads that differ by less are equal. Scaled, because a broken meter may report loads far beyond any capacity."""
         return NOISE * max(1.0, float((self.needs.sum(axis=1) / self.scale).max()))
 
     @cached_property
     def limit(self) -> Floats:
-        """(2, k): the room, with what a rounding error may add; half of what a matching lets pass."""
+        """(2, k): the room plus a tolerance for rounding errors, half of the one that a matching uses."""
         whole = np.stack([self.problem.node_capacity, self.problem.node_memory])[:, self.places]
         return self.room + whole * (ROUNDING - 1) / 2
 
     def share(self, values: Floats) -> Floats:
-        """Each task's part of the whole; if nothing is known of any, all are alike."""
+        """Each task's share of the total; equal shares if the total is 0."""
         total = float(values.sum())
         return values / total if total > 0 else np.full(len(values), 1 / max(len(values), 1))
 
     @cached_property
     def tilt(self) -> Floats:
-        """What each task adds to q1 - q2 of its subgraph: its share of the number of tasks less its share of the weight."""
+        """Each task's contribution to q1 - q2 of its subgraph: its share of the task count less its share of the weight."""
         return 1 / max(self.problem.count, 1) - self.share(self.weight)
 
     def excess(self, loads: Floats, limit: Floats) -> Floats:
         """Overload of subgraphs with these loads (2, ...), each against its limit (2, ...)."""
-        found: Floats = (np.maximum(loads - limit, 0.0) / self.scale.reshape(2, *[1] * (loads.ndim - 1))).sum(axis=0)
-        return found
+        overload: Floats = (np.maximum(loads - limit, 0.0) / self.scale.reshape(2, *[1] * (loads.ndim - 1))).sum(axis=0)
+        return overload
 
     def costs(self, labels: Ints) -> Costs:
-        """Of many partitions, a row each."""
+        """Costs of many partitions, one per row."""
         rows, k = len(labels), self.k
         cells = (labels + np.arange(rows)[:, np.newaxis] * k).ravel()
 
@@ -115,11 +115,12 @@ class Cutting:
         return total
 
     def cost(self, labels: Ints) -> Cost:
-        found = self.costs(labels[np.newaxis, :])
-        return Cost(float(found.overload[0]), float(found.value[0]))
+        costs = self.costs(labels[np.newaxis, :])
+        return Cost(float(costs.overload[0]), float(costs.value[0]))
 
     def greedy(self) -> Ints:
-        """Tasks that talk most first, each to the subgraph with room that it talks to most, else the emptiest."""
+        """Takes tasks with most traffic first; each goes to the subgraph with room that shares most traffic with it, else the
+        emptiest."""
         problem = self.problem
         labels = np.full(problem.count, NOWHERE, dtype=np.int64)
         loads = np.zeros_like(self.room)
@@ -135,19 +136,19 @@ class Cutting:
 
 
 def polished(cutting: Cutting, labels: Ints) -> Ints:
-    """The partition after moving single tasks and swapping pairs until neither helps."""
-    board = _Board(cutting, labels)
-    last = 0  # tasks looked at since something was last improved
+    """The partition after moving single tasks and swapping pairs until neither improves it."""
+    refinement = _Refinement(cutting, labels)
+    last = 0  # tasks looked at since the last improvement
     for look in range(MOST_LOOKS * len(labels)):
         task = look % len(labels)
-        last = 0 if board.move(task) or board.swap(task) else last + 1
+        last = 0 if refinement.move(task) or refinement.swap(task) else last + 1
         if last == len(labels):
             break
-    return board.labels
+    return refinement.labels
 
 
-class _Board:
-    """A partition while it is improved, with what makes the gain of every step of one task cheap to see."""
+class _Refinement:
+    """A partition while it is improved, with sums that make the gain of each step cheap to compute."""
 
     def __init__(self, cutting: Cutting, labels: Ints) -> None:
         problem = cutting.problem
@@ -164,14 +165,14 @@ class _Board:
         self.least_p = NEGLIGIBLE * max(float(problem.rate.sum()), cutting.rho, 1e-9)
 
     def move(self, task: int) -> bool:
-        """Put the task where that makes the partition best; False if it is best where it is."""
+        """Moves the task to its best subgraph; False if it is there already."""
         best = self.best(self.moves(task))
         if best is not None:
             self.put(task, best)
         return best is not None
 
     def swap(self, task: int) -> bool:
-        """Let the task change places with the one where that gains most; False if no swap helps."""
+        """Swaps the task with the one that gains most; False if no swap helps."""
         others, costs = self.swaps(task)
         best = self.best(costs)
         if best is not None:
@@ -181,13 +182,13 @@ class _Board:
         return best is not None
 
     def best(self, change: Costs) -> int | None:
-        """The position of the change for the better that is largest: of overload first."""
+        """The position of the largest improvement, overload first; None if nothing improves."""
         overload = np.where(np.abs(change.overload) <= self.cutting.noise, 0.0, change.overload)
         better = np.flatnonzero((overload < 0) | ((overload == 0) & (change.value < -self.least_p)))
         return int(better[np.lexsort((change.value[better], overload[better]))[0]]) if len(better) else None
 
     def moves(self, task: int) -> Costs:
-        """What going to each subgraph would change."""
+        """The change of cost for moving the task to each subgraph."""
         cutting, old = self.cutting, self.labels[task]
         need, tilt, own = cutting.needs[:, task, np.newaxis], cutting.tilt[task], slice(old, old + 1)
         left = cutting.excess(self.loads[:, own] - need, cutting.limit[:, own]) - self.excess[own]
@@ -198,24 +199,24 @@ class _Board:
         return Costs(overload, p)
 
     def swaps(self, task: int) -> tuple[Ints, Costs]:
-        """Tasks of other subgraphs, and what changing places with each would change."""
+        """Tasks of other subgraphs, and the change of cost for swapping with each."""
         old = self.labels[task]
         p = self.own[task] - self.near[task, self.labels] + self.own - self.near[:, old]
         own = slice(self.start[task], self.start[task + 1])
-        p[self.others[own]] += 2 * self.rates[own]  # the two still talk across the cut
+        p[self.others[own]] += 2 * self.rates[own]  # their own traffic still crosses the cut
         tilt, tilts = self.cutting.tilt - self.cutting.tilt[task], self.tilts
         p += self.cutting.rho * (np.abs(tilts[old] + tilt) - abs(tilts[old])
                                  + np.abs(tilts[self.labels] - tilt) - np.abs(tilts[self.labels]))
         worth = self.labels != old
-        if not self.excess.any():  # without overload to take away only a lower p can help
+        if not self.excess.any():  # without overload only a lower p can help
             worth &= p < -self.least_p
         others = np.flatnonzero(worth)
         return others, Costs(self.swap_overload(task, others), p[others])
 
     def swap_overload(self, task: int, others: Ints) -> Floats:
-        """What changing places with each of them does to the overload."""
+        """The change of overload for swapping the task with each of the others."""
         cutting, old, theirs = self.cutting, self.labels[task], self.labels[others]
-        more = cutting.needs[:, others] - cutting.needs[:, task, np.newaxis]  # what comes less what goes
+        more = cutting.needs[:, others] - cutting.needs[:, task, np.newaxis]  # incoming less outgoing
         here = cutting.excess(self.loads[:, old, np.newaxis] + more, cutting.limit[:, old, np.newaxis]) - self.excess[old]
         there = cutting.excess(self.loads[:, theirs] - more, cutting.limit[:, theirs]) - self.excess[theirs]
         change: Floats = here + there
@@ -238,6 +239,6 @@ class _Board:
 
 
 def free_room(problem: Problem) -> Floats:
-    """(2, nodes): MHz and MB of each node that topologies which are not asked about leave free."""
+    """(2, nodes): MHz and MB of each node that other topologies leave free."""
     return np.maximum(np.stack([problem.node_capacity - problem.node_taken, problem.node_memory - problem.node_memory_taken]),
                       0.0)

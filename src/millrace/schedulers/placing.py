@@ -1,4 +1,4 @@
-"""Steps that several schedulers share: find slots for tasks that have none, and slots within nodes that are chosen."""
+"""Steps that several schedulers share: slots for tasks that have none, and slots within chosen nodes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, 
 
 
 def by_traffic(problem: Problem, tasks: Ints) -> Ints:
-    """Those tasks, the ones that talk most first; equals in their own order."""
+    """The tasks in order of their traffic, largest first; equals keep their order."""
     return tasks[np.argsort(-problem.task_traffic[tasks], kind="stable")]
 
 
 def affinity(problem: Problem, task: int, places: Ints, count: int) -> Floats:
-    """Tuples a second between the task and what is at each of `count` places; `places` has the place of every task,
-    NOWHERE for those that have none."""
+    """Tuples a second between the task and the tasks at each of `count` places; `places` has the place of every task, or
+    NOWHERE."""
     start, others, rates = problem.neighbours
     own = slice(start[task], start[task + 1])
     at = places[others[own]]
@@ -25,15 +25,15 @@ def affinity(problem: Problem, task: int, places: Ints, count: int) -> Floats:
 
 
 def complete(problem: Problem, assignment: Ints, capacity: float = 1.0) -> Ints:
-    """The assignment with a slot for every task that has none; nothing else moves. Each goes where most of its traffic
-    is among the places with room, or to the least loaded if none has."""
-    found = assignment.copy()
-    missing = np.flatnonzero(found < 0)
+    """The assignment with a slot for every task that has none; nothing else moves. Each goes to the node with room that
+    shares most traffic with it, or to the least loaded if none has room."""
+    assignment = assignment.copy()
+    missing = np.flatnonzero(assignment < 0)
     if not len(missing):
-        return found
-    nodes = problem.nodes_of(found)
-    load, counts = problem.node_load(found), _node_counts(problem, found)
-    board = SlotBoard(problem, found)
+        return assignment
+    nodes = problem.nodes_of(assignment)
+    load, counts = problem.node_load(assignment), _node_counts(problem, assignment)
+    board = SlotBoard(problem, assignment)
     for task in by_traffic(problem, missing):
         room = load + problem.cpu[task] <= problem.node_capacity * capacity * ROUNDING
         near = affinity(problem, int(task), nodes, problem.nodes)
@@ -45,15 +45,15 @@ def complete(problem: Problem, assignment: Ints, capacity: float = 1.0) -> Ints:
     return board.assignment
 
 
-def housed(problem: Problem) -> SchedulingResult:
-    """A slot for every task that has none; nothing else moves."""
+def place_homeless(problem: Problem) -> SchedulingResult:
+    """Places every task that has no slot; nothing else moves."""
     missing = int((problem.current < 0).sum())
     return problem.answer(complete(problem, problem.current), f"{missing} tasks that had no worker are placed")
 
 
 def slots_within(problem: Problem, nodes: Ints) -> Ints:
-    """A slot for every task on the node that is chosen for it: the one it has if that is there, else the one that most
-    of its traffic goes to among those with room, else the least loaded."""
+    """A slot for every task on its chosen node: its present slot if that is there, else the one with room that shares most
+    traffic with it, else the least loaded."""
     staying = problem.nodes_of(problem.current) == nodes
     board = SlotBoard(problem, np.where(staying & (problem.current >= 0), problem.current, NOWHERE))
     for task in by_traffic(problem, np.flatnonzero(board.assignment < 0)):
@@ -62,7 +62,7 @@ def slots_within(problem: Problem, nodes: Ints) -> Ints:
 
 
 class SlotBoard:
-    """The slots while tasks are put on them."""
+    """Load and task counts of the slots while tasks are placed on them."""
 
     def __init__(self, problem: Problem, assignment: Ints) -> None:
         self.problem, self.assignment = problem, assignment
@@ -87,8 +87,8 @@ def _node_counts(problem: Problem, assignment: Ints) -> Ints:
 
 
 def _best(room: Flags, near: Floats, load: Floats, counts: Ints) -> int:
-    """The place with room that most traffic goes to, then the least loaded, then the one with fewest tasks, then the
-    first. Without room anywhere: the least loaded."""
+    """The place with room that has most traffic, then the least loaded, then the one with fewest tasks, then the first. If no
+    place has room: the least loaded."""
     if not room.any():
         return int(np.lexsort((counts, load))[0])
     best = np.flatnonzero(room & (near == near[room].max()))
@@ -96,22 +96,22 @@ def _best(room: Flags, near: Floats, load: Floats, counts: Ints) -> int:
 
 
 def fewest_moves(problem: Problem, assignment: Ints) -> Ints:
-    """The same placement with alike nodes, and then alike slots of a node, exchanged so that most tasks stay where they
-    are. A scheduler that starts from nothing may well find the plan in force with its nodes in another order."""
+    """The same placement with equivalent nodes, and then equivalent slots of a node, exchanged so that most tasks stay where
+    they are. A scheduler that starts from scratch may find the plan in force with its nodes in another order."""
     order = np.argsort(problem.slot_node, kind="stable")
     start = np.searchsorted(problem.slot_node[order], np.arange(problem.nodes))
     position = np.empty_like(order)  # of each slot among those of its node
     position[order] = np.arange(len(order)) - start[problem.slot_node[order]]
     nodes = nearest_nodes(problem, problem.slot_node[assignment], np.zeros(problem.count, dtype=bool))
-    found = order[start[nodes] + position[assignment]]
-    found = _exchanged(found, problem.current, _alike(problem.slot_node, problem.slot_taken, problem.slot_tasks_taken))
-    kept, before = (found == problem.current).sum(), (assignment == problem.current).sum()
-    return found if kept > before else assignment
+    exchanged = order[start[nodes] + position[assignment]]
+    exchanged = _exchanged(exchanged, problem.current, _alike(problem.slot_node, problem.slot_taken, problem.slot_tasks_taken))
+    kept, before = (exchanged == problem.current).sum(), (assignment == problem.current).sum()
+    return exchanged if kept > before else assignment
 
 
 def nearest_nodes(problem: Problem, nodes: Ints, fixed: Flags) -> Ints:
-    """The node of each task after alike nodes are exchanged so that most tasks stay on theirs. Nodes with one of the
-    `fixed` tasks are like no other."""
+    """The node of each task after equivalent nodes are exchanged so that most tasks stay on theirs. Nodes with one of the
+    `fixed` tasks are not exchanged."""
     slots = np.bincount(problem.slot_node, minlength=problem.nodes)
     others = np.bincount(problem.slot_node, weights=problem.slot_tasks_taken, minlength=problem.nodes)
     own = np.zeros(problem.nodes)
@@ -122,13 +122,13 @@ def nearest_nodes(problem: Problem, nodes: Ints, fixed: Flags) -> Ints:
 
 
 def _alike(*features: np.ndarray) -> Ints:
-    """The class of each place: those in which all the features are the same are alike."""
+    """The equivalence class of each place: places with equal features."""
     rows = np.stack([feature.astype(np.float64) for feature in features], axis=1)
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _exchanged(places: Ints, current: Ints, alike: Ints) -> Ints:
-    """The place of each task after alike places are exchanged so that most tasks are at their current one."""
+    """The place of each task after equivalent places are exchanged so that most tasks are at their current one."""
     to = np.arange(len(alike))
     running = current >= 0
     for kind in np.flatnonzero(np.bincount(alike) > 1):

@@ -1,7 +1,7 @@
-"""What there is to schedule, as arrays: the same for every scheduler, so that ten thousand tasks take no Python loop.
+"""A scheduling problem as arrays, shared by all schedulers, so that ten thousand tasks need no Python loop.
 
-Tasks and slots are numbered from 0 in a fixed order (topologies as given, tasks as the graph has them, slots by number),
-so equal questions give equal arrays. An assignment is an array: the slot of each task, or -1.
+Tasks and slots are numbered from 0 in a fixed order (topologies as passed, tasks in the order of their graph, slots by
+number), so equal questions give equal arrays. An assignment is an array: the slot of each task, or -1.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 NOWHERE = -1
-MOST = 1e15  # no rate or load is larger: sums of what is measured stay finite, whatever a broken meter says
-ROUNDING = 1 + 1e-9  # a load is beyond a capacity only if it is so by more than a rounding error
+MOST = 1e15  # upper bound of every rate and load: sums stay finite even if a meter is broken
+ROUNDING = 1 + 1e-9  # a load exceeds a capacity only by more than a rounding error
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a placement costs: tuples a second between nodes and between workers of a node, and how it fills the nodes."""
+    """Measures of a placement: tuples a second between nodes and between workers of a node, and the load of nodes and
+    workers."""
 
     inter_node: float
     inter_process: float
@@ -43,7 +44,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Problem:
-    """Arrays over tasks, over edges (each pair of tasks that talk, once, both directions together), slots and nodes."""
+    """Arrays over tasks, edges (each pair of communicating tasks once, both directions together), slots and nodes."""
 
     graphs: tuple[TopologyGraph, ...]
     plans: Mapping[str, Plan]
@@ -54,14 +55,14 @@ class Problem:
     queue: Ints
     queue_floor: Ints
     settling: Flags
-    pinned: Flags  # it must stay on its slot as long as that is alive
-    current: Ints  # slot of each task; NOWHERE if it has none that is alive
+    pinned: Flags  # must stay on its slot while that is alive
+    current: Ints  # live slot of each task, or NOWHERE
     left: Ints  # task at one end of an edge
     right: Ints  # and at the other; left < right
     rate: Floats  # tuples a second along the edge
     slot_numbers: Ints
     slot_node: Ints
-    slot_taken: Floats  # MHz used by tasks of topologies that are not asked about
+    slot_taken: Floats  # MHz used by tasks of other topologies
     slot_tasks_taken: Ints
     node_names: tuple[str, ...]  # nodes that have a slot, by name
     node_mhz: Floats  # of one core: what a worker can use
@@ -80,15 +81,15 @@ class Problem:
         by_name = {node.name: node for node in cluster.nodes}
         node_index = {name: position for position, name in enumerate(nodes)}
         slot_node = np.array([node_index[slot.node] for slot in slots], dtype=np.int64)
-        asked = {graph.name for graph in graphs}
-        taken, tasks_taken, memory_taken = _others(asked, load, plan, slot_index, slot_node, len(nodes))
+        names = {graph.name for graph in graphs}
+        taken, tasks_taken, memory_taken = _others(names, load, plan, slot_index, slot_node, len(nodes))
         current = np.full(len(tasks), NOWHERE, dtype=np.int64)
-        for name, found in plan.items():
-            for task, slot in found.placement.items():
+        for name, old in plan.items():
+            for task, slot in old.placement.items():
                 if (name, task) in index and slot in slot_index:
                     current[index[name, task]] = slot_index[slot]
         measured = [load[name].tasks.get(task) if name in load else None for name, task in tasks]
-        settling = {(name, task) for name, found in load.items() for task in found.settling}
+        settling = {(name, task) for name, topology_load in load.items() for task in topology_load.settling}
         left, right, rate = _edges(index, load)
         return cls(
             graphs=tuple(graphs), plans=plan, tasks=tasks,
@@ -118,8 +119,8 @@ class Problem:
 
     @cached_property
     def neighbours(self) -> tuple[Ints, Ints, Floats]:
-        """Who talks to whom, by task: those of task i are at [start[i]:start[i + 1]] in the two other arrays, which
-        hold the other task and the tuples a second between the two."""
+        """Communicating tasks, by task: those of task i are at [start[i]:start[i + 1]] in the two other arrays, which hold the
+        other task and the tuples a second between the two."""
         ends = np.concatenate([self.left, self.right])
         others = np.concatenate([self.right, self.left])
         rates = np.concatenate([self.rate, self.rate])
@@ -136,7 +137,7 @@ class Problem:
 
     @cached_property
     def node_taken(self) -> Floats:
-        """MHz on each node used by topologies that are not asked about."""
+        """MHz on each node used by other topologies."""
         return np.bincount(self.slot_node, weights=self.slot_taken, minlength=self.nodes).astype(np.float64)
 
     @cached_property
@@ -144,13 +145,13 @@ class Problem:
         """MHz that the worker of each slot can use: one core."""
         return self.node_mhz[self.slot_node]
 
-    # -- what an assignment means ------------------------------------------------------------------------------------
+    # -- measures of an assignment ------------------------------------------------------------------------------------
 
     def nodes_of(self, assignment: Ints) -> Ints:
         return np.where(assignment >= 0, self.slot_node[assignment], NOWHERE)
 
     def inter_node(self, assignment: Ints) -> float:
-        """Tuples a second between tasks on different nodes. A task that is nowhere is on no node."""
+        """Tuples a second between tasks on different nodes. A task without a slot is on no node."""
         nodes = self.nodes_of(assignment)
         apart = (nodes[self.left] != nodes[self.right]) | (nodes[self.left] == NOWHERE)
         return float(self.rate[apart].sum())
@@ -162,10 +163,10 @@ class Problem:
         return float(self.rate[near].sum())
 
     def slot_load(self, assignment: Ints) -> Floats:
-        """MHz on each slot, those of other topologies included."""
+        """MHz on each slot, including other topologies."""
         placed = assignment >= 0
-        found = np.bincount(assignment[placed], weights=self.cpu[placed], minlength=len(self.slot_numbers))
-        return found.astype(np.float64) + self.slot_taken
+        load = np.bincount(assignment[placed], weights=self.cpu[placed], minlength=len(self.slot_numbers))
+        return load.astype(np.float64) + self.slot_taken
 
     def node_load(self, assignment: Ints) -> Floats:
         return np.bincount(self.slot_node, weights=self.slot_load(assignment), minlength=self.nodes).astype(np.float64)
@@ -184,8 +185,8 @@ class Problem:
     # -- the answer --------------------------------------------------------------------------------------------------
 
     def answer(self, assignment: Ints, reason: str, capacity: float = 1.0) -> SchedulingResult:
-        """The result with this placement, but for tasks that must stay where they are: NoChange if it is the one in force.
-        `capacity`: the share of each node's CPU that may be used; what goes beyond is reported."""
+        """The result with this placement, except that pinned tasks stay: NoChange if it is the one in force. `capacity`: the
+        share of each node's CPU that may be used; loads above it are reported."""
         assignment = np.where(self.pinned, self.current, assignment)
         if (assignment < 0).any():
             return self.cannot_place(np.flatnonzero(assignment < 0), reason)
@@ -202,13 +203,13 @@ class Problem:
         return NewPlan(plans, reason, self.overload(assignment, capacity))
 
     def overload(self, assignment: Ints, capacity: float = 1.0) -> tuple[Overload, ...]:
-        """Nodes and workers that have more to do than they can."""
+        """Nodes and workers whose load exceeds their capacity."""
         nodes, slots = self.node_load(assignment), self.slot_load(assignment)
         allowed = self.node_capacity * capacity
-        found = [Overload(f"node {self.node_names[k]}", float(nodes[k]), float(allowed[k]))
-                 for k in np.flatnonzero(nodes > allowed * ROUNDING)]
-        return (*found, *(Overload(f"worker {self.slot_numbers[s]}", float(slots[s]), float(self.slot_capacity[s]))
-                          for s in np.flatnonzero(slots > self.slot_capacity * ROUNDING)))
+        over = [Overload(f"node {self.node_names[k]}", float(nodes[k]), float(allowed[k]))
+                for k in np.flatnonzero(nodes > allowed * ROUNDING)]
+        return (*over, *(Overload(f"worker {self.slot_numbers[s]}", float(slots[s]), float(self.slot_capacity[s]))
+                         for s in np.flatnonzero(slots > self.slot_capacity * ROUNDING)))
 
     def cannot_place(self, missing: Ints, reason: str) -> CannotPlace:
         by_topology: dict[str, list[TaskId]] = {}
@@ -220,17 +221,17 @@ class Problem:
     def no_slots(self) -> CannotPlace:
         """The answer when no slot is alive."""
         each = ", ".join(f"{len(graph.tasks())} of {graph.name!r}" for graph in self.graphs)
-        return self.cannot_place(np.arange(self.count), f"cannot place {self.count} tasks ({each}): asked for at least 1 "
-                                 "slot, and none of the cluster's nodes has one alive. Start workers, or wait for them")
+        return self.cannot_place(np.arange(self.count), f"cannot place {self.count} tasks ({each}): at least 1 slot "
+                                 "is needed, and none of the cluster's nodes has a live one. Start workers, or wait for them")
 
 
 def clean(values: Sequence[float]) -> Floats:
-    """Finite and not negative, whatever was measured."""
+    """The values, made finite and not negative."""
     return np.clip(np.nan_to_num(np.array(values, dtype=np.float64), nan=0.0, posinf=MOST, neginf=0.0), 0.0, MOST)
 
 
 def _edges(index: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load]) -> tuple[Ints, Ints, Floats]:
-    """Traffic of both directions between two tasks as one edge; a task that talks to itself has no edge."""
+    """Traffic in both directions between two tasks as one edge; a task that sends to itself has no edge."""
     left: list[int] = []
     right: list[int] = []
     rate: list[float] = []
@@ -238,11 +239,11 @@ def _edges(index: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load]) ->
     for (name, task), number in index.items():
         numbers.setdefault(name, {})[task] = number
     for name, own in numbers.items():
-        found = load.get(name, Load())
-        seconds = found.window_seconds
+        measured = load.get(name, Load())
+        seconds = measured.window_seconds
         if not (seconds > 0 and math.isfinite(seconds)):
             continue
-        for (source, target), tuples in found.traffic.items():
+        for (source, target), tuples in measured.traffic.items():
             one, other = own.get(source), own.get(target)
             if one is not None and other is not None and one != other:
                 left.append(min(one, other))
@@ -257,21 +258,21 @@ def _edges(index: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load]) ->
     return unique[kept] // len(index), unique[kept] % len(index), total[kept]
 
 
-def _others(asked: set[str], load: Mapping[str, Load], plan: Mapping[str, Plan], slot_index: Mapping[int, int],
+def _others(names: set[str], load: Mapping[str, Load], plan: Mapping[str, Plan], slot_index: Mapping[int, int],
             slot_node: Ints, nodes: int) -> tuple[Floats, Ints, Floats]:
-    """What topologies that are not asked about take up: MHz and tasks on each slot, MB on each node."""
+    """Resources used by topologies other than `names`: MHz and tasks on each slot, MB on each node."""
     taken = np.zeros(len(slot_index))
     tasks = np.zeros(len(slot_index), dtype=np.int64)
     memory = np.zeros(nodes)
-    for name, found in plan.items():
-        if name in asked:
+    for name, other in plan.items():
+        if name in names:
             continue
         measured = load[name].tasks if name in load else {}
-        for task, slot in found.placement.items():
+        for task, slot in other.placement.items():
             if slot in slot_index:
-                seen = measured.get(task)
+                task_load = measured.get(task)
                 tasks[slot_index[slot]] += 1
-                if seen is not None:
-                    taken[slot_index[slot]] += clean([seen.cpu_mhz])[0]
-                    memory[slot_node[slot_index[slot]]] += clean([seen.memory_mb])[0]
+                if task_load is not None:
+                    taken[slot_index[slot]] += clean([task_load.cpu_mhz])[0]
+                    memory[slot_node[slot_index[slot]]] += clean([task_load.memory_mb])[0]
     return np.minimum(taken, MOST), tasks, np.minimum(memory, MOST)

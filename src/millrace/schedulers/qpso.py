@@ -1,6 +1,7 @@
-"""Quantum-behaved particle swarm over partitions: one real coordinate for each task, whose whole part is its subgraph.
+"""Quantum-behaved particle swarm over partitions (Sl-Stream): one real coordinate for each task, whose whole part is its
+subgraph.
 
-A cost is a pair of numbers, compared in that order: what must not be (overload), then what should be small.
+A cost is a pair of numbers, compared in this order: the overload, then the value to minimise.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from numpy.typing import NDArray
 
 from millrace.schedulers.problem import Floats, Ints
 
-NOISE = 0.15  # share of the coordinates that are drawn anew in the copies of a start
+NOISE = 0.15  # share of the coordinates that are redrawn in the copies of a start
 
 
 class Costs(NamedTuple):
-    """Of several partitions at once."""
+    """Costs of several partitions."""
 
     overload: Floats
     value: Floats
@@ -28,7 +29,7 @@ class Costs(NamedTuple):
         return better
 
     def order(self) -> Ints:
-        """Positions, the best first; equals as they come."""
+        """Positions, best first; equals keep their order."""
         return np.lexsort((self.value, self.overload))
 
 
@@ -45,21 +46,20 @@ def decode(position: Floats, k: int) -> Ints:
 
 
 def contraction(sigma: float, iterations: int, t: int) -> float:
-    """β: large at first, to look around, then falling towards 0.5, where a swarm contracts."""
+    """β: large at first, for a wide search, then falling towards 0.5, where a swarm contracts."""
     return sigma * (iterations - t) / iterations + 0.5
 
 
 def moved(position: Floats, best: Floats, leader: Floats, beta: float, phi: Floats, u: Floats, sign: Floats) -> Floats:
-    """Where the particles go next: near a point between their own best and the leader's, the farther from it the
-    farther they are from the mean of all bests. `phi` in [0, 1], `u` in (0, 1], `sign` -1 or 1, one for each coordinate."""
+    """The next positions: near a point between each particle's best and the leader's, at a distance that grows with its
+    distance from the mean of all bests. `phi` in [0, 1], `u` in (0, 1], `sign` -1 or 1, one for each coordinate."""
     attractor = phi * best + (1 - phi) * leader
-    found: Floats = attractor + sign * beta * np.abs(best.mean(axis=0) - position) * np.log(1 / u)
-    return found
+    position = attractor + sign * beta * np.abs(best.mean(axis=0) - position) * np.log(1 / u)
+    return position
 
 
 def first_positions(starts: Ints, particles: int, k: int, rng: np.random.Generator) -> Floats:
-    """Every start once as it is, a third of the swarm as copies of them with some coordinates drawn anew, and the rest
-    at random."""
+    """Every start once unchanged, a third of the swarm as copies of them with some coordinates redrawn, the rest random."""
     tasks = starts.shape[1]
     position = rng.random((particles, tasks)) * k
     exact = min(len(starts), particles)
@@ -74,7 +74,7 @@ def first_positions(starts: Ints, particles: int, k: int, rng: np.random.Generat
 
 def swarm(cost: Callable[[Ints], Costs], starts: Ints, k: int, *, particles: int, iterations: int, sigma: float,
           rng: np.random.Generator) -> Swarm:
-    """`cost` rates many partitions at once (a row each). The result is never worse than any of the `starts`."""
+    """Runs the swarm. `cost` rates many partitions at once, one per row. The result is never worse than the `starts`."""
     particles = max(particles, len(starts))
     position = first_positions(starts, particles, k, rng)
     best, labels = position.copy(), decode(position, k)
@@ -84,10 +84,10 @@ def swarm(cost: Callable[[Ints], Costs], starts: Ints, k: int, *, particles: int
         phi, u = rng.random(position.shape), 1 - rng.random(position.shape)
         sign = np.where(rng.random(position.shape) < 0.5, -1.0, 1.0)
         position = np.clip(moved(position, best, leader, contraction(sigma, iterations, t), phi, u, sign), 0.0, k)
-        found = decode(position, k)
-        rated = cost(found)
+        decoded = decode(position, k)
+        rated = cost(decoded)
         better = rated.better_than(costs)
-        best[better], labels[better] = position[better], found[better]
+        best[better], labels[better] = position[better], decoded[better]
         costs = Costs(np.where(better, rated.overload, costs.overload), np.where(better, rated.value, costs.value))
     order = costs.order()
     return Swarm(labels[order], Costs(costs.overload[order], costs.value[order]))

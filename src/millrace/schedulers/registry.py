@@ -1,4 +1,4 @@
-"""Schedulers by name. A user's own is named as `module:Class`, and its fields are its parameters."""
+"""Schedulers by name. A user's scheduler is named as `module:Class`; its fields are its parameters."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SCHEDULERS = {
 
 
 class Traits(NamedTuple):
-    """What a scheduler's class says of it, if it says anything: `PERIOD_SECONDS`, how often it should be asked, and
-    `WEIGHS_ITSELF`, that it moves tasks only when that is worth it by a threshold of its own."""
+    """Optional constants of a scheduler's class: `PERIOD_SECONDS`, the interval between its runs, and `WEIGHS_ITSELF`, True
+    if it has its own threshold for moving tasks."""
 
     period: float
     weighs_itself: bool
@@ -38,23 +38,23 @@ def traits(scheduler: Scheduler) -> Traits:
 
 
 def scheduler_class(name: str) -> type[Any]:
-    """The class of that name: one of ours, or a user's `module:Class`."""
+    """The class of that name: built in, or a user's `module:Class`."""
     if name not in SCHEDULERS and ":" not in name:
         raise UnknownName(f"there is no scheduler named {name!r}; there are {', '.join(SCHEDULERS)}, and your own as "
                           "module:Class")
-    found = resolve(SCHEDULERS.get(name, name))
-    if not isinstance(found, type) or not callable(getattr(found, "schedule", None)):
+    cls = resolve(SCHEDULERS.get(name, name))
+    if not isinstance(cls, type) or not callable(getattr(cls, "schedule", None)):
         raise SchedulerFailed(f"{name!r} is not a class with a method schedule(graphs, cluster, load, plan)")
-    return found
+    return cls
 
 
 def make_scheduler(name: str, parameters: Mapping[str, Any] | None = None) -> Scheduler:
-    """A scheduler with these parameters, checked."""
+    """Makes a scheduler with these parameters, checked."""
     cls = scheduler_class(name)
     try:
-        made: Scheduler = with_parameters(cls, parameters or {}, f"scheduler {name!r}")
+        scheduler: Scheduler = with_parameters(cls, parameters or {}, f"scheduler {name!r}")
     except MillraceError:
         raise
-    except Exception as error:  # a user's own __init__
+    except Exception as error:  # raised by a user's __init__
         raise SchedulerFailed(f"scheduler {name!r} could not be made: {type(error).__name__}: {error}") from error
-    return made
+    return scheduler

@@ -1,4 +1,4 @@
-"""R-Storm (Peng, Hosseinzadeh, Campbell et al., Middleware 2015): each task to the node that fits its memory and CPU best."""
+"""R-Storm (Peng, Hosseinzadeh, Campbell et al., Middleware 2015): puts each task on the node that fits its demand best."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ResourceAware:
-    """Tasks in breadth-first order of their components, one of each component in turn, so that those that talk come one
-    after the other. Each goes to the node at the least distance from what it asks for: memory, CPU, and how far the node is
-    from the reference node, where the topology has most of its tasks or, at first, the one with most to spare. A node
-    without the memory is never taken; one without the CPU only if no other is left. Tasks that have a place keep it.
+    """Takes tasks in breadth-first order of their components, one of each component in turn, so that communicating tasks
+    follow each other. Each goes to the node at the least distance from its demand: memory, CPU, and the node's distance from
+    the reference node (the one with most tasks of the topology or, at first, with most free capacity). A node without the
+    memory is never used; one without the CPU only if no other is left. Placed tasks stay.
 
-    What a task asks for is what it was measured to use, or else what its component's settings say.
+    The demand of a task is its measured use, or else its component's settings.
     """
 
     memory_weight: float = parameter(1.0, "Weight of memory in the distance.", low=0.0)
     cpu_weight: float = parameter(1.0, "Weight of CPU in the distance.", low=0.0)
-    network_weight: float = parameter(1.0, "Weight of the way to the reference node in the distance.", low=0.0)
+    network_weight: float = parameter(1.0, "Weight of the distance to the reference node.", low=0.0)
 
     WEIGHS_ITSELF: ClassVar[bool] = True
 
@@ -47,24 +47,24 @@ class ResourceAware:
             return problem.no_slots()
         problem = _with_demands(problem)
         homeless = problem.current < 0
-        board = _Board(problem, (self.memory_weight, self.cpu_weight, self.network_weight))
+        free = _FreeResources(problem, (self.memory_weight, self.cpu_weight, self.network_weight))
         first = 0
         for number, graph in enumerate(graphs):
-            board.turn_to(number)
+            free.choose_reference(number)
             for position in _breadth_first(graph):
                 if homeless[first + position]:
-                    board.place(first + position)
+                    free.place(first + position)
             first += len(graph.tasks())
-        if board.missing:
-            return problem.cannot_place(np.array(sorted(board.missing)), board.lack(homeless))
+        if free.missing:
+            return problem.cannot_place(np.array(sorted(free.missing)), free.lack(homeless))
         placed = int(homeless.sum())
-        return problem.answer(board.slots.assignment, f"{placed} tasks placed by memory, CPU and distance"
+        return problem.answer(free.slots.assignment, f"{placed} tasks placed by memory, CPU and distance"
                               if placed else f"all {problem.count} tasks have a worker")
 
 
 def _with_demands(problem: Problem) -> Problem:
-    """The problem with what every task asks for: measured where something was, else by the settings of its component."""
-    core = float(problem.node_mhz.max(initial=0.0))  # of the fastest node, so that no task asks for too little
+    """The problem with the demand of every task: measured if possible, else from the settings of its component."""
+    core = float(problem.node_mhz.max(initial=0.0))  # of the fastest node, so that no demand is too low
     cpu: list[float] = []
     memory: list[float] = []
     for graph in problem.graphs:
@@ -86,14 +86,14 @@ def _breadth_first(graph: TopologyGraph) -> list[int]:
                 order[reader.name] = None
                 waiting.append(reader.name)
     position = {task: number for number, task in enumerate(graph.tasks())}
-    ackers = [number for task, number in position.items() if task.component not in order]  # and what no spout leads to
+    ackers = [number for task, number in position.items() if task.component not in order]  # and unreachable ones
     lines = [[position[TaskId(name, index)] for index in range(graph.component(name).par)] for name in order]
     turns = chain.from_iterable(zip_longest(*lines))
     return [number for number in turns if number is not None] + ackers
 
 
-class _Board:
-    """What is left of each node while tasks are placed."""
+class _FreeResources:
+    """Free memory and CPU of each node while tasks are placed."""
 
     def __init__(self, problem: Problem, weights: tuple[float, float, float]) -> None:
         self.problem, self.weights = problem, weights
@@ -106,12 +106,12 @@ class _Board:
         self.had = self.memory.clip(0.0)
         self.missing: list[int] = []
         self.reference = 0
-        # Distances are of shares of the largest node, so that MB and MHz can be compared.
+        # Distances use shares of the largest node, so that MB and MHz are comparable.
         self.unit_memory = max(float(problem.node_memory.max(initial=0.0)), 1e-9)
         self.unit_cpu = max(float(problem.node_capacity.max(initial=0.0)), 1e-9)
 
-    def turn_to(self, topology: int) -> None:
-        """Choose the reference node of that topology."""
+    def choose_reference(self, topology: int) -> None:
+        """Chooses the reference node of the topology."""
         problem = self.problem
         own = problem.current[(problem.topology == topology) & (problem.current >= 0)]
         tasks = np.bincount(problem.slot_node[own], minlength=problem.nodes)
@@ -119,27 +119,27 @@ class _Board:
         self.reference = int(np.lexsort((-spare, -tasks))[0]) if problem.nodes else 0
 
     def place(self, task: int) -> None:
-        asked_memory, asked_cpu = self.problem.memory[task], self.problem.cpu[task]
-        fits = asked_memory <= self.memory * ROUNDING
+        memory, cpu = self.problem.memory[task], self.problem.cpu[task]
+        fits = memory <= self.memory * ROUNDING
         if not fits.any():
             self.missing.append(task)
             return
-        room = fits & (asked_cpu <= self.cpu * ROUNDING)
+        room = fits & (cpu <= self.cpu * ROUNDING)
         nodes = np.flatnonzero(room if room.any() else fits)
-        node = int(nodes[np.argmin(self._distance(nodes, asked_memory, asked_cpu))])
-        self.memory[node] -= asked_memory
-        self.cpu[node] -= asked_cpu
+        node = int(nodes[np.argmin(self._distance(nodes, memory, cpu))])
+        self.memory[node] -= memory
+        self.cpu[node] -= cpu
         self.slots.put(task, node)
 
     def _distance(self, nodes: Ints, memory: float, cpu: float) -> Floats:
-        """Weighted Euclidean distance, squared: it is only compared. Another node is one step from the reference node."""
+        """Squared weighted Euclidean distance. Every other node is one step from the reference node."""
         for_memory, for_cpu, for_network = self.weights
-        found: Floats = (for_memory * ((self.memory[nodes] - memory) / self.unit_memory) ** 2
+        distance: Floats = (for_memory * ((self.memory[nodes] - memory) / self.unit_memory) ** 2
                          + for_cpu * ((self.cpu[nodes] - cpu) / self.unit_cpu) ** 2 + for_network * (nodes != self.reference))
-        return found
+        return distance
 
     def lack(self, homeless: np.ndarray) -> str:
-        asked, missing = self.problem.memory[homeless].sum(), self.problem.memory[self.missing].sum()
-        return (f"cannot place {len(self.missing)} of {int(homeless.sum())} tasks: asked for {asked:,.0f} MB of memory, the "
-                f"nodes had {self.had.sum():,.0f} MB free, at most {self.had.max():,.0f} MB on one; {missing:,.0f} MB found no "
-                f"place. Add nodes, give workers more memory, or lower {COMPONENT_MEMORY.key}")
+        needed, missing = self.problem.memory[homeless].sum(), self.problem.memory[self.missing].sum()
+        return (f"cannot place {len(self.missing)} of {int(homeless.sum())} tasks: they need {needed:,.0f} MB of memory, the "
+                f"nodes had {self.had.sum():,.0f} MB free, at most {self.had.max():,.0f} MB on one; {missing:,.0f} MB are "
+                f"missing. Add nodes, give workers more memory, or lower {COMPONENT_MEMORY.key}")

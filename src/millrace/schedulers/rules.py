@@ -1,4 +1,4 @@
-"""What every plan must keep, whoever made it: a plan that breaks a rule is never run."""
+"""The rules that every plan must keep. A plan that breaks one is never run."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, Overload, S
 
 
 def check_result(situation: Situation, result: Any) -> SchedulingResult:
-    """The result itself, if it can be used; `SchedulerFailed` says what is wrong with it."""
+    """Returns the result if it is valid; raises `SchedulerFailed` with the reason otherwise."""
     if not isinstance(result, NewPlan | NoChange | CannotPlace):
-        raise SchedulerFailed(f"it returned {type(result).__name__}; asked for NewPlan, NoChange or CannotPlace")
+        raise SchedulerFailed(f"it returned {type(result).__name__}; expected NewPlan, NoChange or CannotPlace")
     if not isinstance(result.reason, str):
-        raise SchedulerFailed(f"its reason is {result.reason!r}; asked for a sentence")
+        raise SchedulerFailed(f"its reason is {result.reason!r}; expected a sentence")
     if not isinstance(result, NewPlan):
         return result
     if not isinstance(result.overload, tuple) or not all(isinstance(over, Overload) for over in result.overload):
-        raise SchedulerFailed(f"its overload is {result.overload!r}; asked for a tuple of Overload")
-    asked = {graph.name: graph for graph in situation.graphs}
-    if set(result.plans) != set(asked):
-        raise SchedulerFailed(f"it was asked about {', '.join(sorted(asked)) or 'no topology'} and returned plans for "
+        raise SchedulerFailed(f"its overload is {result.overload!r}; expected a tuple of Overload")
+    graphs = {graph.name: graph for graph in situation.graphs}
+    if set(result.plans) != set(graphs):
+        raise SchedulerFailed(f"it was asked about {', '.join(sorted(graphs)) or 'no topology'} and returned plans for "
                               f"{', '.join(map(str, result.plans)) or 'none'}")
     for name, plan in result.plans.items():
-        for wrong in broken_rules(asked[name], situation.cluster, situation.plan.get(name), plan):
+        for wrong in broken_rules(graphs[name], situation.cluster, situation.plan.get(name), plan):
             raise SchedulerFailed(f"its plan for {name!r} cannot be run: {wrong}")
     return result
 
 
 def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: Plan) -> Iterator[str]:
-    """Every rule that the plan breaks, in words. If it is no plan at all, only that. The plan of a topology that runs in
-    batches may have other numbers of tasks, and give key groups to other tasks."""
-    nonsense = _not_a_plan(new)
-    if nonsense:
-        yield nonsense
+    """Yields every rule that the plan breaks, in words; if it is not a plan at all, only that. The plan of a topology that
+    runs in batches may change the number of tasks and the owners of key groups."""
+    not_a_plan = _not_a_plan(new)
+    if not_a_plan:
+        yield not_a_plan
         return
     if graph.batched:
         try:
-            graph = rescaled(graph, _asked_par(graph, new))
+            graph = rescaled(graph, _planned_par(graph, new))
         except MillraceError as error:
             yield str(error)
             return
     tasks, placed = set(graph.tasks()), set(new.placement)
     if tasks - placed:
-        yield f"{len(tasks - placed)} tasks have no slot, {min(tasks - placed)} for one"
+        yield f"{len(tasks - placed)} tasks have no slot, for example {min(tasks - placed)}"
     if placed - tasks:
         yield f"it places {min(placed - tasks)}, which the topology does not have"
     dead = sorted(set(new.placement.values()) - {slot.number for slot in cluster.slots})
     if dead:
-        yield f"it uses slot {dead[0]}, and the slots that are alive are {sorted(slot.number for slot in cluster.slots)}"
+        yield f"it uses slot {dead[0]}, and the live slots are {sorted(slot.number for slot in cluster.slots)}"
     stuck = sorted(task for task, slot in (old.placement if old else {}).items() if task in tasks and not graph.movable(task)
-                   and slot not in dead and slot in {one.number for one in cluster.slots} and new.placement.get(task) != slot)
+                   and slot not in dead and slot in {live.number for live in cluster.slots} and new.placement.get(task) != slot)
     if stuck:
-        yield f"it moves {stuck[0]}, a spout whose source cannot be read again: that stays where it is"
+        yield f"it moves {stuck[0]}, a spout whose source cannot be read again: it must stay on its slot"
     if old is not None and new.version not in (old.version, old.version + 1):
         yield f"it has version {new.version} where the plan in force has {old.version}"
     for component in graph.bolts:
@@ -67,17 +67,17 @@ def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: 
         before = old.key_groups.get(component.name) if old else None
         groups = graph.key_groups if before is None else len(before)
         if component.keyed and len(owners) != groups:
-            yield f"{component.name!r} has {len(owners)} key groups instead of {groups}, and their number is fixed"
+            yield f"{component.name!r} has {len(owners)} key groups instead of {groups}; their number is fixed"
         if component.keyed and (not owners or not all(0 <= owner < component.par for owner in owners)):
-            yield f"some key group of {component.name!r} belongs to none of its {component.par} tasks"
+            yield f"a key group of {component.name!r} belongs to none of its {component.par} tasks"
         elif (component.keyed and before is not None and owners != before and len(owners) == len(before)
               and not graph.batched):
-            yield (f"it gives key groups of {component.name!r} to other tasks, and those of a resident topology stay where "
+            yield (f"it gives key groups of {component.name!r} to other tasks; those of a resident topology stay where "
                    "they are")
 
 
-def _asked_par(graph: TopologyGraph, new: Plan) -> dict[str, int]:
-    """Tasks of each component that the plan places; of those that it leaves out altogether, as many as there are."""
+def _planned_par(graph: TopologyGraph, new: Plan) -> dict[str, int]:
+    """The number of tasks of each component in the plan; components that it leaves out keep theirs."""
     placed = new.parallelism
     return {component.name: placed[component.name] for component in graph.components if component.name in placed}
 
@@ -109,7 +109,7 @@ def _plain(overload: tuple[Overload, ...]) -> list[tuple[str, float, float]]:
 
 
 def result_from_json(data: Mapping[str, Any]) -> SchedulingResult:
-    """What `result_to_json` wrote."""
+    """Reads the output of `result_to_json`."""
     overload = tuple(Overload(*over) for over in data.get("overload", ()))
     if data["kind"] == "new-plan":
         return NewPlan({name: Plan.from_json(plan) for name, plan in data["plans"].items()}, data["reason"], overload)

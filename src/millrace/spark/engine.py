@@ -269,8 +269,8 @@ class RunningTopology:
         """Pause the spouts; bolts continue."""
         self._master.pause(self.name)
 
-    def resume(self) -> None:
-        self._master.resume(self.name)
+    def unpause(self) -> None:
+        self._master.unpause(self.name)
 
     def drain(self, seconds: float = 30.0) -> bool:
         """Pause, and wait up to `seconds` until nothing is in flight. Returns True if that was reached."""

@@ -1,4 +1,4 @@
-"""The microbatch engine: topologies as Structured Streaming queries, steered by the same master as resident ones."""
+"""The microbatch engine: runs topologies as Structured Streaming queries, under the same master as resident ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, check_engine_settings, check_topology_config
+from millrace.control.batches import needs_offsets, start_from
 from millrace.control.events import Say, Submitted
 from millrace.control.submission import as_scaled, check_guarantee, check_settings
 from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, TopologyError
@@ -44,16 +43,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 START_SECONDS = 120.0
-OFFSETS = ".spark"  # in the checkpoint store: how far Spark has read
+OFFSETS = ".spark"  # directory of Spark's offsets in the checkpoint store
 NEEDED = (
     ("spark.stage.maxConsecutiveAttempts", "1", "4", "a batch must be run again as a whole or not at all"),
     ("spark.speculation", "false", "false", "a task of a batch must not be run twice"),
     ("spark.python.worker.reuse", "true", "true", "state stays in Python processes from one batch to the next"),
-    *((key, "false", "false", "a batch that failed is run again on the same executors, which Spark must not exclude for that")
+    *((key, "false", "false", "a failed batch is run again on the same executors, which Spark must not exclude for that")
       for key in EXCLUDING),
 )
 
-_engines: dict[int, MicrobatchEngine] = {}  # those that run here, by number: a session can be used by several
+_engines: dict[int, MicrobatchEngine] = {}  # running in this process, by number; several may share a session
 _entering = threading.Lock()
 
 
@@ -64,7 +63,7 @@ class MicrobatchEngine:
             topology = engine.submit(WordCount)
             topology.wait(seconds=10)
 
-    A slot is one of Spark's executors; `slots`: how many to wait for. Give `spark` to use a session of yours, or `master` to
+    A slot is one of Spark's executors; `slots`: how many to wait for. Pass `spark` to use your own session, or `master` to
     have one made. `code`: topologies, or names of modules, that executors must be able to import.
     """
 
@@ -78,7 +77,7 @@ class MicrobatchEngine:
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
         self._own_session, self.number = spark is None, -1
-        self.lost = ""  # Spark is gone: why nothing runs any more
+        self.lost = ""  # why Spark is gone, if it is
         self._queries: dict[str, BatchQuery] = {}
         self._epoch, self._epochs = 0, threading.Lock()
         self.spark = spark or make_batch_session(master, f"millrace {name}", spark_settings)
@@ -106,10 +105,10 @@ class MicrobatchEngine:
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None, config: dict[str, Any] | None = None,
                par: dict[str, int] | None = None, resume: bool | None = None,
                sources: dict[str, DataFrame] | None = None) -> RunningTopology:
-        """Start a topology. `resume`: True goes on from its last committed batch, with as many tasks as it was scaled to where
-        `par` does not say otherwise (a graph has the parallelism that it has); False begins anew, and the checkpoints of an
-        earlier run go; None is refused if there are any. `sources`: streaming DataFrames of its DataFrame spouts, by component,
-        if a graph is given instead of the class that knows them."""
+        """Start a topology. `resume`: True continues from its last committed batch, with the parallelism that it was scaled to
+        unless `par` names another (a graph keeps its own); False starts without state and discards the checkpoints of earlier
+        runs; None is refused if there are any. `sources`: streaming DataFrames by component, for a graph with DataFrame
+        spouts; a class declares its own."""
         check_topology_config(config or {})
         graph = batched(topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par))
         check_code(graph, "microbatch")
@@ -121,12 +120,12 @@ class MicrobatchEngine:
         offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, "")
         writers = sink_writers(graph)
         graph = with_schemas(graph, writers)
-        self._wait_for_the_last(graph.name)
-        event, said = self.master.checkpointing.submission(graph, resume), ""
+        self._wait_for_earlier_query(graph.name)
+        event, message = self.master.checkpointing.submission(graph, resume), ""
         try:
             if event.checkpoint is not None:
                 if isinstance(topology, type):
-                    graph, said = as_scaled(graph, event.checkpoint, frozenset(par or {}))
+                    graph, message = as_scaled(graph, event.checkpoint, frozenset(par or {}))
                 fits(event.checkpoint, graph)
                 event = replace(event, graph=graph)
             query = self._query(graph, sources or {}, event, writers)
@@ -140,66 +139,57 @@ class MicrobatchEngine:
         except BaseException:
             self.master.finish(graph.name, "it could not be started")
             raise
-        if said:
-            self.master.call(lambda: self.master.say(Say(said, graph.name)))
+        if message:
+            self.master.call(lambda: self.master.say(Say(message, graph.name)))
         return RunningTopology(self.master, graph.name)
 
     def _query(self, graph: TopologyGraph, sources: dict[str, DataFrame], event: Submitted,
                writers: list[SinkWriter]) -> BatchQuery:
         checkpoints = Checkpoints(open_store(str(CHECKPOINTS.of(self.master.settings))), graph.name)
-        epoch = self.next_epoch(event.after[0])
-        committed = event.checkpoint
-        if committed is not None:
-            offsets = committed.offsets if committed.of_batches else f"{epoch}-{committed.wave}"
-            self._check_offsets(graph.name, committed)
-            if sources and not committed.of_batches:
-                raise TopologyError(f"the checkpoint of {graph.name!r} was made by the resident engine, which keeps elsewhere "
-                                    f"how far {', '.join(sources)} was read: it would be read from its start once more. Resume "
-                                    "it there, or start it under another name")
-            committed = msgspec.structs.replace(committed, epoch=epoch)
-        else:
-            offsets = f"{epoch}-0"
-        place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, offsets)
+        if event.checkpoint is not None:
+            self._check_offsets(graph.name, event.checkpoint)
+        start = start_from(event.checkpoint, self.next_epoch(event.after[0]), sources)
+        place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, start.offsets)
         run = f"{self.master.cluster}/{graph.name}/{uuid.uuid4().hex[:8]}"
-        return BatchQuery(self, graph, sources, run, checkpoints, committed, epoch, offsets, place, writers)
+        return BatchQuery(self, graph, sources, run, checkpoints, start, place, writers)
 
-    def _wait_for_the_last(self, name: str) -> None:
-        """One of the same name may have ended for the master, and still be in a batch that is being given up."""
-        last = self._queries.get(name)
-        if last is not None and name not in self.master.state.topologies and not last.wait(START_SECONDS):
-            raise MillraceError(f"the topology named {name!r} that was killed before is still in its last batch: its code does "
-                                "not return. Wait for it, or give this one another name")
+    def _wait_for_earlier_query(self, name: str) -> None:
+        """Wait for an earlier topology of the same name, which may have ended for the master and still be aborting a batch."""
+        earlier = self._queries.get(name)
+        if earlier is not None and name not in self.master.state.topologies and not earlier.wait(START_SECONDS):
+            raise MillraceError(f"an earlier topology named {name!r} was killed and is still in its last batch: its code does "
+                                "not return. Wait for it, or choose another name")
 
     def next_epoch(self, after: int = 0) -> int:
-        """Larger than any that this engine, or an earlier one, has used."""
+        """An epoch larger than all that this engine, or an earlier one, has used."""
         with self._epochs:
             self._epoch = max(self._epoch, self.master.state.author, after) + 1
             return self._epoch
 
     def runs(self) -> list[str]:
-        """Of topologies that have not ended; also those of other engines, which may share Python processes with this one."""
+        """Runs that have not ended, also those of other engines: they may share Python processes with this one."""
         return [query.run for engine in list(_engines.values()) for query in list(engine._queries.values()) if not query.over]
 
     def _check_offsets(self, name: str, committed: Manifest) -> None:
-        """Does Spark still know how far the sources were read? If not it would begin anew with batches that are done."""
-        if not committed.of_batches or committed.wave <= int(committed.offsets.rpartition("-")[2]):
+        """Refuse to resume if Spark's offsets are gone: it would repeat batches that are done."""
+        if not needs_offsets(committed):
             return
         place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), name, committed.offsets)
         if not self.placement.exists(f"{place}/offsets"):
-            raise CorruptCheckpoint(f"the checkpoint of {name!r} is of a run whose sources Spark has read up to a point noted "
-                                    f"in {place}, and that is not there: bring it back from a backup, together with the "
-                                    "checkpoints. Without it what comes next would be left out")
+            raise CorruptCheckpoint(f"the checkpoint of {name!r} belongs to Spark's offsets in {place}, which do not exist. "
+                                    "Restore them from a backup together with the checkpoints; without them the sources would "
+                                    "be read from the wrong position")
 
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
-        """As that of the resident engine; a new plan takes effect at the next batch."""
+        """Change the scheduler, as for the resident engine; a new plan takes effect with the next batch."""
         return self.master.set_scheduler(name, parameters or {}, policy, estimator, estimator_parameters)
 
     def status(self) -> dict[str, Any]:
         return self.master.status()
 
     def stop(self) -> None:
-        """End the queries after the batch that is under way, and the session if it is ours."""
+        """Stop the queries after the batch under way, and the session if this engine made it."""
         for query in self._queries.values():
             query.stop()
         _engines.pop(self.number, None)
@@ -216,7 +206,7 @@ class MicrobatchEngine:
 
 
 def enter(engine: MicrobatchEngine) -> int:
-    """A number that no other engine here has: its tasks have Python processes of their own."""
+    """Register the engine; its number is unique in this process and separates its Python processes from others'."""
     with _entering:
         number = min(set(range(len(_engines) + 1)) - _engines.keys())
         _engines[number] = engine
@@ -224,57 +214,57 @@ def enter(engine: MicrobatchEngine) -> int:
 
 
 def batched(graph: TopologyGraph) -> TopologyGraph:
-    """The graph as this engine runs it: exactly-once, since a batch that is run again must change nothing twice."""
+    """The graph as this engine runs it: exactly-once, since a batch that is run again must not count twice."""
     return replace(graph, batched=True, config={**graph.config, GUARANTEE.key: EXACTLY_ONCE})
 
 
 def check_sources(graph: TopologyGraph, sources: Mapping[str, DataFrame]) -> None:
     missing = [spout.name for spout in graph.spouts if spout.dataframe and spout.name not in sources]
     if missing:
-        raise TopologyError(f"{', '.join(missing)} of {graph.name!r} reads a DataFrame, and none was given: submit the class "
-                            "of the topology, or give submit(sources={...})")
+        raise TopologyError(f"{', '.join(missing)} of {graph.name!r} reads a DataFrame, and none was given: submit the "
+                            "topology class, or pass submit(sources={...})")
 
 
 def offsets_place(store: str, topology: str, offsets: str) -> str:
-    """Where Spark keeps how far it has read: beside the checkpoints, on a file system that it knows."""
+    """URI of the directory for Spark's offsets: beside the checkpoints, on a file system that Spark supports."""
     if store.startswith(("redis://", "rediss://")):
-        raise TopologyError(f"{CHECKPOINTS.key} is {shown_place(store)}, and Spark keeps its offsets in files: name a "
-                            "directory, or a URI of a file system that Spark knows")
+        raise TopologyError(f"{CHECKPOINTS.key} is {shown_place(store)}, and Spark keeps its offsets in files: set it to "
+                            "a directory, or to a URI of a file system that Spark supports")
     base = store if "://" in store else Path(store).expanduser().absolute().as_uri()
     return f"{base.rstrip('/')}/{OFFSETS}/{path_step(topology)}/{offsets}"
 
 
 def check_slots(master: str, slots: int) -> None:
-    """Refused before anyone waits for executors that cannot come."""
+    """Refuse more slots than the master can have, before waiting for executors."""
     if parse_master(master).kind == "local" and slots > 1:
-        raise NotEnoughSlots(f"{slots} slots were asked for, and a slot is one of Spark's executors: {master} has 1, whatever "
-                             "the number of its cores. Take 1 slot, whose cores run tasks side by side, or the master "
+        raise NotEnoughSlots(f"{slots} slots were asked for, and a slot is one of Spark's executors: {master} has 1, however "
+                             "many cores it has. Use 1 slot, whose cores run tasks in parallel, or the master "
                              f"local-cluster[{slots},CORES,MEGABYTES]")
 
 
 def check_free(cores: FreeCores) -> None:
-    """Batches would wait for ever, and nobody would know for what."""
+    """Refuse a session without a free core, on which batches would wait forever."""
     held, free = cores.held(), cores.count()
     if held and free < 1:
-        raise NotEnoughSlots(f"resident workers on this Spark session hold {held} of its {held + free} cores for good, and "
-                             "batches need one at least: take a session with more cores, or one for each engine")
+        raise NotEnoughSlots(f"resident workers on this Spark session hold {held} of its {held + free} cores permanently, "
+                             "and batches need at least one: use a session with more cores, or one session per engine")
 
 
 def check_batch_settings(conf: SparkConf) -> None:
-    """A session of the user's, or settings of the user's for ours: would Spark run a part of a batch again by itself?"""
+    """Refuse settings with which Spark would rerun a part of a batch by itself."""
     for key, needed, default, why in NEEDED:
         if str(conf.get(key, default)).strip().lower() != needed:
             raise MillraceError(f"this Spark session has {key}={conf.get(key, default)}, and {why}: it must be made with "
-                                f"{key}={needed}, as Millrace does unless a setting says otherwise")
+                                f"{key}={needed}, as Millrace does by default")
 
 
 def check_allocation(conf: SparkConf, slots: int) -> None:
-    """Executors that come when jobs wait for them: a batch is planned for executors that are there, so it waits itself."""
+    """Refuse dynamic allocation that may release all executors: batches are planned only for executors that exist."""
     enabled = str(conf.get("spark.dynamicAllocation.enabled", "false")).strip().lower() == "true"
     least = int(str(conf.get("spark.dynamicAllocation.minExecutors", "0")))
     if enabled and least < slots:
-        raise MillraceError("this Spark session has spark.dynamicAllocation.enabled=true and may give back all executors but "
-                            f"{least}, for example when a topology is paused. None would come again: Spark brings them for "
-                            "jobs that wait, and no batch is begun before there are executors to plan it for. Make it with "
-                            f"spark.dynamicAllocation.minExecutors={slots} or more, as many as there are slots, or with "
+        raise MillraceError("this Spark session has spark.dynamicAllocation.enabled=true and may release all executors but "
+                            f"{least}, for example while a topology is paused. They would not come back: Spark adds executors "
+                            "for jobs that wait, and no batch begins before there are executors to plan it for. Set "
+                            f"spark.dynamicAllocation.minExecutors={slots} or more, the number of slots, or "
                             "spark.dynamicAllocation.enabled=false")

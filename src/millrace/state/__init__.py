@@ -1,1 +1,1 @@
-"""State as values: what a snapshot is made of, how it is written down and put together again. No socket, disk or clock."""
+"""State as values: the parts of a snapshot, their encoding and their reassembly. No sockets, disk or clock."""

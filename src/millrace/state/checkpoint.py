@@ -1,11 +1,11 @@
-"""Checkpoints as values: pieces in blobs, chains of pieces, and the manifest that says what belongs together.
+"""Checkpoints as values: pieces in blobs, chains of pieces, and the manifest that ties them together.
 
-    blob        the pieces that one task made at one wave, one after the other and nothing else
-    chain       the pieces of a key group that are applied in order; the first is whole
+    blob        the pieces that one task made at one wave, concatenated
+    chain       the pieces of a key group, applied in order; the first is whole
     manifest    all chains, other states and positions of a topology at a wave; once it is written, the wave is committed
 
 A manifest as bytes:  magic, 4 bytes; format, 2; length of the body, 8; CRC-32 of all this and the body, 4; the body, msgpack.
-A piece has its length and CRC-32 in the reference to it, so that a blob need not be read whole to be trusted.
+The reference to a piece has its length and CRC-32, so that a part of a blob can be verified by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millrace.errors import CorruptCheckpoint, TopologyError
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.state.path_step import path_step
 
-OWN = -1  # stands for a key group in `pack`: the task's own snapshot, which belongs to no group
+OWN = -1  # in place of a key group in `pack`: the task's `snapshot()`, which belongs to no group
 MAGIC = b"MRCP"
 FORMAT = 1
 
@@ -33,7 +33,7 @@ _NAME = re.compile(r"([^/]+)/([^/.]+/\d+/)?(\d{20})-(\d{20})(\.manifest)?")
 
 
 class PieceRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a piece is, and how to know that it is the one."""
+    """The location of a piece, with its checksum."""
 
     blob: str
     offset: int
@@ -51,14 +51,14 @@ class Blocks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a task reports of itself at a wave. `own` is its `snapshot()`; `position` that of a replayable spout."""
+    """The report of a task at a wave. `own` is its `snapshot()`; `position` that of a replayable spout."""
 
     component: str
     index: int
     chains: dict[int, list[PieceRef]] = {}
     own: PieceRef | None = None
     position: int | None = None
-    blocks: dict[str, Blocks] = {}  # by blob, of those that its pieces are in
+    blocks: dict[str, Blocks] = {}  # by blob that contains one of its pieces
 
     @property
     def task(self) -> TaskId:
@@ -72,8 +72,8 @@ class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
-    """A topology at a wave: all that is needed to go back to it. `epoch` is the one that has entered it in the store;
-    `wave_epoch` the one in which its tasks prepared it, an earlier one if `epoch` began with it."""
+    """A topology at a wave: everything needed to resume from it. `epoch` is the one that wrote it to the store; `wave_epoch`
+    the one in which its tasks prepared it, which is earlier if `epoch` resumed from it."""
 
     topology: str
     wave: int
@@ -83,15 +83,15 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     records: list[TaskRecord]
     at: float
     wave_epoch: int = 0
-    offsets: str = ""  # names the directories in which Spark keeps how far its sources, or what feeds its spouts, were read
+    offsets: str = ""  # names the directories with Spark's reading positions of its sources, or of the DataFrame spouts' feeds
 
     @property
     def of_batches(self) -> bool:
-        """Its `offsets` are those of a batched topology, <epoch>-<wave>; of a resident one they are the number of a run."""
+        """True if `offsets` is that of a batched topology, <epoch>-<wave>; a resident one has the number of a run."""
         return "-" in self.offsets
 
     def encode(self) -> bytes:
-        """Refuses what could not be restored: better that a wave is not committed than that it only looks so."""
+        """Encodes the manifest; refuses one that could not be restored, because then the wave must not be committed."""
         self._check()
         body = msgspec.msgpack.encode(self)
         head = _HEAD.pack(MAGIC, FORMAT, len(body))
@@ -103,27 +103,27 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
         try:
             manifest = msgspec.msgpack.decode(body, type=cls)
         except msgspec.DecodeError as error:
-            raise CorruptCheckpoint(f"the {len(body)} bytes of a manifest are as they were written and are none: {error}. "
-                                    "Was it written by another version of Millrace?") from error
+            raise CorruptCheckpoint(f"the {len(body)} bytes of a manifest are undamaged but not a manifest: {error}. Was it "
+                                    "written by another version of Millrace?") from error
         manifest._check()
         return manifest
 
     def blobs(self) -> set[str]:
-        """All that must be in the store for this manifest to be worth anything."""
+        """The blobs that must be in the store for this manifest to be usable."""
         return {piece.blob for record in self.records for piece in record.pieces()}
 
     def chains(self, component: str) -> dict[int, list[PieceRef]]:
-        """By key group, whichever task had it: state belongs to groups."""
+        """The chains by key group, regardless of the task: state belongs to groups."""
         return {group: chain for record in self.records if record.component == component
                 for group, chain in record.chains.items()}
 
     def blocks(self, component: str) -> dict[str, Blocks]:
-        """By blob: where fragments of it were sent."""
+        """The fragments' slots, by blob."""
         return {blob: blocks for record in self.records if record.component == component
                 for blob, blocks in record.blocks.items()}
 
     def positions(self) -> dict[TaskId, int]:
-        """Where each replayable spout goes on."""
+        """The position from which each replayable spout resumes."""
         return {record.task: record.position for record in self.records if record.position is not None}
 
     def size(self, component: str) -> int:
@@ -146,44 +146,44 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
                 if not 0 <= group < self.key_groups:
                     raise self._unusable(f"{record.task} has key group {group} of {self.key_groups}")
                 if not chain or not chain[0].whole:
-                    raise self._unusable(f"the chain of key group {group} of {record.component!r} begins with no whole piece")
+                    raise self._unusable(f"the chain of key group {group} of {record.component!r} has no whole first piece")
                 groups.add((record.component, group))
 
     def _unusable(self, why: str) -> CorruptCheckpoint:
-        return CorruptCheckpoint(f"the manifest of wave {self.wave} of {self.topology!r} cannot be restored: {why}. This is an "
-                                 "error in Millrace; the wave before is still good")
+        return CorruptCheckpoint(f"the manifest of wave {self.wave} of {self.topology!r} cannot be restored: {why}. This is a "
+                                 "bug in Millrace; the previous wave is still good")
 
 
 def _body(data: bytes) -> memoryview:
-    """What the frame holds; CorruptCheckpoint if any byte of frame or body is not as it was written."""
+    """The body behind the header; CorruptCheckpoint if any byte has changed."""
     start = _HEAD.size + _SUM.size
     view = memoryview(data)
     if len(view) < start:
-        raise _torn(f"has {len(view)} bytes, fewer than the {start} of the frame")
+        raise _torn(f"has {len(view)} bytes, fewer than the {start} of its header")
     magic, version, length = _HEAD.unpack_from(view)
     if magic != MAGIC:
         raise _torn(f"begins with {bytes(magic)!r} instead of {MAGIC!r}")
     if length != len(view) - start:
-        raise _torn(f"should have {length} bytes in its frame and has {len(view) - start}")
+        raise _torn(f"should have {length} bytes after its header and has {len(view) - start}")
     if _SUM.unpack_from(view, _HEAD.size)[0] != zlib.crc32(view[start:], zlib.crc32(view[: _HEAD.size])):
-        raise _torn("does not have the bytes that its CRC is of")
+        raise _torn("does not match its CRC")
     if version != FORMAT:
-        raise CorruptCheckpoint(f"a manifest has format {version} and this Millrace reads format {FORMAT}: go on with the "
+        raise CorruptCheckpoint(f"a manifest has format {version} and this Millrace reads format {FORMAT}: continue with the "
                                 "version that wrote it, or start the topology without its checkpoints")
     return view[start:]
 
 
 def _torn(what: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"a manifest {what}: it was not written to its end, or something else wrote there. The one before "
-                             "it may be good")
+    return CorruptCheckpoint(f"a manifest {what}: it was not completely written, or something else overwrote it. The previous "
+                             "one may be good")
 
 
 # ---- pieces ----
 
 
 def pack(pieces: Mapping[int, tuple[bool, bytes]], blob: str) -> tuple[list[bytes], dict[int, PieceRef]]:
-    """Group -> (whole, content) as the parts of a blob, in the order to write them, and where each group's piece is in it.
-    The task's own snapshot goes under `OWN`."""
+    """Packs group -> (whole, content) into a blob: its parts in the order to write them, and the reference to each group's
+    piece. The task's `snapshot()` has the key `OWN`."""
     refs: dict[int, PieceRef] = {}
     offset = 0
     for group, (whole, content) in pieces.items():
@@ -193,13 +193,13 @@ def pack(pieces: Mapping[int, tuple[bool, bytes]], blob: str) -> tuple[list[byte
 
 
 def read_piece(ref: PieceRef, data: bytes | memoryview, start: int = 0) -> bytes:
-    """The piece, checked. `data` is the blob, or what of it begins at byte `start`."""
+    """Returns the piece after checking it. `data` is the blob from byte `start` on."""
     begin = ref.offset - start
     content = memoryview(data)[begin : begin + ref.length] if begin >= 0 else memoryview(b"")
     if len(content) != ref.length:
-        raise CorruptCheckpoint(f"a piece of {ref.length} bytes at {ref.offset} of {ref.blob} is not all there: only "
-                                f"{len(content)} are. The blob was cut off, or is another one; an older checkpoint, or the "
-                                "fragments in the workers' memory, may still have it")
+        raise CorruptCheckpoint(f"a piece of {ref.length} bytes at {ref.offset} of {ref.blob} is incomplete: only "
+                                f"{len(content)} are there. The blob was truncated, or is another one; an older checkpoint, or "
+                                "the fragments in the workers' memory, may still have it")
     if zlib.crc32(content) != ref.crc:
         raise CorruptCheckpoint(f"a piece of {ref.length} bytes at {ref.offset} of {ref.blob} has the CRC "
                                 f"{zlib.crc32(content):08x} and was written with {ref.crc:08x}: its bytes have changed. An "
@@ -210,7 +210,7 @@ def read_piece(ref: PieceRef, data: bytes | memoryview, start: int = 0) -> bytes
 # ---- names ----
 #
 #     <topology>/<component>/<task index>/<epoch>-<wave>      a blob
-#     <topology>/<epoch>-<wave>.manifest                      a manifest; no component's name has a dot when it is quoted
+#     <topology>/<epoch>-<wave>.manifest                      a manifest; a quoted component name has no dot
 
 
 class _Name(NamedTuple):
@@ -221,12 +221,12 @@ class _Name(NamedTuple):
 
 
 def topology_prefix(topology: str) -> str:
-    """The path that all names of a topology are below."""
+    """The path above all names of a topology."""
     return path_step(topology)
 
 
 def task_prefix(topology: str, component: str, index: int) -> str:
-    """The path that the names of a task's blobs are below."""
+    """The path above the names of a task's blobs."""
     return f"{topology_prefix(topology)}/{path_step(component)}/{index}"
 
 
@@ -246,26 +246,26 @@ def wave_of(blob: str) -> int:
 
 
 def manifest_name(topology: str, epoch: int, wave: int) -> str:
-    """With the epoch: what a master that was replaced still commits must neither overwrite nor outrank its successor's."""
+    """The name has the epoch, so that a late commit of a replaced master neither overwrites nor outranks its successor's."""
     return f"{topology_prefix(topology)}/{epoch:020d}-{wave:020d}.manifest"
 
 
 def manifest_names(names: Iterable[str]) -> list[str]:
-    """Those of manifests, the newest first: of the latest epoch, and in it of the latest wave."""
-    found = [(parsed, name) for name in names if (parsed := _parsed(name)) is not None and parsed.is_manifest]
-    return [name for _, name in sorted(found, key=lambda each: (each[0].epoch, each[0].wave), reverse=True)]
+    """The names of manifests, newest first: by epoch, then by wave."""
+    manifests = [(parsed, name) for name in names if (parsed := _parsed(name)) is not None and parsed.is_manifest]
+    return [name for _, name in sorted(manifests, key=lambda each: (each[0].epoch, each[0].wave), reverse=True)]
 
 
 def latest_numbers(names: Iterable[str]) -> tuple[int, int]:
-    """The highest epoch and the highest wave of any name, be it of a wave that was given up; (0, 0) if there is none."""
+    """The highest epoch and the highest wave of any name, including abandoned waves; (0, 0) if there is none."""
     known = [parsed for name in names if (parsed := _parsed(name)) is not None]
     return max((parsed.epoch for parsed in known), default=0), max((parsed.wave for parsed in known), default=0)
 
 
 def garbage(names: Iterable[str], kept: Iterable[Manifest], before_wave: int, before_epoch: int = 0) -> list[str]:
-    """Blobs and manifests of waves up to `before_wave`, and all of epochs before `before_epoch`, that no kept manifest needs.
-    Others belong to a wave that is under way. Names of topologies that no kept manifest is of, and names not made here, are
-    left alone."""
+    """Blobs and manifests of waves up to `before_wave`, and of epochs before `before_epoch`, that no kept manifest needs.
+    Others belong to a wave in progress. Names of topologies without a kept manifest, and names in another format, are not
+    garbage."""
     needed: set[str] = set()
     topologies: set[str] = set()
     for manifest in kept:
@@ -282,11 +282,11 @@ def _parsed(name: str) -> _Name | None:
     return _Name(match[1], int(match[3]), int(match[4]), match[5] is not None)
 
 
-# ---- does it fit ----
+# ---- compatibility with a topology ----
 
 
 def fits(manifest: Manifest, graph: TopologyGraph) -> None:
-    """TopologyError if the topology cannot go on from this checkpoint. Keyed components may have any parallelism."""
+    """Raises TopologyError if the topology cannot resume from this checkpoint. Keyed components may have any parallelism."""
     now = {component.name: component for component in graph.components}
     if now.keys() != manifest.parallelism.keys():
         raise _misfit(manifest, graph, f"has the components {', '.join(sorted(manifest.parallelism))}",
@@ -301,11 +301,11 @@ def fits(manifest: Manifest, graph: TopologyGraph) -> None:
 def _check_record(manifest: Manifest, graph: TopologyGraph, record: TaskRecord, component: ComponentDef) -> None:
     before = manifest.parallelism[component.name]
     if record.chains and not component.keyed:
-        raise _misfit(manifest, graph, f"has state of {component.name!r} by key", f"gives {component.name!r} no input that is "
+        raise _misfit(manifest, graph, f"has state of {component.name!r} by key", f"has no input of {component.name!r} that is "
                       "grouped by fields", "Group it by the same fields as before")
     bound = record.own is not None or record.position is not None
     if bound and component.par != before:
-        what = "a state of its own" if record.own is not None else "a position"
+        what = "its own state" if record.own is not None else "a position"
         raise _misfit(manifest, graph, f"has {before} tasks of {component.name!r}, each with {what}", f"has {component.par}",
                       f"Set its par to {before}")
 

@@ -1,6 +1,6 @@
-"""The CRC-32 of bytes that follow each other, from the CRC-32 of each: nothing has to be read a second time.
+"""Combines the CRC-32s of consecutive parts into the CRC-32 of the whole, without reading the data again.
 
-A CRC is a polynomial over GF(2) modulo P. To append n bytes multiplies it by x^(8n); bit 31 stands for x^0 here, as in zlib.
+A CRC is a polynomial over GF(2) modulo P. Appending n bytes multiplies it by x^(8n); bit 31 stands for x^0, as in zlib.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ X_TO_THE_8 = 1 << 23
 
 
 def appended(first: int, second: int, length: int) -> int:
-    """The CRC of some bytes (`first`) followed by `length` others (`second`)."""
+    """The CRC of bytes with CRC `first` followed by `length` bytes with CRC `second`."""
     return _times(_power(length), first) ^ second
 
 

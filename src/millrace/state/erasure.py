@@ -1,10 +1,10 @@
-"""Systematic Reed-Solomon codes: r raw blocks that are the data itself, c check blocks; any r of them give it back.
+"""Systematic Reed-Solomon codes: r raw blocks that are the data itself, c check blocks; any r of them restore it.
 
     block:  0                r-1                  r                  r+c-1
             data[0:n] ...    data[(r-1)n:rn]      check block ...    n = ceil(length / r), zeros fill up the last raw block
 
-The codec is ISA-L's, which pyeclib brings. It takes and gives whole fragments with a header each; a block here has none.
-The headers depend on the size only, not on the data: they are made once per size and put in front again to decode.
+The codec is ISA-L, through pyeclib. It works on fragments with a header each; a block here has none. The headers depend on the
+size only, not on the data: they are made once per size and prepended for decoding.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pyeclib.ec_iface import ECDriver
 from millrace.errors import BadParameter
 
 MAX_BLOCKS = 32  # liberasurecode's limit
-STRIPE = 1 << 20  # bytes of data per call: the codec keeps the GIL, for less than a millisecond with so many
+STRIPE = 1 << 20  # bytes of data per call: the codec holds the GIL, with this size for less than a millisecond
 ALIGNMENT = 64
 MAPPED = 1 << 18
 Bytes = bytes | bytearray | memoryview
-BACKEND = "isa_l_rs_cauchy"  # the Vandermonde matrices of ISA-L cannot be inverted for every set of losses; these can
+BACKEND = "isa_l_rs_cauchy"  # ISA-L's Vandermonde matrices are not invertible for every set of losses; these are
 
 
 class Code:
@@ -41,12 +41,12 @@ class Code:
         return -(-length // self.r)
 
     def encode(self, data: Bytes) -> list[memoryview]:
-        """The r + c blocks. The raw ones are views of the data, as far as it fills them: do not change it meanwhile."""
+        """Returns the r + c blocks. Full raw blocks are views of the data: do not change it while they are used."""
         raw = self._raw(memoryview(data).cast("B"))
         return [*raw, *self._checks(raw)]
 
     def decode(self, blocks: Mapping[int, Bytes], length: int) -> bytes:
-        """The data, from any r blocks. Which blocks are good is for the caller to know: this cannot tell."""
+        """Restores the data from any r blocks. The caller must know that they are good: this cannot be checked here."""
         known = {index: memoryview(block).cast("B") for index, block in blocks.items()}
         size = self.block_size(length)
         missing = {index: room(size) for index in range(self.r) if index not in known}
@@ -55,7 +55,7 @@ class Code:
         return b"".join(known[index][: max(0, length - index * size)] for index in range(self.r))
 
     def repair(self, blocks: Mapping[int, memoryview], missing: Mapping[int, memoryview]) -> None:
-        """Computes the raw blocks that are missing, from any r others, into the room that is given for each."""
+        """Computes the missing raw blocks from any r others, into the memory passed for each."""
         if not missing:
             return
         sources = sorted(blocks)[: self.r]
@@ -87,27 +87,27 @@ class Code:
         for start, end in self._stripes(size):
             fragments = _driver(self.r, self.c).encode(b"".join([block[start:end] for block in raw]))
             for block, fragment in zip(checks, fragments[self.r :]):
-                block[start:end] = memoryview(fragment)[start - end :]  # what comes before is the codec's header
+                block[start:end] = memoryview(fragment)[start - end :]  # without the codec's header
         return checks
 
     def _stripes(self, size: int) -> Iterator[tuple[int, int]]:
-        """Where the stripes of a block begin and end."""
+        """Start and end of each stripe of a block."""
         width = max(ALIGNMENT, STRIPE // self.r // ALIGNMENT * ALIGNMENT)
         for start in range(0, size, width):
             yield start, min(size, start + width)
 
 
 def room(size: int) -> memoryview:
-    """Memory to be written to. A large piece is mapped, so that it costs nothing here and its pages only when they are used;
-    not huge ones: those are 5 times as fast when they are warm, and 4 times as slow when a virtual machine has to get them
-    from its host first, as in a worker that has just started."""
+    """Allocates writable memory. A large piece is mapped, so that pages cost time only when they are used. Huge pages are not
+    used: they are 5 times as fast when warm, but 4 times as slow when a virtual machine has to get them from its host first,
+    as in a worker that has just started."""
     if size < MAPPED:
         return memoryview(bytearray(size))
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def gather(parts: Sequence[Bytes], size: int) -> memoryview:
-    """The parts one after the other, then zeros up to the size. Copied in steps: a large copy would keep the GIL."""
+    """Concatenates the parts and pads them with zeros up to the size. Copies in steps: a large copy would hold the GIL."""
     whole, end = room(size), 0
     for part in (memoryview(part).cast("B") for part in parts):
         for start in range(0, len(part), STRIPE):
@@ -125,5 +125,5 @@ def _driver(r: int, c: int) -> ECDriver:
 
 @lru_cache(maxsize=256)
 def _heads(r: int, c: int, width: int) -> list[bytes]:
-    """The codec's headers for the fragments of a stripe whose blocks are so wide."""
+    """The codec's headers for the fragments of a stripe with blocks of `width` bytes."""
     return [fragment[:-width] for fragment in _driver(r, c).encode(bytes(r * width))]

@@ -1,7 +1,7 @@
-"""Fragments: the blocks of one blob, each with what is needed to tell whether it is good and to which others it belongs.
+"""Fragments: the blocks of one blob, each with checksums and the identity of its blob.
 
-A blob is all that one task wrote at one wave; its name is a path, `<topology>/<component>/<task index>/<epoch>-<wave>`.
-A blob that is put together again is checked as a whole at the end: what comes out is what was cut up, or an error.
+A blob is everything that one task wrote at one wave; its name is a path, `<topology>/<component>/<task index>/<epoch>-<wave>`.
+A reassembled blob is checked as a whole: the result is the original data, or an error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from millrace.errors import BadParameter
 from millrace.state.checksum import appended
 from millrace.state.erasure import MAX_BLOCKS, Bytes, Code, room
 
-SUBSETS = 64  # most that are tried when fragments that look good do not make the blob,
-SEARCH_BYTES = 256 << 20  # and most bytes that are decoded for it
+SUBSETS = 64  # most subsets that are tried if fragments with good checksums do not make the blob,
+SEARCH_BYTES = 256 << 20  # and most bytes that are decoded for that
 NAME_PARTS = 4
 
 
-class Identity(NamedTuple):
-    """What all the fragments of one blob have in common."""
+class BlobIdentity(NamedTuple):
+    """The properties that all fragments of one blob share."""
 
     blob: str
     r: int
@@ -31,7 +31,7 @@ class Identity(NamedTuple):
     whole_crc: int  # CRC-32 of the blob
 
     def fault(self) -> str:
-        """What is impossible about it; empty if nothing is."""
+        """The reason why no such blob can exist; empty if it can."""
         if self.r < 1 or self.c < 0 or self.r + self.c > MAX_BLOCKS or self.length < 0:
             return f"no blob has {self.r} raw and {self.c} check blocks and {self.length} bytes"
         return ""
@@ -55,24 +55,24 @@ class Fragment:
     payload: Bytes = field(repr=False)
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.blob, self.r, self.c, self.length, self.whole_crc)
+    def identity(self) -> BlobIdentity:
+        return BlobIdentity(self.blob, self.r, self.c, self.length, self.whole_crc)
 
 
 def cut(blob: str, data: Bytes, r: int, c: int) -> list[Fragment]:
-    """The r + c fragments of a blob. Payloads may be views of the data: it must not change while they are used."""
+    """Cuts a blob into r + c fragments. Payloads may be views of the data: it must not change while they are used."""
     whole = zlib.crc32(data)
     return [Fragment(blob, index, r, c, len(data), zlib.crc32(block), whole, block)
             for index, block in enumerate(Code(r, c).encode(data))]
 
 
 class Assembly:
-    """A blob that is being put together: each block is written where it belongs, and summed up by whoever writes it, so that
-    nothing is moved or read again at the end."""
+    """A blob being reassembled: each block is written in place and checksummed by its writer, so that nothing is moved or read
+    again at the end."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: BlobIdentity) -> None:
         if fault := identity.fault():
-            raise BadParameter(f"{identity.blob} cannot be put together: {fault}")
+            raise BadParameter(f"{identity.blob} cannot be reassembled: {fault}")
         self.identity = identity
         self._code = Code(identity.r, identity.c)
         self._size = identity.block_size
@@ -80,7 +80,7 @@ class Assembly:
         self._checks: dict[int, memoryview] = {}
 
     def block(self, index: int) -> memoryview:
-        """Where the block is to be written."""
+        """The memory for the block."""
         if index < self.identity.r:
             return self._data[index * self._size : (index + 1) * self._size]
         if index not in self._checks:
@@ -88,8 +88,8 @@ class Assembly:
         return self._checks[index]
 
     def build(self, crcs: Mapping[int, int]) -> memoryview | None:
-        """The blob, if the blocks that were written (index: CRC of what was written) make it. Blocks that were not are
-        computed where they belong; they may be written after this, but not meanwhile."""
+        """Returns the blob if the written blocks (index: CRC) are enough and consistent. Missing raw blocks are computed in
+        place; they may be written after this call, but not during it."""
         r = self.identity.r
         chosen = {index: self.block(index) for index in sorted(crcs)[:r]}
         if len(chosen) < r:
@@ -102,7 +102,7 @@ class Assembly:
         return self._search(sorted(crcs))
 
     def _is_whole(self, sums: Sequence[int]) -> bool:
-        """Whether raw blocks with these CRCs have the blob's, but for the zeros at the end. No need to read them again."""
+        """True if raw blocks with these CRCs make the blob's CRC, without the padding. The blocks are not read again."""
         total = 0
         for block in sums:
             total = appended(total, block, self._size)
@@ -118,8 +118,8 @@ class Assembly:
         return None
 
 
-class Held(NamedTuple):
-    """What a tree holds of one blob."""
+class HeldBlob(NamedTuple):
+    """The fragments of one blob in a tree."""
 
     blob: str
     indexes: list[int]
@@ -127,7 +127,7 @@ class Held(NamedTuple):
 
 
 class _Branch:
-    """One part of a path: what is below it, and at the end of a blob's name its fragments by index."""
+    """One step of a path: the branches below it and, at the end of a blob's name, its fragments by index."""
 
     __slots__ = ("below", "fragments")
 
@@ -143,8 +143,8 @@ class _Branch:
 
 
 class FragmentTree:
-    """The fragments that one worker holds for others: topology → component → task → blob → index. What would go beyond
-    `limit` bytes is not taken: the checkpoint store has every blob too."""
+    """The fragments that one worker holds for others: topology → component → task → blob → index. A fragment that would exceed
+    `limit` bytes is refused: the checkpoint store has every blob too."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -152,11 +152,11 @@ class FragmentTree:
         self._root = _Branch()
 
     def put(self, fragment: Fragment) -> bool:
-        """False, and nothing changed, if there is no room."""
+        """Adds a fragment; returns False, without a change, if there is no room."""
         path = _path(fragment.blob)
         if len(path) != NAME_PARTS:
-            raise BadParameter(f"{fragment.blob!r} is not the name of a blob: <topology>/<component>/<task index>/"
-                               "<epoch>-<wave> is")
+            raise BadParameter(f"{fragment.blob!r} is not the name of a blob: use <topology>/<component>/<task index>/"
+                               "<epoch>-<wave>")
         known = self.get(fragment.blob, fragment.index)
         more = len(fragment.payload) - (len(known.payload) if known is not None else 0)
         if self.bytes + more > self.limit:
@@ -173,19 +173,19 @@ class FragmentTree:
         return branch.fragments.get(index) if branch is not None else None
 
     def forget(self, *prefixes: str) -> int:
-        """Drops the blobs of these names, and all below a shorter path: a task's, a component's, a topology's. Returns
-        how many blobs went."""
+        """Drops the blobs with these names, or all below the path of a task, component or topology. Returns the number of
+        blobs dropped."""
         return sum(self._cut_off(_path(prefix)) for prefix in prefixes)
 
     def keep_only(self, task: str, blobs: Collection[str]) -> int:
-        """Drops all blobs of a task but these. Name also those that are just being saved."""
+        """Drops all blobs of a task except these. Include those that are being saved."""
         return self.forget(*[held.blob for held in self.listing(task) if held.blob not in blobs])
 
-    def listing(self, prefix: str = "") -> list[Held]:
-        """For people: what is held below the prefix, by name."""
+    def listing(self, prefix: str = "") -> list[HeldBlob]:
+        """The blobs below the prefix, by name."""
         branch = self._find(_path(prefix))
-        found = branch.blobs(_path(prefix)) if branch is not None else ()
-        return sorted(Held(blob, sorted(held), _size(held)) for blob, held in found)
+        blobs = branch.blobs(_path(prefix)) if branch is not None else ()
+        return sorted(HeldBlob(blob, sorted(fragments), _size(fragments)) for blob, fragments in blobs)
 
     def _find(self, path: Iterable[str]) -> _Branch | None:
         branch: _Branch | None = self._root
@@ -201,7 +201,7 @@ class FragmentTree:
         self.bytes -= sum(map(_size, held))
         branch.below.clear()
         branch.fragments.clear()
-        for end in range(len(path), 0, -1):  # branches that hold nothing any more go too
+        for end in range(len(path), 0, -1):  # remove empty branches
             parent, child = self._find(path[: end - 1]), self._find(path[:end])
             if parent is not None and child is not None and not child.below and not child.fragments:
                 del parent.below[path[end - 1]]

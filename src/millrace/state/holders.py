@@ -1,4 +1,4 @@
-"""Who holds the blocks of a task's state: its upstream workers first, and never more in one place than need be."""
+"""Chooses the workers that hold the blocks of a task's state: upstream workers first, spread as widely as possible."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SMALL = {0: (0, 0), 1: (1, 0), 2: (1, 1), 3: (2, 1)}  # by the number of other w
 CHECK_SHARE = 0.3
 
 
-def shape(workers: int, asked: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Raw and check blocks (r, c) for a task in a cluster of so many workers. (0, 0): there is nobody to hold any."""
-    if asked is not None:
-        r, c = asked
-        return Code(r, c).r, c  # which says what is wrong with them
+def shape(workers: int, configured: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Raw and check blocks (r, c) for a task in a cluster of `workers` workers. (0, 0): no other worker can hold any."""
+    if configured is not None:
+        r, c = configured
+        return Code(r, c).r, c  # raises if they are invalid
     others = max(0, workers - 1)
     if others in SMALL:
         return SMALL[others]
@@ -28,10 +28,10 @@ def shape(workers: int, asked: tuple[int, int] | None = None) -> tuple[int, int]
 
 def holders(task_slot: int, upstream_slots: Sequence[int], layer_slots: Sequence[int], node_of: Mapping[int, str],
             blocks: int) -> list[int]:
-    """The worker slot that holds block b, for each b. `node_of` has the workers that are alive, with their nodes.
+    """The worker slot that holds block b, for each b. `node_of` maps live workers to their nodes.
 
-    Each block goes where the fewest of its kind are: on the worker, then on its node. Among equals upstream instances'
-    workers come first, then the next ones in the ring of the task's own layer, then any others."""
+    Each block goes to the worker, then the node, with the fewest blocks of the task. Among equals, workers of upstream tasks
+    come first, then the next ones in the ring of the task's own layer, then any others."""
     candidates = _by_preference(task_slot, upstream_slots, layer_slots, node_of)
     on_worker: Counter[int] = Counter()
     on_node: Counter[str] = Counter()

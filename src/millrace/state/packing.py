@@ -1,5 +1,4 @@
-"""Values as msgpack, so that each comes back as what it was: what msgpack would give back as another type, or not hold at
-all, is an extension."""
+"""Packs values as msgpack without losing types: a type that msgpack would change, or cannot hold, becomes an extension."""
 
 from __future__ import annotations
 
@@ -10,20 +9,20 @@ import msgspec
 from millrace.api.keyed.keys import ATOMS
 from millrace.errors import CorruptCheckpoint, EncodingError
 
-DEEPEST = 100  # levels of containers in one another; to read them back takes more stack than to write them
+DEEPEST = 100  # levels of nested containers; reading takes more stack than writing
 
 # msgpack extension codes
 BIG_INT, TUPLE, SET, FROZENSET, LONE_SURROGATES, PAIRS = 1, 2, 3, 4, 5, 6
 _KINDS: dict[int, type] = {TUPLE: tuple, SET: set, FROZENSET: frozenset}
 _CODES = {kind: code for code, kind in _KINDS.items()}
 
-UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)  # what bytes that someone made up can raise
-TOO_ODD = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, or a text that is not UTF-8: rare, so tried without
+UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)  # raised by invalid bytes
+TOO_ODD = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, or text that is not UTF-8: rare, so tried without
 encode = msgspec.msgpack.Encoder().encode
 
 
 def pack_value(value: Any) -> bytes:
-    """Any value that keyed state can hold without a codec: str, int, float, bool, None, bytes, and lists, tuples, sets,
+    """Packs any value that keyed state can hold without a codec: str, int, float, bool, None, bytes, and lists, tuples, sets,
     frozensets and dicts of them."""
     try:
         return _packed(plain_value(value))
@@ -33,44 +32,43 @@ def pack_value(value: Any) -> bytes:
 
 
 def unpack_value(data: bytes) -> Any:
-    """What was packed."""
+    """Unpacks the output of `pack_value`."""
     try:
         return _decoder.decode(data)
     except UNREADABLE as error:
-        raise CorruptCheckpoint(f"these {len(data)} bytes are no packed value: {error}. Go back to an earlier wave, if one is "
-                                "kept") from None
+        raise CorruptCheckpoint(f"these {len(data)} bytes are not a packed value: {error}. Resume from an earlier wave, if one "
+                                "is kept") from None
 
 
 def plain_value(value: Any, levels: int = DEEPEST) -> Any:
-    """The value in types that msgpack gives back as they are; a TypeError names one that has no place in it."""
+    """The value in types that msgpack preserves; TypeError for a type that cannot be packed."""
     kind = type(value)
     if kind in ATOMS:
         return value
     if not levels:
-        raise TypeError(f"containers are nested in it more than {DEEPEST} levels deep")
+        raise TypeError(f"its containers are nested more than {DEEPEST} levels deep")
     if kind is list:
         return value if ATOMS.issuperset(map(type, value)) else [plain_value(item, levels - 1) for item in value]
     if kind is dict:
         return _plain_dict(value, levels - 1)
     if kind in _CODES:
         return msgspec.msgpack.Ext(_CODES[kind], _packed([plain_value(item, levels - 1) for item in value]))
-    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a type that it can hold")
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a supported type")
 
 
 def _plain_dict(value: dict[Any, Any], levels: int) -> dict[Any, Any]:
     if not ATOMS.issuperset(map(type, value)):
         for key in value:
-            if not _comes_back(key, levels):
+            if not _is_preserved(key, levels):
                 raise TypeError(f"a dict in it has the key {key!r} ({type(key).__name__})")
     if ATOMS.issuperset(map(type, value.values())):
         return value
     return {key: plain_value(item, levels) for key, item in value.items()}
 
 
-def _comes_back(key: Any, levels: int) -> bool:
-    """Whether the key of a dict does as what it was. As a key of a state any tuple will do, in the key of a value a named
-    one would be changed."""
-    return type(key) in ATOMS or (type(key) is tuple and levels > 0 and all(_comes_back(item, levels - 1) for item in key))
+def _is_preserved(key: Any, levels: int) -> bool:
+    """True if packing preserves the key of a dict. A named tuple would become a tuple, which only keys of a state allow."""
+    return type(key) in ATOMS or (type(key) is tuple and levels > 0 and all(_is_preserved(item, levels - 1) for item in key))
 
 
 def _packed(plain: Any) -> bytes:
@@ -81,7 +79,7 @@ def _packed(plain: Any) -> bytes:
 
 
 def wrapped(value: Any) -> Any:
-    """With extensions for numbers beyond 64 bits and for texts that are not UTF-8."""
+    """The value with extensions for numbers beyond 64 bits and for text that is not UTF-8."""
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return msgspec.msgpack.Ext(BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
     if isinstance(value, str) and not value.isascii():
@@ -89,13 +87,13 @@ def wrapped(value: Any) -> Any:
         return value if data.decode("utf-8", "replace") == value else msgspec.msgpack.Ext(LONE_SURROGATES, data)
     if isinstance(value, list | tuple):
         return list(map(wrapped, value))
-    if isinstance(value, dict):  # an extension cannot be the key of a dict that is yet to be encoded
+    if isinstance(value, dict):  # an extension cannot be a key of a dict that is to be encoded
         return msgspec.msgpack.Ext(PAIRS, encode([wrapped(each) for item in value.items() for each in item]))
     return value
 
 
 def unwrap(code: int, data: memoryview) -> Any:
-    """For a decoder: what an extension stands for."""
+    """The value of an extension; the hook of a decoder."""
     if code == BIG_INT:
         return int.from_bytes(data, "big", signed=True)
     if code == LONE_SURROGATES:
@@ -107,7 +105,7 @@ def unwrap(code: int, data: memoryview) -> Any:
 
 
 def as_key(key: Any) -> Any:
-    """Keys are never lists: what was a tuple comes back as one."""
+    """Turns lists back into tuples: a key is never a list."""
     return tuple(map(as_key, key)) if isinstance(key, list) else key
 
 

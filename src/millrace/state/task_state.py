@@ -1,7 +1,7 @@
-"""The keyed state of one task, cut into pieces for the checkpoint store and put together from them.
+"""The keyed state of one task, written as pieces for the checkpoint store and restored from them.
 
-A piece is one key group of all the task's states at one wave: everything in it, or what changed since the piece before. It
-is msgpack, with the extensions of `packing`: [format, group, whole, {state: [keys, values, when they expire, deleted keys]}].
+A piece is one key group of all the task's states at one wave: whole, or the changes since the previous piece. It is msgpack,
+with the extensions of `packing`: [format, group, whole, {state: [keys, values, expiry times, deleted keys]}].
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from millrace.state.packing import TOO_ODD, UNREADABLE, as_key, encode, plain_va
 
 FORMAT = 1
 LONGEST_CHAIN = 16  # pieces; a restore reads them all
-SLACK = 4096  # bytes by which the deltas of a chain may outgrow its whole piece: small groups would be written whole each time
+SLACK = 4096  # bytes by which the deltas of a chain may exceed its whole piece; else small groups would always be written whole
 
-Columns = tuple[list[Any], list[Any], list[float], list[Any]]  # keys, values, when they expire, deleted keys
+Columns = tuple[list[Any], list[Any], list[float], list[Any]]  # keys, values, expiry times, deleted keys
 _decoder = msgspec.msgpack.Decoder(tuple[int, int, bool, dict[str, Columns]], ext_hook=unwrap)
 
 
 @dataclass(slots=True)
 class Chain:
-    """What a group's pieces amount to since its last whole one."""
+    """The number and size of a group's pieces since its last whole one."""
 
     pieces: int
     whole: int  # bytes
@@ -40,7 +40,7 @@ class Chain:
 
 
 class TaskState:
-    """All states of one task, by key groups. Groups come with `restore` and go with `drop`."""
+    """All states of one task, by key group. `restore` adds a group, `drop` removes it."""
 
     def __init__(self, states: dict[str, KeyedState], places: KeyPlaces) -> None:
         self.states, self.places, self._label = states, places, places.label
@@ -53,51 +53,53 @@ class TaskState:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of the states, as declared."""
+        """The names of the declared states."""
         return tuple(self.states)
 
     def snapshot(self, whole: Container[int] | bool = ()) -> dict[int, tuple[bool, bytes]]:
-        """Group -> (whole?, piece) for each group that is not as its last piece says, and for those in `whole` (True: all)
-        that have anything. If it raises, nothing has changed: the next one has all of it again."""
+        """Returns group -> (whole?, piece) for each group that changed since its last piece, and for the non-empty groups in
+        `whole` (True: all). If it raises, nothing has changed: the next snapshot has all the changes."""
         changes = {name: state.changes() for name, state in self.states.items()}
-        asked = self._asked(whole)
-        dirty = {group for found in changes.values() for group in found}
-        pieces = {group: (False, delta) for group in sorted(dirty - self._spoiled - asked)
+        forced = self._forced(whole)
+        dirty = {group for changed in changes.values() for group in changed}
+        pieces = {group: (False, delta) for group in sorted(dirty - self._spoiled - forced)
                   if (delta := self._delta(group, changes)) is not None}
-        pieces |= self._whole_pieces((dirty | self._spoiled | asked) - pieces.keys(), changes)
+        pieces |= self._whole_pieces((dirty | self._spoiled | forced) - pieces.keys(), changes)
         for name, state in self.states.items():
             state.settle(changes[name])
         self.places.settled()
         self._written(pieces)
         return pieces
 
-    def _asked(self, whole: Container[int] | bool) -> set[int]:
+    def _forced(self, whole: Container[int] | bool) -> set[int]:
+        """Groups with entries or pieces that must be written whole."""
         if whole is False or whole == ():
             return set()
-        something = {*self._chains, *self.keys()}
-        return something if whole is True else {group for group in something if group in whole}
+        groups = {*self._chains, *self.keys()}
+        return groups if whole is True else {group for group in groups if group in whole}
 
     def _delta(self, group: int, changes: dict[str, Changes]) -> bytes | None:
-        """None if a whole piece is better: there is none yet, everything has changed, or the chain is long enough."""
+        """The changes of the group as a piece; None if a whole piece is better: there is none yet, every entry has changed, or
+        the chain is too long."""
         chain = self._chains.get(group)
-        found = {name: each[group] for name, each in changes.items() if group in each}
-        if chain is None or sum(len(change.keys) for change in found.values()) >= \
+        changed = {name: each[group] for name, each in changes.items() if group in each}
+        if chain is None or sum(len(change.keys) for change in changed.values()) >= \
                 sum(state.size(group, changes[name]) for name, state in self.states.items()):
             return None
         parts = {name: self._columns(self.states[name], change.keys, change.values, change.deleted)
-                 for name, change in found.items()}
+                 for name, change in changed.items()}
         delta = _piece(group, False, parts)
         return delta if chain.takes(len(delta)) else None
 
     def _whole_pieces(self, groups: set[int], changes: dict[str, Changes]) -> dict[int, tuple[bool, bytes]]:
         parts: dict[int, dict[str, Columns]] = {group: {} for group in sorted(groups)}
         for name, state in self.states.items():
-            found = changes[name]
-            replaced = {group for group in groups if group in found and len(found[group].keys) == found[group].size}
-            for group in replaced:  # no need to look for entries that have not changed
-                parts[group][name] = self._columns(state, found[group].keys, found[group].values, [])
+            changed = changes[name]
+            replaced = {group for group in groups if group in changed and len(changed[group].keys) == changed[group].size}
+            for group in replaced:  # every entry has changed
+                parts[group][name] = self._columns(state, changed[group].keys, changed[group].values, [])
             others = groups - replaced
-            for group, entries in (state.entries(others, found) if others else {}).items():
+            for group, entries in (state.entries(others, changed) if others else {}).items():
                 if entries:
                     parts[group][name] = self._columns(state, list(entries), list(entries.values()), [])
         return {group: (True, _piece(group, True, part)) for group, part in parts.items()}
@@ -107,7 +109,7 @@ class TaskState:
         return keys, self._plain_values(state, keys, values), state.dues_of(keys), deleted
 
     def _check(self, name: str, keys: list[Any]) -> None:
-        """A str of another class may be equal to a key that was checked, and still have no place in a piece."""
+        """Checks the types again: an instance of a subclass may equal a key that was checked, and still not be packable."""
         if not ATOMS.issuperset(map(type, keys)):
             for key in keys:
                 if not is_key(key):
@@ -139,18 +141,18 @@ class TaskState:
         self._spoiled.clear()
 
     def spoil(self, groups: Iterable[int]) -> None:
-        """What was written of these got lost: they are dirty, and their next piece is whole."""
+        """Marks groups whose pieces were lost: their next piece is whole."""
         for group in groups:
             if self._chains.pop(group, None) is not None:
                 self._spoiled.add(group)
 
     def restore(self, group: int, pieces: Sequence[bytes]) -> None:
-        """The group is this task's, and is as its chain says: the first piece whole, the others in the order they were
-        written. Without pieces it is empty. If it raises, nothing has changed."""
+        """Adds the group with the content of its chain: the first piece whole, the others in the order they were written.
+        Without pieces it is empty. If it raises, nothing has changed."""
         self.restore_all({group: pieces})
 
     def restore_all(self, chains: Mapping[int, Sequence[bytes]]) -> None:
-        """As `restore`, for many groups: each call looks at all keys that there are."""
+        """Restores many groups at once, because each call looks at all keys."""
         loaded: dict[str, dict[int, Loaded]] = {name: {} for name in self.states}
         summed: dict[int, Chain | None] = {}
         for group, pieces in chains.items():
@@ -168,13 +170,13 @@ class TaskState:
                 self._chains[group] = chain
 
     def _joined(self, group: int, pieces: Sequence[bytes]) -> tuple[dict[str, Loaded], Chain | None]:
-        """What the pieces of a chain amount to, by state."""
+        """The entries of a chain by state, decoded, and its length and size."""
         entries, chain = self.summed(group, pieces)
         decoded = {name: (self._decoded(self._state(name, group), values), dues) for name, (values, dues) in entries.items()}
         return decoded, chain
 
     def summed(self, group: int, pieces: Sequence[bytes]) -> tuple[dict[str, Loaded], Chain | None]:
-        """The same as it was written: of any states, and before their codecs."""
+        """The entries of a chain by state, as written: before their codecs, and also of undeclared states."""
         entries: dict[str, Loaded] = {}
         chain = None
         for number, piece in enumerate(pieces):
@@ -198,7 +200,7 @@ class TaskState:
         if version != FORMAT:
             raise self._corrupt(group, number, f"it has format {version}, and this Millrace reads format {FORMAT}")
         if of_group != group:
-            raise self._corrupt(group, number, f"it is one of key group {of_group}")
+            raise self._corrupt(group, number, f"it belongs to key group {of_group}")
         if number == 0 and not whole:
             raise self._corrupt(group, number, "a chain begins with a whole piece and this is a delta")
         for name, (keys, values, dues, _) in parts.items():
@@ -208,7 +210,7 @@ class TaskState:
 
     def _corrupt(self, group: int, number: int, why: str) -> CorruptCheckpoint:
         return CorruptCheckpoint(f"{self._label}: piece {number} of the chain of key group {group} cannot be restored: {why}. "
-                                 "Go back to an earlier wave, if one is kept")
+                                 "Resume from an earlier wave, if one is kept")
 
     def _state(self, name: str, group: int) -> KeyedState:
         if name not in self.states:
@@ -229,7 +231,7 @@ class TaskState:
         return decoded
 
     def drop(self, group: int) -> None:
-        """The group is no longer this task's: its entries are forgotten."""
+        """Removes a group that this task no longer owns, with its entries."""
         for state in self.states.values():
             state.unload([group])
         self.places.disown(group)
@@ -257,8 +259,8 @@ class TaskState:
         return counts
 
     def lookup(self, state_name: str, key: Any) -> Any:
-        """For people, whose key may have come over a wire, as a list. A KeyError if the key has no entry, KeyNotOwned if it
-        is another task's."""
+        """The value of a key, for `millrace state`; a tuple key may be a list, because it came over the wire. KeyError if the
+        key has no entry, KeyNotOwned if it belongs to another task."""
         if state_name not in self.states:
             raise UnknownName(f"{self._label} has no state {state_name!r}; it has {', '.join(map(repr, self.states))}")
         return self.states[state_name].peek(as_key(key))
@@ -266,11 +268,11 @@ class TaskState:
 
 def open_states(component: Any, group_of: Callable[[Any], int], owned: Collection[int], key_groups: int, label: str,
                 now: Callable[[], float], owner_of: Callable[[int], int] | None = None) -> TaskState | None:
-    """Opens what the component's class declares and puts it into the instance; None if it declares nothing or owns no key
-    group, because no fields grouping leads to it.
+    """Opens the states that the component's class declares and puts them into the instance; None if it declares none or owns no
+    key group, because it has no fields grouping.
 
     `group_of`: a key's group, or a hash to take modulo `key_groups`. `label`: names the task in errors. `now`: wall seconds.
-    `owner_of`: the task that has a group, for errors.
+    `owner_of`: the task that owns a group, for errors.
     """
     declared = declared_states(type(component))
     if not declared or not owned:
@@ -282,7 +284,7 @@ def open_states(component: Any, group_of: Callable[[Any], int], owned: Collectio
 
 
 def stored_entries(group: int, pieces: Sequence[bytes], label: str) -> dict[str, Loaded]:
-    """What a chain holds, by state, read without the bolt that wrote it. `label`: names the component in errors."""
+    """The entries of a chain by state, read without the bolt that wrote it. `label`: names the component in errors."""
     return TaskState({}, KeyPlaces(lambda key: group, (), group + 1, label)).summed(group, pieces)[0]
 
 

@@ -1,25 +1,44 @@
-"""Batches of a topology without Spark: processes are objects, the shuffle is lists, and whatever can fail fails on demand."""
+"""Runs batches of a topology without Spark: processes are objects, the shuffle is lists, and tests inject failures."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+
+import msgspec
 
 from millrace.config import CHECKPOINTS
 from millrace.control.assignment import Place, TopologyAssignment, WorkerAddress
 from millrace.control.backup_placement import backups
+from millrace.control.batches import (
+    Announce,
+    AwaitPlan,
+    Batches,
+    Collect,
+    CommitPoint,
+    CommitSinks,
+    Done,
+    FindLost,
+    ReplaceManifest,
+    Rest,
+    Rewrite,
+    RunAttempt,
+    Step,
+    start_from,
+)
 from millrace.errors import CheckpointMissing
-from millrace.microbatch import records as frames
+from millrace.microbatch import records
 from millrace.microbatch.checkpoints import BatchCheckpoints
 from millrace.microbatch.fragment_holder import Holding
 from millrace.microbatch.host import Hosted, Out
-from millrace.microbatch.repair import damaged, mended, mending_work
-from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report
+from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report, repair_work
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.checkpoints import KEPT, Checkpoints
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import Clock
 from millrace.runtime.wire.transport import Keys
@@ -30,50 +49,61 @@ Fault = Callable[[int, int], bool]  # (stage, partition) -> whether the attempt 
 
 
 class AttemptFailed(Exception):
-    """As a failed Spark job: nothing of the attempt is to count."""
+    """A step was made to fail, like a Spark job that fails."""
 
 
 class LocalBatches:
-    """Runs one topology, `processes` Python processes as Spark would have them; each partition in one that `choose` names, by
-    its first task. `whole`: processes write all the state that they have; `mends`: what the store has lost of it. `clock`: the
-    time for all of them. `holds`: they keep fragments for each other, through real sockets; then end it with `close`."""
+    """Runs one topology by the decisions of `millrace.control.batches`. There are `processes` Python processes; `choose` names
+    the one that runs a partition, by its first task. `clock`: the time for all of them. `holds`: they hold fragments for each
+    other, through real sockets; end with `close`. `resume`: continue from the newest checkpoint in the store."""
 
     def __init__(self, graph: TopologyGraph, store: str, processes: int = 2, seed: int = 0, most_tuples: int = 100,
-                 clock: Clock | None = None, holds: bool = False) -> None:
+                 clock: Clock | None = None, holds: bool = False, resume: bool = False) -> None:
         self.graph, self.store, self.most_tuples, self.clock = graph, store, most_tuples, clock
         self.setup = WorkerSetup(f"local-{uuid.uuid4().hex[:8]}", "", Keys.make() if holds else Keys(b"", b""),
                                  settings={CHECKPOINTS.key: store})
         self.holds = holds
-        self.addresses: dict[int, WorkerAddress] = {}  # of processes that keep fragments
+        self.addresses: dict[int, WorkerAddress] = {}  # of processes that hold fragments
         self.key_groups = {component.name: initial_key_groups(graph.key_groups, component.par)
                            for component in graph.bolts if component.keyed}
-        self.version, self.epoch = 1, 0
-        self.committed: Manifest | None = None
-        self.good: list[int] = []
+        self.version = 1
         self.checkpoints = Checkpoints(open_store(store), graph.name)
         self._store = BatchCheckpoints(self.checkpoints, self.setup.cluster)
-        self._store.begin(None)
+        epochs = itertools.count(self.checkpoints.newest()[0] + 1)
+        start = start_from(self.checkpoints.latest() if resume else None, next(epochs))
+        self.decider = Batches(graph, start, lambda: next(epochs), keep=KEPT)
+        self._store.begin(start.committed)
         self.random = random.Random(seed)
         self.processes: list[Hosted | None] = [None] * processes
         self.fault: Fault = lambda stage, partition: False
-        # Which one Spark takes cannot be known: any.
+        self.before_publishing: Callable[[], None] = lambda: None  # may raise
+        # Spark may take any process.
         self.choose: Callable[[TaskId], int] = lambda task: self.random.randrange(len(self.processes))
-        self.whole = self.mends = False
-        self.most_frames: int | None = None  # that are taken from a partition before the attempt breaks off
-        self.last = 0  # the process that has run something last
-        self._again = False  # the last attempt has failed
+        self.most_records: int | None = None  # taken from a partition before the attempt breaks off
+        self.last = 0  # the process that ran something last
+        self._ran: dict[int, BatchWork] = {}  # by epoch: the work of attempts whose manifest is, or may be, committed
+        self._reports: list[PartitionReport] = []
+        self._error: BaseException = AttemptFailed("nothing has failed yet")  # of the last step that failed
+
+    @property
+    def committed(self) -> Manifest | None:
+        return self.decider.committed
+
+    @property
+    def epoch(self) -> int:
+        return self.decider.epoch
 
     # -- plans ---------------------------------------------------------------------------------------------------------
 
     def scale(self, component: str, par: int) -> None:
-        changed = tuple(replace(one, par=par) if one.name == component else one for one in self.graph.components)
+        changed = tuple(replace(each, par=par) if each.name == component else each for each in self.graph.components)
         self.graph = replace(self.graph, components=changed)
         if component in self.key_groups:
             self.key_groups[component] = rescaled_key_groups(self.key_groups[component], par)
         self.version += 1
 
     def give(self, component: str, owners: Mapping[int, int]) -> None:
-        """Key groups to other tasks."""
+        """Give key groups to other tasks."""
         self.key_groups[component] = tuple(owners.get(group, owner) for group, owner in enumerate(self.key_groups[component]))
         self.version += 1
 
@@ -93,97 +123,121 @@ class LocalBatches:
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def batch(self) -> list[PartitionReport]:
-        """One attempt at the next batch, and if it succeeds all that follows it."""
-        self.epoch += 1
-        work = self._work((self.committed.wave if self.committed else 0) + 1)
-        self._again = True
-        reports = self._run(work)
-        records = [task.record for report in reports for task in report.tasks]
-        manifest = Manifest(self.graph.name, work.wave, self.epoch, self.graph.key_groups,
-                            {component.name: component.par for component in self.graph.components}, records, 0.0, self.epoch)
-        manifest = self._commit(manifest, work)
-        self.committed, self._again = manifest, False
-        self.good.append(work.given.epoch)
-        self.addresses.update({report.slot: report.address for report in reports if report.address is not None})
-        self.publish()
-        return reports
+        """Run the next batch up to its end, or up to a step that fails: then raise its error. The call after that tries the
+        failed step again, where Spark's driver would pause."""
+        step = self._begin()
+        while not isinstance(step, Done):
+            if isinstance(step, Rest):
+                raise self._error
+            step = self._carry_out(step)
+        return self._reports
 
-    def _commit(self, manifest: Manifest, work: BatchWork) -> Manifest:
+    def _begin(self) -> Step:
+        step = self.decider.step
+        if isinstance(step, Rest):
+            return self.decider.rested()
+        wave = self.committed.wave if self.committed is not None else self.decider.base
+        return self.decider.offered(self.decider.batch_of(wave + 1)) if isinstance(step, Done) else step
+
+    def _carry_out(self, step: Step) -> Step:
         try:
-            self._store.commit(manifest)
-        except CheckpointMissing:
-            if not self.mends:
-                raise
-            manifest = self._mended(manifest, work)
-            self._store.commit(manifest)
-        unused = self._store.superseded(manifest, work.again is False and manifest.epoch == manifest.wave_epoch)
-        if unused is None:
-            self.checkpoints.collect()
-        else:
-            self.checkpoints.discard(unused)
-        return manifest
+            report = self._do(step)
+        except BaseException as error:  # tests raise one that user code cannot catch
+            self._error = error
+            return self.decider.failed(missing=isinstance(error, CheckpointMissing))
+        return report()
 
-    def _mended(self, manifest: Manifest, work: BatchWork) -> Manifest:
-        self.epoch += 1
-        lost = self._store.lost(manifest)
-        work = mending_work(work, manifest, damaged(manifest, lost), self.epoch)
-        written = [self._process(work, record.task).rewrite(record, lost) for record in work.records]
-        return mended(manifest, filter(None, written), self.epoch)
+    def _do(self, step: Step) -> Callable[[], Step]:
+        """Carry out the step; returns the report of its outcome."""
+        decider = self.decider
+        match step:
+            case AwaitPlan():
+                return partial(decider.planned, self.version)
+            case RunAttempt():
+                return self._attempt(step)
+            case FindLost():
+                return partial(decider.lost, self._store.lost(step.manifest))
+            case Rewrite():
+                work = repair_work(self._ran[step.manifest.wave_epoch], step.manifest, step.records, step.epoch)
+                rewritten = [self._process(work, record.task).rewrite(record, step.lost) for record in work.records]
+                return partial(decider.rewritten, filter(None, rewritten))
+            case CommitPoint():
+                self._store.commit(step.manifest)
+                return decider.stored
+            case ReplaceManifest():
+                self._store.enter(step.manifest)
+                return decider.stored
+            case Announce():
+                self._ran = {epoch: work for epoch, work in self._ran.items() if epoch == step.manifest.wave_epoch}
+                return decider.announced
+            case CommitSinks():
+                self._commit_sinks(step)
+                return decider.sinks_committed
+            case Collect():
+                self.checkpoints.collect() if step.names is None else self.checkpoints.discard(step.names)
+                return decider.collected
+        raise AssertionError(f"{step} is not for this driver")
 
-    def publish(self) -> None:
-        self.epoch += 1
-        work = self._work(self.committed.wave if self.committed else 0)
-        for component in self.graph.components:
-            for index in range(component.par if component.commits else 0):
-                task = TaskId(component.name, index)
-                self._process(work, task).commit(task)
+    def _attempt(self, step: RunAttempt) -> Callable[[], Step]:
+        work = msgspec.structs.replace(self.work(step.wave, step.epoch), good=list(step.good), again=step.attempt > 1,
+                                       whole=step.whole)
+        self._reports = reports = self._run(work)
+        self._ran[step.epoch] = work
+        self.addresses.update({report.slot: report.address for report in reports if report.address is not None})
+        return partial(self.decider.attempted, self.graph, self.version,
+                       [task.record for report in reports for task in report.tasks], 0.0)
 
-    def _work(self, wave: int) -> BatchWork:
-        done = self.committed
-        slots = {task: self.place(task) for task in sorted(self.graph.tasks())}
+    def _commit_sinks(self, step: CommitSinks) -> None:
+        self.before_publishing()
+        work = self.work(self.decider.restore[0], step.epoch, step.graph)
+        for task in step.tasks:
+            self._process(work, task).commit(task)
+
+    def work(self, wave: int, epoch: int, graph: TopologyGraph | None = None) -> BatchWork:
+        """The work of a batch by the plan that is in force; `graph`: as it was committed, to publish."""
+        graph = graph if graph is not None else self.graph
+        slots = {task: self.place(task) for task in sorted(graph.tasks())}
         nodes = {slot: f"node-{slot}" for slot in range(len(self.processes))} if self.holds else {}
-        given = TopologyAssignment(1, self.graph, self.version, True, [(task, Place(slot, 1)) for task, slot in slots.items()],
-                                   self.key_groups, [], 0, self.epoch,
-                                   (done.wave, done.wave_epoch, done.epoch) if done else (0, 0, 0),
-                                   *backups(self.graph, slots, nodes))
-        return BatchWork("run", ["run"], wave, given, done.records if done else [], {}, list(self.addresses.values()),
-                         self.setup, self.most_tuples, 60.0, good=self.good, again=self._again, whole=self.whole,
-                         holds=self.holds)
+        assignment = TopologyAssignment(1, graph, self.version, True,
+                                        [(task, Place(slot, 1)) for task, slot in slots.items()], self.key_groups, [], 0, epoch,
+                                        self.decider.restore, *backups(graph, slots, nodes))
+        return BatchWork("run", ["run"], wave, assignment, self.committed.records if self.committed is not None else [], {},
+                         list(self.addresses.values()), self.setup, self.most_tuples, 60.0, holds=self.holds)
 
     def _run(self, work: BatchWork) -> list[PartitionReport]:
         stages = work.stages()
-        given: list[list[bytes]] = [[] for _ in stages.partitions[0]]
+        arrived: list[list[bytes]] = [[] for _ in stages.partitions[0]]
         reports: list[PartitionReport] = []
         for stage in range(stages.count):
             last = stage + 1 == stages.count
             out: list[list[bytes]] = [[] for _ in (stages.partitions[0] if last else stages.partitions[stage + 1])]
             for partition in range(len(stages.partitions[stage])):
                 host = self._process(work, stages.partitions[stage][partition][0])
-                self.random.shuffle(given[partition])  # a shuffle gives out blocks in any order
-                for target, frame in self._taken(host.run_partition(stages, stage, partition, given[partition])):
+                self.random.shuffle(arrived[partition])  # a shuffle delivers blocks in any order
+                for target, record in self._taken(host.run_partition(stages, stage, partition, arrived[partition])):
                     if not last:
-                        out[target].append(frame)
-                    elif frames.unpack(frame).kind == frames.REPORT:
-                        reports.append(read_report(frames.unpack(frame).body))
+                        out[target].append(record)
+                    elif records.unpack(record).kind == records.REPORT:
+                        reports.append(read_report(records.unpack(record).body))
                 if self.fault(stage, partition):
                     raise AttemptFailed(f"after partition {partition} of stage {stage}")
             assert last or all(out), "a partition is empty"
-            given = out
+            arrived = out
         assert not one_cut(reports, stages)
         return reports
 
-    def _taken(self, given: Out) -> Out:
-        for number, each in enumerate(given):
-            if number == self.most_frames:
-                raise AttemptFailed(f"after {number} frames of a partition")
+    def _taken(self, output: Out) -> Out:
+        for number, each in enumerate(output):
+            if number == self.most_records:
+                raise AttemptFailed(f"after {number} records of a partition")
             yield each
 
     def _process(self, work: BatchWork, task: TaskId) -> Hosted:
         self.last = number = self.choose(task)
-        found = self.processes[number]
-        if found is None:
+        process = self.processes[number]
+        if process is None:
             holding = Holding(self.setup) if self.holds else None
-            found = self.processes[number] = Hosted(work, number, holding)
-            found.worker.clock = self.clock or found.worker.clock
-        found.take_up(work)
-        return found
+            process = self.processes[number] = Hosted(work, number, holding)
+            process.worker.clock = self.clock or process.worker.clock
+        process.set_work(work)
+        return process

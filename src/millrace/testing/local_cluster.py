@@ -1,6 +1,6 @@
-"""A whole cluster in one process with a virtual clock: master, workers and channels, but no socket, thread or Spark.
+"""A whole cluster in one process with a virtual clock: master, workers and channels, but no sockets, threads or Spark.
 
-Nothing happens unless a test makes it happen, so a failure can be put between any two steps and runs the same each time.
+Only the test advances it, so a failure can be placed between any two steps and is reproducible.
 
     >>> from millrace.workloads.wordcount import WordCount
     >>> cluster = LocalCluster(workers=2)
@@ -42,7 +42,7 @@ from millrace.control.submission import check_choice
 from millrace.errors import CheckpointMissing, MillraceError
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
-from millrace.runtime.checkpoints.access import Vault
+from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.tasks.snapshots import StoreThread
@@ -55,8 +55,8 @@ STEP_SECONDS = 0.001
 REPORT_STEPS = 100
 
 
-class _Link:
-    """A FIFO to another worker's mailbox; what is in it when the receiver dies is lost."""
+class _MailLink:
+    """A FIFO to another worker's mailbox; messages in it are lost when the receiver dies."""
 
     def __init__(self, cluster: LocalCluster, sender: int, address: WorkerAddress) -> None:
         self._cluster, self._sender, self._address = cluster, sender, address
@@ -69,15 +69,15 @@ class _Peers:
     def __init__(self, cluster: LocalCluster, slot: int) -> None:
         self._cluster, self._slot = cluster, slot
 
-    def link(self, address: WorkerAddress) -> _Link:
-        return _Link(self._cluster, self._slot, address)
+    def link(self, address: WorkerAddress) -> _MailLink:
+        return _MailLink(self._cluster, self._slot, address)
 
     def forget(self, slot: int) -> None: ...
 
 
 class _NoThreads:
-    """Work of blocking tasks is done when the cluster takes its next step, not at once: as with a real thread. That of the
-    store takes its time."""
+    """Stands for threads: work of blocking tasks is done in the cluster's next step, and that of the store after
+    `store_seconds`."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
@@ -104,7 +104,7 @@ class _NoThreads:
 
 
 class MemoryStore:
-    """A checkpoint store that lasts as long as the test. `broken` is raised by every call while it is set."""
+    """A checkpoint store in memory. `broken` is raised by every call while it is set."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
@@ -138,21 +138,21 @@ class MemoryStore:
         return set(names) - self.blobs.keys()
 
     def lock(self, topology: str) -> None:
-        """There is none."""
+        """This store has no locks."""
 
     def close(self) -> None: ...
 
 
 class LocalCluster:
-    """`workers` slots on `nodes` hosts. Steps of a virtual millisecond; reports every hundred of them. `store` outlives it if
-    it is given to the next one, as when a driver is started again."""
+    """A cluster of `workers` slots on `nodes` hosts. A step takes a virtual millisecond; workers report every hundred steps.
+    Pass the `store` on to the next cluster to simulate a restarted driver."""
 
     def __init__(self, workers: int = 2, nodes: int = 1, scheduler: Scheduler | None = None,
                  settings: dict[str, Any] | None = None, store: MemoryStore | None = None) -> None:
         self.store = store or MemoryStore()
-        self.store_seconds = 0.0  # that it takes to write or read a snapshot
-        self.lose: Callable[[Any], bool] = lambda message: False  # control messages, either way, that do not arrive
-        self._said_by_workers: deque[Any] = deque()
+        self.store_seconds = 0.0  # duration of writing or reading a snapshot
+        self.lose: Callable[[Any], bool] = lambda message: False  # chooses control messages, either way, to lose
+        self._from_workers: deque[Any] = deque()
         self.clock = ManualClock(1000.0)
         self.master = MasterState(scheduler)
         self.workers: dict[int, Worker] = {}
@@ -160,8 +160,8 @@ class LocalCluster:
         self.ended: list[str] = []
         self.delivered = 0
         self.drop: Callable[[int, int, list[bytes]], bool] = lambda sender, receiver, frames: False
-        self.deaf: set[int] = set()  # slots that plans do not reach for the time being
-        self.cut: set[int] = set()  # slots whose reports do not reach the master: they will be given up
+        self.deaf: set[int] = set()  # slots that plans do not reach for now
+        self.cut: set[int] = set()  # slots whose reports do not reach the master: they will be presumed dead
         self._threads: dict[int, _NoThreads] = {}
         self._mail: dict[tuple[int, int], deque[list[bytes]]] = {}
         self._nodes, self._settings, self._generation, self._steps = nodes, settings or {}, 0, 0
@@ -169,40 +169,40 @@ class LocalCluster:
         for slot in range(workers):
             self.start(slot)
 
-    # -- what tests do -------------------------------------------------------------------------------------------------
+    # -- called by tests -----------------------------------------------------------------------------------------------
 
     def submit(self, topology: Any, resume: bool | None = None, **options: Any) -> TopologyGraph:
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, **options)
         checkpoints = Checkpoints(self.store, graph.name)
-        found = checkpoints.latest() if resume is not False else None
-        check_choice(resume, found, "the store")
-        self.tell(Submitted(graph, found if resume else None, checkpoints.newest()))
+        checkpoint = checkpoints.latest() if resume is not False else None
+        check_choice(resume, checkpoint, "the store")
+        self.tell(Submitted(graph, checkpoint if resume else None, checkpoints.newest()))
         return graph
 
     def start(self, slot: int) -> None:
-        """A worker comes up on the slot, as when Spark starts it (again)."""
+        """Start a worker on the slot, as Spark does, also after a loss."""
         self._generation += 1
         threads = self._threads[slot] = _NoThreads(self)
         worker = Worker(slot, self._generation, self.clock, _Peers(self, slot), threads, self._settings,
-                        vault=Vault(lambda: self.store), tell_master=self._said_by_workers.append)
+                        checkpoints=CheckpointAccess(lambda: self.store), tell_master=self._from_workers.append)
         self.workers[slot] = worker
         self._mail[(slot, self._generation)] = deque()
         self._heard[slot] = self.clock.now()
         self.tell(WorkerJoined(slot, self._generation, self.node(slot), self.node(slot).name, f"executor{slot}", "", ""))
 
     def node(self, slot: int) -> Node:
-        """Slots are dealt out to the nodes in turn."""
+        """The node of a slot; slots are assigned to nodes round-robin."""
         return Node(f"node{slot % self._nodes}", 4, 1000.0, 4096)
 
     def kill(self, slot: int, noticed: bool = True) -> None:
-        """The worker is gone, with all it held. `noticed`: the master knows at once."""
+        """Kill a worker with everything it holds. `noticed`: the master knows at once."""
         worker = self.workers.pop(slot)
         self._mail.pop((slot, worker.generation))
         if noticed:
             self.tell(WorkerLost(slot, worker.generation, "killed by the test"))
 
     def hear(self, slot: int) -> None:
-        """The slot was deaf, and gets the plan in force now."""
+        """Deliver the current plan to a slot that was deaf."""
         self.deaf.discard(slot)
         self.workers[slot].assign(self.master.distribution().parts[self.node(slot).name])
 
@@ -227,7 +227,7 @@ class LocalCluster:
             elif isinstance(command, StoreManifest):
                 self._store(command)
             elif isinstance(command, CollectCheckpoints):
-                with suppress(MillraceError):  # as the master does: it is tried again after the next wave
+                with suppress(MillraceError):  # as in the master: the next wave retries
                     Checkpoints(self.store, command.name).collect(epoch=command.epoch)
 
     def _send_wave(self, command: SendWave) -> None:
@@ -243,14 +243,14 @@ class LocalCluster:
         try:
             checkpoints = Checkpoints(self.store, manifest.topology)
             (checkpoints.claim if command.claim else checkpoints.commit)(manifest)
-        except MillraceError as wrong:
-            error = str(wrong)
-        self._said_by_workers.append(ManifestStored(manifest.topology, manifest.epoch, manifest.wave, error))
+        except MillraceError as failure:
+            error = str(failure)
+        self._from_workers.append(ManifestStored(manifest.topology, manifest.epoch, manifest.wave, error))
 
     def _listen(self) -> None:
-        """What workers said since the last step, and what came of manifests."""
-        for _ in range(len(self._said_by_workers)):
-            message = self._said_by_workers.popleft()
+        """Pass on the messages of workers since the last step, and the outcome of manifests."""
+        for _ in range(len(self._from_workers)):
+            message = self._from_workers.popleft()
             if isinstance(message, ManifestStored):
                 self.tell(message)
             elif self.lose(message) or message.slot in self.cut or not self._is_alive(message):
@@ -279,7 +279,7 @@ class LocalCluster:
         self.step(round(seconds / STEP_SECONDS))
 
     def run_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Step until the condition holds; `AssertionError` with what was said if it does not in that virtual time."""
+        """Step until the condition holds; `AssertionError` with the master's messages if it does not in that virtual time."""
         for _ in range(round(seconds / STEP_SECONDS)):
             if condition():
                 return
@@ -287,10 +287,10 @@ class LocalCluster:
         raise AssertionError(f"not reached in {seconds} virtual seconds; the master said: {self.said}")
 
     def tasks(self, component: str) -> list[Task]:
-        """The running tasks of a component, wherever they are, by index."""
-        found = [task for worker in self.workers.values() for run in worker.topologies.values()
+        """The running tasks of a component on all workers, by index."""
+        tasks = [task for worker in self.workers.values() for run in worker.topologies.values()
                  for task in run.tasks.values() if task.name.component == component]
-        return sorted(found, key=lambda task: task.name)
+        return sorted(tasks, key=lambda task: task.name)
 
     def where(self, topology: str) -> dict[TaskId, int]:
         return {task: place.slot for task, place in self.master.topologies[topology].places.items()}

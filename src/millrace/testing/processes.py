@@ -1,4 +1,4 @@
-"""Workers as plain processes, without Spark: what the process tests and quick experiments run on."""
+"""Runs workers as plain processes, without Spark, for process tests and quick experiments."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ START_SECONDS = 30.0
 
 
 class ProcessCluster:
-    """A master in this process and `workers` worker processes. `kill` is kill -9; `start` brings a slot back.
+    """A master in this process and `workers` worker processes. `kill` sends SIGKILL; `start` starts a worker on a slot again.
 
-    `apart`: every worker takes itself to be on a host of its own, so that tuples cross over tcp; needs `bind`. `nodes`:
-    the workers are dealt out to so many nodes in turn.
+    `apart`: every worker believes that it is on its own host, so that tuples are sent over tcp; needs `bind`. `nodes`: the
+    workers are assigned to this number of nodes in turn.
     """
 
     def __init__(self, workers: int = 2, name: str | None = None, bind: str = "", apart: bool = False, nodes: int = 1,
                  **options: Any) -> None:
-        settings = {HISTORY.key: "none", **(options.pop("settings", None) or {})}  # unless a test asks for a history
+        settings = {HISTORY.key: "none", **(options.pop("settings", None) or {})}  # unless a test sets a history
         self.master = Master(name or f"test-{os.getpid()}-{time.monotonic_ns()}", settings=settings, **options)
         self.master.start()
         self._bind, self._apart, self._nodes = bind, apart, nodes
@@ -69,7 +69,7 @@ class ProcessCluster:
 
 
 def run_worker_on(setup: WorkerSetup, slot: int, node: str, apart: bool) -> str:
-    """A worker that takes itself to be on this node, and, if `apart`, that nobody else is on its host."""
+    """Runs a worker that believes it is on this node and, if `apart`, alone on its host."""
     if node:
         os.environ["MILLRACE_NODE"] = node
     if apart:

@@ -1,7 +1,7 @@
-"""A topology run to its end by the plainest means there are: one process, one queue, every tuple by itself.
+"""Runs a topology to its end by the simplest means: one process, one queue, one tuple at a time.
 
-The engines are compared with it, so it shares no code with them: no channel, chunk, route or task of theirs. What it knows of
-Millrace is the declaration, the components and the keyed state.
+The engines are compared with it, so it shares no code with them: no channel, chunk, route or task. It uses only the
+declaration, the components and the keyed state of Millrace.
 
     >>> from millrace.workloads.wordcount import WordCount
     >>> run_reference(WordCount, config={"limit": 100}).states["count"]["counts"]
@@ -32,7 +32,7 @@ from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, Topolog
 from millrace.state.task_state import TaskState, open_states
 
 USER_ERRORS = (Exception, SystemExit)
-FRUITLESS = 100  # times in a row that a spout may raise without emitting before that is taken for its end
+FRUITLESS = 100  # consecutive calls in which a spout may raise without emitting before it counts as finished
 
 Row = tuple[Any, ...]
 States = dict[str, dict[str, dict[Any, Any]]]
@@ -40,10 +40,10 @@ States = dict[str, dict[str, dict[Any, Any]]]
 
 @dataclass
 class Reference:
-    """What there is when nothing is left to do."""
+    """The result of a run."""
 
-    states: States = field(default_factory=dict)  # of each component with keyed state: state -> key -> value
-    own: dict[str, list[Any]] = field(default_factory=dict)  # what `snapshot` of its tasks returned, if anything
+    states: States = field(default_factory=dict)  # component with keyed state -> state -> key -> value
+    own: dict[str, list[Any]] = field(default_factory=dict)  # component -> results of `snapshot` of its tasks, if any
     emitted: dict[str, dict[str, list[Row]]] = field(default_factory=dict)  # component -> stream -> rows
     received: dict[str, dict[tuple[str, str], list[Row]]] = field(default_factory=dict)  # component -> (source, stream) -> rows
     dead_letters: list[Row] = field(default_factory=list)
@@ -51,77 +51,77 @@ class Reference:
     errors: list[BaseException] = field(default_factory=list)  # that components raised or reported
 
     def reached(self, component: str) -> Counter[Row]:
-        """The rows that came to a component, by any stream, and how often. Their values must be such as can be counted."""
+        """The number of times each row reached a component, on any stream. The values must be hashable."""
         return Counter(itertools.chain.from_iterable(self.received[component].values()))
 
 
 def run_reference(topology: type[Topology] | TopologyGraph, name: str | None = None, config: dict[str, Any] | None = None,
                   par: dict[str, int] | None = None) -> Reference:
-    """Runs the topology until its spouts have nothing more: a spout is at its end when a call of `next_tuple` emits nothing,
-    so give it a `limit` and no `rate`. There are no ticks; what batching bolts hold is processed at the end. Sinks write
-    straight away. A tuple that makes a bolt raise is a dead letter at once."""
+    """Runs the topology until its spouts end: a spout ends when a call of `next_tuple` emits nothing, so give it a `limit` and
+    no `rate`. There are no ticks; batching bolts process their batches at the end. Sinks write immediately. A tuple that makes
+    a bolt raise becomes a dead letter at once."""
     graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
     fed = [spout.name for spout in graph.spouts if spout.dataframe]
     if fed:
-        raise TopologyError(f"{', '.join(fed)} of {graph.name!r} is fed by Spark, which is not here: put a spout in its "
-                            "place that emits the DataFrame's rows itself")
+        raise TopologyError(f"{', '.join(fed)} of {graph.name!r} is fed by Spark, which a reference run does not have: replace "
+                            "it by a spout that emits the DataFrame's rows itself")
     return _Run(graph).run()
 
 
 class _Run:
-    """The tasks, and the one queue of what is on its way to them."""
+    """The tasks, and the queue of tuples for them."""
 
     def __init__(self, graph: TopologyGraph) -> None:
-        self.graph, self.found = graph, Reference()
+        self.graph, self.result = graph, Reference()
         self.queue: deque[tuple[_Task, _Message]] = deque()
         self.tasks = {component.name: [_Task(self, component, index) for index in range(component.par)]
                       for component in graph.components}
         self.numbers = {task.number: task for tasks in self.tasks.values() for task in tasks}
         for component in graph.components:
-            self.found.emitted[component.name] = {stream.name: [] for stream in component.outputs}
-            self.found.received[component.name] = {(given.source, given.stream): [] for given in component.inputs}
+            self.result.emitted[component.name] = {stream.name: [] for stream in component.outputs}
+            self.result.received[component.name] = {(read.source, read.stream): [] for read in component.inputs}
 
     def run(self) -> Reference:
         for task in self.each_task():
             task.component.initialize(task.component.storm_conf, task.component.context)
-            self.work_off()
+            self.process_queue()
         spouts = [task for task in self.each_task() if task.definition.kind == "spout"]
         while spouts:
             spouts = [task for task in spouts if task.next_tuples()]
-        for task in self.each_task():  # upstream first: what one lets go of now, the next may hold
-            task.let_go()
-            self.work_off()
-        self.look()
+        for task in self.each_task():  # upstream first: a task further down may batch the tuples released here
+            task.release_batches()
+            self.process_queue()
+        self.collect_states()
         for task in self.each_task():
             task.component.close()
-        return self.found
+        return self.result
 
     def each_task(self) -> list[_Task]:
-        """In topological order."""
+        """All tasks in topological order."""
         return [task for component in self.graph.components for task in self.tasks[component.name]]
 
-    def work_off(self) -> None:
+    def process_queue(self) -> None:
         while self.queue:
             task, message = self.queue.popleft()
             task.process(message)
 
-    def look(self) -> None:
+    def collect_states(self) -> None:
         for task in self.each_task():
             component, name = task.component, task.definition.name
             if task.state is not None:
-                states = self.found.states.setdefault(name, {})
+                states = self.result.states.setdefault(name, {})
                 for state, entries in task.state.states.items():
                     states.setdefault(state, {}).update(entries.items())
             snapshot = component.snapshot()
             if snapshot is not None:
-                self.found.own.setdefault(name, []).append(snapshot)
+                self.result.own.setdefault(name, []).append(snapshot)
             if isinstance(component, ReplayableSpout):
-                self.found.positions[TaskId(name, task.index)] = component.position()
+                self.result.positions[TaskId(name, task.index)] = component.position()
 
 
 @dataclass
 class _Message:
-    """One tuple on its way. `batch`: the same as an Arrow batch of one row, if it was emitted as Arrow."""
+    """One tuple in the queue. `batch`: the same as an Arrow batch of one row, if it was emitted as Arrow."""
 
     id: str
     source: _Task
@@ -131,16 +131,16 @@ class _Message:
 
 
 class _Task:
-    """One task, and the handle of its component."""
+    """One task, which is also the handle of its component."""
 
     def __init__(self, run: _Run, definition: ComponentDef, index: int) -> None:
         self.run, self.definition, self.index = run, definition, index
         self.number = run.graph.number(TaskId(definition.name, index))
         self.state: TaskState | None = None
-        self.turns: Counter[tuple[str, str]] = Counter()  # (target, stream) -> tuples dealt out by a shuffle so far
+        self.turns: Counter[tuple[str, str]] = Counter()  # (target, stream) -> tuples sent by a shuffle so far
         self.sent = 0
-        self.pending_ids: list[Any] = []  # of what the spout emitted in this call
-        self.given: dict[str, Tuple] = {}  # what came, by its id, while the bolt may still fail it
+        self.pending_ids: list[Any] = []  # ids that the spout emitted in this call
+        self.unacked: dict[str, Tuple] = {}  # tuples by id, while the bolt may still fail them
         self.component = self.make()
         if definition.keyed:
             groups = run.graph.key_groups
@@ -164,15 +164,15 @@ class _Task:
     # -- spouts ------------------------------------------------------------------------------------------------------------
 
     def next_tuples(self) -> bool:
-        """One call of `next_tuple`, and all that comes of it; whether there may be more."""
+        """Calls `next_tuple` once and processes everything that follows; False if the spout has ended."""
         for _ in range(FRUITLESS):
             before, raised = self.sent, False
             try:
                 self.component.next_tuple()
             except USER_ERRORS as error:
-                self.run.found.errors.append(error)
+                self.run.result.errors.append(error)
                 raised = True
-            self.run.work_off()
+            self.run.process_queue()
             ids, self.pending_ids = self.pending_ids, []
             for tup_id in ids:
                 self.component.ack(tup_id)
@@ -184,18 +184,18 @@ class _Task:
 
     def process(self, message: _Message) -> None:
         source = message.source.definition.name
-        self.run.found.received[self.definition.name][source, message.stream.name].append(message.row)
+        self.run.result.received[self.definition.name][source, message.stream.name].append(message.row)
         values = message.row
         if self.component.named_rows:
             values = _row_type(message.stream.fields)(*values)
         tup = Tuple.of(message.id, source, message.stream.name, message.source.number, values)
-        self.given[tup.id] = tup
+        self.unacked[tup.id] = tup
         try:
             self._call(message, tup)
         except USER_ERRORS as error:
-            self.run.found.errors.append(error)
+            self.run.result.errors.append(error)
             if self.component.auto_fail:
-                self._give_up(tup, f"{type(error).__name__}: {error}")
+                self._reject(tup, f"{type(error).__name__}: {error}")
             if self.component.exit_on_exception:
                 self.component = self.make()
                 self.component.initialize(self.component.storm_conf, self.component.context)
@@ -213,20 +213,20 @@ class _Task:
             columns = [pa.array([value]) for value in message.row]
             self.component.process_arrow(pa.record_batch(columns, names=list(message.stream.fields)))
 
-    def let_go(self) -> None:
-        """What the component holds back for later is due now."""
+    def release_batches(self) -> None:
+        """Makes the component process everything that it holds back for later."""
         try:
             self.component._before_wave()
         except USER_ERRORS as error:
-            self.run.found.errors.append(error)
+            self.run.result.errors.append(error)
 
-    def _give_up(self, tup: Tuple, why: str) -> None:
-        self.given.pop(tup.id, None)
+    def _reject(self, tup: Tuple, why: str) -> None:
+        self.unacked.pop(tup.id, None)
         self._dead_letter(tup.stream, tup.values, why)
 
     def _dead_letter(self, stream: str, values: Sequence[Any], why: str) -> None:
         letter = (self.definition.name, self.index, stream, list(values), why)
-        self.run.found.dead_letters.append(letter)
+        self.run.result.dead_letters.append(letter)
         self._send(self.definition.stream(DEAD_LETTERS), letter, None, None)
 
     # -- what the component calls (TaskHandle) -----------------------------------------------------------------------------
@@ -258,18 +258,18 @@ class _Task:
         self._note(tup_id)
 
     def ack(self, tup: Tuple | str) -> None:
-        self.given.pop(tup if isinstance(tup, str) else tup.id, None)
+        self.unacked.pop(tup if isinstance(tup, str) else tup.id, None)
 
     def fail(self, tup: Tuple | str) -> None:
-        known = self.given.get(tup if isinstance(tup, str) else tup.id)
+        known = self.unacked.get(tup if isinstance(tup, str) else tup.id)
         if known is not None:
-            self._give_up(known, "failed by the bolt")
+            self._reject(known, "failed by the bolt")
 
     def report_metric(self, name: str, value: Any) -> None:
-        """Nobody looks."""
+        """Does nothing."""
 
     def report_error(self, error: BaseException, tup: Tuple | None) -> None:
-        self.run.found.errors.append(error)
+        self.run.result.errors.append(error)
 
     def _stream(self, name: str | None, direct_task: int | None) -> StreamDef:
         declared = {stream.name: stream for stream in self.definition.outputs}
@@ -291,50 +291,50 @@ class _Task:
     # -- groupings ---------------------------------------------------------------------------------------------------------
 
     def _readers(self, stream: StreamDef) -> list[tuple[ComponentDef, Input]]:
-        return [(component, given) for component, given in self.run.graph.downstream(self.definition.name)
-                if given.stream == stream.name]
+        return [(component, read) for component, read in self.run.graph.downstream(self.definition.name)
+                if read.stream == stream.name]
 
     def _send(self, stream: StreamDef, row: Row, batch: pa.RecordBatch | None, direct_task: int | None) -> list[int]:
-        """To every task that is to get it, its own copy; the numbers of these tasks."""
+        """Queues a copy of the row for every receiving task; returns their numbers."""
         try:
             targets = [self.run.numbers[direct_task]] if direct_task is not None else [
-                self.run.tasks[component.name][index] for component, given in self._readers(stream)
-                for index in self._chosen(component, given, stream, row)]
-        except USER_ERRORS as error:  # of a custom grouping
-            self.run.found.errors.append(error)
+                self.run.tasks[component.name][index] for component, read in self._readers(stream)
+                for index in self._chosen(component, read, stream, row)]
+        except USER_ERRORS as error:  # raised by a custom grouping
+            self.run.result.errors.append(error)
             if isinstance(self.component, Bolt):
                 self._dead_letter(stream.name, row, f"{type(error).__name__}: {error}")
             return []
         self.sent += 1
-        self.run.found.emitted[self.definition.name][stream.name].append(row)
+        self.run.result.emitted[self.definition.name][stream.name].append(row)
         message_id = f"{self.number}:{self.sent}"
         for target in targets:
-            own = row if batch is not None else _copied(row)
-            self.run.queue.append((target, _Message(message_id, self, stream, own, batch)))
+            copied = row if batch is not None else _copied(row)
+            self.run.queue.append((target, _Message(message_id, self, stream, copied, batch)))
         return [target.number for target in targets]
 
-    def _chosen(self, target: ComponentDef, given: Input, stream: StreamDef, row: Row) -> list[int]:
-        """The indexes of the target's tasks that get this row."""
-        kind = given.grouping.kind
+    def _chosen(self, target: ComponentDef, read: Input, stream: StreamDef, row: Row) -> list[int]:
+        """The indexes of the target's tasks that receive this row."""
+        kind = read.grouping.kind
         if kind == "all":
             return list(range(target.par))
         if kind == "global":
             return [0]
         if kind == "fields":
-            key = tuple(row[stream.fields.index(name)] for name in given.grouping.names)
+            key = tuple(row[stream.fields.index(name)] for name in read.grouping.names)
             group = stable_hash(key[0] if len(key) == 1 else key) % self.run.graph.key_groups
             return [self._owner(group, target.par)]
         if kind == "custom":
-            chosen = list(resolve(given.grouping.code)(row, target.par))
+            chosen = list(resolve(read.grouping.code)(row, target.par))
             if not all(0 <= index < target.par for index in chosen):
-                raise EmitError(f"custom grouping {given.grouping.code} chose tasks {chosen} of {target.par}")
+                raise EmitError(f"custom grouping {read.grouping.code} chose tasks {chosen} of {target.par}")
             return chosen
         turn = self.turns[target.name, stream.name]
         self.turns[target.name, stream.name] += 1
         return [(self.index + turn) % target.par]
 
     def _owner(self, group: int, par: int) -> int:
-        """Who has a key group. Any rule would do: what is compared goes by key, not by task."""
+        """The owner of a key group. Any rule would do: results are compared by key, not by task."""
         return group % par
 
 
@@ -344,7 +344,7 @@ def _row_type(fields: tuple[str, ...]) -> Any:
 
 
 def _copied(values: Sequence[Any]) -> Row:
-    """The values as they look to another process, and shared with nobody."""
+    """The values as another process would decode them, without shared objects."""
     return tuple(map(_copy, values))
 
 

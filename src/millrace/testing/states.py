@@ -1,4 +1,4 @@
-"""Keyed state for unit tests of a bolt, without the engine."""
+"""Opens keyed state for unit tests of a bolt, without an engine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ C = TypeVar("C", bound=Component)
 
 
 def with_state(bolt: C, now: Callable[[], float] = time.time) -> C:
-    """Opens the states that the bolt declares, empty, as if it owned every key group; returns the bolt.
+    """Opens the states that the bolt declares, empty, as the owner of every key group; returns the bolt.
 
         bolt = with_state(Count())
         bolt.process(tup)
         assert bolt.counts == {"a": 1}
+        assert bolt.emitted[0].values == ("a", 1)
 
-    `now`: wall seconds, for a state with a ttl.
+    `now`: wall seconds, for a state with a ttl. `start` does this too, and calls `initialize`.
     """
     open_states(bolt, stable_hash, range(KEY_GROUP_COUNT.default), KEY_GROUP_COUNT.default, type(bolt).__name__, now)
     return bolt

@@ -1,1 +1,1 @@
-"""Topologies that run as they are: seeded, nothing to download. For benchmarks, demos and fault tests."""
+"""Ready-made topologies for benchmarks, demos and fault tests: seeded, nothing to download."""

@@ -1,8 +1,7 @@
-"""Proof that nothing was lost: every word carries where it came from, and the sink's files are held against the truth.
+"""Proves that nothing was lost: every word carries its origin, and the sink's files are compared with the input.
 
-`NumberedLines` gives each line its task and position, `SplitNumbered` each word its place in the line, `AuditSink`
-writes one fixed record for each word that arrives, and `audit` compares all records with what the seed says must be
-there.
+`NumberedLines` gives each line its task and position, `SplitNumbered` each word its place in the line, `AuditSink` writes one
+fixed-size record for each word, and `audit` compares all records with those that the seed implies.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from millrace.workloads.wordcount import SEED, TABLE_LINES, VOCABULARY, WORDS_PE
 
 RECORD = np.dtype([("task", "<u2"), ("position", "<u8"), ("index", "<u2"), ("crc", "<u4")])
 _pack = struct.Struct("<HQHI").pack
-_SLICE = 1 << 20  # records held in memory at a time
+_SLICE = 1 << 20  # records read at a time
 
 
 class NumberedLines(GeneratorSpout):
-    """The lines of wordcount.Lines with their origin: `task` is the task's index. Config: that of Lines."""
+    """Emits the lines of wordcount.Lines with their origin: `task` is the task's index. Config: that of Lines."""
 
     outputs: ClassVar[list[str]] = ["task", "position", "line"]
 
@@ -47,7 +46,7 @@ class NumberedLines(GeneratorSpout):
 
 
 class SplitNumbered(Bolt):
-    """A numbered line to numbered words."""
+    """Splits a numbered line into numbered words."""
 
     outputs: ClassVar[list[str]] = ["task", "position", "index", "word"]
 
@@ -79,8 +78,8 @@ class Audited(Topology):
 
 
 class CountNumbered(Bolt):
-    """How often each word came, which nothing keeps; passes every word on with its number. Without waves, it is for tests of
-    what becomes of tuples; TallyNumbered is for those of state."""
+    """Counts words without keyed state; emits every word with its number. Has no waves: it tests the delivery of tuples,
+    TallyNumbered tests state."""
 
     outputs: ClassVar[list[str]] = ["task", "position", "index", "word"]
 
@@ -105,7 +104,7 @@ class AuditedWordCount(Topology):
 
 
 class TallyNumbered(Bolt):
-    """How often each word came, as keyed state; passes every word on with its number."""
+    """Counts words in keyed state; emits every word with its number."""
 
     outputs: ClassVar[list[str]] = ["task", "position", "index", "word"]
     counts = CounterState()
@@ -127,46 +126,46 @@ class StatefulWordCount(Topology):
 
 
 def true_counts(expected: Mapping[int, int], *, seed: int = SEED, words: int = VOCABULARY, zipf: float = 0.0) -> Counter[str]:
-    """How often each word is in the lines that the spouts have sent. `expected` as for `audit`."""
+    """The true count of each word in the lines that the spouts have sent. `expected` as for `audit`."""
     table, par = table_words(seed, words, zipf), len(expected)
     lines: Counter[int] = Counter()
     for task, positions in expected.items():
         lines.update(Counter((np.arange(positions, dtype=np.int64) * par + task) % TABLE_LINES))
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for line, times in lines.items():
         for word in table[int(line)]:
-            found[word] += int(times)
-    return found
+            counts[word] += int(times)
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What the sink has, against what it must have. Every number counts words."""
+    """The sink's records compared with the input. Every number counts words."""
 
-    tuples_in: int  # words that must be there
-    tuples_out: int  # records found
-    lost: int  # words that must be there and are not
-    repeated: int  # records of a word that was there already
-    wrong: int  # records that no line of the stream explains: unknown task, index beyond the line, another word
-    beyond: int = 0  # right records of positions past what was expected
-    torn_bytes: int = 0  # ends of files in the middle of a record: a process was killed while it wrote
+    tuples_in: int  # expected words
+    tuples_out: int  # records in the files
+    lost: int  # expected words without a record
+    repeated: int  # additional records of a word
+    wrong: int  # records that match no line of the stream: unknown task, index beyond the line, another word
+    beyond: int = 0  # correct records of positions beyond the expected ones
+    torn_bytes: int = 0  # bytes of incomplete records at the ends of files: a process was killed while it wrote
 
     @property
     def complete(self) -> bool:
-        """Nothing lost and nothing false (at least once)."""
+        """True if nothing is lost and nothing wrong (at least once)."""
         return not (self.lost or self.wrong or self.beyond)
 
     @property
     def exact(self) -> bool:
-        """Every word there exactly once."""
+        """True if every word is there exactly once."""
         return self.complete and not self.repeated
 
 
 def audit(directory: str | Path, expected: Mapping[int, int], words_per_line: int = WORDS_PER_LINE, *,
           seed: int = SEED, words: int = VOCABULARY, zipf: float = 0.0, parallelism: int | None = None) -> AuditResult:
-    """Reads all part files in `directory`. `expected`: for each spout task index, how many positions it has sent.
+    """Checks all part files in `directory`. `expected`: the number of positions that each spout task, by index, has sent.
 
-    `parallelism` of the spout is the number of tasks in `expected` unless it is given.
+    `parallelism` of the spout defaults to the number of tasks in `expected`.
     """
     if not 0 < words_per_line <= WORDS_PER_LINE:
         raise ValueError(f"words_per_line is {words_per_line}; the lines of the stream have {WORDS_PER_LINE} words")
@@ -202,7 +201,7 @@ def _is_true(records: np.ndarray, truth: np.ndarray, words_per_line: int, parall
 
 
 def _mark(records: np.ndarray, seen: dict[int, np.ndarray], words_per_line: int) -> int:
-    """Counts each record at its place in `seen`; returns how many have no place there."""
+    """Counts each record at its place in `seen`; returns the number of records without a place there."""
     placed = 0
     for task, marks in seen.items():
         mine = records[records["task"] == task]

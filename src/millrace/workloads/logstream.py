@@ -1,4 +1,4 @@
-"""Log Stream: a web server's log, judged by rules, indexed and counted, into two databases.
+"""Log Stream: a web server's log, classified by rules, indexed and counted, into two databases.
 
     LogLines → Rules → Indexer → LogDatabase (table log_index)
                      → RuleCounter → LogDatabase (table rule_counts)
@@ -32,7 +32,7 @@ FIRST_SECOND = 1_700_000_000
 SLOW_MILLIS = 1000
 
 
-class Request(msgspec.Struct, frozen=True):
+class LoggedRequest(msgspec.Struct, frozen=True):
     """One line of the log, as JSON."""
 
     number: int
@@ -46,20 +46,20 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class LogLines(GeneratorSpout):
-    """Lines of JSON; request n came n / 100 seconds after the first.
+    """Emits lines of JSON; request n is n / 100 seconds after the first.
 
     | config | meaning |
     | --- | --- |
-    | `seed` | what the requests are drawn from (default 1) |
+    | `seed` | seed of the random requests (default 1) |
 
-    and those of GeneratorSpout.
+    and the settings of GeneratorSpout.
     """
 
     outputs: ClassVar[list[str]] = ["line"]
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         super().initialize(storm_conf, context)
-        # Number and time differ in every line, so the table holds what comes after them.
+        # Number and time differ in every line, so the table holds the rest of the line.
         self._table = [msgspec.json.encode(request).decode().partition('"client"')[2]
                        for request in draw_requests(setting(self, storm_conf, "seed", int, 1))]
 
@@ -69,21 +69,21 @@ class LogLines(GeneratorSpout):
         return (f'{{"number":{number},"second":{second},"client"{self._table[number % TABLE_REQUESTS]}',)
 
 
-def draw_requests(seed: int) -> list[Request]:
-    """The table: 4,096 requests, number and time left 0."""
+def draw_requests(seed: int) -> list[LoggedRequest]:
+    """The table: 4,096 requests, with number and time 0."""
     rng = random.Random(f"requests {seed}")
     words = vocabulary(200, seed)
     pages = ["/" + "/".join(rng.choices(words, k=rng.randint(1, 3))) for _ in range(300)]
     clients = [f"10.{rng.randrange(256)}.{rng.randrange(256)}.{rng.randrange(1, 255)}" for _ in range(500)]
-    return [Request(number=0, second=0, client=rng.choice(clients),
-                    method=rng.choices(("GET", "POST", "PUT", "DELETE"), (80, 15, 3, 2))[0],
-                    path=rng.choice(pages) if rng.random() > 0.02 else "/admin/" + rng.choice(words),
-                    status=rng.choices((200, 304, 404, 403, 500, 503), (80, 8, 6, 2, 3, 1))[0],
-                    size=int(rng.paretovariate(1.2) * 500), millis=int(rng.lognormvariate(3.5, 1.2)))
+    return [LoggedRequest(number=0, second=0, client=rng.choice(clients),
+                          method=rng.choices(("GET", "POST", "PUT", "DELETE"), (80, 15, 3, 2))[0],
+                          path=rng.choice(pages) if rng.random() > 0.02 else "/admin/" + rng.choice(words),
+                          status=rng.choices((200, 304, 404, 403, 500, 503), (80, 8, 6, 2, 3, 1))[0],
+                          size=int(rng.paretovariate(1.2) * 500), millis=int(rng.lognormvariate(3.5, 1.2)))
             for _ in range(TABLE_REQUESTS)]
 
 
-RULES: tuple[tuple[str, Callable[[Request], bool]], ...] = (
+RULES: tuple[tuple[str, Callable[[LoggedRequest], bool]], ...] = (
     ("server-error", lambda request: request.status >= 500),
     ("intrusion", lambda request: request.path.startswith("/admin/") and request.status in (403, 404)),
     ("client-error", lambda request: request.status >= 400),
@@ -92,19 +92,19 @@ RULES: tuple[tuple[str, Callable[[Request], bool]], ...] = (
 )
 
 
-def judge(request: Request) -> str:
-    """The name of the first rule that fits."""
+def judge(request: LoggedRequest) -> str:
+    """The name of the first matching rule."""
     return next((name for name, fits in RULES if fits(request)), "normal")
 
 
 class Rules(Bolt):
-    """Reads the JSON and judges each request."""
+    """Parses the JSON and classifies each request."""
 
     outputs: ClassVar[list[str]] = ["number", "second", "client", "path", "status", "rule"]
 
     def __init__(self) -> None:
         super().__init__()
-        self._decode = msgspec.json.Decoder(Request).decode
+        self._decode = msgspec.json.Decoder(LoggedRequest).decode
 
     def process(self, tup: Tuple) -> None:
         request = self._decode(tup.values[0])
@@ -112,7 +112,7 @@ class Rules(Bolt):
 
 
 class Indexer(Bolt):
-    """An index entry for each part of the path of every request that is not normal."""
+    """Emits an index entry for each part of the path of every request that is not normal."""
 
     outputs: ClassVar[list[str]] = ["term", "number", "rule"]
 
@@ -124,7 +124,7 @@ class Indexer(Bolt):
 
 
 class RuleCounter(Bolt):
-    """How many requests each rule fitted in each minute; emits a minute's count at every request."""
+    """Counts the requests of each rule in each minute; emits a minute's count at every request."""
 
     outputs: ClassVar[list[str]] = ["minute", "rule", "count"]
     counts = State(default=dict)  # rule -> minute -> requests
@@ -137,7 +137,7 @@ class RuleCounter(Bolt):
 
 
 class LogDatabase(TwoPhaseSink):
-    """Writes to a database, or to files, by the sink that is meant for it.
+    """Writes to a database or to files, through the matching sink.
 
     | config | meaning |
     | --- | --- |
@@ -179,7 +179,7 @@ class LogDatabase(TwoPhaseSink):
         self._sink().close()
 
     def _sink(self) -> SqlSink | JsonLinesSink:
-        """As of now: an engine may go on with the same instance in another epoch."""
+        """The inner sink with the current epoch: an engine may reuse the instance in another epoch."""
         self._inner.epoch, self._inner.parallelism = self.epoch, self.parallelism
         return self._inner
 
@@ -188,7 +188,7 @@ _STORE = {"path": str(Path(tempfile.gettempdir()) / "millrace-logstream")}
 
 
 class LogStream(Topology):
-    """As T-Storm's authors ran it: 5 + 5 + 5 + 5 + 2 + 2 tasks. Set `path` in the topology's config."""
+    """The version in the T-Storm paper: 5 + 5 + 5 + 5 + 2 + 2 tasks. Set `path` in the topology's config."""
 
     config: ClassVar[dict[str, Any]] = _STORE
     lines = LogLines.spec(par=5)
@@ -200,7 +200,7 @@ class LogStream(Topology):
 
 
 class SmallLogStream(Topology):
-    """For a machine with few cores: one task of each."""
+    """A version for few cores: one task of each."""
 
     config: ClassVar[dict[str, Any]] = _STORE
     lines = LogLines.spec()

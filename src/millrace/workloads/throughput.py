@@ -1,4 +1,4 @@
-"""Throughput Test: strings of 10 KB through a bolt that does nothing, to one that counts. Measures moving bytes."""
+"""Throughput Test: sends strings of 10 KB through an identity bolt to a counter. Measures the transport of bytes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SIZE = 10_240
 
 
 class RandomStrings(GeneratorSpout):
-    """Random texts of one length, from a table of 256 drawn once from the seed.
+    """Emits random texts of one length, from a table of 256 drawn once from the seed.
 
     | config | meaning |
     | --- | --- |
-    | `seed` | what the table is drawn from (default 1) |
+    | `seed` | seed of the table (default 1) |
     | `size` | characters in a text (default 10,240) |
 
-    and those of GeneratorSpout.
+    and the settings of GeneratorSpout.
     """
 
     outputs: ClassVar[list[str]] = ["text"]
@@ -41,7 +41,7 @@ class RandomStrings(GeneratorSpout):
 
 
 class Identity(Bolt):
-    """Sends on what it gets."""
+    """Emits its input unchanged."""
 
     outputs: ClassVar[list[str]] = ["text"]
 
@@ -50,7 +50,7 @@ class Identity(Bolt):
 
 
 class CountTuples(Bolt):
-    """Counts the tuples it gets and their characters; emits nothing."""
+    """Counts its tuples and their characters; emits nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class CountTuples(Bolt):
 
 
 def throughput_test(spouts: int, identities: int, counters: int) -> type[Topology]:
-    """The topology with other numbers of tasks than T-Storm's."""
+    """Makes the topology with these numbers of tasks."""
 
     class ThroughputTest(Topology):
         strings = RandomStrings.spec(par=spouts)
@@ -80,7 +80,7 @@ def throughput_test(spouts: int, identities: int, counters: int) -> type[Topolog
 
 
 class ThroughputTest(Topology):
-    """As T-Storm's authors ran it: 5 + 15 + 15 tasks."""
+    """The version in the T-Storm paper: 5 + 15 + 15 tasks."""
 
     strings = RandomStrings.spec(par=5)
     identity = Identity.spec(inputs={strings: Grouping.SHUFFLE}, par=15)
@@ -88,7 +88,7 @@ class ThroughputTest(Topology):
 
 
 class SmallThroughputTest(Topology):
-    """For a machine with few cores: 1 + 2 + 2 tasks."""
+    """A version for few cores: 1 + 2 + 2 tasks."""
 
     strings = RandomStrings.spec(par=1)
     identity = Identity.spec(inputs={strings: Grouping.SHUFFLE}, par=2)

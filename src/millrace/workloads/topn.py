@@ -1,4 +1,4 @@
-"""Top_N: the most frequent words of the last while. Read → split → count → merge the ranks."""
+"""Top_N: the most frequent words of a sliding window. Read → split → count → merge the rankings."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Ranking = list[tuple[str, int]]
 
 
 def ranking(counts: dict[str, int], top: int) -> Ranking:
-    """The `top` most frequent words, the first ones of the alphabet where counts are equal."""
+    """The `top` most frequent words, in alphabetical order among equals."""
     return heapq.nsmallest(top, counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 class RollingCount(Bolt):
-    """Counts words over the last ticks and at each tick emits its own ranking.
+    """Counts words over the last ticks and emits its ranking at each tick.
 
     | config | meaning |
     | --- | --- |
     | `top` | length of the ranking (default 10) |
-    | `window` | ticks that count (default 10) |
+    | `window` | ticks in the window (default 10) |
 
-    A word goes to one task, so the first N of all are among the first N of the tasks.
+    Each word goes to one task, so the top N overall are among the top N of the tasks.
     """
 
     outputs: ClassVar[list[str]] = ["task", "words", "counts"]
@@ -47,7 +47,7 @@ class RollingCount(Bolt):
         self._totals: Counter[str] = Counter()
 
     def snapshot(self) -> Any:
-        """Of the task and not by key: a window is so many of the task's own ticks."""
+        """The windows of the task; not by key, because a window is a number of the task's own ticks."""
         return [dict(counts) for counts in self._past]
 
     def restore(self, snapshot: Any) -> None:
@@ -65,15 +65,15 @@ class RollingCount(Bolt):
         self.emit((self.task_index, [word for word, _ in best], [count for _, count in best]))
         if len(self._past) == self._past.maxlen:
             self._totals.subtract(self._past[0])
-            self._totals = +self._totals  # without words that have left the window: memory follows the window
+            self._totals = +self._totals  # drops words that have left the window, to bound memory
         self._past.append(Counter())
         self._current = self._past[-1]
 
 
 class MergeRanks(Bolt):
-    """Merges the newest ranking of each counting task and at each tick emits the whole one.
+    """Merges the latest ranking of each counting task and emits the result at each tick.
 
-    Config: `top` and `window` as for RollingCount; a task that has not been heard of for a window is left out.
+    Config: `top` and `window` as for RollingCount; a task without a ranking for a whole window is left out.
     """
 
     outputs: ClassVar[list[str]] = ["words", "counts"]
@@ -81,7 +81,7 @@ class MergeRanks(Bolt):
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self._top: int = setting(self, storm_conf, "top", int, TOP, least=1)
         self._window: int = setting(self, storm_conf, "window", int, WINDOW, least=1)
-        self._newest: dict[int, tuple[int, Ranking]] = {}  # task -> the tick it came in, its ranking
+        self._newest: dict[int, tuple[int, Ranking]] = {}  # task -> tick of arrival, ranking
         self._tick = 0
         self.ranking: Ranking = []
 
@@ -101,7 +101,7 @@ class MergeRanks(Bolt):
         merged: Counter[str] = Counter()
         for _, ranks in self._newest.values():
             for word, count in ranks:
-                merged[word] = max(merged[word], count)  # a word that moved to another task is in two rankings
+                merged[word] = max(merged[word], count)  # a word that moved to another task is in both rankings
         self.ranking = ranking(merged, self._top)
         self.emit(([word for word, _ in self.ranking], [count for _, count in self.ranking]))
 

@@ -1,8 +1,7 @@
-"""Word count, the measure of every stream engine: tuple by tuple, and in Arrow batches.
+"""Word count, the standard benchmark of stream engines: tuple by tuple, and in Arrow batches.
 
-The lines come from a table of 4,096 that is drawn once from the seed; line n of the stream is line n mod 4,096 of the
-table. So any position can be read again at the cost of an index, and the true counts after n lines are known without
-running anything (`expected_counts`).
+The lines come from a table of 4,096 that is drawn once from the seed; line n of the stream is line n mod 4,096 of the table. So
+any position can be read again by indexing, and the true counts after n lines are known without a run (`expected_counts`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _CODAS = ("", "b", "d", "g", "k", "l", "m", "n", "p", "r", "s", "t", "ck", "ll",
 
 
 def vocabulary(n: int, seed: int = SEED) -> list[str]:
-    """n different words of one to three syllables, always the same for a seed."""
+    """n different words of one to three syllables, determined by the seed."""
     rng = random.Random(f"vocabulary {seed}")
     words: dict[str, None] = {}  # a set that keeps the order
     while len(words) < n:
@@ -48,7 +47,7 @@ def vocabulary(n: int, seed: int = SEED) -> list[str]:
 
 
 def table_words(seed: int = SEED, words: int = VOCABULARY, zipf: float = 0.0) -> list[list[str]]:
-    """The table: 4,096 lines of 10 words; word k of the vocabulary has weight 1 / k ** zipf (0: all alike)."""
+    """The table: 4,096 lines of 10 words; word k of the vocabulary has weight 1 / k ** zipf (0: uniform)."""
     weights = itertools.accumulate(1.0 / rank**zipf for rank in range(1, words + 1))
     drawn = random.Random(f"lines {seed}").choices(vocabulary(words, seed), cum_weights=list(weights),
                                                    k=TABLE_LINES * WORDS_PER_LINE)
@@ -56,7 +55,7 @@ def table_words(seed: int = SEED, words: int = VOCABULARY, zipf: float = 0.0) ->
 
 
 def expected_counts(seed: int, lines: int, words: int = VOCABULARY, zipf: float = 0.0) -> Counter[str]:
-    """What the counts must be after the first `lines` lines of the stream, whatever the parallelism."""
+    """The true counts after the first `lines` lines of the stream, for any parallelism."""
     table = table_words(seed, words, zipf)
     rounds, rest = divmod(lines, TABLE_LINES)
     counts: Counter[str] = Counter()
@@ -67,29 +66,29 @@ def expected_counts(seed: int, lines: int, words: int = VOCABULARY, zipf: float 
 
 
 class Lines(GeneratorSpout):
-    """Lines of ten words.
+    """Emits lines of ten words.
 
     | config | meaning |
     | --- | --- |
-    | `seed` | what the table is drawn from (default 1) |
+    | `seed` | seed of the table (default 1) |
     | `words` | size of the vocabulary (default 10,000) |
-    | `zipf` | exponent of Zipf's law; 0, the default: all words alike |
+    | `zipf` | exponent of Zipf's law; 0, the default, makes all words equally frequent |
 
-    and those of GeneratorSpout.
+    and the settings of GeneratorSpout.
     """
 
     outputs: ClassVar[list[str]] = ["line"]
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         super().initialize(storm_conf, context)
-        self._table = [(" ".join(words),) for words in configured_table(self, storm_conf)]  # one tuple serves always
+        self._table = [(" ".join(words),) for words in configured_table(self, storm_conf)]  # shared tuples
 
     def generate(self, position: int) -> tuple[Any, ...]:
         return self._table[(position * self.parallelism + self.task_index) % TABLE_LINES]
 
 
 class Split(Bolt):
-    """A line to its words."""
+    """Splits a line into words."""
 
     outputs: ClassVar[list[str]] = ["word"]
 
@@ -100,7 +99,7 @@ class Split(Bolt):
 
 
 class Count(Bolt):
-    """How often each word came, as keyed state; emits every update."""
+    """Counts words in keyed state; emits every update."""
 
     outputs: ClassVar[list[str]] = ["word", "count"]
     counts = CounterState()
@@ -121,7 +120,7 @@ class WordCount(Topology):
 
 
 class ZipfWordCount(Topology):
-    """The same with words as frequent as in a real text: the hottest is a tenth of all."""
+    """Word count with the frequencies of a real text: the most frequent word is a tenth of all."""
 
     config: ClassVar[dict[str, Any]] = {"zipf": 1.0}
     lines = Lines.spec(par=2)
@@ -131,14 +130,14 @@ class ZipfWordCount(Topology):
 
 
 class LinesArrow(ArrowGeneratorSpout):
-    """The lines of `Lines` in batches of `batch` (default 1,000). Config: that of Lines and ArrowGeneratorSpout."""
+    """Emits the lines of `Lines` in batches of `batch` (default 1,000). Config: that of Lines and ArrowGeneratorSpout."""
 
     outputs: ClassVar[list[str]] = ["line"]
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         super().initialize(storm_conf, context)
         lines = pa.array([" ".join(words) for words in configured_table(self, storm_conf)], pa.string())
-        # Long enough that every batch is one slice: nothing is copied to make it.
+        # Long enough that every batch is one slice, without copying.
         repeats = 1 + -(-self.batch // TABLE_LINES)
         self._lines = pa.concat_arrays([lines] * repeats)
 
@@ -147,7 +146,7 @@ class LinesArrow(ArrowGeneratorSpout):
 
 
 class SplitArrow(Bolt):
-    """Batches of lines to batches of words."""
+    """Splits batches of lines into batches of words."""
 
     outputs: ClassVar[list[str]] = ["word"]
 
@@ -157,7 +156,7 @@ class SplitArrow(Bolt):
 
 
 class CountArrow(Bolt):
-    """How often each word came; for each batch emits the words in it with their new counts."""
+    """Counts words in arrays; emits for each batch its words with their new counts."""
 
     outputs: ClassVar[list[str]] = ["word", "count"]
 
@@ -172,7 +171,7 @@ class CountArrow(Bolt):
         return dict(zip(self._slots, self._totals.tolist(), strict=True))
 
     def snapshot(self) -> Any:
-        """By task and not by key, which keeps the arrays whole: so its parallelism stays as it is. See TallyArrow."""
+        """The arrays of the task. They are not by key, so its parallelism is fixed; see TallyArrow."""
         return list(self._slots), self._totals.tolist()
 
     def restore(self, snapshot: Any) -> None:
@@ -182,8 +181,8 @@ class CountArrow(Bolt):
 
     def process_arrow(self, batch: pa.RecordBatch) -> None:
         words = batch.column(0)
-        # Looking words up among the known ones costs Arrow a hash table of those for every call: right while they are
-        # few against the batch. With a large vocabulary only the batch's own different words go through the dict.
+        # For a lookup Arrow builds a hash table of the known words in every call: fine while they are few compared with the
+        # batch. With a large vocabulary only the different words of the batch go through the dict.
         update = self._count_by_lookup if len(self._slots) <= len(words) else self._count_by_dictionary
         self.emit_arrow(pa.record_batch(update(words), names=["word", "count"]))
 
@@ -231,17 +230,17 @@ class WordCountArrow(Topology):
 
 
 class TallyArrow(Bolt):
-    """The same as keyed state, which can be spread over another number of tasks: Arrow counts a batch, and the state is
-    changed once for each different word in it."""
+    """Counts words in keyed state, which can be redistributed over another number of tasks: Arrow counts a batch, and the state
+    changes once for each different word in it."""
 
     outputs: ClassVar[list[str]] = ["word", "count"]
     counts = CounterState()
 
     def process_arrow(self, batch: pa.RecordBatch) -> None:
-        found = batch.column(0).value_counts()
-        words, counts = found.field("values"), self.counts
+        in_batch = batch.column(0).value_counts()
+        words, counts = in_batch.field("values"), self.counts
         keys = words.to_pylist()
-        totals = [counts[word] + n for word, n in zip(keys, found.field("counts").to_pylist())]
+        totals = [counts[word] + n for word, n in zip(keys, in_batch.field("counts").to_pylist())]
         counts.update(zip(keys, totals))
         self.emit_arrow(pa.record_batch([words, pa.array(totals, pa.int64())], names=["word", "count"]))
 
@@ -256,6 +255,6 @@ class TallyArrowCount(Topology):
 
 
 def configured_table(spout: GeneratorSpout, conf: dict[str, Any]) -> list[list[str]]:
-    """The table that a spout's `seed`, `words` and `zipf` ask for."""
+    """The table for a spout's `seed`, `words` and `zipf`."""
     return table_words(setting(spout, conf, "seed", int, SEED), setting(spout, conf, "words", int, VOCABULARY, least=1),
                        setting(spout, conf, "zipf", float, 0.0, least=0))

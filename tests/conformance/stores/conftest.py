@@ -1,4 +1,4 @@
-"""Checkpoint stores of every kind, empty."""
+"""Empty checkpoint stores of every kind."""
 
 from __future__ import annotations
 

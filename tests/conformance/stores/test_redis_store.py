@@ -14,7 +14,7 @@ from millrace.runtime.checkpoints.directory import UNFINISHED_SECONDS
 from millrace.runtime.checkpoints.redis import FIELD, NAMES_PREFIX, PREFIX, UNFINISHED_PREFIX, RedisStore
 from millrace.runtime.checkpoints.store import open_store
 from millrace.state.checkpoint import PieceRef
-from support.servers.debian import free_port
+from support.servers.ports import free_port
 from support.servers.redis_server import RedisServer
 from support.suites.saved_waves import NEW, OLD, commit_waves, save_wave
 
@@ -40,7 +40,7 @@ def test_a_redis_that_comes_back_empty_is_not_trusted(redis: RedisStore, redis_s
     try:
         for call in (lambda: checkpoints.commit(second), checkpoints.latest, lambda: redis.write("t/a", [NEW]),
                      lambda: redis.delete(["t/a"]), lambda: redis.read("t/a")):
-            with pytest.raises(StoreUnreachable, match="See that it runs"):
+            with pytest.raises(StoreUnreachable, match="Check that it runs"):
                 call()
     finally:
         redis_server.start()

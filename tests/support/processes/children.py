@@ -1,4 +1,4 @@
-"""Processes forked from the test: that end in the middle of something, or wait until they are no more needed."""
+"""Processes forked from the test that die in the middle of an operation, or wait until they are no longer needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 
 def in_child(action: Callable[[], None]) -> int:
-    """How a child process that does this ends: minus the signal, 0 if all is well, 1 if it raised."""
+    """The exit code of a child process that runs `action`: minus the signal, 0 if it succeeded, 1 if it raised."""
     child = os.fork()
     if child == 0:
         try:
@@ -24,17 +24,17 @@ def in_child(action: Callable[[], None]) -> int:
 
 @contextlib.contextmanager
 def child_that(action: Callable[[], None]) -> Iterator[int]:
-    """A forked process that has done this and waits until it is no more needed."""
-    ready, told = os.pipe()
+    """A forked process that has run `action` and waits until the context ends."""
+    ready, signalled = os.pipe()
     wait, end = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(end)
         action()
-        os.write(told, b".")
+        os.write(signalled, b".")
         os.read(wait, 1)
         os._exit(0)
-    os.close(told)
+    os.close(signalled)
     os.close(wait)
     try:
         assert os.read(ready, 1) == b"."
@@ -47,7 +47,7 @@ def child_that(action: Callable[[], None]) -> Iterator[int]:
 
 @contextlib.contextmanager
 def killed_after(count: int, numbers: Callable[[], Iterator[int]]) -> Iterator[int]:
-    """Runs it in another process, kills that with -9 once so many numbers have come, and gives the last that came."""
+    """Runs `numbers` in another process, kills it with -9 after `count` numbers, and yields the last of them."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -59,7 +59,7 @@ def killed_after(count: int, numbers: Callable[[], Iterator[int]]) -> Iterator[i
         os._exit(1)
     os.close(writer)
     with os.fdopen(reader, "rb") as file:
-        came = [int.from_bytes(file.read(8), "big") for _ in range(count)]
+        received = [int.from_bytes(file.read(8), "big") for _ in range(count)]
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    yield came[-1]
+    yield received[-1]

@@ -1,4 +1,4 @@
-"""Break tcp connections of another process, as a router that restarts or a link that flaps would."""
+"""Breaks tcp connections of another process, as a router that restarts or a link that flaps does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 PIDFD_GETFD = 438  # the number of the system call on every architecture
+ESTABLISHED = 1  # state of a connection in struct tcp_info and in /proc/net/tcp
 
 
 def cut(pid: int, port: int) -> int:
-    """Shut down the connections of the process that have this port at one of their ends. Returns how many."""
+    """Shut down the established connections of the process that have this port at one end. Returns how many were cut."""
     pidfd = os.pidfd_open(pid)
     try:
         return sum(_cut_one(pidfd, int(fd.name), port) for fd in Path(f"/proc/{pid}/fd").iterdir() if _is_socket(fd))
@@ -36,13 +37,23 @@ def _cut_one(pidfd: int, fd: int, port: int) -> bool:
     if copy < 0:
         pytest.skip(f"no way into another process here: {os.strerror(ctypes.get_errno())}")
     with socket.socket(fileno=copy) as connection:
-        try:
-            if connection.family == socket.AF_INET and port in (connection.getsockname()[1], connection.getpeername()[1]):
-                connection.shutdown(socket.SHUT_RDWR)
-                return True
-        except OSError:  # one that only listens
-            pass
-    return False
+        if connection.family != socket.AF_INET or connection.type != socket.SOCK_STREAM or _state(connection) != ESTABLISHED:
+            return False
+        if port not in (connection.getsockname()[1], connection.getpeername()[1]):
+            return False
+        connection.shutdown(socket.SHUT_RDWR)
+        assert _state(connection) != ESTABLISHED, "the connection outlived the cut"
+        return True
+
+
+def _state(connection: socket.socket) -> int:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+
+
+def established(ports: set[int]) -> set[tuple[str, str]]:
+    """(local, remote) of the established tcp connections with one of these local ports."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {(row[1], row[2]) for row in rows if int(row[3], 16) == ESTABLISHED and int(row[1].rpartition(":")[2], 16) in ports}
 
 
 def port_of(endpoint: str) -> int:

@@ -1,4 +1,4 @@
-"""Who is whose parent, and who is left, read from /proc."""
+"""Parents and survivors among processes, read from /proc."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name: state, parent, process group, session, ... Empty if it is gone."""
+    """The fields of /proc/PID/stat after the name: state, parent, process group, session, ... Empty if it ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -29,7 +29,7 @@ def ancestors(pid: int) -> Iterator[int]:
 
 
 def in_session(leader: int) -> list[int]:
-    """The processes of a session that are alive; those that only wait to be collected do not count."""
+    """The live processes of a session, without zombies."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     stats = {pid: _stat(pid) for pid in pids}
     return [pid for pid, stat in stats.items() if stat and int(stat[3]) == leader and stat[0] not in "ZX"]
@@ -41,7 +41,7 @@ def executor_of(worker: int) -> int | None:
 
 
 def python_workers(root: int) -> list[int]:
-    """Spark's Python workers below a process: those that a daemon has forked."""
+    """Spark's Python workers below a process: the processes that a daemon has forked."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     families = {pid: list(ancestors(pid)) for pid in pids if "pyspark.daemon" in command(pid)}
     return [pid for pid, family in families.items() if root in family and family[0] in families]

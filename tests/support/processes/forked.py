@@ -1,4 +1,4 @@
-"""Workers forked from one process that has imported everything, as Spark's daemon forks its own: they are there at once."""
+"""Workers forked from a process that has already imported everything, as Spark's daemon does: they start at once."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _FORKING.set_forkserver_preload(["millrace.testing.processes", "millrace.workloa
 
 
 class ForkedCluster(ProcessCluster):
-    """A ProcessCluster of such workers."""
+    """A ProcessCluster of forked workers."""
 
     def start(self, slot: int) -> None:
         node = f"node{slot % self._nodes}" if self._nodes > 1 else ""
         self.processes[slot] = forked(run_worker_on, self.setup(), slot, node, self._apart)
 
     def kill(self, slot: int) -> None:
-        """As the other's, but one that is dead already has been collected by the process that forked it."""
+        """Kill -9. A dead worker has already been collected by the process that forked it."""
         process = self.processes.pop(slot)
         process.kill()
         process.join()
 
 
 def forked(target: Callable[..., object], *arguments: Any) -> Any:
-    """A process that runs `target`, started."""
+    """Starts a process that runs `target`."""
     process = _FORKING.Process(target=_run_in, args=(dict(os.environ), target, arguments), daemon=True)
     process.start()
     return process
 
 
 def _run_in(environment: dict[str, str], target: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    """The process that forks has the environment of the time when it was started itself; a test may have set another one."""
+    """Uses the test's environment: the forking process still has the one it was started with."""
     os.environ.clear()
     os.environ.update(environment)
     target(*arguments)

@@ -1,4 +1,4 @@
-"""A PostgreSQL of our own: in a temporary directory, on a free port of the loopback, stopped by its pid."""
+"""A PostgreSQL server for the tests: in a temporary directory, on a free port of the loopback, stopped by its pid."""
 
 from __future__ import annotations
 
@@ -15,27 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from support.servers.debian import free_port, install_debian_package
+from support.servers.catalog import POSTGRES
+from support.servers.needed import locate
+from support.servers.ports import free_port
 
 START_SECONDS = 60
 STOP_SECONDS = 20
 USER = "millrace"
 
 
-def find_binaries() -> Path | None:
-    """The directory with initdb and postgres. Debian keeps them off the PATH, one directory for each version."""
-    on_path = shutil.which("initdb")
-    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
-    for directory in ([Path(on_path).resolve().parent] if on_path else []) + debian:
-        if all(os.access(directory / name, os.X_OK) for name in ("initdb", "postgres")):
-            return directory
-    return None
-
-
 def unprivileged_user() -> pwd.struct_passwd | None:
-    """Who the server runs as when we are root, which it refuses to be. None: nobody fits."""
+    """The account that the server runs as when the tests run as root, which PostgreSQL refuses. None if there is none."""
     for name in ("postgres", "nobody"):
         try:
             return pwd.getpwnam(name)
@@ -125,14 +115,8 @@ class PostgresServer:
 
 @contextlib.contextmanager
 def running_postgres() -> Iterator[PostgresServer]:
-    """Skips the test if there is none here and none can be installed."""
-    pytest.importorskip("psycopg", reason="the Python package psycopg is not installed: pip install millrace[postgres]")
-    if find_binaries() is None and (reason := install_debian_package("postgresql")):
-        pytest.skip(reason)
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("postgresql was installed, and initdb and postgres are neither on the PATH nor in /usr/lib/postgresql")
-    server = PostgresServer(binaries)
+    """Skips the test if PostgreSQL is not installed."""
+    server = PostgresServer(Path(locate(POSTGRES)))
     try:
         server.start()
         yield server

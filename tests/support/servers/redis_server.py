@@ -1,24 +1,23 @@
-"""A Redis of our own for tests that need one."""
+"""A Redis server for the tests."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from support.servers.debian import free_port, install_debian_package
+from support.servers.catalog import REDIS
+from support.servers.needed import locate
+from support.servers.ports import free_port
 
 START_SECONDS = 20
 
 
 class RedisServer:
-    """One server on the loopback with nothing on disk but its log: one that is started again is empty."""
+    """One server on the loopback. Only its log is on disk, so it is empty after a restart."""
 
     def __init__(self, binary: str, directory: Path) -> None:
         self.binary, self.directory, self.port = binary, directory, free_port()
@@ -50,16 +49,8 @@ class RedisServer:
 
 @contextlib.contextmanager
 def running_redis(directory: Path) -> Iterator[RedisServer]:
-    """Skips the test if there is none here and none can be installed."""
-    pytest.importorskip("redis", reason="the Python package redis is not installed: pip install millrace[redis]")
-    if shutil.which("redis-server") is None:
-        reason = install_debian_package("redis-server")
-        if reason:
-            pytest.skip(reason)
-    binary = shutil.which("redis-server")
-    if binary is None:
-        pytest.skip("redis-server was installed and is still not on the PATH")
-    server = RedisServer(binary, directory)
+    """Skips the test if Redis is not installed."""
+    server = RedisServer(locate(REDIS), directory)
     server.start()
     try:
         yield server

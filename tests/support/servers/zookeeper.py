@@ -1,25 +1,23 @@
-"""A ZooKeeper of our own for tests that need one."""
+"""A ZooKeeper server for the tests."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from support.servers.catalog import ZOOKEEPER, ZOOKEEPER_JAR
+from support.servers.needed import locate
+from support.servers.ports import free_port
 
-from support.servers.debian import free_port, install_debian_package
-
-JAR = Path("/usr/share/java/zookeeper.jar")  # where Debian's package has it
 START_SECONDS = 60
 
 
 class ZooKeeperServer:
-    """One server on the loopback, its data in a directory that outlives a stop: it can be started again."""
+    """One server on the loopback. Its data survives a stop, so it can be started again."""
 
     def __init__(self, java: str, directory: Path) -> None:
         self.java, self.directory, self.port = java, directory, free_port()
@@ -36,7 +34,7 @@ class ZooKeeperServer:
             self.process = subprocess.Popen(
                 [self.java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.jmx.log4j.disable=true",
                  "-Dzookeeper.forceSync=no",  # the process is killed, never the machine
-                 "-cp", str(JAR), "org.apache.zookeeper.server.ZooKeeperServerMain", str(self.config)],
+                 "-cp", str(ZOOKEEPER_JAR), "org.apache.zookeeper.server.ZooKeeperServerMain", str(self.config)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
@@ -57,16 +55,8 @@ class ZooKeeperServer:
 
 @contextlib.contextmanager
 def running_zookeeper(directory: Path) -> Iterator[ZooKeeperServer]:
-    """Skips the test if there is none here and none can be installed."""
-    pytest.importorskip("kazoo", reason="the Python package kazoo is not installed: pip install millrace[zookeeper]")
-    if not JAR.exists():
-        reason = install_debian_package("zookeeper")
-        if reason:
-            pytest.skip(reason)
-    java = shutil.which("java")
-    if java is None or not JAR.exists():
-        pytest.skip(f"Debian's package zookeeper should have brought java and {JAR}, and did not")
-    server = ZooKeeperServer(java, directory)
+    """Skips the test if ZooKeeper is not installed."""
+    server = ZooKeeperServer(locate(ZOOKEEPER), directory)
     server.start()
     try:
         yield server

@@ -1,4 +1,4 @@
-"""A word count in batches without Spark, and whether what came out is the truth."""
+"""A word count in batches without Spark, compared with the truth."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from millrace.spark.microbatch import batched
 from millrace.testing.local_batches import LocalBatches
 from millrace.workloads.audit import StatefulWordCount, audit, true_counts
 from support.suites.kept_state import state_of
+from support.topologies.audited import assert_exact
 
 LINES = 600
 
@@ -22,14 +23,13 @@ def run_to_the_end(batches: LocalBatches) -> None:
     for _ in range(200):
         if not sum(task.meters["emitted"] for report in batches.batch() for task in report.tasks):
             return
-    raise AssertionError("the spouts never come to an end")
+    raise AssertionError("the spouts did not finish")
 
 
 def check(batches: LocalBatches, out: Path) -> None:
     assert batches.committed is not None
     sent = {task.index: position for task, position in batches.committed.positions().items()}
     assert sum(sent.values()) == LINES
-    found = audit(out, sent)
-    assert (found.lost, found.repeated, found.wrong) == (0, 0, 0)
+    assert_exact(audit(out, sent))
     kept = state_of(batches.checkpoints.store, batches.graph)
     assert kept["count"]["counts"] == true_counts(sent)

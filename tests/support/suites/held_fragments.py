@@ -1,4 +1,4 @@
-"""Fetching as workers do it, from fragments that are simply here: no socket, no thread, no clock."""
+"""Fetches fragments as workers do, from memory: no socket, no thread, no clock."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from millrace.state.fragments import Fragment
 
 
 class HeldFragments:
-    """The desk of a fetch. `held[i]` is what the holder of fragment i gives out, whatever it is; without one it has nothing.
-    Holders in `silent` are known not to answer."""
+    """The surroundings of a fetch. `held[i]` is the fragment that holder i returns, right or wrong; a holder without one has
+    nothing. Holders in `silent` do not answer."""
 
     def __init__(self, held: Mapping[int, Fragment], silent: frozenset[int] = frozenset()) -> None:
         self._held, self._silent = held, silent
         self._calls: deque[Callable[[], None]] = deque()
 
     def fetch(self, blob: str, r: int, c: int) -> bytes:
-        """The blob, or NotEnoughFragments is raised."""
-        told: list[memoryview | NotEnoughFragments] = []
+        """The blob; raises NotEnoughFragments."""
+        results: list[memoryview | NotEnoughFragments] = []
         holders = [(index, Address(str(index), "", "")) for index in range(r + c)]
-        job = Fetching(self, blob, (r, c), holders, 1.0, told.append)
+        job = Fetching(self, blob, (r, c), holders, 1.0, results.append)
         job.start()
         while self._calls:
             self._calls.popleft()()
-        assert job.over and len(told) == 1
-        if isinstance(told[0], NotEnoughFragments):
-            raise told[0]
-        return bytes(told[0])
+        assert job.over and len(results) == 1
+        if isinstance(results[0], NotEnoughFragments):
+            raise results[0]
+        return bytes(results[0])
 
     def now(self) -> float:
         return 0.0

@@ -1,4 +1,4 @@
-"""What a history must do in any database: a class of tests, to be inherited where there is a `url` of an empty one."""
+"""Tests that every history database passes: inherit the class and give it the `url` of an empty database."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class HistoryConformance:
 
         def master(number: int) -> None:
             gate.wait()
-            history = open_history("c")  # they make the tables at once, too
+            history = open_history("c")  # they create the tables at the same time
             for turn in range(10):
                 history.record_window(window(float(turn)))
                 history.record_decision({**DECISION, "number": 10 * number + turn})
@@ -153,9 +153,9 @@ class HistoryConformance:
 
     def test_decisions_are_kept_and_added_to(self, open_history: Opener) -> None:
         history = open_history()
-        given = {**DECISION, "moved": {"t": ["b[1]"]}}
-        history.record_decision(given)
-        given["moved"]["t"].append("changed later")
+        decision = {**DECISION, "moved": {"t": ["b[1]"]}}
+        history.record_decision(decision)
+        decision["moved"]["t"].append("changed later")
         history.record_decision({"number": 2, "reason": "nothing to gain"})
         assert history.flush(SECONDS)
         second, first = history.decisions(5)

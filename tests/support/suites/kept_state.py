@@ -1,4 +1,4 @@
-"""What the last checkpoint of a topology has, read without an engine."""
+"""Reads the last checkpoint of a topology without an engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def state_of(store: CheckpointStore, graph: TopologyGraph) -> dict[str, dict[str
 
 
 def own_of(store: CheckpointStore, graph: TopologyGraph) -> dict[str, list[Any]]:
-    """Component -> what `snapshot` of each of its tasks had returned, where it had returned anything."""
+    """Component -> the values that `snapshot` of its tasks returned, without None."""
     checkpoints, found = Checkpoints(store, graph.name), dict[str, list[Any]]()
     for record in sorted(_latest(store, graph).records, key=lambda record: record.task):
         if record.own is not None:

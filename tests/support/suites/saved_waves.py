@@ -1,4 +1,4 @@
-"""What tests write to checkpoint stores: two contents, and waves of a small topology as its workers and master save them."""
+"""Test data for checkpoint stores: two contents, and waves of a small topology as its workers and master save them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OLD, NEW = b"old" * 30, b"the new content" * 8
 
 def save_wave(checkpoints: Checkpoints, wave: int, groups: Sequence[int] = (0, 1, 2),
               before: Manifest | None = None) -> Manifest:
-    """A wave that writes these groups anew and takes over the chains of the others."""
+    """A wave that writes these groups in full and keeps the chains of the others."""
     blob = blob_name("t", "count", 0, 1, wave)
     parts, refs = pack({group: (True, f"{wave}:{group}".encode()) for group in groups}, blob)
     checkpoints.save(blob, parts)

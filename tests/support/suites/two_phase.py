@@ -1,7 +1,8 @@
-"""A small engine for two-phase sinks: it stages, prepares, decides and commits, crashes anywhere, and knows what must be seen.
+"""A small engine for two-phase sinks: it stages, prepares, decides and commits, crashes anywhere, and knows the rows that must
+be visible.
 
-Every row is (task, number); numbers only ever rise, also after a crash, so that a row of an incarnation that was given up
-is told from the one that took its place.
+Every row is (task, number). Numbers only rise, also after a crash, so that a row of a dead incarnation differs from the row
+that replaces it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections import defaultdict, namedtuple
+from collections import Counter, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,25 +29,26 @@ Seen = dict[int, list[int]]
 
 
 class Crash(BaseException):
-    """The process ends here: nothing of ours catches it."""
+    """The process ends here: no code of the project catches it."""
 
 
 class Wire:
-    """Cut at a step: counts what goes to the disk or the server, and raises instead of (or after) one of them."""
+    """Counts the calls to the disk or the server, and raises instead of the one with number `at` (or after it). `fired`: it
+    has raised."""
 
     def __init__(self, at: int | None, error: type[BaseException] = Crash) -> None:
-        self.left, self.error = at, error
+        self.left, self.error, self.fired = at, error, False
 
     def step(self) -> None:
         if self.left is not None:
             self.left -= 1
             if self.left < 0:
-                self.left = None  # only once
+                self.left, self.fired = None, True  # only once
                 raise self.error("cut here")
 
 
 class Target:
-    """Where a sink writes to, and how its output is read by others."""
+    """The place that a sink writes to, and a reader of its visible output."""
 
     ordered = True
 
@@ -60,14 +62,14 @@ class Target:
         return [Row(task, number) for number in numbers]
 
     def seen(self) -> Seen:
-        """By task, the numbers that can be seen, in their order."""
+        """The visible numbers of each task, in order."""
         raise NotImplementedError
 
     def cut(self, sink: TwoPhaseSink, wire: Wire) -> contextlib.AbstractContextManager[None]:
         raise NotImplementedError
 
     def sink(self, task: int, parallelism: int, epoch: int, component: str = "sink") -> Any:
-        """As the engine starts it, but for `recover`."""
+        """A sink as the engine starts it, before `recover`."""
         kind, config = self.make()
         sink = kind()
         sink.topology_name, sink.component_name = "a topology/with:signs", component
@@ -85,7 +87,7 @@ class Target:
         return truth
 
     def given_up(self, sink: Any) -> None:
-        """Frees what a server has few of; a zombie takes it again when it goes on."""
+        """Frees connections; a zombie takes them again when it continues."""
 
 
 def by_task(rows: Iterator[tuple[Any, Any]]) -> Seen:
@@ -160,7 +162,7 @@ class Sql(Target):
 
     @contextlib.contextmanager
     def cut(self, sink: Any, wire: Wire) -> Iterator[None]:
-        """Before each statement, before each commit, and after it: then its answer is lost."""
+        """Cuts before each statement, before each commit, and after a commit, when only its answer is lost."""
         engine, commit = sink._engine, sink._engine.dialect.do_commit
 
         def cut_commit(connection: Any) -> None:
@@ -212,7 +214,7 @@ class Redis(Target):
 
     @contextlib.contextmanager
     def cut(self, sink: TwoPhaseSink, wire: Wire) -> Iterator[None]:
-        """Before each request, and after it was carried out: then its answer is lost."""
+        """Cuts before each request, and after its execution, when only its answer is lost."""
         from redis.connection import AbstractConnection
 
         send, read = AbstractConnection.send_packed_command, AbstractConnection.read_response
@@ -234,14 +236,15 @@ class Redis(Target):
 
 
 class Zombie:
-    """An incarnation that was given up and does not know it yet."""
+    """An incarnation that is presumed dead and does not know it yet."""
 
     def __init__(self, sink: Any, task: int, last_commit: int, recover: tuple[int, int] | None) -> None:
         self.sink, self.task, self.last_commit, self.recover = sink, task, last_commit, recover
 
 
 class Engine:
-    """`truth` is what the committed manifests hold, `settled` how much of it must be visible by now."""
+    """Runs waves over sinks. `truth` holds the rows of committed manifests, `settled` the number of them that must be visible
+    by now, `fired` the operations that crashed at their cut."""
 
     def __init__(self, target: Target, parallelism: int = 2) -> None:
         self.target, self.parallelism = target, parallelism
@@ -251,16 +254,17 @@ class Engine:
         self.settled: dict[int, int] = defaultdict(int)
         self.zombies: list[Zombie] = []
         self.sinks: list[Any] = []
+        self.fired: Counter[str] = Counter()
         self.crash()
 
     def numbers(self, count: int) -> list[int]:
         self.number += count
         return list(range(self.number - count + 1, self.number + 1))
 
-    # -- what goes well, or crashes at step `at` -------------------------------------------------------------------
+    # -- operations that succeed, or crash at step `at`----------------------------------------------------------------
 
     def crash(self, parallelism: int | None = None, at: int | None = None, slow: bool = False) -> None:
-        """All tasks start anew from the last committed wave. `slow`: those of one epoch more come up too late."""
+        """All tasks restart from the last committed wave. `slow`: the tasks of an epoch in between come up too late."""
         self.zombies += [Zombie(sink, task, self.committed[0] if self.committed[1] == self.epoch else 0, None)
                          for task, sink in enumerate(self.sinks)]
         self.parallelism = parallelism or self.parallelism
@@ -276,6 +280,7 @@ class Engine:
                     sink.recover(*self.committed)
                 self._settle(sink.task_index)
         except Crash:
+            self.fired["recover"] += 1
             self.crash()
         self.check()
 
@@ -290,7 +295,7 @@ class Engine:
     def stage(self, task: int, count: int, at: int | None = None) -> None:
         task %= self.parallelism
         numbers = self.numbers(count)
-        if self._survives(task, lambda sink: sink.process_rows(self.target.rows(task, numbers)), at):
+        if self._survives("stage", task, lambda sink: sink.process_rows(self.target.rows(task, numbers)), at):
             self.staged[task] += numbers
 
     def run_wave(self, prepare_at: int | None = None, give_up: bool = False, commit_at: int | None = None,
@@ -299,7 +304,7 @@ class Engine:
         wave, taken = self.wave, {task: list(numbers) for task, numbers in self.staged.items()}
         for task in range(self.parallelism):
             at = prepare_at if task == self.parallelism - 1 else None
-            if not self._survives(task, lambda sink: sink.prepare(wave), at):
+            if not self._survives("prepare", task, lambda sink: sink.prepare(wave), at):
                 return
         self.check()
         if give_up:
@@ -310,19 +315,20 @@ class Engine:
         self.committed = (wave, self.epoch)
         for task in range(self.parallelism):
             at = commit_at if task == 0 else None
-            if not self._survives(task, lambda sink: sink.commit(wave), at):
+            if not self._survives("commit", task, lambda sink: sink.commit(wave), at):
                 return
             if twice:
                 self.sinks[task].commit(wave)
             self._settle(task)
         self.check()
 
-    def _survives(self, task: int, call: Callable[[Any], None], at: int | None) -> bool:
+    def _survives(self, operation: str, task: int, call: Callable[[Any], None], at: int | None) -> bool:
         try:
             with self.target.cut(self.sinks[task], Wire(at)):
                 call(self.sinks[task])
             return True
         except Crash:
+            self.fired[operation] += 1
             self.crash()
             return False
 
@@ -334,7 +340,7 @@ class Engine:
     # -- zombies -----------------------------------------------------------------------------------------------------
 
     def haunt(self, which: int, deed: str) -> None:
-        """A zombie goes on. It may be told that its things are gone, and nothing else."""
+        """A zombie continues. The only error it may get says that its staged rows are gone."""
         if not self.zombies:
             return
         zombie = self.zombies[which % len(self.zombies)]
@@ -351,7 +357,7 @@ class Engine:
         self.target.given_up(zombie.sink)
         self.check()
 
-    # -- what must be seen -------------------------------------------------------------------------------------------
+    # -- checks -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         seen = self.target.seen()
@@ -365,7 +371,7 @@ class Engine:
                 assert len(found) == len(set(found)) >= len(self.target.wanted(truth[:settled])), f"task {task}"
 
     def finish(self) -> None:
-        """The end of every story: a wave goes through, everything is seen once; a last start leaves nothing behind."""
+        """Ends every story: a wave is committed, every row is visible once, and a last restart leaves nothing staged."""
         for task in range(self.parallelism):
             self.stage(task, 1)
         self.run_wave()

@@ -1,4 +1,4 @@
-"""An endless word count that proves what became of every word: for tests that break what it runs on."""
+"""An endless word count that accounts for every word, for tests that break the cluster under it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ RATE = 4000  # lines a second, ten words each
 
 
 class AuditedStream:
-    """Submits AuditedWordCount, which begins anew unless `resume` says otherwise, and waits for conditions of it; `finish`
-    drains it and looks for every word."""
+    """Submits AuditedWordCount, fresh unless `resume` is set, and waits for conditions on it. `finish` drains it and compares
+    its output with its input. `par` overrides the parallelism of components."""
 
     topology: type[Topology] = AuditedWordCount
 
     def __init__(self, master: Master, directory: Path, name: str = "audited", rate: float = RATE, resume: bool = False,
-                 **config: object) -> None:
+                 par: dict[str, int] | None = None, **config: object) -> None:
         self.master, self.directory, self.name = master, directory, name
-        master.submit(graph_of(self.topology, name, {"path": str(directory), "rate": rate, **config}), resume)
+        master.submit(graph_of(self.topology, name, {"path": str(directory), "rate": rate, **config}, par), resume)
         self.until(lambda: self.state.status == "running")
 
     @property
@@ -58,8 +58,8 @@ class AuditedStream:
         return {task.index: position for task, position in dict(self.state.positions).items()}
 
     def advance(self, lines: int = 1500) -> None:
-        """Wait until every spout has got `lines` further: whatever was in flight before is fully processed then. A spout that
-        had to begin again is behind what was sent before."""
+        """Wait until every spout is `lines` further: everything in flight before is fully processed then. A restarted spout
+        begins behind what was sent before."""
         spouts = self.state.graph.component("lines").par
         before = max(self.sunk(), *self.positions().values(), 0)
 
@@ -70,12 +70,12 @@ class AuditedStream:
         self.until(further)
 
     def sunk(self) -> int:
-        """The position after the last one that any sink has a word of."""
+        """The position after the last one of which any sink has a word."""
         files = [np.fromfile(path, RECORD) for path in self.directory.glob(f"part-*{AuditSink.suffix}")]
         return max((int(words["position"].max()) + 1 for words in files if len(words)), default=0)
 
     def slots(self) -> set[int]:
-        """The slots that hold tasks of it."""
+        """The slots that run its tasks."""
         return {place.slot for place in dict(self.state.places).values()}
 
     def drain(self) -> None:
@@ -88,13 +88,13 @@ class AuditedStream:
 
     def finish(self) -> AuditResult:
         self.drain()
-        found = audit(self.directory, self.positions())
+        result = audit(self.directory, self.positions())
         self.end()
-        return found
+        return result
 
 
 class StatefulStream(AuditedStream):
-    """The same with keyed state and waves. `counts` is what its last checkpoint has."""
+    """The same with keyed state and waves. `counts` reads the counts in its last checkpoint."""
 
     topology = StatefulWordCount
 
@@ -106,17 +106,39 @@ class StatefulStream(AuditedStream):
 
     @property
     def waves(self) -> Waves:
-        found = self.state.waves
-        assert found is not None
-        return found
+        waves = self.state.waves
+        assert waves is not None
+        return waves
+
+    def story(self) -> str:
+        waves = self.waves
+        return (f"wave {waves.wave} in phase {waves.phase} waits for {sorted(waves.waiting)}, {waves.committed} is committed, "
+                f"{waves.given_up} were abandoned, trouble {self.state.troubled!r}, {super().story()}")
+
+    def in_phase(self, phase: str, action: Callable[[], None], slot: int, component: str = "") -> int:
+        """Run `action` on the master's thread while a wave is in this phase and a task on this slot (of this component) has
+        not acked it, so that the phase cannot end in between. Returns the last committed wave of that moment."""
+        reached: list[int] = []
+
+        def act() -> bool:
+            places = self.state.places
+            awaited = any(task in places and places[task].slot == slot and component in ("", task.component)
+                          for task in self.waves.waiting)
+            if not reached and self.waves.phase == phase and awaited:
+                reached.append(self.waves.committed)
+                action()
+            return bool(reached)
+
+        self.until(act)
+        return reached[0]
 
     def wave(self, count: int = 1) -> None:
-        """Wait until so many more waves are committed, everywhere."""
+        """Wait until so many more waves are committed by every task."""
         target = self.waves.committed + count
         self.until(lambda: self.waves.committed >= target and self.waves.phase == IDLE and self.state.status != "starting")
 
     def drain(self) -> None:
-        """Until all is worked off and committed: a worker that is gone by then has been missed."""
+        """Wait until everything is processed and committed, and every lost worker has been noticed."""
         self.master.pause(self.name)
         self.wave(2)
         self.until(lambda: self.state.status == "paused" and self.master.state.drained(self.state))
@@ -126,37 +148,53 @@ class StatefulStream(AuditedStream):
         return stored_counts(open_store(self.master.checkpointing.place), self.name)
 
     def finish_both(self) -> tuple[AuditResult, Counter[str], Counter[str]]:
-        """What the sink has, what the state has, and what it must have."""
+        """The audit of the sink, the counts in the state, and the true counts."""
         self.drain()
         expected = self.positions()
-        found, counts = audit(self.directory, expected), self.counts()
+        result, counts = audit(self.directory, expected), self.counts()
         self.end()
-        return found, counts, true_counts(expected)
+        return result, counts, true_counts(expected)
 
 
-def assert_all_exact(result: tuple[AuditResult, Counter[str], Counter[str]]) -> None:
-    found, counts, truth = result
-    assert_exact(found)
+def assert_all_exact(results: tuple[AuditResult, Counter[str], Counter[str]]) -> None:
+    result, counts, truth = results
+    assert_exact(result)
     assert counts == truth
 
 
-def assert_never_less(result: tuple[AuditResult, Counter[str], Counter[str]]) -> None:
-    found, counts, truth = result
-    assert_nothing_lost(found, ahead=True)
+def assert_never_less(results: tuple[AuditResult, Counter[str], Counter[str]]) -> None:
+    result, counts, truth = results
+    assert_nothing_lost(result, ahead=True)
+    assert counts.keys() == truth.keys()
     assert counts >= truth
 
 
-def assert_nothing_lost(found: AuditResult, ahead: bool = False) -> None:
-    """At least once: every word is there, and nothing else; some may be there twice.
+def assert_nothing_lost(result: AuditResult, ahead: bool = False) -> None:
+    """At least once: every word is there, and no other; some may be there twice.
 
-    `ahead`: a worker that was given up and did not know it yet may have sent lines that it is not the turn of.
+    `ahead`: a worker that was presumed dead and does not know it yet may have sent lines past the expected position.
     """
-    assert found.tuples_in > 0
-    assert (found.lost, found.wrong) == (0, 0), found
-    assert found.beyond == 0 or ahead, found
-    assert found.tuples_out == found.tuples_in + found.repeated + found.beyond, found
+    assert result.tuples_in > 0
+    assert (result.lost, result.wrong) == (0, 0), result
+    assert result.beyond == 0 or ahead, result
+    assert result.tuples_out == result.tuples_in + result.repeated + result.beyond, result
 
 
-def assert_exact(found: AuditResult) -> None:
-    assert_nothing_lost(found)
-    assert found.repeated == 0, found
+def assert_exact(result: AuditResult) -> None:
+    """Every word once, and no byte besides: no part of a record either."""
+    assert_nothing_lost(result)
+    assert (result.repeated, result.torn_bytes) == (0, 0), result
+
+
+def assert_in_order(directory: Path) -> None:
+    """In each sink's file, equal words of one spout task are in the order of the stream. This holds where only one task of
+    `split` sends them, and nothing was sent again: chunks may be lost on a channel, and never overtake each other."""
+    checked = 0
+    for path in directory.glob(f"part-*{AuditSink.suffix}"):
+        records = np.fromfile(path, RECORD)
+        records = records[np.lexsort((np.arange(len(records)), records["crc"], records["task"]))]  # stable: in file order
+        same = (records["task"][1:] == records["task"][:-1]) & (records["crc"][1:] == records["crc"][:-1])
+        places = records["position"].astype(np.int64) * (1 << 16) + records["index"]
+        assert np.all(np.diff(places)[same] > 0), f"{path} has words out of order"
+        checked += int(same.sum())
+    assert checked > 0

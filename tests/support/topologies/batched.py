@@ -1,4 +1,4 @@
-"""A word count on the microbatch engine that proves what became of every word: for tests that break what it runs on."""
+"""A word count on the microbatch engine that accounts for every word, for tests that break the cluster under it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.workloads.audit import audit, true_counts
 from support.suites.kept_state import state_of
+from support.topologies.audited import assert_exact
 from support.topologies.standing_still import HeldWordCount, Hold
 
 SECONDS = 120.0  # a safety limit, never a measure
 
 
 class BatchedStream:
-    """Submits a word count, which begins anew unless `resume` says otherwise, and waits for conditions of it; `finish` drains
-    it and looks for every word and count."""
+    """Submits a word count, fresh unless `resume` is set, and waits for conditions on it. `finish` drains it and compares its
+    output and counts with its input."""
 
     def __init__(self, engine: MicrobatchEngine, directory: Path, name: str, resume: bool | None = False,
                  **config: Any) -> None:
@@ -48,7 +49,7 @@ class BatchedStream:
         self.until(lambda: len(self.records) >= count + batches)
 
     def held(self) -> list[int]:
-        """Stop in the middle of a batch; the processes that are in it."""
+        """Block the topology in the middle of a batch; returns the processes that run it."""
         self.hold.begin()
         self.until(lambda: bool(self.hold.held()))
         return self.hold.held()
@@ -62,12 +63,11 @@ class BatchedStream:
         graph = self.graph
         self.running.kill(wait=SECONDS)
         assert self.running.wait(SECONDS)
-        found = audit(self.directory, sent)
-        assert found.tuples_in > 0 and (found.lost, found.repeated, found.wrong, found.beyond) == (0, 0, 0, 0), found
+        assert_exact(audit(self.directory, sent))
         kept = state_of(open_store(str(self.master.settings["checkpoint.store"])), graph)
         assert kept["count"]["counts"] == true_counts(sent)
 
 
 def kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it ended by itself
+    with contextlib.suppress(ProcessLookupError):  # it has ended
         os.kill(pid, signal.SIGKILL)

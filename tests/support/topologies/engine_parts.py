@@ -1,4 +1,4 @@
-"""Small topologies in which engines are likely to differ. In a module of their own because workers import them by name."""
+"""Small topologies on which engines are likely to differ. Workers import this module by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millrace.workloads.wordcount import Lines, Split
 
 
 class Out(JsonLinesSink):
-    """JSON lines in a directory of the component's own, below `path`."""
+    """JSON lines in one directory per component, below `path`."""
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         super().initialize({**storm_conf, "path": f"{storm_conf['path']}/{self.component_name}"}, context)
@@ -61,7 +61,7 @@ class EvenOdd(Bolt):
 
 
 class Origins(Bolt):
-    """Where each tuple came from, with its values."""
+    """Emits each tuple's origin with its values."""
 
     outputs = ["component", "stream", "fields", "values"]
 
@@ -79,7 +79,7 @@ class Streams(Topology):
 
 
 class ToChosen(Bolt):
-    """Sends n to task n mod their number of `named`, and says so on its default stream."""
+    """Sends n to task n mod the number of tasks of `named`, and emits it on the default stream too."""
 
     outputs = [Stream(["n"], "chosen", direct=True), "n"]
 
@@ -93,7 +93,7 @@ class ToChosen(Bolt):
 
 
 class Stamp(Bolt):
-    """Which task got it."""
+    """Emits the task that received each tuple."""
 
     outputs = ["component", "task", "n"]
 
@@ -102,12 +102,12 @@ class Stamp(Bolt):
 
 
 def to_both_ends(values: Any, tasks: int) -> list[int]:
-    """To the first and the last; every seventh to nobody."""
+    """The first and the last task; every seventh tuple goes to none."""
     return [] if values[0] % 7 == 0 else sorted({0, tasks - 1})
 
 
 class Groupings(Topology):
-    """Every grouping that says which task it must be."""
+    """Every grouping that determines the task."""
 
     numbers = Numbers.spec(par=2)
     choose = ToChosen.spec(inputs=[numbers], par=2)
@@ -122,7 +122,7 @@ class Groupings(Topology):
 
 
 class Picky(Bolt):
-    """Raises at every tenth, after it has emitted; emits what has no place in its stream at others; fails some by hand."""
+    """Raises at every tenth tuple after emitting, emits rows that do not fit at others, and fails some explicitly."""
 
     outputs = ["n"]
 
@@ -143,7 +143,7 @@ class Picky(Bolt):
 
 
 class Fragile(Bolt):
-    """Counts by key; is built anew when it has raised, and keeps its state."""
+    """Counts by key; is rebuilt after it raised, and keeps its state."""
 
     outputs = ["n", "count"]
     exit_on_exception = True
@@ -158,7 +158,7 @@ class Fragile(Bolt):
 
 
 def divides(values: Any, tasks: int) -> list[int]:
-    """Not for 7."""
+    """Raises for 7."""
     return [1 // (values[0] - 7) % tasks]
 
 
@@ -174,7 +174,7 @@ class Letters(Topology):
 
 
 class Sums(BatchingBolt):
-    """The sum of each batch by remainder; those of 3 it refuses."""
+    """The sum of each batch by remainder; raises for remainder 3."""
 
     outputs = ["rest", "total", "count"]
 
@@ -188,7 +188,7 @@ class Sums(BatchingBolt):
 
 
 class AddUp(BatchingBolt):
-    """Batches behind batches: what comes out of the first at the end has to get through this one too."""
+    """Batches behind batches: the last output of the first bolt must pass through this one too."""
 
     outputs = ["rest", "total", "count"]
     totals = CounterState()
@@ -219,7 +219,7 @@ class Visit:
 
 
 class Visits(Bolt):
-    """Lists of dataclasses, a set for each key, entries that are deleted and come again."""
+    """Lists of dataclasses, a set for each key, entries that are deleted and return."""
 
     outputs = ["guest", "hour", "count"]
     visits = ListState(codec=Typed(list[Visit]))
@@ -246,8 +246,7 @@ class Guests(GeneratorSpout):
 
 
 class GuestBook(Topology):
-    """One task of the spout and shuffled nowhere: so the order in each list is certain. Floats that are whole, and two
-    fields as the key."""
+    """One spout task and no shuffle, so that the order in each list is determined. Keys of two fields, with whole floats."""
 
     guests = Guests.spec()
     visits = Visits.spec(inputs={guests: Grouping.fields("guest", "hour")}, par=3)
@@ -262,7 +261,7 @@ class Half(Bolt):
 
 
 class ByNumber(Bolt):
-    """Counts every number, weighs it by who sent it, and says so."""
+    """Counts every number, weighs it by its sender, and emits both."""
 
     outputs = ["source", "n"]
     counts = CounterState()
@@ -276,7 +275,7 @@ class ByNumber(Bolt):
 
 
 class Diamond(Topology):
-    """Two spouts; and an edge that skips a component: numbers → half → by_number, and numbers → by_number."""
+    """Two spouts, and an edge that skips a component: numbers → half → by_number, and numbers → by_number."""
 
     numbers = Numbers.spec(par=2)
     others = NumbersArrow.spec(par=2, config={"batch": 37})
@@ -301,7 +300,7 @@ class Odd(GeneratorSpout):
 
 
 class Grabby(Bolt):
-    """Changes the nested values it gets: nobody else may see that."""
+    """Changes the nested values it receives; no other task may see the change."""
 
     outputs = ["n", "value", "grabbed"]
 
@@ -313,7 +312,7 @@ class Grabby(Bolt):
 
 
 class RowsOn(Bolt):
-    """Whole chunks; `emit_rows`."""
+    """Processes whole chunks and calls `emit_rows`."""
 
     outputs = ["n", "kind"]
 
@@ -322,7 +321,7 @@ class RowsOn(Bolt):
 
 
 class PlainRows(Bolt):
-    """Rows without names, on a thread of its own."""
+    """Processes rows without names on its own thread."""
 
     outputs = ["n", "kind"]
     named_rows = False
@@ -343,7 +342,7 @@ class Doubled(Bolt):
 
 
 class TallyKinds(Bolt):
-    """Task state that is not by key, beside one that is."""
+    """State of the task beside keyed state."""
 
     outputs = ["kind", "count"]
     counts = CounterState()
@@ -364,7 +363,7 @@ class TallyKinds(Bolt):
 
 class Values(Topology):
     odd = Odd.spec(par=2)
-    grabby = Grabby.spec(inputs={odd: Grouping.ALL}, par=3)  # two of them are in one worker, whoever shares it
+    grabby = Grabby.spec(inputs={odd: Grouping.ALL}, par=3)  # at least two of them share a worker
     rows_on = RowsOn.spec(inputs=[odd], par=2)
     plain = PlainRows.spec(inputs=[rows_on], par=2)
     doubled = Doubled.spec(inputs=[rows_on, plain], par=2)
@@ -377,7 +376,7 @@ class Values(Topology):
 
 
 class RankedWords(Topology):
-    """Top-N with its rankings written down."""
+    """Top-N with its rankings written to files."""
 
     config = {"zipf": 1.0, "topology.tick.tuple.freq.secs": 0.1}
     read = Lines.spec()

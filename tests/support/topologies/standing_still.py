@@ -1,4 +1,4 @@
-"""A word count whose bolt stands still in the middle of a batch for as long as a file is there."""
+"""A word count whose bolt blocks in the middle of a batch while a file exists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.02
 
 
 class HeldTally(TallyNumbered):
-    """Says in a file of its own that it waits."""
+    """Creates a file of its own while it waits."""
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         super().initialize(storm_conf, context)
@@ -40,7 +40,7 @@ class HeldWordCount(StatefulWordCount):
 
 
 class Hold:
-    """The other side: a test holds the batch up, and lets it go."""
+    """The test's side: blocks the batch and releases it."""
 
     def __init__(self, directory: Path) -> None:
         self._hold = directory / ".hold"
@@ -49,7 +49,7 @@ class Hold:
         self._hold.touch()
 
     def held(self) -> list[int]:
-        """Processes that wait."""
+        """The processes that wait."""
         return [int(path.name.rpartition("-")[2]) for path in self._hold.parent.glob(".held-*")]
 
     def end(self) -> None:

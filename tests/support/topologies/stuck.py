@@ -1,4 +1,4 @@
-"""A bolt that does not come back from its first call, on the worker's own loop."""
+"""A bolt that never returns from its first call, on the worker's own loop."""
 
 from __future__ import annotations
 

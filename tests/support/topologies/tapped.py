@@ -1,4 +1,4 @@
-"""Topologies whose stream is read from outside."""
+"""Topologies whose streams are read from outside through a tap."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORDS = ("mill", "race", "wheel", "water", "stone")
 
 
 class Numbers(GeneratorSpout):
-    """Every number once, over all tasks, with a word."""
+    """Every number once over all tasks, with a word."""
 
     outputs = ["number", "word"]
 
@@ -22,7 +22,7 @@ class Numbers(GeneratorSpout):
 
 
 class Counted(Bolt):
-    """Passes the numbers on, with how often their word has come."""
+    """Passes the numbers on with the count of their word so far."""
 
     outputs = ["number", "word", "count"]
     counts = CounterState()
@@ -36,14 +36,14 @@ class Counted(Bolt):
 
 
 class Tapped(Topology):
-    """At least once."""
+    """Without state; at least once unless configured otherwise."""
 
     numbers = Numbers.spec(par=2)
     out = Tap.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
 
 
 class CountedTap(Topology):
-    """With state."""
+    """With keyed state."""
 
     numbers = Numbers.spec(par=2)
     count = Counted.spec(inputs={numbers: Grouping.fields("word")}, par=2)
@@ -51,7 +51,7 @@ class CountedTap(Topology):
 
 
 class TwoWidths(Topology):
-    """A tap of streams that are no table together."""
+    """A tap of streams whose rows do not form one table."""
 
     numbers = Numbers.spec()
     count = Counted.spec(inputs={numbers: Grouping.fields("word")})

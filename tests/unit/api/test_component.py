@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from diary import TICK, running, word
 
 from millrace.api.bolt import BatchingBolt, Bolt
 from millrace.api.component import Component
+from millrace.api.recorder import Emitted
 from millrace.api.spout import ReplayableSpout, Spout
 from millrace.api.tuple import Tuple
-from millrace.errors import NotRunning
 
 
 def test_a_tuple_reads_like_streamparses() -> None:
@@ -27,11 +25,28 @@ def test_ticks_and_heartbeats_are_told_apart() -> None:
     assert Component.is_heartbeat(heartbeat) and not Component.is_heartbeat(TICK)
 
 
-@pytest.mark.parametrize("call", [lambda: Bolt().emit(["a"]), lambda: Bolt().ack("x"), lambda: Spout().emit(["a"]),
-                                  lambda: Bolt().report_metric("m", 1), lambda: Spout().emit_arrow(None)])
-def test_outside_a_task_a_component_says_so(call: Any) -> None:
-    with pytest.raises(NotRunning, match=r"outside a running task.*in a topology"):
-        call()
+def test_outside_a_task_a_bolt_records_its_calls() -> None:
+    bolt, values = Bolt(), ["a"]
+    assert bolt.emit(values, stream="s", anchors=(TICK,), direct_task=3, need_task_ids=True) == []
+    values[0] = "another"
+    assert bolt.emit(("b",), anchors=[]) is None
+    bolt.emit_rows([["c"], ("d",)])
+    bolt.emit_arrow("batch", stream="s")
+    assert bolt.emitted == [Emitted(("a",), "s", None, [TICK], 3), Emitted(("b",), "default", anchors=[]), Emitted(("c",)),
+                            Emitted(("d",)), Emitted("batch", "s")]
+    bolt.ack(TICK)
+    bolt.fail("x")
+    bolt.report_metric("m", 1)
+    error = ValueError("odd")
+    bolt.raise_exception(error, TICK)
+    assert (bolt.acked, bolt.failed, bolt.metrics, bolt.errors) == ([TICK], ["x"], [("m", 1)], [error])
+
+
+def test_outside_a_task_a_spout_records_its_calls() -> None:
+    spout = Spout()
+    spout.emit(["a"], tup_id=5, stream="s", direct_task=3)
+    spout.emit_arrow("batch", tup_id=6)
+    assert spout.emitted == [Emitted(("a",), "s", 5, None, 3), Emitted("batch", tup_id=6)]
 
 
 def test_what_must_be_defined_says_so() -> None:

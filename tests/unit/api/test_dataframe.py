@@ -60,10 +60,10 @@ def test_outputs_may_be_in_another_order() -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ((StubDataFrame("line", streaming=False),), r"needs a streaming DataFrame.*\(line\) is not streaming.*spark\.readStream"),
-    ((make,), r"what make returns .* columns are not known yet.*outputs="),
-    (("their.module:make",), r"what their\.module:make returns"),
+    ((make,), r"that make returns .* columns are not known yet.*outputs="),
+    (("their.module:make",), r"that their\.module:make returns"),
     ((StubDataFrame("two words"),), r"field 'two words'.*cannot be an attribute"),
-    ((StubDataFrame("a", "a"),), r"field 'a' is twice"),
+    ((StubDataFrame("a", "a"),), r"field 'a' occurs twice"),
 ])
 def test_what_cannot_be_read_is_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
@@ -80,7 +80,7 @@ def test_outputs_that_are_not_the_columns_are_refused_by_name(outputs: list[str]
 def test_what_is_not_a_dataframe_is_refused() -> None:
     with pytest.raises(TypeError, match=r"takes a streaming DataFrame.*not 5 \(int\)"):
         Spout.from_dataframe(5)
-    with pytest.raises(TopologyError, match=r"the spout needs a streaming DataFrame, and got None"):
+    with pytest.raises(TopologyError, match=r"the spout needs a streaming DataFrame, but got None"):
         check_dataframe("the spout", None, ["line"])
 
 

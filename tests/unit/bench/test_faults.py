@@ -1,7 +1,11 @@
-"""The plan of faults and what is measured, without Spark."""
+"""The plan of faults, the meters and the proofs, without Spark."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -9,7 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.bench.faults import KINDS, QUIET_SECONDS, Silence, TakenAway, broken_promise, plan_of_faults
+from millrace.bench.faults import (
+    KINDS,
+    QUIET_SECONDS,
+    LongestGap,
+    TakenAway,
+    broken_promise,
+    executor_of,
+    is_gone,
+    is_stopped,
+    plan_of_faults,
+)
 from millrace.errors import StoreUnreachable
 from millrace.runtime.checkpoints.directory import DirectoryStore
 
@@ -33,7 +47,7 @@ def test_other_seeds_other_plans() -> None:
     assert {fault.alone for fault in faults} == {True, False}
 
 
-def test_a_store_that_was_taken_away_is_not_made_anew(tmp_path: Path) -> None:
+def test_a_store_that_was_taken_away_is_not_made_again(tmp_path: Path) -> None:
     disk = TakenAway(tmp_path)
     store = DirectoryStore(disk.path)
     store.write("words/a", [b"kept"])
@@ -47,27 +61,43 @@ def test_a_store_that_was_taken_away_is_not_made_anew(tmp_path: Path) -> None:
     assert store.names("words/") == ["words/a"]
 
 
-def test_the_longest_silence() -> None:
-    silence = Silence()
-    silence.look(1, 0.0)  # before it begins to count
-    silence.go_on(10.0)
-    silence.look(5, 10.5)
-    silence.look(5, 12.0)
-    silence.look(6, 13.5)
-    assert silence.longest == 3.0
-    silence.pause(14.0)
-    silence.look(6, 100.0)
-    silence.go_on(100.0)
-    silence.look(7, 101.0)
-    assert silence.longest == 3.0
-    silence.pause(106.0)  # what has not ended yet counts
-    assert silence.longest == 5.0
+def test_the_longest_gap() -> None:
+    gap = LongestGap()
+    gap.look(1, 0.0)  # before it begins to count
+    gap.resume(10.0)
+    gap.look(5, 10.5)
+    gap.look(5, 12.0)
+    gap.look(6, 13.5)
+    assert gap.longest == 3.0
+    gap.pause(14.0)
+    gap.look(6, 100.0)
+    gap.resume(100.0)
+    gap.look(7, 101.0)
+    assert gap.longest == 3.0
+    gap.pause(106.0)  # a gap that has not ended counts
+    assert gap.longest == 5.0
 
 
-def test_what_each_guarantee_forbids() -> None:
+def test_each_guarantee_forbids_its_own_results() -> None:
     assert broken_promise(GOOD) == ""
     again = {**GOOD, "repeated": 3, "counts_wrong": 2, "beyond": 1}
     assert broken_promise(again) == "repeated 3, beyond 1, counts_wrong 2"
     assert broken_promise({**again, "guarantee": "at-least-once"}) == ""
     assert broken_promise({**GOOD, "guarantee": "at-least-once", "lost": 1, "counts_less": 2}) == "lost 1, counts_less 2"
     assert broken_promise({"stuck": "no wave", "guarantee": "exactly-once"}) == "no wave"
+
+
+def test_the_operating_system_shows_the_effect_of_signals() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert not is_gone(child.pid) and not is_stopped(child.pid)
+        os.kill(child.pid, signal.SIGSTOP)
+        assert os.waitid(os.P_PID, child.pid, os.WSTOPPED) is not None
+        assert is_stopped(child.pid) and not is_gone(child.pid)
+        os.kill(child.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert is_gone(child.pid)  # although nobody has waited for it
+    finally:
+        child.kill()
+        child.communicate()
+    assert is_gone(child.pid) and not is_stopped(child.pid) and executor_of(child.pid) is None

@@ -1,6 +1,6 @@
-"""The other engines of the word count benchmark: their input, their verdicts, and how they are run.
+"""The other engines of the word count benchmark: their input, their checks, and how they are run.
 
-No engine runs here: they take minutes to install. What they print and how they end is played by small scripts.
+No engine runs here: they take minutes to install. Small scripts stand in for them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,12 @@ import pytest
 from millrace.bench.other_engines import environment, job, reporting, run
 
 HERE = Path(run.__file__).parent
-RESULT = {"engine": "fake", "words_per_s": 5.0, "checksum": 10}
+RESULT = {"engine": "fake", "words_per_s": 5.0}
+RULE = reporting.Rule(warm_up=1.0, seconds=2.0, rounds=2)
 
 
 def silent(_message: str) -> None:
-    """A report that nobody reads."""
+    """Ignores a report."""
 
 
 # ---- the input
@@ -36,7 +39,7 @@ def test_vocabulary_is_distinct_lower_case_words_of_about_six_letters():
 
 def test_lines_hold_ten_words_of_the_vocabulary():
     known = set(job.vocabulary())
-    content = job.lines(seed=3, count=500)
+    content = job.lines(seed=3, number=500)
     assert len(content) == 500
     assert all(len(line.split(" ")) == 10 and known.issuperset(line.split(" ")) for line in content)
 
@@ -57,13 +60,59 @@ def test_a_negative_number_of_lines_is_refused():
         job.lines(1, -1)
 
 
-# ---- verdicts and figures
+@pytest.fixture
+def corpus(tmp_path: Path) -> job.Corpus:
+    return job.write_corpus(tmp_path / "corpus", seed=3, files=3, lines_per_file=5)
 
 
-def test_check_fails_loudly_on_a_wrong_sum():
-    assert reporting.check(30, 30) == 30
-    with pytest.raises(reporting.WrongCount, match=r"29 words, but 30 were sent \(-1\)"):
-        reporting.check(29, 30)
+def test_a_corpus_holds_the_lines_of_the_seed_and_is_read_over_and_over(corpus: job.Corpus):
+    content = job.lines(3, 15)
+    assert list(islice(corpus.lines(), 35)) == (content * 3)[:35]
+    assert list(islice(corpus.lines(first=12), 10)) == (content * 2)[12:22]
+
+
+def test_readers_take_the_files_in_turn(corpus: job.Corpus):
+    content = job.lines(3, 15)
+    files = [content[0:5], content[5:10], content[10:15]]
+    assert list(islice(corpus.lines(reader=0, readers=2), 20)) == files[0] + files[2] + files[1] + files[0]
+    assert list(islice(corpus.lines(reader=1, readers=2, first=7), 6)) == files[0][2:] + files[2][:3]
+
+
+@pytest.mark.parametrize("read", [[0], [4], [5], [38], [3, 0], [7, 15], [16, 4]])
+def test_the_right_counts_follow_from_the_number_of_lines_read(corpus: job.Corpus, read: list[int]):
+    counted: Counter[str] = Counter()
+    for reader, number in enumerate(read):
+        for line in islice(corpus.lines(reader, len(read)), number):
+            counted.update(line.split())
+    assert corpus.counts(read) == counted and counted.total() == sum(read) * 10
+
+
+# ---- checks and figures
+
+
+def test_every_word_is_compared():
+    assert reporting.check_counts({"a": 2, "b": 1}, {"b": 1, "a": 2}) == {"checked_words": 3, "checked_counts": 2}
+    with pytest.raises(reporting.WrongCount, match=r"2 of 2 words are counted wrong: a 1 instead of 2, b 2 instead of 1"):
+        reporting.check_counts({"a": 1, "b": 2}, {"a": 2, "b": 1})  # the sum is right
+    with pytest.raises(reporting.WrongCount, match="no word was counted"):
+        reporting.check_counts({}, {})
+
+
+def test_windows_begin_after_the_warm_up_and_end_with_a_batch():
+    meter = reporting.WindowMeter(RULE, start=10.0)
+    for now, words in ((10.5, 50), (11.5, 100), (12.0, 500), (14.0, 600), (15.0, 700), (16.0, 1_600), (17.0, 9_999)):
+        assert meter.done == (now > 16)
+        meter.note(words, now)
+    assert meter.rates == [200.0, 500.0]
+    assert meter.as_fields() == {"words_per_s": 500.0, "windows": [200.0, 500.0]}
+
+
+def test_a_run_without_all_its_windows_is_an_error():
+    meter = reporting.WindowMeter(RULE, start=0.0)
+    meter.note(1, 1.0)
+    meter.note(2, 3.0)
+    with pytest.raises(reporting.WrongCount, match="only 1 of 2 windows"):
+        meter.as_fields()
 
 
 def test_latency_runs_from_the_moment_a_line_was_due():
@@ -89,37 +138,45 @@ def test_latency_without_lines_is_an_error():
 
 
 def test_result_is_one_json_line(capsys: pytest.CaptureFixture[str]):
-    reporting.print_result("fake", "1", "fast", reporting.Throughput(1_000, 2.0, 1_500), None)
+    reporting.print_result("fake", "1", "fast", {"words_per_s": 500.0}, {"checked_words": 10})
     assert json.loads(capsys.readouterr().out) == {
-        "engine": "fake",
-        "version": "1",
-        "setting": "fast",
-        "words": 1_000,
-        "seconds": 2.0,
-        "words_per_s": 500.0,
-        "checksum": 1_500,
-    }
+        "engine": "fake", "version": "1", "setting": "fast", "words_per_s": 500.0, "checked_words": 10}
 
 
-@pytest.mark.parametrize("arguments", [["--lines", "0"], ["--lines", "-1"], ["--lines", "5", "--seconds", "0"]])
-def test_a_request_for_nothing_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+def request_for(corpus: Path, **changes: float) -> reporting.RunRequest:
+    return reporting.RunRequest(corpus, RULE, batch_lines=7, **changes)
+
+
+def test_a_script_reads_the_request_that_was_made(tmp_path: Path):
+    request = request_for(tmp_path, rate=50.0, checkpoint_seconds=1.0)
+    assert reporting.parse_request("a script", run.arguments_of(request)) == request
+    assert request.paced_lines == 250  # 5 s
+
+
+@pytest.mark.parametrize("changes", [{"seconds": 0.0}, {"rounds": 0}, {"warm_up": -1.0}])
+def test_a_request_for_nothing_is_refused(changes: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rule = reporting.Rule(**{"warm_up": 1.0, "seconds": 1.0, "rounds": 1, **changes})
     with pytest.raises(SystemExit):
-        reporting.parse_request("a script", [*arguments, "--seed", "1"])
+        reporting.parse_request("a script", run.arguments_of(reporting.RunRequest(tmp_path, rule, batch_lines=1)))
     assert "error" in capsys.readouterr().err
 
 
 # ---- running a script
 
 
-def fake_rival(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) -> None:
+def fake_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) -> None:
     script = tmp_path / "fake.py"
     script.write_text(source)
-    monkeypatch.setattr(run, "RIVALS", {"fake": run.Rival(str(script), lines=7, own_environment=False)})
+    monkeypatch.setattr(run, "OTHER_ENGINES", {"fake": run.OtherEngine(str(script), ("--fast",), own_environment=False)})
+
+
+def measure_fake(root: Path, **options: object) -> dict[str, object]:
+    return run.run_other_engine("fake", request_for(root, rate=50.0), root=root, report=silent, **options)
 
 
 def test_the_last_line_is_the_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    fake_rival(monkeypatch, tmp_path, f"import sys; print('chatter'); print('''{json.dumps(RESULT)}''')")
-    assert run.run_rival("fake", 1, 2, root=tmp_path, report=silent) == RESULT
+    fake_engine(monkeypatch, tmp_path, f"import sys; print('chatter'); print('''{json.dumps(RESULT)}''')")
+    assert measure_fake(tmp_path) == RESULT
 
 
 def test_the_script_gets_its_arguments_and_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -129,30 +186,30 @@ def test_the_script_gets_its_arguments_and_java(monkeypatch: pytest.MonkeyPatch,
         "print(json.dumps({'words_per_s': 1, 'argv': sys.argv[1:], 'java': os.environ.get('JAVA_HOME'),\n"
         "                  'path': os.environ.get('PYTHONPATH')}))"
     )
-    fake_rival(monkeypatch, tmp_path, source)
-    result = run.run_rival("fake", None, 2, root=tmp_path, rate=50, seconds=3, java_home=Path("/java"), report=silent)
-    assert result["argv"] == ["--seed", "2", "--lines", "7", "--rate", "50", "--seconds", "3"]
+    fake_engine(monkeypatch, tmp_path, source)
+    result = measure_fake(tmp_path, java_home=Path("/java"))
+    assert result["argv"] == ["--fast", *run.arguments_of(request_for(tmp_path, rate=50.0))]
     assert (result["java"], result["path"]) == ("/java", None)
 
 
-def test_a_failure_shows_what_the_script_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    fake_rival(monkeypatch, tmp_path, "raise SystemExit('the counts add up to 9')")
-    with pytest.raises(run.RivalFailed, match=r"exit code 1(.|\n)*the counts add up to 9"):
-        run.run_rival("fake", 1, 2, root=tmp_path, report=silent)
+def test_a_failure_shows_the_scripts_last_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    fake_engine(monkeypatch, tmp_path, "raise SystemExit('9 words are counted wrong')")
+    with pytest.raises(run.EngineFailed, match=r"exit code 1(.|\n)*9 words are counted wrong"):
+        measure_fake(tmp_path)
 
 
 def test_no_result_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    fake_rival(monkeypatch, tmp_path, "print('nothing to see')")
-    with pytest.raises(run.RivalFailed, match="nothing to see"):
-        run.run_rival("fake", 1, 2, root=tmp_path, report=silent)
+    fake_engine(monkeypatch, tmp_path, "print('nothing to see')")
+    with pytest.raises(run.EngineFailed, match="nothing to see"):
+        measure_fake(tmp_path)
 
 
 def test_an_unknown_engine_is_named(tmp_path: Path):
-    with pytest.raises(run.RivalFailed, match=r"'storm'.*bytewax"):
-        run.run_rival("storm", 1, 2, root=tmp_path, report=silent)
+    with pytest.raises(run.EngineFailed, match=r"'storm'.*bytewax"):
+        run.run_other_engine("storm", request_for(tmp_path), root=tmp_path, report=silent)
 
 
-def test_what_the_script_started_ends_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_processes_of_a_script_end_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Past the time limit, and also a child that would have lived on."""
     pid_file = tmp_path / "pid"
     source = (
@@ -162,14 +219,14 @@ def test_what_the_script_started_ends_with_it(monkeypatch: pytest.MonkeyPatch, t
         "print('still here', file=sys.stderr, flush=True)\n"
         "time.sleep(60)"
     )
-    fake_rival(monkeypatch, tmp_path, source)
-    with pytest.raises(run.RivalFailed, match=r"not done after 3 s(.|\n)*still here"):
-        run.run_rival("fake", 1, 2, root=tmp_path, time_limit=3, report=silent)
+    fake_engine(monkeypatch, tmp_path, source)
+    with pytest.raises(run.EngineFailed, match=r"not done after 3 s(.|\n)*still here"):
+        measure_fake(tmp_path, time_limit=3)
     assert gone(int(pid_file.read_text()))
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, be it waited for or not. A killed one needs a moment."""
+    """True if a process has ended, even if nobody has waited for it. A killed one needs a moment."""
     for _ in range(100):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -181,10 +238,10 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("rival", run.RIVALS.values(), ids=list(run.RIVALS))
-def test_scripts_run_without_millrace(rival: run.Rival):
+@pytest.mark.parametrize("engine", run.OTHER_ENGINES.values(), ids=list(run.OTHER_ENGINES))
+def test_scripts_run_without_millrace(engine: run.OtherEngine):
     """They run where Millrace's dependencies are missing, so they import their siblings by file."""
-    for path in (HERE / rival.script, HERE / "job.py", HERE / "reporting.py", HERE / "spark_common.py"):
+    for path in (HERE / engine.script, HERE / "job.py", HERE / "reporting.py", HERE / "spark_common.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
@@ -219,16 +276,16 @@ def installer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeInstaller:
 
 
 def test_environment_is_made_once(installer: FakeInstaller, tmp_path: Path):
-    said: list[str] = []
-    python = environment.ensure_environment(tmp_path, said.append)
+    lines: list[str] = []
+    python = environment.ensure_environment(tmp_path, lines.append)
     assert python == tmp_path / environment.DIRECTORY / "bin" / "python"
-    assert len(installer.commands) == 2 and said
-    said.clear()
-    assert environment.ensure_environment(tmp_path, said.append) == python
-    assert len(installer.commands) == 2 and not said
+    assert len(installer.commands) == 2 and lines
+    lines.clear()
+    assert environment.ensure_environment(tmp_path, lines.append) == python
+    assert len(installer.commands) == 2 and not lines
 
 
-def test_an_unfinished_environment_is_made_anew(installer: FakeInstaller, tmp_path: Path):
+def test_an_unfinished_environment_is_replaced(installer: FakeInstaller, tmp_path: Path):
     installer.fails = True
     with pytest.raises(environment.EnvironmentFailed):
         environment.ensure_environment(tmp_path, silent)
@@ -259,9 +316,9 @@ def test_a_failing_installer_shows_its_last_lines():
 
 def test_a_silent_installer_is_reported_on(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(environment, "_REPORT_EVERY_SECONDS", 0.05)
-    said: list[str] = []
-    environment._run(["sh", "-c", "echo unpacking; sleep 0.3"], said.append)
-    assert said and said[-1].endswith("unpacking")
+    lines: list[str] = []
+    environment._run(["sh", "-c", "echo unpacking; sleep 0.3"], lines.append)
+    assert lines and lines[-1].endswith("unpacking")
 
 
 def test_shared_packages_are_links_named_in_a_path_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

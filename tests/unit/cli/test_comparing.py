@@ -1,4 +1,4 @@
-"""`scheduler compare`: from a file and at random, as a table and as data."""
+"""`scheduler compare`: situations from a file and random ones, as a table and as data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def console() -> Console:
     return Console(file=io.StringIO(), width=200)
 
 
-def printed(given: Console) -> str:
-    assert isinstance(given.file, io.StringIO)
-    return given.file.getvalue()
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def test_random_situations() -> None:
@@ -55,7 +55,7 @@ def test_a_file(tmp_path: Path) -> None:
     best = result["schedulers"]["optimal"]
     assert best["inter_node"] == pytest.approx(result["optimum"])
     assert {"inter_process", "nodes_used", "largest_load", "moved", "plan_ms", "ratio"} <= set(best)
-    assert "tuples/s between" in " ".join(printed(output).split())  # wherever the line is broken
+    assert "tuples/s between" in " ".join(printed(output).split())  # wherever the line wraps
 
 
 def test_a_file_too_large_for_the_optimum(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_file_too_large_for_the_optimum(tmp_path: Path) -> None:
     assert result["optimum"] is None and result["schedulers"]["even"]["ratio"] is None
 
 
-def test_what_to_compare_must_be_said() -> None:
+def test_either_a_file_or_random_situations() -> None:
     for file, random in ((None, None), ("x", 3)):
         with pytest.raises(MillraceError, match="either --load FILE"):
             compare(file, random, 1, [], console())

@@ -1,4 +1,4 @@
-"""`status` in 80 columns: long names, many tasks, several topologies, both engines; and more where there is room."""
+"""`status` in 80 columns: long names, many tasks, several topologies, both engines; more columns where there is room."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def status(topologies: list[Status], workers: list[Status], **changed: Any) -> S
             **changed}
 
 
-def shown(found: Status, width: int = 80, rates: dict[str, dict[str, float]] | None = None) -> str:
-    """What is printed, without the blanks at the ends of lines, none of which is too long."""
+def shown(answer: Status, width: int = 80, rates: dict[str, dict[str, float]] | None = None) -> str:
+    """The printed text without trailing blanks; no line is too long."""
     console = Console(file=io.StringIO(), width=width, markup=False)
-    console.print(dashboard(found, rates))
+    console.print(dashboard(answer, rates))
     assert isinstance(console.file, io.StringIO)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert max(map(len, lines)) <= width
@@ -72,8 +72,8 @@ def word_count(**changed: Any) -> Status:
 
 def test_a_topology_at_a_glance() -> None:
     tasks = [[f"wordcount/{name}[{index}]" for name in ("count", "lines", "split")] for index in (0, 1)]
-    found = status([word_count()], [worker(0, tasks[0]), worker(1, tasks[1])])
-    assert shown(found) == """\
+    answer = status([word_count()], [worker(0, tasks[0]), worker(1, tasks[1])])
+    assert shown(answer) == """\
 wordcount: running (resident) for 32 s, 6 tasks, plan version 3
                                                               execute
 component  tasks  mean/s  executed  emitted  busy  queue   ms p50/p99
@@ -87,23 +87,23 @@ worker  node  process    tasks
 """
 
 
-def test_rates_of_late_are_shown_as_such() -> None:
+def test_current_rates_are_labelled() -> None:
     text = shown(status([word_count()], []), rates={"wordcount": {"lines": 12_345.0}})
     assert "now/s" in text and "12.3 k" in text and "mean/s" not in text
 
 
 def test_a_wider_terminal_shows_more() -> None:
-    found = status([word_count()], [])
-    assert not any(title in shown(found, 80) for title in ("     process", "acked", "CPU s"))
-    assert all(title in shown(found, 120) for title in ("     process", "acked", "CPU s"))
+    answer = status([word_count()], [])
+    assert not any(title in shown(answer, 80) for title in ("     process", "acked", "CPU s"))
+    assert all(title in shown(answer, 120) for title in ("     process", "acked", "CPU s"))
 
 
 def test_long_names_and_large_figures_lose_nothing() -> None:
     rows = [component(LONG, "spout"), component(f"{LONG}-2", par=4096), component("x")]
-    found = status([topology(LONG, rows), batched(f"{LONG}-batched", rows)],
+    answer = status([topology(LONG, rows), batched(f"{LONG}-batched", rows)],
                    [worker(0, [f"{LONG}/{LONG}[0]", f"{LONG}-batched/x[3]"], node=NODE),
                     worker(1, [], node=NODE, pid=None, executor="123")])
-    text = shown(found)
+    text = shown(answer)
     assert f"{LONG}-batched: running (microbatch)" in text
     assert text.count("123/98,765") == 4, "a long name costs no column"
     assert "\ndeduplicated-and-         2 " in text and "\nenriched-purchase-\nevents\n" in text
@@ -118,40 +118,40 @@ def test_many_tasks_are_counted() -> None:
 
 
 def test_several_topologies_name_their_tasks() -> None:
-    found = status([word_count(), topology("other", [component("x")])], [worker(0, ["wordcount/count[0]", "other/x[0]"])])
-    assert "wordcount: count[0]; other: x[0]" in shown(found)
-    one = of_topology(found, "other")
+    answer = status([word_count(), topology("other", [component("x")])], [worker(0, ["wordcount/count[0]", "other/x[0]"])])
+    assert "wordcount: count[0]; other: x[0]" in shown(answer)
+    one = of_topology(answer, "other")
     assert "other: running" in shown(one) and "wordcount: running" not in shown(one)
     with pytest.raises(UnknownTopology, match="no topology named 'nope' is running; running: wordcount, other"):
-        of_topology(found, "nope")
-    assert of_topology(found, None) is found
+        of_topology(answer, "nope")
+    assert of_topology(answer, None) is answer
 
 
 def test_batches() -> None:
     rows = [component("lines", "spout"), component("count")]
     text = shown(status([batched("words", rows)], [worker(0, ["words/count[0]"], pid=None)]))
     assert "  batches: 3, 3 attempts failed; last 123.46 s for 123 M tuples;" in text
-    assert "  state: 3.7 M times found in its process, 70.4 k times loaded; 9 tasks" in text
-    assert "  time in partitions: 3,000,000.0 s by Spark, 1,500,000.0 s by us; shuffled 30" in text
+    assert "  state: found in memory 3.7 M times, loaded 70.4 k times; 9 tasks misplaced" in text
+    assert "  time in partitions: 3,000,000.0 s by Spark, 1,500,000.0 s in Python;" in text
     assert "executor 7" in text
     empty = topology("words", rows, engine="microbatch", batches=BatchLog().summary())
-    assert "  no batch is done yet" in shown(status([empty], []))
+    assert "  no batch has finished yet" in shown(status([empty], []))
 
 
-def test_only_what_is_out_of_the_ordinary_is_told() -> None:
+def test_only_unusual_figures_are_shown() -> None:
     quiet = shown(status([word_count()], []))
     assert "failed" not in quiet and "lost" not in quiet
     rows = [component("lines", "spout", complete_latency_ms={"p50": 4.2, "p99": 12.7}, replayed=3),
             component("count", failed=12_000, dead_letters=1, gaps=2)]
     text = shown(status([topology("words", rows, losses=1, metrics={
         "lines[0]": {"behind": 306, "from": "a"}, "lines[1]": {"behind": 302, "from": "b"}, "count[0]": {"ratio": 0.25}})], []))
-    assert "  lines: a tuple and all that came of it done in 4.2/13 ms (p50/p99)" in text
+    assert "  lines: complete latency of a tuple 4.2/13 ms (p50/p99)" in text
     assert "  lines: 3 replayed" in text and "  count: 12 k failed, 1 dead letters, 2 chunks missing" in text
     assert "  lines: behind 302 to 306, from a, b" in text and "  count: ratio 0.25" in text
     assert "1 worker lost" in text.replace("\n", " ")
 
 
-def test_events_are_short_and_wrapped_under_themselves() -> None:
+def test_events_are_short_and_indented() -> None:
     tasks = ", ".join(f"count[{index}]" for index in range(100))
     events = [{"time": 1e9, "topology": "words", "level": "warning", "text": f"{tasks} placed on workers 0, 1"},
               {"time": 1e9, "topology": "", "level": "info", "text": "a long story " * 10}]

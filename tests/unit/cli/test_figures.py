@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Figures for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The help texts: every verb in one whole line, every parameter explained, nothing wider than 80 columns."""
+"""The help texts: one line per verb, every parameter explained, at most 80 columns."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ VERBS = dict(verbs(typer.main.get_command(app)))
 @pytest.mark.parametrize("path", VERBS, ids=" ".join)
 def test_help(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    found = CliRunner().invoke(app, [*path, "--help"])
-    assert found.exit_code == 0
-    lines = found.output.splitlines()
+    result = CliRunner().invoke(app, [*path, "--help"])
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
     assert max(map(len, lines)) <= 80
     assert not [line for line in lines if re.search(r"\w\.\.\.$", line)], "the first sentence of a verb must fit its line"
     options = [line for line in lines if line.startswith("  --")]
-    assert not [line for line in options if "<list" in line or "<str" in line], "say what is expected, not its Python type"
+    assert not [line for line in options if "<list" in line or "<str" in line], "name the value, not its Python type"
 
 
 @pytest.mark.parametrize("path", VERBS, ids=" ".join)

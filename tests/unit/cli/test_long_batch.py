@@ -1,4 +1,4 @@
-"""A batch that takes long, as `status` shows it."""
+"""A slow batch, as `status` shows it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def shown(log: BatchLog) -> str:
     return "\n".join(line.label + line.text for line in batch_lines(log.summary()))
 
 
-def test_since_when_and_in_which_tasks() -> None:
+def test_its_age_and_its_tasks_are_shown() -> None:
     log = BatchLog()
     assert log.summary()["running"] is None and "now:" not in shown(log)
     log.under_way = UnderWay(batch=7, attempt=2, since=time.monotonic() - 95, doing=RUN_TASKS, tasks=["count[1]"])
     assert "now: batch 7, attempt 2, for 95 s: run its tasks (count[1])" in shown(log)
 
 
-def test_what_it_waits_for() -> None:
+def test_the_step_that_it_waits_for_is_shown() -> None:
     log = BatchLog()
     log.under_way = UnderWay(batch=7, attempt=1, since=time.monotonic(), doing=RUN_TASKS, tasks=[])
     assert "run its tasks (no task has a core)" in shown(log)
@@ -27,22 +27,22 @@ def test_what_it_waits_for() -> None:
     assert "s: write the manifest" in shown(log)
 
 
-def test_that_it_is_committed() -> None:
-    """It has run: that none is done yet would be the wrong thing to say."""
+def test_a_committed_batch_is_reported_as_such() -> None:
+    """It is not reported as unfinished."""
     log = BatchLog()
     log.under_way = UnderWay(batch=0, attempt=1, since=time.monotonic() - 95, doing="write what the sinks have kept", tasks=[],
                              committed=True)
     assert shown(log).strip() == "now: batch 0 is committed, and has been trying for 95 s to write what the sinks have kept"
 
 
-def test_how_often_it_has_failed_since_when_and_why() -> None:
+def test_failed_attempts_are_shown_with_the_last_error() -> None:
     log = BatchLog()
     log.under_way = UnderWay(batch=7, attempt=12, since=time.monotonic() - 300, doing=REST, tasks=[], error="OSError: no room")
     assert f"now: batch 7, attempt 12, for 300 s: {REST}\n  its last error: OSError: no room" in shown(log)
     assert log.summary()["running"]["error"] == "OSError: no room"
 
 
-def test_nothing_once_it_is_done() -> None:
+def test_a_finished_batch_is_not_shown() -> None:
     log = BatchLog()
     log.under_way = UnderWay(batch=7, attempt=1, since=time.monotonic(), doing=RUN_TASKS, tasks=[])
     log.add(BatchRecord(batch=7, wave=8, plan_version=1, started=0.0, seconds=0.1))

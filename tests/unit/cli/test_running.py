@@ -1,4 +1,4 @@
-"""What `run` shows: rates of the last seconds."""
+"""The rates that `run` shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def status(lines: int, count: int) -> dict[str, Any]:
     return {"topologies": [{"name": "words", "components": rows}]}
 
 
-def test_rates_are_those_of_the_last_seconds() -> None:
+def test_rates_cover_the_last_seconds() -> None:
     now = 0.0
     rates = Rates(lambda: now)
     assert rates.of(status(100, 1000)) == {"words": {"lines": 0.0, "count": 0.0}}
@@ -23,16 +23,16 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert rates.of(status(110, 1200)) == {"words": {"lines": 10.0, "count": 200.0}}
     for second in range(2, 40):
         now = float(second)
-        found = rates.of(status(110 + 30 * (second - 1), 1200))
-    assert found == {"words": {"lines": pytest.approx(30.0), "count": 0.0}}
+        shown = rates.of(status(110 + 30 * (second - 1), 1200))
+    assert shown == {"words": {"lines": pytest.approx(30.0), "count": 0.0}}
 
 
-def test_batches_that_come_now_and_then_give_an_even_rate() -> None:
-    """A look falls between two batches as often as not."""
+def test_batches_give_an_even_rate() -> None:
+    """Whether a refresh falls into a batch or between two."""
     now = 0.0
-    rates, found = Rates(lambda: now), []
+    rates, shown = Rates(lambda: now), []
     for look in range(100):
         now = look * 0.5
-        found.append(rates.of(status(int(now) * 1000, 0))["words"]["lines"])
-    settled = found[int(RATE_SECONDS * 2) + 1:]
+        shown.append(rates.of(status(int(now) * 1000, 0))["words"]["lines"])
+    settled = shown[int(RATE_SECONDS * 2) + 1:]
     assert 800 <= min(settled) <= max(settled) <= 1200

@@ -1,4 +1,4 @@
-"""`plan`, `load`, `state`, `scale` and the schedulers' verbs in 80 columns."""
+"""`plan`, `load`, `state`, `scale` and the scheduler commands in 80 columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(capsys: Capture) -> str:
-    """Without the blanks at the ends of lines, none of which is too long."""
+    """The printed text without trailing blanks; no line is too long."""
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert max(map(len, lines)) <= 80, max(lines, key=len)
     return "\n".join(lines) + "\n"
@@ -58,13 +58,13 @@ def test_a_large_plan(capsys: Capture) -> None:
     assert "key groups of deduplicated" in text and text.count("(agent)") == 1
 
 
-def test_a_worker_that_has_just_gone_and_one_without_tasks(capsys: Capture) -> None:
-    found = plan(1, 2)
-    found["topologies"]["words"]["placement"]["count[7]"] = 9
-    print_plan(found)
+def test_a_lost_worker_and_one_without_tasks(capsys: Capture) -> None:
+    answer = plan(1, 2)
+    answer["topologies"]["words"]["placement"]["count[7]"] = 9
+    print_plan(answer)
     text = printed(capsys)
     assert "     1  vm          none\n" in text and "     9  gone        count[7]\n" in text
-    print_plan({**found, "topologies": {}})
+    print_plan({**answer, "topologies": {}})
     assert printed(capsys) == "no topology is running\n"
 
 
@@ -103,7 +103,7 @@ def test_load_of_tasks_and_pairs(capsys: Capture) -> None:
     assert "most traffic, 10 of 30 pairs of tasks" in text
     assert text.index("      29\n") < text.index("      20\n"), "those with most traffic first"
     print_load({**load(), "workers": {}})
-    assert printed(capsys) == "nothing measured yet: a window lasts 20 s\n"
+    assert printed(capsys) == "nothing measured yet: the first figures come after 20 s\n"
 
 
 def state(component: str, asked: bool) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def state(component: str, asked: bool) -> dict[str, Any]:
 
 
 def without_store(capsys: Capture) -> str:
-    """All but the first line, which has a path that must stay whole."""
+    """All but the first line, which has a path that must not be broken."""
     store, rest = capsys.readouterr().out.split("\n", 1)
     assert store == f"checkpoints in {state('x', False)['store']}"
     lines = [line.rstrip() for line in rest.splitlines()]
@@ -130,14 +130,14 @@ def without_store(capsys: Capture) -> str:
 def test_state(capsys: Capture) -> None:
     print_state(state("count", asked=True), groups=False)
     text = without_store(capsys)
-    assert "words: wave 1626 is committed, epoch 1794821457856, 1 wave given up\n  the last wave was given up: a sink" in text
+    assert "words: wave 1626 is committed, epoch 1794821457856, 1 wave abandoned\n  the last wave was abandoned: a sink" in text
     assert text.endswith("""\
 count: 223 kB in 4 key groups
 task      groups    keys  unsaved    size  wave  fragments at workers
 count[0]       2  12.3 k      913  111 kB  1626  any 4 of 6: 0..3, 7, 9
 count[1]       2       ?        ?  111 kB  1626  none
 
-plain keeps no state and is not exactly-once: no waves""")
+plain has no state and is not exactly-once: no checkpoints""")
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -149,21 +149,21 @@ def test_state_with_long_names(capsys: Capture, asked: bool, groups: bool) -> No
 
 
 def test_scale(capsys: Capture) -> None:
-    found = {"topology": "wordcount", "from": {"count": 2}, "to": {"count": 3}, "changed": True,
+    answer = {"topology": "wordcount", "from": {"count": 2}, "to": {"count": 3}, "changed": True,
              "key_groups": {"count": [0] * 43 + [1] * 43 + [2] * 42}}
-    print_scale(found)
+    print_scale(answer)
     assert " ".join(printed(capsys).split()) == (
         "count of wordcount: 2 -> 3 tasks from the next batch on, 42 to 43 key groups each")
-    print_scale({**found, "changed": False})
+    print_scale({**answer, "changed": False})
     assert printed(capsys) == "wordcount has 3 tasks of count already\n"
 
 
 @pytest.mark.parametrize(("key", "hint"), [("a", None), (["a", 5], None), (5, "'\"5\"'"), (None, "'\"null\"'")])
-def test_a_key_that_was_not_meant_as_a_number(capsys: Capture, key: Any, hint: str | None) -> None:
+def test_a_hint_for_a_key_that_was_read_as_json(capsys: Capture, key: Any, hint: str | None) -> None:
     print_value({"found": False, "task": "count[0]", "worker": 0, "group": 3, "error": "nothing is kept", "key": key})
     text = printed(capsys)
     assert "count[0] (worker 0, key group 3): nothing is kept\n" in text
-    assert f"for the text write {hint}\n" in text if hint else "for the text" not in text
+    assert f"to look up the text, write {hint}\n" in text if hint else "look up the text" not in text
 
 
 def test_a_long_value_is_not_broken(capsys: Capture) -> None:

@@ -77,7 +77,7 @@ def test_seek_goes_on_at_that_line_whatever_the_block(tmp_path_factory, texts, b
 def test_seek_past_what_there_is_says_so(tmp_path):
     (tmp_path / "a").write_text("one\n")
     spout, _ = attach(FileSpout, {"path": str(tmp_path / "a")})
-    with pytest.raises(TopologyError, match=r"was to go on at line 5 and .* has 1 lines"):
+    with pytest.raises(TopologyError, match=r"cannot resume at line 5: .* has 1 lines"):
         spout.seek(5)
 
 

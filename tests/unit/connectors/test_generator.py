@@ -126,7 +126,7 @@ def test_failed_tuple_is_sent_again():
     spout.next_tuple()
     recorder.take()
     spout.fail(1)
-    assert [(emitted.values, emitted.tup_id) for emitted in recorder.emits] == [([1], 1)]
+    assert [(emitted.values, emitted.tup_id) for emitted in recorder.emits] == [((1,), 1)]
 
 
 def test_untracked_remembers_nothing():

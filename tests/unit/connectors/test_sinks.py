@@ -193,7 +193,7 @@ def test_a_prepared_file_that_someone_deleted_is_missed(tmp_path):
     second.unlink()
     sink.commit(1)
     for _ in range(2):
-        with pytest.raises(MillraceError, match=rf"wave 3 is committed, and what task 0 prepared.*{second.name}\. Someone"):
+        with pytest.raises(MillraceError, match=rf"wave 3 is committed, and files of task 0 prepared.*{second.name}\. Someone"):
             sink.commit(3)
     assert [row["wave"] for row in written(tmp_path)] == [1, 3], "what is there is made visible all the same"
 

@@ -299,7 +299,7 @@ def test_as_many_as_there_are_is_no_new_version() -> None:
 
 @pytest.mark.parametrize(("par", "says"), [
     ({"nobody": 2}, "has no component 'nobody'; it has lines, count, top"),
-    ({"count": 3, "lines": 2}, "is a spout, and each of its 1 tasks has a position of its own"),
+    ({"count": 3, "lines": 2}, "is a spout, and each of its 1 tasks has its own position"),
     ({"count": 0}, "cannot have 0 tasks: give a whole number from 1"),
     ({"count": 13}, "cannot have 13 tasks: its state has 12 key groups"),
     ({"count": True}, "cannot have True tasks"),
@@ -319,7 +319,7 @@ def test_state_that_belongs_to_tasks_keeps_their_number() -> None:
     made = batched()
     own = replace(made.component("top"), own_state=True)
     story.on(Submitted(replace(made, components=(*made.components[:2], own))))
-    with pytest.raises(TopologyError, match=r"has a snapshot\(\) of its own"):
+    with pytest.raises(TopologyError, match=r"defines snapshot\(\)"):
         story.on(Rescaled("words", {"top": 3}))
 
 

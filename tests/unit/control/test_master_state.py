@@ -75,8 +75,8 @@ def test_a_worker_that_joins_during_the_start_is_waited_for_too() -> None:
 def test_a_topology_without_workers_waits_and_says_so() -> None:
     story = Story()
     commands = story.on(Submitted(graph()))
-    assert commands[1] == Say("waits: cannot place 5 tasks (5 of 'words'): asked for at least 1 slot, and none of the "
-                              "cluster's 0 nodes has one alive. Start workers, or wait for them", "words", "warning")
+    assert commands[1] == Say("waits: cannot place 5 tasks (5 of 'words'): at least 1 slot is needed, and none of the "
+                              "cluster's 0 nodes has a live one. Start workers, or wait for them", "words", "warning")
     assert story.status() == "waiting"
     assert last(commands).topologies[0].places == []
     story.join(0)
@@ -274,7 +274,7 @@ def test_pause_stops_the_spouts_and_resume_starts_them() -> None:
     assert said(commands) == ["paused"]
     assert not last(commands).topologies[0].active
     commands = story.on(Resumed("words"))
-    assert said(commands) == ["resumed"]
+    assert said(commands) == ["unpaused"]
     assert last(commands).topologies[0].active
 
 

@@ -1,4 +1,4 @@
-"""One cut through all partitions of a batch, or none: what Spark has run again by itself is found."""
+"""Detects partitions that Spark has rerun by itself: all outputs used must come from the runs that reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def number(stage: int, partition: int, run: int = 0) -> int:
 
 
 def good(*counts: int) -> list[PartitionReport]:
-    """Everything ran once."""
+    """Reports of a batch in which every partition ran once."""
     return [report(stage, partition, number(stage, partition),
                    {source: number(stage - 1, source) for source in range(counts[stage - 1] if stage else 0)})
             for stage, count in enumerate(counts) for partition in range(count)]
@@ -39,13 +39,13 @@ COUNTS = [(1,), (2,), (2, 3), (3, 1), (2, 3, 2), (1, 1, 1, 1), (3, 2, 4, 1)]
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-def test_what_ran_once_is_one_cut(counts: tuple[int, ...]) -> None:
+def test_a_batch_that_ran_once_is_one_cut(counts: tuple[int, ...]) -> None:
     assert one_cut(good(*counts), stages_with(*counts)) == ""
 
 
 @pytest.mark.parametrize("counts", [counts for counts in COUNTS if len(counts) > 1])
-def test_a_run_that_one_consumer_has_seen_and_another_not(counts: tuple[int, ...]) -> None:
-    """Whichever consumer of whichever partition it is."""
+def test_a_rerun_that_only_one_consumer_has_used(counts: tuple[int, ...]) -> None:
+    """For every consumer of every partition."""
     reports, stages = good(*counts), stages_with(*counts)
     for at, each in enumerate(reports):
         for source in each.heard:
@@ -55,14 +55,14 @@ def test_a_run_that_one_consumer_has_seen_and_another_not(counts: tuple[int, ...
 
 
 @pytest.mark.parametrize("counts", [counts for counts in COUNTS if len(counts) > 1])
-def test_a_report_that_is_not_there(counts: tuple[int, ...]) -> None:
+def test_a_missing_report(counts: tuple[int, ...]) -> None:
     reports, stages = good(*counts), stages_with(*counts)
     for missing in reports:
         assert one_cut([each for each in reports if each is not missing], stages)
     assert one_cut([], stages) == "not every partition of stage 1 has reported"
 
 
-def test_a_whole_stage_that_has_not_reported() -> None:
+def test_a_stage_without_reports() -> None:
     for stage in range(3):
         assert one_cut([each for each in good(2, 3, 2) if each.stage != stage], stages_with(2, 3, 2))
 
@@ -73,25 +73,25 @@ def test_a_partition_that_has_reported_twice() -> None:
 
 
 def test_two_runs_in_one_consumer() -> None:
-    """The mark that it has kept then is of neither."""
+    """The consumer has heard marks of two runs, and notes neither."""
     reports = good(2, 2)
     reports[-1] = msgspec.structs.replace(reports[-1], heard={0: -1, 1: number(0, 1)})
     assert "partition 1 of stage 1" in one_cut(reports, stages_with(2, 2))
 
 
 def test_a_dataframe_in_fewer_parts_than_its_spout_has_tasks() -> None:
-    """Then partitions of the first stage do not run at all, and nobody has heard of them."""
+    """Some partitions of the first stage do not run, and no consumer has heard of them."""
     assert one_cut(good(1, 3, 2), stages_with(4, 3, 2)) == ""
 
 
-def test_one_that_has_not_heard_of_a_source_that_ran() -> None:
+def test_a_consumer_that_has_not_heard_of_a_source() -> None:
     reports = good(2, 2)
     reports[-1] = msgspec.structs.replace(reports[-1], heard={0: number(0, 0)})
     assert "partition 1 of stage 1" in one_cut(reports, stages_with(2, 2))
 
 
 class Run(NamedTuple):
-    """A partition that was run, and for each of its sources which of their runs it has used."""
+    """A run of a partition, and the run that it has used of each of its sources."""
 
     stage: int
     partition: int
@@ -105,7 +105,7 @@ class Run(NamedTuple):
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[int], list[list[list[Run]]]]:
-    """Batches in which Spark has run any partition up to three times, each run on any output of those before it."""
+    """Batches in which Spark has run each partition up to three times, on any output of the runs before."""
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     often = st.sampled_from([1, 1, 1, 2, 3])
     runs: list[list[list[Run]]] = []
@@ -117,18 +117,18 @@ def histories(draw: st.DrawFn) -> tuple[list[int], list[list[list[Run]]]]:
 
 
 def used_by(finals: list[Run], runs: list[list[list[Run]]]) -> set[Run]:
-    """All runs of which anything is in the results."""
-    found, waiting = set(finals), list(finals)
+    """All runs whose output is in the results."""
+    used, waiting = set(finals), list(finals)
     while waiting:
         run = waiting.pop()
         before = {runs[run.stage - 1][source][which] for source, which in enumerate(run.used)}
-        waiting += before - found
-        found |= before
-    return found
+        waiting += before - used
+        used |= before
+    return used
 
 
 def reports_of(final: Run, runs: list[list[list[Run]]], counts: list[int]) -> list[PartitionReport]:
-    """As they travel: from partition p to p modulo the next stage's number, and from there on through its partition 0."""
+    """Reports as they travel: from partition p to p modulo the size of the next stage, then through partition 0."""
     carried = [final.report()]
 
     def passed_on(run: Run, takes: Callable[[int], bool]) -> None:

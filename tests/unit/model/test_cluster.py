@@ -17,7 +17,7 @@ def test_slots_and_nodes_find_each_other() -> None:
     assert CLUSTER.slots_of("n1") == (Slot("n1", "e0", 0), Slot("n1", "e1", 2))
     assert CLUSTER.slots_of("n3") == ()
     assert CLUSTER.node_of(3) == N2
-    with pytest.raises(KeyError, match=r"slot 1 is not alive; those that are: \[0, 2, 3\]"):
+    with pytest.raises(KeyError, match=r"slot 1 is not alive; the live slots are \[0, 2, 3\]"):
         CLUSTER.node_of(1)
 
 

@@ -137,7 +137,7 @@ class Local(Topology):
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [
-    ({"config": {}}, TopologyError, "par of 'right' is given for prod, beta, but topology.environment is not set"),
+    ({"config": {}}, TopologyError, "par of 'right' is declared for prod, beta, but topology.environment is not set"),
     ({"config": {"topology.environment": "x"}}, TopologyError, "topology.environment is 'x': set it to one of these"),
     ({"par": {"rihgt": 2}}, KeyError, "par names 'rihgt', which Diamond does not have; it has source, right"),
     ({"par": {"left": 0}}, TopologyError, "par of 'left' is 0: it must be at least 1"),
@@ -147,7 +147,7 @@ class Local(Topology):
     ({"config": [1]}, TypeError, "config of topology Diamond must be a dict"),
     ({"config": {"x": object()}}, TopologyError, "config 'x' of topology Diamond"),
     ({"config": {**BETA, "topology.key.groups": 0}}, TopologyError, "topology.key.groups = 0"),
-    ({"name": ""}, TypeError, "name must be a str that is not empty"),
+    ({"name": ""}, TypeError, "name must be a non-empty str"),
 ])
 def test_graph_of_refuses(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
@@ -210,7 +210,7 @@ def test_task_ids_are_written_and_read() -> None:
     assert TaskId.parse("count[3]") == TaskId("count", 3)
     assert TaskId.parse("__acker[0]") == TaskId("__acker", 0)
     for text in ("count", "count[]", "count[x]", "count[-1]", "[1]", "count[1]x", "a[0][1]", ""):
-        with pytest.raises(ValueError, match=r"names no task.*count\[3\]"):
+        with pytest.raises(ValueError, match=r"does not name a task.*count\[3\]"):
             TaskId.parse(text)
 
 

@@ -44,8 +44,8 @@ def test_the_group_that_makes_two_tasks_alike_moves_and_no_other() -> None:
     # so one of 100 follows.
     result = asked((800.0, 400.0, 100.0, 100.0, 100.0, 100.0))
     assert owners_of(result) == (0, 1, 1, 1, 1, 1)
-    assert result.reason == ("t: 2 key groups of count go to other tasks: the most loaded has 1.62 times the mean, and 1.00 "
-                             "then")
+    assert result.reason == ("t: 2 key groups of count move to other tasks: the most loaded task falls from 1.62 to 1.00 "
+                             "times the mean")
 
 
 def test_a_group_that_is_hotter_than_the_mean_is_left_alone_with_its_task() -> None:
@@ -74,7 +74,7 @@ def test_where_such_steps_end_too_soon_everything_is_shared_out_anew() -> None:
 
 def test_few_tuples_say_nothing() -> None:
     result = asked((90.0, 0.0, 0.0, 1.0, 0.0, 0.0))
-    assert isinstance(result, NoChange) and result.reason == "t: 91 tuples came for count, too few to tell"
+    assert isinstance(result, NoChange) and result.reason == "t: count got 91 tuples, too few to judge"
     assert isinstance(Balance().schedule([GRAPH], CLUSTER, {}, {"t": Plan(3, PLACES, {"count": HALVES})}), NoChange)
     assert isinstance(asked((5000.0, 5.0)), NoChange), "counted when there were other key groups"
 
@@ -89,7 +89,7 @@ def test_a_component_with_one_task_has_nothing_to_share() -> None:
     places = {task: slot for task, slot in PLACES.items() if task != TaskId("count", 1)}
     alone = {"t": Plan(3, places, {"count": (0,) * GROUPS})}
     result = Balance().schedule([replace(GRAPH, components=parts)], CLUSTER, {}, alone)
-    assert isinstance(result, NoChange) and result.reason == "t has no key groups to share out"
+    assert isinstance(result, NoChange) and result.reason == "t has no key groups to balance"
 
 
 def test_tasks_without_a_worker_are_placed() -> None:

@@ -74,7 +74,7 @@ def test_an_overloaded_plan_has_no_ratio() -> None:
 @pytest.mark.parametrize(("answer", "error"), [
     (ValueError("oops"), "ValueError: oops"),
     (CannotPlace({"t": TASKS}, "no room"), "no room"),
-    (placed(0, 0, 1, 9), "1 tasks have no slot that is alive: because"),
+    (placed(0, 0, 1, 9), "1 tasks have no live slot: because"),
 ])
 def test_what_fails_is_an_outcome_too(answer: SchedulingResult | Exception, error: str) -> None:
     seen = found(answer)

@@ -69,7 +69,7 @@ def test_at_the_border_of_tr_improve() -> None:
     assert isinstance(result, NewPlan)
     assert result.plans == {"t": plan(2, a=[1, 0], b=[1])} or result.plans == {"t": plan(2, a=[0, 1], b=[0])}
     assert ErStream(u=0.9, tr_improve=0.51).schedule(*question) == NoChange(
-        "100 tuples/s between nodes could become 50 (50.0% less): at least 51.0% is asked for")
+        "100 tuples/s between nodes could become 50 (50.0% less): at least 51.0% is required")
 
 
 def test_no_improvement_is_never_enough() -> None:

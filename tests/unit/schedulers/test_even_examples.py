@@ -61,7 +61,7 @@ def test_a_slot_that_came_back_gets_its_share() -> None:
 
 def test_an_uneven_plan_is_left_alone_while_no_slot_is_empty() -> None:
     result = EVEN.schedule([graph(a=5)], cluster(n1=[0], n2=[1]), {}, {"t": plan(a=[0, 0, 0, 0, 1])})
-    assert result == NoChange("all tasks of 1 topologies are on slots that are alive")
+    assert result == NoChange("all tasks of 1 topologies are on live slots")
 
 
 def test_one_worker_per_node() -> None:
@@ -110,8 +110,8 @@ def test_no_slots() -> None:
     result = EVEN.schedule([graph(a=2), graph("u", b=3)], cluster(n1=[], n2=[]), {}, {})
     assert isinstance(result, CannotPlace)
     assert result.missing == {"t": graph(a=2).tasks(), "u": graph(b=3).tasks()}
-    assert result.reason.startswith("cannot place 5 tasks (2 of 't', 3 of 'u'): asked for at least 1 slot, and none of "
-                                    "the cluster's 2 nodes has one alive.")
+    assert result.reason.startswith("cannot place 5 tasks (2 of 't', 3 of 'u'): at least 1 slot is needed, and none of "
+                                    "the cluster's 2 nodes has a live one.")
 
 
 def test_nothing_to_do() -> None:

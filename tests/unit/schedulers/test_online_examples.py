@@ -47,7 +47,7 @@ def test_tasks_move_only_for_more_than_the_improvement_asked_for() -> None:
                 {"t": plan(a=[0, 0], b=[1])})
     assert isinstance(Online(improvement=0.49).schedule(*question), NewPlan)
     assert Online(improvement=0.5).schedule(*question) == NoChange(
-        "100 tuples/s between nodes could become 50 (50.0% less): more than 50.0% is asked for")
+        "100 tuples/s between nodes could become 50 (50.0% less): more than 50.0% is required")
 
 
 def test_a_topology_has_as_many_workers_as_it_asks_for() -> None:

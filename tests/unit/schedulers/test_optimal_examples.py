@@ -74,13 +74,13 @@ def test_a_node_may_be_filled_to_the_last_mhz_and_no_further() -> None:
 
 def test_what_is_as_good_stays() -> None:
     result = ask(Optimal(), situation([200, 200], [100] * 4, {(0, 1): 50, (2, 3): 50, (0, 2): 10}, running=[1, 1, 0, 0]))
-    assert result == NoChange("the plan has 10.0 tuples/s between nodes, the least there can be")
+    assert result == NoChange("the plan has 10.0 tuples/s between nodes, the least possible")
 
 
 def test_the_best_is_placed_where_fewest_move() -> None:
     result = ask(Optimal(), situation([200, 200], [100] * 4, {(0, 1): 50, (2, 3): 50, (0, 2): 10}, running=[1, 1, 0, 1]))
     assert isinstance(result, NewPlan) and list(result.plans["t"].placement.values()) == [1, 1, 0, 0]
-    assert result.reason == "10.0 tuples/s between nodes, the least there can be" and not result.overload
+    assert result.reason == "10.0 tuples/s between nodes, the least possible" and not result.overload
 
 
 def test_headroom() -> None:
@@ -92,7 +92,7 @@ def test_headroom() -> None:
 def test_too_many_tasks_are_left_alone_but_none_without_a_slot() -> None:
     given = situation([200, 200], [50] * 4, {(0, 1): 50}, running=[0, 1, 0, 1])
     assert ask(Optimal(max_tasks=3), given) == NoChange(
-        "the plan stays: 4 tasks are more than max_tasks = 3. Raise that, or use a scheduler that is not exact")
+        "the plan stays: 4 tasks are more than max_tasks = 3. Raise it, or use a scheduler that is not exact")
     result = ask(Optimal(max_tasks=3), situation([200, 200], [50] * 4, {(0, 1): 50}, running=[0, 7, 0, 1]))
     assert isinstance(result, NewPlan) and list(result.plans["t"].placement.values()) == [0, 0, 0, 1]
     assert result.reason.endswith("; 1 tasks that had no slot are placed")
@@ -103,7 +103,7 @@ def test_what_cannot_fit_is_placed_with_little_overload_and_reported() -> None:
     assert least_traffic(problem(given)) == Least(None, float("inf"), float("inf"))
     result = ask(Optimal(), given)
     assert isinstance(result, NewPlan) and len(set(result.plans["t"].placement.values())) == 2
-    assert result.reason.startswith("no placement keeps every node within its CPU: 450 MHz asked for, 400 MHz free on 2 nodes")
+    assert result.reason.startswith("no placement keeps every node within its CPU: 450 MHz needed, 400 MHz free on 2 nodes")
     assert str(result.overload[0]).endswith("would need 300 MHz and has 200")
 
 

@@ -34,7 +34,7 @@ def test_case_1_the_target_must_not_become_high() -> None:
     # Whoever takes 900 MHz is as bad as the source.
     result = Otd().schedule([graph(a=1)], NODES, {"t": load(a0=900)}, {"t": plan(a=[0])})
     assert isinstance(result, NoChange)
-    assert "resources are not enough: worker 0 has too much to do, and no task there can go" in result.reason
+    assert "resources are not enough: worker 0 is overloaded, and no task there can move" in result.reason
 
 
 def test_case_1_if_the_most_loaded_worker_cannot_be_helped_the_next_one_is() -> None:
@@ -54,7 +54,7 @@ def test_case_1_queues_that_stay_long_make_a_worker_high() -> None:
 
 def test_case_2_only_high_a_warning() -> None:
     result = Otd().schedule([graph(a=2)], cluster(n1=[0], n2=[1]), {"t": load(a0=900, a1=800)}, {"t": plan(a=[0, 1])})
-    assert result == NoChange("resources are not enough: workers 0, 1 have too much to do and no worker has little. Add "
+    assert result == NoChange("resources are not enough: workers 0, 1 are overloaded and no worker has a low load. Add "
                               "workers, or lower the input")
 
 
@@ -66,20 +66,19 @@ def test_case_3_only_low_a_task_goes_where_its_traffic_is_if_that_gains_enough()
     assert isinstance(result, NewPlan)
     assert result.plans == {"t": plan(2, a=[3], b=[2])}
     assert Otd(threshold=30.0).schedule(*question) == NoChange(
-        "no worker has too much to do; the best move would make 30.0 tuples/s local, and 30.0 are asked for")
+        "no worker is overloaded; the best move would make 30.0 tuples/s local, and 30.0 are required")
 
 
 def test_case_4_neither_nothing() -> None:
     result = Otd().schedule([graph(a=2)], cluster(n1=[0], n2=[1]), {"t": load({"a0 a1": 99.0}, a0=600, a1=700)},
                             {"t": plan(a=[0, 1])})
-    assert result == NoChange("no worker has too much to do, and none has little")
+    assert result == NoChange("no worker is overloaded, and none has a low load")
 
 
 def test_what_settles_is_left_alone_and_so_is_its_worker() -> None:
     settling = load(TALK, settling=("a0",), a0=500, a1=400, b0=300)
     result = Otd().schedule([GRAPH], NODES, {"t": settling}, RUNNING)
-    assert result == NoChange("worker 0 has too much to do; a task was started or moved just now, and what that changes is "
-                              "waited for")
+    assert result == NoChange("worker 0 is overloaded; waiting for the effect of a task that was started or moved just now")
     # As a target too: with b0 settling on worker 3, worker 2 is the one to go to on n2.
     near = load(TALK, settling=("b0",), a0=500, a1=400, b0=300)
     result = Otd().schedule([GRAPH], NODES, {"t": near}, {"t": plan(a=[0, 0], b=[3])})

@@ -33,8 +33,8 @@ def test_missing_memory_is_refused_with_the_amounts() -> None:
     result = ResourceAware().schedule([graph(config={MEMORY: 512}, a=1, b=4)], SMALL, {}, {})
     assert isinstance(result, CannotPlace)
     assert result.missing == {"t": (task("b3"),)}
-    assert result.reason.startswith("cannot place 1 of 5 tasks: asked for 2,560 MB of memory, the nodes had 2,048 MB free, at "
-                                    "most 1,024 MB on one; 512 MB found no place. Add nodes")
+    assert result.reason.startswith("cannot place 1 of 5 tasks: they need 2,560 MB of memory, the nodes had 2,048 MB free, at "
+                                    "most 1,024 MB on one; 512 MB are missing. Add nodes")
 
 
 def test_cpu_gives_way_when_no_node_has_any_left() -> None:

@@ -47,18 +47,18 @@ def test_a_good_plan_breaks_no_rule() -> None:
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    ({"placement": without(A0)}, "1 tasks have no slot, a[0] for one"),
+    ({"placement": without(A0)}, "1 tasks have no slot, for example a[0]"),
     ({"placement": {}}, "5 tasks have no slot"),
     ({"placement": {**PLACES, TaskId("a", 2): 0}}, "it places a[2], which the topology does not have"),
-    ({"placement": {**PLACES, A0: 1}}, "it uses slot 1, and the slots that are alive are [0, 3]"),
+    ({"placement": {**PLACES, A0: 1}}, "it uses slot 1, and the live slots are [0, 3]"),
     ({"placement": {**PLACES, A0: -1}}, "it uses slot -1"),
     ({"version": 4}, "it has version 4 where the plan in force has 5"),
     ({"version": 7}, "it has version 7"),
     ({"key_groups": {}}, "'count' has 0 key groups instead of 4"),
     ({"key_groups": {"count": (0, 0, 1)}}, "'count' has 3 key groups instead of 4"),
-    ({"key_groups": {"count": (0, 0, 1, 2)}}, "some key group of 'count' belongs to none of its 2 tasks"),
+    ({"key_groups": {"count": (0, 0, 1, 2)}}, "a key group of 'count' belongs to none of its 2 tasks"),
     ({"key_groups": {"count": (0, 1, 1, 1)}}, "gives key groups of 'count' to other tasks"),
-    ({"key_groups": {"count": (0, 0, 1, -1)}}, "some key group of 'count' belongs to none of its 2 tasks"),
+    ({"key_groups": {"count": (0, 0, 1, -1)}}, "a key group of 'count' belongs to none of its 2 tasks"),
     ({"placement": {**PLACES, A0: "3"}}, "is '3', which is not a whole number"),
     ({"placement": {**PLACES, A0: 0.5}}, "is 0.5, which is not a whole number"),
     ({"placement": {**PLACES, A0: None}}, "is None, which is not a whole number"),
@@ -91,9 +91,9 @@ def test_between_batches_key_groups_and_numbers_of_tasks_may_change(change: Mapp
     ({"placement": {**PLACES, TaskId("a", 2): 0}}, "is a spout"),
     ({"placement": {**PLACES, TaskId("count", 3): 0}}, "it places count[3], which the topology does not have"),
     ({"placement": {**PLACES, TaskId("x", 0): 0}}, "it places x[0], which the topology does not have"),
-    ({"placement": without(SINK)}, "1 tasks have no slot, sink[0] for one"),
-    ({"placement": without(TaskId("count", 1))}, "some key group of 'count' belongs to none of its 1 tasks"),
-    ({"key_groups": {"count": (0, 1, 2, 1)}}, "some key group of 'count' belongs to none of its 2 tasks"),
+    ({"placement": without(SINK)}, "1 tasks have no slot, for example sink[0]"),
+    ({"placement": without(TaskId("count", 1))}, "a key group of 'count' belongs to none of its 1 tasks"),
+    ({"key_groups": {"count": (0, 1, 2, 1)}}, "a key group of 'count' belongs to none of its 2 tasks"),
     ({"key_groups": {"count": (0, 1, 1)}}, "'count' has 3 key groups instead of 4"),
 ])
 def test_rules_hold_between_batches_too(change: Mapping[str, Any], says: str) -> None:
@@ -111,7 +111,7 @@ def test_a_new_topology_has_the_key_groups_that_were_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("result", "says"), [
-    ("a plan", "it returned str; asked for NewPlan, NoChange or CannotPlace"),
+    ("a plan", "it returned str; expected NewPlan, NoChange or CannotPlace"),
     (None, "it returned NoneType"),
     ({"t": GOOD}, "it returned dict"),
     (GOOD, "it returned Plan"),
@@ -125,8 +125,8 @@ def test_a_new_topology_has_the_key_groups_that_were_asked_for() -> None:
     (NewPlan({"t": GOOD}, None), "its reason is None"),  # type: ignore[arg-type]
     (NoChange(3), "its reason is 3"),  # type: ignore[arg-type]
     (CannotPlace({}, b"x"), "its reason is b'x'"),  # type: ignore[arg-type]
-    (NewPlan({"t": GOOD}, "r", "too much"), "asked for a tuple of Overload"),  # type: ignore[arg-type]
-    (NewPlan({"t": GOOD}, "r", ("node n",)), "asked for a tuple of Overload"),  # type: ignore[arg-type]
+    (NewPlan({"t": GOOD}, "r", "too much"), "expected a tuple of Overload"),  # type: ignore[arg-type]
+    (NewPlan({"t": GOOD}, "r", ("node n",)), "expected a tuple of Overload"),  # type: ignore[arg-type]
 ])
 def test_what_is_no_answer_at_all(result: Any, says: str) -> None:
     with pytest.raises(SchedulerFailed) as failed:

@@ -19,7 +19,7 @@ from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingR
 from millrace.schedulers.partition import Cost, Cutting, polished
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.qpso import Costs, contraction, decode, moved, swarm
-from millrace.schedulers.slstream import SlStream, matched
+from millrace.schedulers.slstream import SlStream, match_subgraphs
 
 SQUARE = {(0, 1): 10.0, (1, 2): 5.0, (2, 3): 10.0}  # a chain of four tasks
 
@@ -157,25 +157,25 @@ def test_the_matching_has_the_least_sum_of_weights_of_all(mu: float) -> None:
         return mu * cpu / 1000 + (1 - mu) * memory / 1000 if min(cpu, memory) >= 0 else math.inf
 
     sums = {ways: weight(ways[0], 0) + weight(ways[1], 1) for ways in itertools.permutations(range(3), 2)}
-    found = matched(given, np.array([0, 1]), 2, mu=mu)
+    found = match_subgraphs(given, np.array([0, 1]), 2, mu=mu)
     assert found is not None and sums[tuple(found.tolist())] == pytest.approx(min(sums.values()))
 
 
 def test_the_matching_is_the_one_that_the_weights_say() -> None:
     given = problem(situation([(1000, 1000), (500, 1000), (700, 1000)], [400, 600], {(0, 1): 1.0}))
-    assert matched(given, np.array([0, 1]), 2, mu=1.0).tolist() == [1, 2], "best fit: the largest hole stays"
+    assert match_subgraphs(given, np.array([0, 1]), 2, mu=1.0).tolist() == [1, 2], "best fit: the largest hole stays"
 
 
 def test_of_equal_matchings_the_one_that_moves_fewest_is_taken() -> None:
     given = problem(situation([(1000, 1000)] * 3, [100] * 4, SQUARE, running=[2, 2, 1, 2]))
-    assert matched(given, np.array([0, 0, 1, 1]), 2, mu=0.5).tolist() == [2, 2, 1, 1]
+    assert match_subgraphs(given, np.array([0, 0, 1, 1]), 2, mu=0.5).tolist() == [2, 2, 1, 1]
 
 
 def test_what_other_topologies_take_up_is_not_free() -> None:
     given = situation([(1000, 1000), (500, 1000)], [400, 600], {(0, 1): 1.0})
     others = {"o": Plan(1, {TaskId("x", 0): 0})}
     load = {**given.load, "o": Load(1.0, {TaskId("x", 0): TaskLoad(cpu_mhz=500.0)})}
-    assert matched(Problem.of(given.graphs, given.cluster, load, others), np.array([0, 1]), 2, mu=0.5) is None
+    assert match_subgraphs(Problem.of(given.graphs, given.cluster, load, others), np.array([0, 1]), 2, mu=0.5) is None
 
 
 # ---- the whole

@@ -60,7 +60,7 @@ def test_the_number_of_tasks_gives_way_first() -> None:
         [graph(a=4)], single_core(4000, 1000), {"t": load(a0=500, a1=500, a2=500, a3=500)}, {})
     assert isinstance(result, NewPlan)
     assert result.plans == {"t": plan(a=[0, 0, 1, 0])}
-    assert "1 tasks found only nodes that have as many as gamma allows" in result.reason
+    assert "1 tasks exceed the number per node that gamma allows" in result.reason
     assert result.overload == ()
 
 
@@ -71,7 +71,7 @@ def test_then_the_capacity_gives_way_and_the_overload_is_reported() -> None:
     assert isinstance(result, NewPlan)
     assert result.plans == {"t": plan(a=[0, 1, 1])}
     assert result.overload == (Overload("node n2", 6000.0, 5000.0), Overload("worker 1", 6000.0, 5000.0))
-    assert "1 found no node with CPU to spare" in result.reason
+    assert "1 exceed the CPU of every node" in result.reason
 
 
 def test_tasks_of_topologies_that_are_not_asked_about_count() -> None:

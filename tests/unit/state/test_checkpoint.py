@@ -92,8 +92,8 @@ def test_what_a_manifest_says() -> None:
     ([TaskRecord("count", 2)], r"a record of count\[2\], and 2 tasks"),
     ([TaskRecord("other", 0)], r"a record of other\[0\], and 0 tasks"),
     ([TaskRecord("count", 0, {8: [whole("a")]})], "key group 8 of 8"),
-    ([TaskRecord("count", 0, {3: []})], "chain of key group 3 of 'count' begins with no whole piece"),
-    ([TaskRecord("count", 0, {3: [delta("a"), whole("b")]})], "begins with no whole piece"),
+    ([TaskRecord("count", 0, {3: []})], "chain of key group 3 of 'count' has no whole first piece"),
+    ([TaskRecord("count", 0, {3: [delta("a"), whole("b")]})], "has no whole first piece"),
     ([TaskRecord("count", 0, {3: [whole("a")]}), TaskRecord("count", 1, {3: [whole("b")]})],
      r"count\[1\] and another task both have key group 3"),
 ])
@@ -132,7 +132,7 @@ def test_pieces_lie_one_after_the_other() -> None:
     blob = b"".join(parts)
     assert [read_piece(refs[group], blob) for group in (4, 9, OWN)] == [first, b"", own]
     assert read_piece(refs[OWN], blob[5000:], 5000) == own
-    with pytest.raises(CorruptCheckpoint, match="not all there: only 0 are"):
+    with pytest.raises(CorruptCheckpoint, match="incomplete: only 0 are"):
         read_piece(refs[4], blob[1:], 1)
 
 
@@ -195,14 +195,14 @@ def test_one_without_state_of_its_own_may_too() -> None:
 
 
 @pytest.mark.parametrize(("changed", "said"), [
-    (graph(split=4), "wave 7 of 'words' has 3 tasks of 'split', each with a state of its own; the topology 'words' now has 4. "
+    (graph(split=4), "wave 7 of 'words' has 3 tasks of 'split', each with its own state; the topology 'words' now has 4. "
                      "Set its par to 3, or"),
     (graph(read=1), "has 2 tasks of 'read', each with a position; the topology 'words' now has 1. Set its par to 2"),
     (graph(**{"topology.key.groups": 16}), "has 8 key groups; the topology 'words' now has 16. Set topology.key.groups to 8"),
     (TopologyGraph("words", graph().components[:2], {}), "has the components count, read, split; the topology 'words' now has "
                                                         "read, split. Name them as they were"),
     (TopologyGraph("words", (*graph().components[:2], component("count", 2, "split", Grouping.SHUFFLE)),
-                   graph().config), "has state of 'count' by key; the topology 'words' now gives 'count' no input"),
+                   graph().config), "has state of 'count' by key; the topology 'words' now has no input of 'count'"),
 ])
 def test_what_does_not_fit_says_what_to_do(changed: TopologyGraph, said: str) -> None:
     with pytest.raises(TopologyError) as caught:

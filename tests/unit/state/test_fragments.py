@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from millrace.errors import BadParameter
-from millrace.state.fragments import Assembly, FragmentTree, Identity, cut
+from millrace.state.fragments import Assembly, BlobIdentity, FragmentTree, cut
 
 BLOB = "words/count/3/1-17"
 DATA = Random(1).randbytes(10_007)
@@ -40,8 +40,8 @@ def test_an_assembly_goes_on_when_its_blocks_do_not_fit():
 
 
 def test_an_impossible_assembly_is_refused():
-    with pytest.raises(BadParameter, match="cannot be put together"):
-        Assembly(Identity(BLOB, 0, 0, 10, 0))
+    with pytest.raises(BadParameter, match="cannot be reassembled"):
+        Assembly(BlobIdentity(BLOB, 0, 0, 10, 0))
 
 
 def filled() -> FragmentTree:

@@ -73,5 +73,5 @@ def test_what_holds_itself_is_refused() -> None:
     *(msgspec.msgpack.encode(msgspec.msgpack.Ext(code, b"\xc1")) for code in (2, 3, 4, 6)),
 ])
 def test_nonsense_is_told(data: bytes) -> None:
-    with pytest.raises(CorruptCheckpoint, match=f"these {len(data)} bytes are no packed value"):
+    with pytest.raises(CorruptCheckpoint, match=f"these {len(data)} bytes are not a packed value"):
         unpack_value(data)

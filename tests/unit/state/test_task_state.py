@@ -346,7 +346,7 @@ def test_nonsense_is_told_and_changes_nothing() -> None:
     pack = msgspec.msgpack.encode
     for pieces, why in (
         ([b""], "cannot be read"), ([first[:-1]], "cannot be read"), ([delta], "begins with a whole piece"),
-        ([first, b"\xc1"], "piece 1 .*cannot be read"), ([pack([FORMAT, 2, True, {}])], "one of key group 2"),
+        ([first, b"\xc1"], "piece 1 .*cannot be read"), ([pack([FORMAT, 2, True, {}])], "belongs to key group 2"),
         ([pack([FORMAT + 1, 1, True, {}])], "format 2"),
         ([pack([FORMAT, 1, True, {"state": [["a"], [], [], []]}])], "1 keys, 0 values"),
         ([pack([FORMAT, 1, True, {"other": [["a"], [1], [], []]}])], "a state 'other'"),

@@ -12,9 +12,9 @@ from millrace.state.packing import pack_value, unpack_value
 from millrace.workloads.logstream import (
     Indexer,
     LogDatabase,
+    LoggedRequest,
     LogLines,
     LogStream,
-    Request,
     RuleCounter,
     Rules,
     SmallLogStream,
@@ -123,7 +123,7 @@ def test_ranking_by_count_then_by_word():
     ({"method": "POST"}, "change"), ({"path": "/admin/x", "status": 403}, "intrusion"),
 ])
 def test_rules(change, rule):
-    request = Request(0, 0, "10.0.0.1", "GET", "/a", 200, 1, 1)
+    request = LoggedRequest(0, 0, "10.0.0.1", "GET", "/a", 200, 1, 1)
     assert judge(msgspec.structs.replace(request, **change)) == rule
 
 

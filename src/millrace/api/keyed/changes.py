@@ -1,4 +1,4 @@
-"""What became of a keyed state since its last snapshot, by key groups."""
+"""The changes of a keyed state since its last snapshot, by key group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Change:
-    """What became of one key group since the last snapshot."""
+    """The changes of one key group since the last snapshot."""
 
     __slots__ = ("deleted", "keys", "size", "values")
 
@@ -23,16 +23,16 @@ class Change:
 
 
 class Changes(dict[int, Change]):
-    """Those of one state, by group; nothing is changed by finding them. Knows the keys that had no entry before, too."""
+    """The changes of one state, by group, with the keys that had no entry before. Computing them changes nothing."""
 
     __slots__ = ("_size_before", "all_keys", "all_values", "new_groups", "new_keys")
 
     def __init__(self, size_before: Callable[[int], int], new_keys: list[Any], new_groups: list[int]) -> None:
-        """`size_before`: entries that a group has, without new ones. `new_groups`: those of the new keys, in their order."""
+        """`size_before`: the number of entries of a group without new ones. `new_groups`: the groups of the new keys."""
         super().__init__()
         self._size_before = size_before
         self.new_keys, self.new_groups = new_keys, new_groups
-        self.all_keys: list[Any] = []  # at this time; a paged state has no use for them
+        self.all_keys: list[Any] = []  # at this time; a paged state does not need them
         self.all_values: list[Any] = []
         for number, count in Counter(new_groups).items():
             self.of(number).size += count
@@ -44,7 +44,7 @@ class Changes(dict[int, Change]):
         return change
 
     def collect(self, rows: Iterable[tuple[Any, Any, int]]) -> None:
-        """Keys that were set, their values and groups."""
+        """Adds keys that were set, with their values and groups."""
         adders: dict[int, tuple[Callable[[Any], None], Callable[[Any], None]]] = {}
         for key, value, number in rows:
             if number not in adders:

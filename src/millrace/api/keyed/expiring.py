@@ -1,4 +1,4 @@
-"""Keyed state whose entries are gone some time after they were last written."""
+"""Keyed state whose entries expire some time after they were last written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.api.keyed.changes import Changes
 from millrace.api.keyed.keys import ATOMS, KeyPlaces
-from millrace.api.keyed.paged import Group, PagedState
+from millrace.api.keyed.paged import Page, PagedState
 from millrace.api.keyed.plain import MISSING, Loaded
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ExpiringState(PagedState):
-    """Entries not written for `ttl` seconds are gone. To get a value that can be changed in place, by `[]`, `get` or
-    `setdefault`, counts as writing it, because it may be changed; to come across it in a loop or a copy does not.
+    """Entries not written for `ttl` seconds expire. Getting a mutable value by `[]`, `get` or `setdefault` counts as writing
+    it, because it may be changed; seeing it in a loop or a copy does not.
 
-    Every access looks at the clock, so this costs several times what a plain state does.
+    Every access reads the clock, so this costs several times as much as a plain state.
     """
 
     __slots__ = ("_clock", "_dues", "_in_order", "_time", "_ttl")
@@ -29,11 +29,11 @@ class ExpiringState(PagedState):
         super().__init__(declared, places)
         self._ttl = declared.ttl or 0.0
         self._clock, self._time = now, now()
-        self._dues: OrderedDict[Any, float] = OrderedDict()  # when each entry expires, the first one first,
-        self._in_order = True  # unless groups have been loaded since it was last looked at
+        self._dues: OrderedDict[Any, float] = OrderedDict()  # when each entry expires, earliest first,
+        self._in_order = True  # unless groups were loaded since the last sweep
 
     def _sweep(self) -> None:
-        self._time = now = max(self._time, self._clock())  # a clock that is set back must not disturb the order
+        self._time = now = max(self._time, self._clock())  # a clock that is set back must not change the order
         if not self._in_order:
             self._dues = OrderedDict(sorted(self._dues.items(), key=itemgetter(1)))
             self._in_order = True
@@ -93,7 +93,7 @@ class ExpiringState(PagedState):
         super()._remove(key)
         self._dues.pop(key, None)
 
-    # -- all of it. These hand out lists: an entry that expires meanwhile must not end a loop with an error --
+    # -- the whole mapping. These return lists: an entry that expires meanwhile must not break a loop --
 
     def clear(self) -> None:
         super().clear()
@@ -124,8 +124,8 @@ class ExpiringState(PagedState):
         self._sweep()
         return super().changes()
 
-    def _unchanged(self, home: Group, key: Any, value: Any) -> bool:
-        return False  # at least it expires later than before
+    def _unchanged(self, home: Page, key: Any, value: Any) -> bool:
+        return False  # its expiry time has changed
 
     def dues_of(self, keys: Iterable[Any]) -> list[float]:
         return list(map(self._dues.__getitem__, keys))

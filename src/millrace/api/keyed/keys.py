@@ -1,4 +1,4 @@
-"""Where the keys of keyed state belong: which key group, and whether this task has it."""
+"""Maps keys of keyed state to key groups, and checks that this task owns them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 from millrace.errors import EncodingError, KeyNotOwned
 
-# Values of these types cannot be changed in place: equal identity means that nothing has changed.
+# Values of these types are immutable: the same object means no change.
 ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
-KEYS_REMEMBERED = 100_000  # keys whose group is known; beyond this, those that no state holds are forgotten
+KEYS_REMEMBERED = 100_000  # keys whose group is cached; beyond this, keys that no state holds are dropped
 
 
 class KeyPlaces:
-    """Which group a key belongs to, and whether this task has it. One for all states of a task, so that a key that several
+    """The key groups of keys, and the groups that this task owns. All states of a task share one, so that a key that several
     of them use is hashed once."""
 
     def __init__(self, group_of: Callable[[Any], int], owned: Collection[int], key_groups: int, label: str,
                  owner_of: Callable[[int], int] | None = None) -> None:
         self.group_of, self.key_groups, self.label, self.owner_of = group_of, key_groups, label, owner_of
-        self.states: list[dict[Any, Any]] = []  # the next snapshot asks for the groups of the keys that these hold
+        self.states: list[dict[Any, Any]] = []  # the next snapshot needs the groups of the keys in these
         self._owned = set(owned)
         self._found: dict[Any, int] = {}
         self._limit = KEYS_REMEMBERED
@@ -36,7 +36,7 @@ class KeyPlaces:
         self._found.clear()
 
     def find(self, key: Any, state: str) -> int:
-        """The key's group; an error if the key cannot be one, or is another task's."""
+        """The key's group; an error if the key is invalid or belongs to another task."""
         group = self._found.get(key)
         if group is None:
             if len(self._found) >= self._limit:
@@ -50,14 +50,14 @@ class KeyPlaces:
         return [group if (group := known(key)) is not None else self.find(key, state) for key in keys]
 
     def _make_room(self) -> None:
-        held = sum(map(dict.__len__, self.states))  # of a state in pages, what was touched
+        held = sum(map(dict.__len__, self.states))  # of a paged state, the touched entries
         self._limit = max(KEYS_REMEMBERED, 2 * held)
-        if len(self._found) >= self._limit:  # at least half of it is of keys that no state holds
+        if len(self._found) >= self._limit:  # at least half of the keys are in no state
             self._found = {key: group for key, group in self._found.items()
                            if any(dict.__contains__(state, key) for state in self.states)}
 
     def settled(self) -> None:
-        """A snapshot was taken: from now on the states know the groups of the keys that they hold."""
+        """Called after a snapshot: from now on the states know the groups of their keys."""
         if len(self._found) > KEYS_REMEMBERED:
             self._found, self._limit = {}, KEYS_REMEMBERED
 
@@ -67,10 +67,10 @@ class KeyPlaces:
                                 "values of the fields grouping: str, int, float, bool, None, bytes, or tuples of those")
         group = self.group_of(key) % self.key_groups
         if group not in self._owned:
-            whose = "another task" if self.owner_of is None else f"task {self.owner_of(group)}"
+            owner = "another task" if self.owner_of is None else f"task {self.owner_of(group)}"
             raise KeyNotOwned(f"{self.label}: {key!r} is not a key of this task's part of {state!r}: it belongs to key group "
-                              f"{group}, which {whose} has. Use the value of the fields grouping as key, or the tuple of its "
-                              "values if it has several fields: tuples with that value come to this task and to no other")
+                              f"{group}, which {owner} owns. Use the value of the fields grouping as key, or the tuple of its "
+                              "values if it has several fields: tuples with that value reach only this task")
         return group
 
 

@@ -1,6 +1,6 @@
-"""Keyed state in pages: one dict for each key group, as of the last snapshot, and what was touched since.
+"""Keyed state in pages: one dict for each key group, as of the last snapshot, and the entries touched since.
 
-`state[key]` of a key that was touched is the dict's own C code; `__missing__` fetches the others from their group.
+`state[key]` of a touched key uses the dict's own C code; `__missing__` fetches the others from their page.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import TYPE_CHECKING, Any
 from millrace.api.keyed.changes import Changes
 from millrace.api.keyed.keys import ATOMS, KeyPlaces
 from millrace.api.keyed.plain import MISSING, KeyedState, Loaded
-from millrace.api.keyed.views import Items, Keys, Values
+from millrace.api.keyed.views import PagedItems, PagedKeys, PagedValues
 
 if TYPE_CHECKING:
     from millrace.api.keyed.declared import State
 
 
-class Group(dict[Any, Any]):
-    """The entries of one key group of a paged state, as of the last snapshot, but for those deleted since."""
+class Page(dict[Any, Any]):
+    """The entries of one key group of a paged state as of the last snapshot, without those deleted since."""
 
     __slots__ = ("deleted", "number")
 
     def __init__(self, number: int, entries: Iterable[tuple[Any, Any]] = ()) -> None:
         super().__init__(entries)
         self.number = number
-        self.deleted: set[Any] = set()  # some may have come again
+        self.deleted: set[Any] = set()  # some may have been set again
 
 
 class PagedState(KeyedState):
-    """Holds as a dict only what was touched since the last snapshot; all methods work on the whole, in the order of a dict.
+    """Holds as a dict only the entries touched since the last snapshot; all methods work on the whole, in the order of a dict.
 
-    A value that can be changed in place counts as changed when it is handed out, by whatever method. Code in C that looks
-    into a dict without its methods (`json.dumps`, msgspec) sees only a part: give it `copy()`.
+    A mutable value counts as changed when any method returns it. C code that reads a dict without its methods (`json.dumps`,
+    msgspec) sees only a part: give it `copy()`.
     """
 
     __slots__ = ()
@@ -45,24 +45,24 @@ class PagedState(KeyedState):
         self.start_pages((), {})
 
     def start_pages(self, entries: Iterable[tuple[Any, Any, int]], deleted: Mapping[int, Iterable[Any]]) -> None:
-        """`entries`: key, value and group of what is in the last snapshot. `deleted`: since then, by group."""
-        self._homes = {}  # where a key that had an entry at the last snapshot has it
-        self._groups = {}
-        self._counted = 0  # so many keys of the dict were looked at,
-        self._new = {}  # and these of them have no home
-        homes, groups = self._homes, self._groups
+        """Starts with `entries` (key, value, group) of the last snapshot and the keys `deleted` since, by group."""
+        self._homes = {}  # the page of each key that had an entry at the last snapshot
+        self._pages = {}
+        self._counted = 0  # number of keys of the dict that `_count` has seen,
+        self._new = {}  # and those of them that have no page
+        homes, pages = self._homes, self._pages
         for key, value, number in entries:
-            home = groups.get(number) or self._page(number)
+            home = pages.get(number) or self._page(number)
             home[key] = value
             homes[key] = home
         for number, gone in deleted.items():
             self._page(number).deleted.update(gone)
 
-    def _page(self, number: int) -> Group:
-        group = self._groups.get(number)
-        if group is None:
-            self._groups[number] = group = Group(number)
-        return group
+    def _page(self, number: int) -> Page:
+        page = self._pages.get(number)
+        if page is None:
+            self._pages[number] = page = Page(number)
+        return page
 
     # -- one key --
 
@@ -74,7 +74,7 @@ class PagedState(KeyedState):
         return super().__missing__(key)
 
     def _fetch(self, key: Any) -> Any:
-        """The value, or MISSING; no default. Touches it if it can be changed in place."""
+        """The value, or MISSING; no default. Touches a mutable value."""
         value = dict.get(self, key, MISSING)
         if value is MISSING:
             home = self._homes.get(key)
@@ -107,7 +107,7 @@ class PagedState(KeyedState):
         return value
 
     def popitem(self) -> tuple[Any, Any]:
-        # By the popitem of the dicts: to look for the last key and delete it takes ever longer, because a dict keeps the gaps.
+        # Uses popitem of the dicts: finding the last key and deleting it gets slower each time, because a dict keeps the gaps.
         self._count()
         if self._new:
             key, _ = self._new.popitem()
@@ -140,10 +140,10 @@ class PagedState(KeyedState):
             del home[key]
             home.deleted.add(key)
 
-    # -- all of it --
+    # -- the whole mapping --
 
     def _count(self) -> None:
-        """Finds the new keys among those that came since the last call: the last ones of the dict."""
+        """Finds the new keys among those added since the last call: the last ones of the dict."""
         touched = dict.__len__(self)
         if touched != self._counted:
             homes = self._homes
@@ -167,7 +167,7 @@ class PagedState(KeyedState):
         yield from reversed(self._homes)
 
     def pairs(self, touch: bool) -> Iterator[tuple[Any, Any]]:
-        """Keys and values. With `touch`, a value that can be changed in place counts as changed."""
+        """Keys and values. With `touch`, mutable values count as changed."""
         for key, home in self._homes.items():
             value = dict.get(self, key, MISSING)
             if value is MISSING:
@@ -179,18 +179,18 @@ class PagedState(KeyedState):
             yield key, dict.__getitem__(self, key)
 
     def items(self) -> Any:
-        return Items(self)
+        return PagedItems(self)
 
     def values(self) -> Any:
-        return Values(self)
+        return PagedValues(self)
 
     def keys(self) -> Any:
-        return Keys(self)
+        return PagedKeys(self)
 
     def clear(self) -> None:
-        for group in self._groups.values():
-            group.deleted.update(group)
-            group.clear()
+        for page in self._pages.values():
+            page.deleted.update(page)
+            page.clear()
         self._homes.clear()
         self._clear_touched()
 
@@ -232,16 +232,16 @@ class PagedState(KeyedState):
 
     def changes(self) -> Changes:
         new_keys = list(self._new_keys())
-        found = Changes(self._size_before, new_keys, self._places.find_all(new_keys, self.name))
-        for group in self._groups.values():
-            deleted = [key for key in group.deleted if not dict.__contains__(self, key)]
+        changes = Changes(self._size_before, new_keys, self._places.find_all(new_keys, self.name))
+        for page in self._pages.values():
+            deleted = [key for key in page.deleted if not dict.__contains__(self, key)]
             if deleted:
-                found.of(group.number).deleted = deleted
-        found.collect(self._touched(found.new_groups))
-        return found
+                changes.of(page.number).deleted = deleted
+        changes.collect(self._touched(changes.new_groups))
+        return changes
 
     def _touched(self, new_groups: list[int]) -> Iterator[tuple[Any, Any, int]]:
-        """Key, value and group of what is not as in the last snapshot."""
+        """Key, value and group of the entries that differ from the last snapshot."""
         homes, next_group = self._homes, iter(new_groups).__next__
         for key, value in dict.items(self):
             home = homes.get(key)
@@ -251,29 +251,29 @@ class PagedState(KeyedState):
                 yield key, value, home.number
 
     def _size_before(self, number: int) -> int:
-        return len(self._groups.get(number, ()))
+        return len(self._pages.get(number, ()))
 
-    def _unchanged(self, home: Group, key: Any, value: Any) -> bool:
+    def _unchanged(self, home: Page, key: Any, value: Any) -> bool:
         return home[key] is value and type(value) in ATOMS
 
-    def entries(self, numbers: Collection[int], found: Changes) -> dict[int, dict[Any, Any]]:
+    def entries(self, numbers: Collection[int], changes: Changes) -> dict[int, dict[Any, Any]]:
         entries = {number: dict(self._page(number)) for number in numbers}
         for number in entries:
-            if number in found:
-                entries[number].update(zip(found[number].keys, found[number].values))
+            if number in changes:
+                entries[number].update(zip(changes[number].keys, changes[number].values))
         return entries
 
-    def settle(self, found: Changes) -> None:
-        pages = {number: self._page(number) for number in found}
-        self._homes.update(zip(found.new_keys, map(pages.__getitem__, found.new_groups)))
-        for number, change in found.items():
+    def settle(self, changes: Changes) -> None:
+        pages = {number: self._page(number) for number in changes}
+        self._homes.update(zip(changes.new_keys, map(pages.__getitem__, changes.new_groups)))
+        for number, change in changes.items():
             pages[number].update(zip(change.keys, change.values))
-        for group in self._groups.values():
-            group.deleted.clear()
+        for page in self._pages.values():
+            page.deleted.clear()
         self._clear_touched()
 
     def sizes(self) -> dict[int, int]:
-        sizes = Counter({number: len(group) for number, group in self._groups.items()})
+        sizes = Counter({number: len(page) for number, page in self._pages.items()})
         sizes.update(self._places.find_all(self._new_keys(), self.name))
         return {number: size for number, size in sizes.items() if size}
 
@@ -284,14 +284,14 @@ class PagedState(KeyedState):
     def load(self, groups: Mapping[int, Loaded]) -> None:
         self.unload(groups)
         for number, (entries, _) in groups.items():
-            self._groups[number] = group = Group(number, entries.items())
-            self._homes.update(dict.fromkeys(entries, group))
+            self._pages[number] = page = Page(number, entries.items())
+            self._homes.update(dict.fromkeys(entries, page))
 
     def unload(self, numbers: Collection[int]) -> list[Any]:
         new = self._new_keys()
         gone = [key for key, number in zip(new, self._places.find_all(new, self.name)) if number in numbers]
         for number in numbers:
-            gone += self._groups.pop(number, ())
+            gone += self._pages.pop(number, ())
         for key in gone:
             self._homes.pop(key, None)
             dict.pop(self, key, None)

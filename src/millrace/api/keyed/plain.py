@@ -1,8 +1,7 @@
-"""Keyed state as one dict: reading and writing it is the dict's own C code.
+"""Keyed state as one dict: reads and writes use the dict's own C code.
 
-A snapshot finds what has changed by comparing the values with those of the last one. That is right only for values that
-cannot be changed in place, and takes time for every key. So a state with other values, or with very many keys, turns into
-a `PagedState` at a snapshot.
+A snapshot finds changes by comparing the values with those of the last one. That works only for immutable values, and takes
+time for every key. So a state with other values, or with very many keys, turns into a `PagedState` at a snapshot.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from millrace.api.keyed.keys import ATOMS, KeyPlaces
 
 if TYPE_CHECKING:
     from millrace.api.keyed.declared import State
-    from millrace.api.keyed.paged import Group
+    from millrace.api.keyed.paged import Page
 
 PAGED_ABOVE = 200_000  # keys; comparing so many takes about 13 ms at each snapshot
 MISSING: Any = object()
@@ -27,16 +26,16 @@ Loaded = tuple[dict[Any, Any], dict[Any, float]]  # the entries of a group, and 
 
 
 class KeyedState(dict[Any, Any]):
-    """One state of one task. It is a dict in all respects, but that another task's keys have no place in it."""
+    """One state of one task. It is a dict in every respect, except that it refuses keys of other tasks."""
 
-    # `_keys`, `_values` and `_numbers`: keys, values and groups of the last snapshot, in the order that the dict has.
-    # `_sizes` and `_deleted` are by group. Those with no value in `__init__` are a paged state's; they are here because the
-    # class of an object can only be changed to one with the same slots.
-    __slots__ = ("_counted", "_default", "_deleted", "_groups", "_homes", "_keys", "_new", "_numbers", "_places",
+    # `_keys`, `_values` and `_numbers`: keys, values and groups of the last snapshot, in the order of the dict. `_sizes` and
+    # `_deleted` are by group. Slots without a value in `__init__` belong to a paged state; they are here because the class of
+    # an object can only be changed to one with the same slots.
+    __slots__ = ("_counted", "_default", "_deleted", "_homes", "_keys", "_new", "_numbers", "_pages", "_places",
                  "_sizes", "_values", "codec", "name")
 
-    _homes: dict[Any, Group]
-    _groups: dict[int, Group]
+    _homes: dict[Any, Page]
+    _pages: dict[int, Page]
     _counted: int
     _new: dict[Any, None]
 
@@ -73,7 +72,7 @@ class KeyedState(dict[Any, Any]):
         return value
 
     def add(self, key: Any, n: Any = 1) -> Any:
-        """Adds to the key's number; returns what it is now."""
+        """Adds to the key's number; returns the new value."""
         self[key] = total = self[key] + n
         return total
 
@@ -87,27 +86,27 @@ class KeyedState(dict[Any, Any]):
     # -- for the engine: snapshots --
 
     def changes(self) -> Changes:
-        """What became of each group since the last snapshot."""
+        """The changes of each group since the last snapshot."""
         keys, values = list(self), list(self.values())
         self._align(keys)
         known = len(self._keys)
         new_keys = keys[known:]
-        found = Changes(self._size_before, new_keys, self._places.find_all(new_keys, self.name))
-        found.all_keys, found.all_values = keys, values
+        changes = Changes(self._size_before, new_keys, self._places.find_all(new_keys, self.name))
+        changes.all_keys, changes.all_values = keys, values
         for number, gone in self._deleted.items():
             deleted = [key for key in gone if not dict.__contains__(self, key)]
             if deleted:
-                found.of(number).deleted = deleted
-        found.collect(compress(zip(keys, values, self._numbers), map(is_not, values, self._values)))
-        found.collect(zip(new_keys, values[known:], found.new_groups))
-        return found
+                changes.of(number).deleted = deleted
+        changes.collect(compress(zip(keys, values, self._numbers), map(is_not, values, self._values)))
+        changes.collect(zip(new_keys, values[known:], changes.new_groups))
+        return changes
 
     def _size_before(self, number: int) -> int:
         return self._sizes.get(number, 0)
 
     def _align(self, keys: list[Any]) -> None:
-        """Finds the keys of the last snapshot that were deleted since. Those that are left come first in the dict, in their
-        order; one that was deleted and set again comes after them."""
+        """Finds the keys of the last snapshot that were deleted since. The remaining ones come first in the dict, in their
+        order; a key that was deleted and set again comes after them."""
         if keys[:len(self._keys)] == self._keys:
             return
         here = iter(keys)
@@ -126,27 +125,27 @@ class KeyedState(dict[Any, Any]):
         self._keys, self._values, self._numbers = (list(compress(column, stay))
                                                    for column in (self._keys, self._values, self._numbers))
 
-    def entries(self, numbers: Collection[int], found: Changes) -> dict[int, dict[Any, Any]]:
-        """All entries of these groups, in one pass; `found`: what `changes` says now."""
+    def entries(self, numbers: Collection[int], changes: Changes) -> dict[int, dict[Any, Any]]:
+        """All entries of these groups, in one pass; `changes`: the result of `changes()` now."""
         entries: dict[int, dict[Any, Any]] = {number: {} for number in numbers}
-        for (key, value), number in zip(self.items(), chain(self._numbers, found.new_groups)):
+        for (key, value), number in zip(self.items(), chain(self._numbers, changes.new_groups)):
             if number in entries:
                 entries[number][key] = value
         return entries
 
-    def settle(self, found: Changes) -> None:
-        """The changes are in a snapshot."""
-        self._keys, self._values = found.all_keys, found.all_values
-        self._numbers.extend(found.new_groups)
-        self._sizes.update((number, change.size) for number, change in found.items())
+    def settle(self, changes: Changes) -> None:
+        """Records that the changes are in a snapshot."""
+        self._keys, self._values = changes.all_keys, changes.all_values
+        self._numbers.extend(changes.new_groups)
+        self._sizes.update((number, change.size) for number, change in changes.items())
         self._deleted.clear()
-        if len(self) > PAGED_ABOVE or not all(ATOMS.issuperset(map(type, change.values)) for change in found.values()):
+        if len(self) > PAGED_ABOVE or not all(ATOMS.issuperset(map(type, change.values)) for change in changes.values()):
             self._turn_into_pages()
             dict.clear(self)
 
     def _turn_into_pages(self) -> None:
-        """What was in no snapshot yet still is in none."""
-        from millrace.api.keyed.paged import PagedState  # which is a KeyedState
+        """Turns this object into a paged state; changes since the last snapshot stay changes."""
+        from millrace.api.keyed.paged import PagedState  # a subclass of KeyedState
 
         keys, values, numbers, deleted = self._keys, self._values, self._numbers, self._deleted
         self._keys, self._values, self._numbers, self._sizes, self._deleted = [], [], [], {}, {}
@@ -154,32 +153,32 @@ class KeyedState(dict[Any, Any]):
         assert isinstance(self, PagedState)
         self.start_pages(zip(keys, values, numbers), deleted)
 
-    def size(self, number: int, found: Changes) -> int:
-        """How many entries the group has; `found`: what `changes` says now."""
-        return found[number].size if number in found else self._size_before(number)
+    def size(self, number: int, changes: Changes) -> int:
+        """The number of entries of the group; `changes`: the result of `changes()` now."""
+        return changes[number].size if number in changes else self._size_before(number)
 
     def dues_of(self, keys: Iterable[Any]) -> list[float]:
-        """When these entries expire, in this order; empty if they never do."""
+        """The times at which these entries expire, in this order; empty if they never do."""
         return []
 
     def sizes(self) -> dict[int, int]:
-        """How many entries each group has."""
-        found = self.changes()
-        sizes = self._sizes | {number: change.size for number, change in found.items()}
+        """The number of entries of each group."""
+        changes = self.changes()
+        sizes = self._sizes | {number: change.size for number, change in changes.items()}
         return {number: size for number, size in sizes.items() if size}
 
     def peek(self, key: Any) -> Any:
-        """The value, untouched; a KeyError if there is none, whatever the default."""
+        """The value, untouched; KeyError if there is none, even with a default."""
         value = dict.get(self, key, MISSING)
         if value is MISSING:
             self._places.find(key, self.name)
             raise KeyError(key)
         return value
 
-    # -- for the engine: groups that come and go. Many at once, because each call looks at all keys --
+    # -- for the engine: loading and unloading groups. Many at once, because each call looks at all keys --
 
     def load(self, groups: Mapping[int, Loaded]) -> None:
-        """These are the entries of these groups now, and they are in a snapshot."""
+        """Replaces the entries of these groups by entries that are in a snapshot."""
         self.unload(groups)
         total = len(self) + sum(len(entries) for entries, _ in groups.values())
         if total > PAGED_ABOVE or not all(ATOMS.issuperset(map(type, entries.values())) for entries, _ in groups.values()):
@@ -198,13 +197,13 @@ class KeyedState(dict[Any, Any]):
         dict.update(self, later)
 
     def _later(self) -> list[Any]:
-        """The keys that came since the last snapshot, once `_align` has been called."""
+        """The keys added since the last snapshot; call `_align` before."""
         later = list(islice(reversed(self), len(self) - len(self._keys)))
         later.reverse()
         return later
 
     def unload(self, numbers: Collection[int]) -> list[Any]:
-        """Forgets the entries of these groups, without a trace in snapshots; returns their keys."""
+        """Drops the entries of these groups without recording deletions; returns their keys."""
         self._align(list(self))
         for number in numbers:
             self._deleted.pop(number, None)

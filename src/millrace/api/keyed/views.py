@@ -1,4 +1,4 @@
-"""What `keys`, `items` and `values` of a state in pages return."""
+"""The views that `keys`, `items` and `values` of a paged state return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from millrace.api.keyed.paged import PagedState
 
 
-class Keys(KeysView[Any]):
+class PagedKeys(KeysView[Any]):
     def __init__(self, state: PagedState) -> None:
         super().__init__(state)
         self._state = state
@@ -20,7 +20,7 @@ class Keys(KeysView[Any]):
         return reversed(self._state)
 
 
-class Items(ItemsView[Any, Any]):
+class PagedItems(ItemsView[Any, Any]):
     def __init__(self, state: PagedState) -> None:
         super().__init__(state)
         self._state = state
@@ -38,7 +38,7 @@ class Items(ItemsView[Any, Any]):
         return value is not MISSING and bool(value is item[1] or value == item[1])
 
 
-class Values(ValuesView[Any]):
+class PagedValues(ValuesView[Any]):
     def __init__(self, state: PagedState) -> None:
         super().__init__(state)
         self._state = state

@@ -1,175 +1,195 @@
 """Bytewax on the word count: split, key, stateful count that emits every update, a sink that drops.
 
-Setting: one worker, steps that take a whole batch (`flat_map_batch`, `stateful_batch`), 10,000 lines a batch.
-With `--per-item` the steps take one item, with a Python call for every word, as most programs are written.
+One worker. The steps take a whole batch (`flat_map_batch`, `stateful_batch`); with `--per-item` they take one item, with a
+Python call for every word, as most programs are written. Two workers were slower than one whenever they were tried: as threads
+they share the interpreter lock, as processes they pickle every word. With `--checkpoint-seconds` its recovery store is used,
+and an epoch ends that often.
 
-Tried, in millions of words a second on 2 cores, 500,000 lines, best of three:
-
-    flat_map, key_on, stateful_map, 1,000 lines a batch       0.58  (0.38 with 100 lines)
-    flat_map, key_on, stateful, 1,000                         0.71
-    flat_map, key_on, stateful_batch, 1,000                   0.84
-    batch steps, 1,000 / 5,000 / 10,000                       0.88 / 1.16 / 1.20
-    batch steps, split and key in one step, 10,000 / 50,000   1.03 / 1.06
-    batch steps, two workers, threads of one process          0.53  (one holds the interpreter lock at a time)
-    batch steps, two workers, two processes                   0.47  (words are pickled between them)
-
-Latency is measured with the lines that are due at each turn as the batch, so mostly one line at a time.
+In a latency run a batch is the lines that are due, so mostly one line at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from itertools import chain, repeat
+from itertools import chain, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import bytewax.operators as op
 from bytewax.dataflow import Dataflow
-from bytewax.inputs import DynamicSource, StatelessSourcePartition
+from bytewax.inputs import FixedPartitionedSource, StatefulSourcePartition
 from bytewax.operators import StatefulBatchLogic, StatefulLogic
 from bytewax.outputs import DynamicSink, StatelessSinkPartition
+from bytewax.recovery import RecoveryConfig, init_db_dir
 from bytewax.testing import run_main
 
 if TYPE_CHECKING or __package__:
-    from .job import WORDS_PER_LINE, lines
-    from .reporting import LatencyMeter, Request, Throughput, check, parse_request, print_result
+    from .job import WORDS_PER_LINE, Corpus
+    from .reporting import LatencyMeter, RunRequest, WindowMeter, check_counts, parse_request, print_result
 else:
-    from job import WORDS_PER_LINE, lines
-    from reporting import LatencyMeter, Request, Throughput, check, parse_request, print_result
+    from job import WORDS_PER_LINE, Corpus
+    from reporting import LatencyMeter, RunRequest, WindowMeter, check_counts, parse_request, print_result
 
-BATCH_LINES = 10_000
-SETTLE_SECONDS = 1.0
+NEVER = timedelta(seconds=10)  # an epoch when nothing is recovered: the longer, the less it costs
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How the job is put together from Bytewax's operators."""
+    """The job in Bytewax's operators."""
 
     engine: str
     setting: str
     count: Callable[[op.Stream[str]], op.KeyedStream[int]]
 
 
-class _Lines(StatelessSourcePartition[str]):
-    """All lines at full speed, a batch at a time; remembers when the first batch was asked for."""
+class _CorpusLines(StatefulSourcePartition[str, int]):
+    """All lines at full speed, a batch at a time, until every window is measured."""
 
-    def __init__(self, all_lines: Sequence[str]) -> None:
-        self._lines = all_lines
-        self._sent = 0
-        self.started: float | None = None
+    def __init__(self, request: RunRequest, first: int) -> None:
+        self._lines = Corpus.at(request.corpus).lines(first=first)
+        self._request = request
+        self.meter: WindowMeter | None = None
+        self.sent = first
 
-    def next_batch(self) -> Sequence[str]:
-        if self.started is None:
-            self.started = time.perf_counter()
-        batch = self._lines[self._sent : self._sent + BATCH_LINES]
-        if not batch:
+    def next_batch(self) -> Iterable[str]:
+        if self.meter is None:
+            self.meter = WindowMeter(self._request.rule, time.perf_counter())
+        if self.meter.done:
             raise StopIteration
-        self._sent += len(batch)
-        return batch
+        self.sent += self._request.batch_lines
+        return list(islice(self._lines, self._request.batch_lines))
+
+    def counted(self, words: int, now: float) -> None:
+        assert self.meter is not None, "words came out, so the source was read"
+        self.meter.note(words, now)
+
+    def snapshot(self) -> int:
+        return self.sent
 
 
-class _PacedLines(StatelessSourcePartition[str]):
+class _PacedLines(StatefulSourcePartition[str, int]):
     """Each line as soon as it is due."""
 
-    def __init__(self, all_lines: Sequence[str], rate: float) -> None:
-        self._lines = all_lines
-        self._sent = 0
-        self._rate = rate
+    def __init__(self, request: RunRequest, first: int) -> None:
+        self._lines = Corpus.at(request.corpus).lines(first=first)
+        self._request = request
         self.meter: LatencyMeter | None = None
+        self.sent = first
 
-    def next_batch(self) -> Sequence[str]:
+    def next_batch(self) -> Iterable[str]:
         now = time.perf_counter()
         if self.meter is None:
-            self.meter = LatencyMeter(now, self._rate, SETTLE_SECONDS)
-        if self._sent >= len(self._lines):
+            self.meter = LatencyMeter(now, self._request.rate, self._request.rule.warm_up)
+        if self.sent >= self._request.paced_lines:
             raise StopIteration
-        due = self.meter.lines_due(now)
-        batch = self._lines[self._sent : due]
-        self._sent += len(batch)
+        due = min(self.meter.lines_due(now), self._request.paced_lines)
+        batch = list(islice(self._lines, due - self.sent))
+        self.sent = due
         return batch
 
     def next_awake(self) -> datetime | None:
         if self.meter is None:
             return None
-        return datetime.now(UTC) + timedelta(seconds=self.meter.due(self._sent) - time.perf_counter())
+        return datetime.now(UTC) + timedelta(seconds=self.meter.due(self.sent) - time.perf_counter())
+
+    def counted(self, words: int, now: float) -> None:
+        assert self.meter is not None, "words came out, so the source was read"
+        self.meter.counted(words, now)
+
+    def snapshot(self) -> int:
+        return self.sent
 
 
-class _Source(DynamicSource[str]):
-    """Hands the one worker its partition."""
+class _Source(FixedPartitionedSource[str, int]):
+    """One partition, made by the one worker; recovery would make it again from its snapshot."""
 
-    def __init__(self, partition: StatelessSourcePartition[str]) -> None:
-        self._partition = partition
+    def __init__(self, request: RunRequest) -> None:
+        self._request = request
+        self.partition: _CorpusLines | _PacedLines | None = None
 
-    def build(self, step_id: str, worker_index: int, worker_count: int) -> StatelessSourcePartition[str]:
-        return self._partition
+    def list_parts(self) -> list[str]:
+        return ["all"]
+
+    def build_part(self, step_id: str, for_part: str, resume_state: int | None) -> _CorpusLines | _PacedLines:
+        self.partition = (_PacedLines if self._request.rate else _CorpusLines)(self._request, resume_state or 0)
+        return self.partition
 
 
 class _Dropping(StatelessSinkPartition[tuple[str, int]]):
-    """Drops the updates, keeping the newest count of each word for the verdict at the end."""
+    """Drops the updates and counts them."""
 
-    def __init__(self, on_batch: Callable[[int, float], None] | None) -> None:
-        self._on_batch = on_batch
-        self.newest: dict[str, int] = {}
-        self.updates = 0
-        self.ended = 0.0
+    def __init__(self, source: _Source) -> None:
+        self._source = source
+        self._updates = 0
 
     def write_batch(self, items: list[tuple[str, int]]) -> None:
-        self.newest.update(items)
-        self.updates += len(items)
-        self.ended = time.perf_counter()
-        if self._on_batch is not None:
-            self._on_batch(self.updates, self.ended)
+        assert self._source.partition is not None, "words came out, so the source was made"
+        self._updates += len(items)
+        self._source.partition.counted(self._updates, time.perf_counter())
 
 
 class _Sink(DynamicSink[tuple[str, int]]):
-    """Hands the one worker its partition."""
+    """Gives the one worker its partition."""
 
-    def __init__(self, partition: _Dropping) -> None:
-        self._partition = partition
+    def __init__(self, source: _Source) -> None:
+        self._source = source
 
     def build(self, step_id: str, worker_index: int, worker_count: int) -> _Dropping:
-        return self._partition
+        return _Dropping(self._source)
 
 
-class _CountBatch(StatefulBatchLogic[None, int, int]):
-    """Counts one word, all its occurrences in a batch at once: an update for each of them."""
+_by_batch: list[_CountBatch] = []  # the state of every word, read when the run has ended
+_by_item: list[_CountItem] = []
+
+
+class _CountBatch(StatefulBatchLogic[str, int, int]):
+    """Counts one word, all its occurrences in a batch at once, with an update for each."""
 
     def __init__(self, resumed: int | None) -> None:
-        self._count = resumed or 0
+        self.count = resumed or 0
+        self.word = ""
+        _by_batch.append(self)
 
-    def on_batch(self, values: list[None]) -> tuple[Iterable[int], bool]:
-        before = self._count
-        self._count = before + len(values)
-        return range(before + 1, self._count + 1), StatefulBatchLogic.RETAIN
+    def on_batch(self, values: list[str]) -> tuple[Iterable[int], bool]:
+        before = self.count
+        if not before:
+            self.word = values[0]
+        self.count = before + len(values)
+        return range(before + 1, self.count + 1), StatefulBatchLogic.RETAIN
 
     def snapshot(self) -> int:
-        return self._count
+        return self.count
 
 
 class _CountItem(StatefulLogic[str, int, int]):
-    """Counts one word, an occurrence at a time."""
+    """Counts one word, one occurrence at a time."""
 
     def __init__(self, resumed: int | None) -> None:
-        self._count = resumed or 0
+        self.count = resumed or 0
+        self.word = ""
+        _by_item.append(self)
 
     def on_item(self, value: str) -> tuple[Iterable[int], bool]:
-        self._count += 1
-        return (self._count,), StatefulLogic.RETAIN
+        self.word = value
+        self.count += 1
+        return (self.count,), StatefulLogic.RETAIN
 
     def snapshot(self) -> int:
-        return self._count
+        return self.count
 
 
 def _split(batch: list[str]) -> Iterable[str]:
     return chain.from_iterable(map(str.split, batch))
 
 
-def _key(words: list[str]) -> Iterable[tuple[str, None]]:
-    return zip(words, repeat(None))
+def _key(words: list[str]) -> Iterable[tuple[str, str]]:
+    return zip(words, words)
 
 
 def _count_by_batch(stream: op.Stream[str]) -> op.KeyedStream[int]:
@@ -182,51 +202,38 @@ def _count_by_item(stream: op.Stream[str]) -> op.KeyedStream[int]:
     return op.stateful("count", op.key_on("key", words, lambda word: word), _CountItem)
 
 
-BY_BATCH = Steps("bytewax", f"1 worker, operators on batches, {BATCH_LINES} lines a batch", _count_by_batch)
-BY_ITEM = Steps("bytewax_per_item", f"1 worker, operators on items, {BATCH_LINES} lines a batch", _count_by_item)
+BY_BATCH = Steps("bytewax", "1 worker, operators on batches", _count_by_batch)
+BY_ITEM = Steps("bytewax_per_item", "1 worker, operators on items", _count_by_item)
 
 
-def _run(steps: Steps, source: StatelessSourcePartition[str], sink: _Dropping, words_sent: int) -> int:
-    """Run the flow to its end and return the verified sum of the counts."""
+def measure(steps: Steps, request: RunRequest, recovery: Path) -> tuple[dict[str, object], dict[str, object]]:
+    """Run the flow to its end. Returns the figures and what was checked."""
+    source = _Source(request)
     flow = Dataflow("words")
-    op.output("drop", steps.count(op.input("lines", flow, _Source(source))), _Sink(sink))
-    # Nothing is recovered, so epochs serve no purpose here: the longer they are, the less they cost.
-    run_main(flow, epoch_interval=timedelta(seconds=10))
-    check(sink.updates, words_sent)
-    return check(sum(sink.newest.values()), words_sent)
-
-
-def measure_throughput(steps: Steps, request: Request) -> Throughput:
-    source = _Lines(lines(request.seed, request.lines))
-    sink = _Dropping(on_batch=None)
-    words = request.lines * WORDS_PER_LINE
-    checksum = _run(steps, source, sink, words)
-    assert source.started is not None, "the counts are right, so the source was read"
-    return Throughput(words, sink.ended - source.started, checksum)
-
-
-def measure_latency(steps: Steps, request: Request) -> LatencyMeter:
-    count = int(request.rate * (SETTLE_SECONDS + request.seconds))
-    source = _PacedLines(lines(request.seed, count), request.rate)
-
-    def note(words: int, now: float) -> None:
-        assert source.meter is not None, "words came out, so the source was read"
-        source.meter.counted(words, now)
-
-    _run(steps, source, _Dropping(note), count * WORDS_PER_LINE)
-    assert source.meter is not None, "the counts are right, so the source was read"
-    return source.meter
+    op.output("drop", steps.count(op.input("lines", flow, source)), _Sink(source))
+    if request.checkpoint_seconds:
+        init_db_dir(recovery, 1)
+        run_main(flow, epoch_interval=timedelta(seconds=request.checkpoint_seconds), recovery_config=RecoveryConfig(recovery))
+    else:
+        run_main(flow, epoch_interval=NEVER)
+    partition = source.partition
+    assert partition is not None and partition.meter is not None, "the flow has ended, so the source was read"
+    counts = {state.word: state.count for state in _by_batch} | {state.word: state.count for state in _by_item}
+    checked = check_counts(counts, Corpus.at(request.corpus).counts([partition.sent]))
+    assert sum(counts.values()) == partition.sent * WORDS_PER_LINE
+    return partition.meter.as_fields(), checked
 
 
 def main() -> None:
-    own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--per-item", action="store_true")
-    given, others = own.parse_known_args()
-    steps = BY_ITEM if given.per_item else BY_BATCH
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--per-item", action="store_true")
+    options, others = parser.parse_known_args()
+    steps = BY_ITEM if options.per_item else BY_BATCH
     request = parse_request(__doc__ or "", others)
-    throughput = measure_throughput(steps, request) if request.lines else None
-    latency = measure_latency(steps, request) if request.rate else None
-    print_result(steps.engine, version("bytewax"), steps.setting, throughput, latency)
+    with TemporaryDirectory(prefix="recovery-", dir=request.corpus.parent) as recovery:
+        figures, checked = measure(steps, request, Path(recovery))
+    setting = f"{steps.setting}, {request.batch_lines:,} lines a batch"
+    print_result(steps.engine, version("bytewax"), setting, figures, checked)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The virtual environment the other engines run in, made on first use.
+"""The virtual environment of the other engines, made on first use.
 
-They bring some eighty packages with them, and versions that Millrace does not want: Spark's stateful operator in
+They bring some eighty packages with them, and versions that Millrace cannot use: Spark's stateful operator in
 Python needs a pandas older than 3. So they stay out of Millrace's own environment.
 """
 
@@ -37,14 +37,14 @@ _TAIL_BYTES = 4_000
 
 
 class EnvironmentFailed(MillraceError):
-    """The engines' environment could not be made; the message ends with what the installer said."""
+    """The engines' environment could not be made; the message ends with the installer's last output."""
 
 
 def ensure_environment(root: Path, report: Callable[[str], None]) -> Path:
-    """Return the Python of the engines' environment under `root`, making it first if it is not there.
+    """Return the Python of the engines' environment under `root`, making it first if it is missing.
 
     `report` gets a line now and then while it is being made, which takes minutes; it is not called otherwise.
-    An environment that was made for other requirements, or only in part, is made anew.
+    An environment that was made for other requirements, or only in part, is replaced.
     """
     directory = root / DIRECTORY
     python = directory / "bin" / "python"
@@ -57,7 +57,7 @@ def ensure_environment(root: Path, report: Callable[[str], None]) -> Path:
     shared = _shared_packages()
     requirements = REQUIREMENTS if shared else (*REQUIREMENTS, SPARK)
     _run([str(python), "-m", "pip", "install", "--progress-bar", "off", *requirements], report)
-    # After the installation: the installer must not take what belongs to another environment for its own.
+    # After the installation: the installer must not touch packages of another environment.
     _share(python, directory / "shared", shared)
     # Last, and in one step: an interrupted installation must not look finished.
     unfinished = stamp.with_suffix(".part")
@@ -68,14 +68,14 @@ def ensure_environment(root: Path, report: Callable[[str], None]) -> Path:
 
 
 def _wanted() -> str:
-    """What the environment depends on, as the stamp's text."""
+    """The text of the stamp: everything that the environment depends on."""
     requirements = hashlib.sha256("\n".join((*REQUIREMENTS, SPARK)).encode()).hexdigest()[:16]
     shared = [str(package) for package in _shared_packages()]
     return json.dumps({"requirements": requirements, "python": sys.version.split()[0], "shared": shared}, indent=1)
 
 
 def _shared_packages() -> list[Path]:
-    """Where the running interpreter has Spark and what Spark imports; empty if it has no Spark."""
+    """The directories of Spark and of the packages it imports, in the running interpreter; empty if it has no Spark."""
     specs = [importlib.util.find_spec(name) for name in ("pyspark", "py4j")]
     origins = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
     return [Path(origin).parent for origin in origins] if len(origins) == len(specs) else []
@@ -84,8 +84,8 @@ def _shared_packages() -> list[Path]:
 def _share(python: Path, directory: Path, packages: list[Path]) -> None:
     """Let the new environment import `packages`, and nothing else, of the running one.
 
-    Spark is half a gigabyte, and the comparison should be with the very Spark that Millrace runs on. Links to the
-    two packages rather than a path to the folder they are in: that would bring Millrace's numpy or pyarrow along.
+    Spark is half a gigabyte, and the comparison should be with the Spark that Millrace runs on. The two packages are linked one
+    by one: a path to their folder would bring Millrace's numpy and pyarrow along.
     """
     if not packages:
         return
@@ -98,7 +98,7 @@ def _share(python: Path, directory: Path, packages: list[Path]) -> None:
 
 
 def _run(command: list[str], report: Callable[[str], None]) -> None:
-    """Run an installer's command; every few seconds, report how long it has run and what it said last."""
+    """Run an installer's command; every few seconds, report how long it has run and its last line."""
     started = time.monotonic()
     # A file and not a pipe: the installer is silent for a minute while it unpacks, and a read would wait for it.
     with tempfile.TemporaryFile() as output:
@@ -108,15 +108,15 @@ def _run(command: list[str], report: Callable[[str], None]) -> None:
                 newest = _tail(output, lines=1).strip()
                 report(f"{time.monotonic() - started:.0f} s: {newest[:100]}")
         finally:
-            # Reached with the installer still at work only when we are interrupted.
+            # The installer is still at work here only after an interrupt.
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-        said = _tail(output, _TAIL_LINES)
+        last_lines = _tail(output, _TAIL_LINES)
     if code:
         raise EnvironmentFailed(
             f"could not make the environment for the other engines: {' '.join(command[:4])} … ended with exit code "
-            f"{code}. Check the network and the free disk space, then try again. It said last:\n{said}"
+            f"{code}. Check the network and the free disk space, then try again. Its last output:\n{last_lines}"
         )
 
 
@@ -129,7 +129,7 @@ def _exit_code(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 def _tail(output: IO[bytes], lines: int) -> str:
-    """The last lines of what the installer has written so far, read without moving the position it writes at."""
+    """The last lines of the installer's output, read without moving the position it writes at."""
     end = os.lseek(output.fileno(), 0, os.SEEK_CUR)
     text = os.pread(output.fileno(), _TAIL_BYTES, max(0, end - _TAIL_BYTES)).decode(errors="replace")
     return "\n".join(text.splitlines()[-lines:])

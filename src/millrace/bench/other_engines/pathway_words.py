@@ -1,7 +1,9 @@
 """Pathway on the word count: split in Python, its native groupby and count, a subscriber that drops the updates.
 
-Setting: two worker threads in one process, rows of 100 lines, a commit every 30,000 lines, two commits under way.
-With a line a row it has half as many words a second.
+Two worker threads in one process, rows of 100 lines (a line a row is half as fast), two commits under way. With
+`--checkpoint-seconds` its persistence is used, which writes the input to a log.
+
+In a latency run every line is a row and a commit.
 """
 
 from __future__ import annotations
@@ -9,7 +11,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 WORKERS = 2
@@ -19,51 +25,40 @@ os.environ["PATHWAY_THREADS"] = str(WORKERS)
 import pathway as pw  # noqa: E402
 
 if TYPE_CHECKING or __package__:
-    from .job import WORDS_PER_LINE, lines
-    from .reporting import LatencyMeter, Request, Throughput, check, parse_request, print_result
+    from .job import WORDS_PER_LINE, Corpus
+    from .reporting import LatencyMeter, RunRequest, WindowMeter, check_counts, parse_request, print_result
 else:
-    from job import WORDS_PER_LINE, lines
-    from reporting import LatencyMeter, Request, Throughput, check, parse_request, print_result
+    from job import WORDS_PER_LINE, Corpus
+    from reporting import LatencyMeter, RunRequest, WindowMeter, check_counts, parse_request, print_result
 
 LINES_PER_ROW = 100
-LINES_PER_COMMIT = 30_000
 COMMITS_UNDER_WAY = 2
-WARM_UP_LINES = 2 * LINES_PER_COMMIT
-SETTLE_SECONDS = 1.0
-SETTING = (
-    f"{WORKERS} threads, rows of {LINES_PER_ROW} lines, a commit every {LINES_PER_COMMIT} lines; "
-    "latency: a row and a commit for each line"
-)
 
 
 @dataclass
-class _Totals:
-    """The sum of all counts as the subscriber sees them, and who waits for it to grow.
+class _SeenCounts:
+    """The counts as the subscriber sees them. Pathway takes an old count back before it sends the new one."""
 
-    Pathway takes an old count back before it sends the new one, so the sum is kept by adding and taking away.
-    """
-
+    counts: dict[str, int] = field(default_factory=dict)
     words: int = 0
-    at: float = 0.0
-    # Words counted before the latency run began, and its meter once it did.
-    base: int = 0
-    meter: LatencyMeter | None = None
+    meter: WindowMeter | LatencyMeter | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def on_change(self, key: pw.Pointer, row: dict[str, Any], time: int, is_addition: bool) -> None:
-        self.words += row["count"] if is_addition else -row["count"]
+        if is_addition:
+            self.counts[row["word"]] = row["count"]
+            self.words += row["count"]
+        else:
+            self.words -= row["count"]
 
     def on_time_end(self, commit: int) -> None:
         with self.changed:
-            self.at = time.perf_counter()
-            if self.meter is not None:
-                self.meter.counted(self.words - self.base, self.at)
+            now = time.perf_counter()
+            if isinstance(self.meter, WindowMeter):
+                self.meter.note(self.words, now)
+            elif self.meter is not None:
+                self.meter.counted(self.words, now)
             self.changed.notify_all()
-
-    def measure_with(self, meter: LatencyMeter) -> None:
-        """Begin the latency run. Nothing is under way at this moment."""
-        with self.changed:
-            self.base, self.meter = self.words, meter
 
     def wait_for(self, words: int) -> None:
         with self.changed:
@@ -71,59 +66,48 @@ class _Totals:
 
 
 class _Feeder(pw.io.python.ConnectorSubject):
-    """Sends the lines: first at full speed, then, if asked to, each when it is due.
+    """Sends the lines, at full speed or each when it is due.
 
     At full speed it waits for the counts rather than for room in a queue: left alone, Pathway reads all of the
     input before it computes, and gets slower the more is waiting.
     """
 
-    def __init__(self, request: Request, totals: _Totals) -> None:
+    def __init__(self, request: RunRequest, seen: _SeenCounts) -> None:
         super().__init__()
-        self._request = request
-        self._totals = totals
+        self._request, self._seen = request, seen
+        self._lines: Iterator[str] = Corpus.at(request.corpus).lines()
         self.lines_sent = 0
-        # When the run at full speed began and ended; None until it has.
-        self.full_speed: tuple[float, float] | None = None
 
     def run(self) -> None:
-        if self._request.lines:
-            self._send(lines(self._request.seed, WARM_UP_LINES))
-            content = lines(self._request.seed, self._request.lines)
-            started = time.perf_counter()
-            self._send(content)
-            self.full_speed = started, self._totals.at
         if self._request.rate:
             self._send_when_due()
-
-    def _send(self, content: list[str]) -> None:
-        """Send the lines at full speed and wait until all are counted."""
-        for start in range(0, len(content), LINES_PER_COMMIT):
-            self._wait_until_under_way(COMMITS_UNDER_WAY * LINES_PER_COMMIT)
-            commit = content[start : start + LINES_PER_COMMIT]
-            for row in range(0, len(commit), LINES_PER_ROW):
-                self.next(line="\n".join(commit[row : row + LINES_PER_ROW]))
-            self.commit()
-            self.lines_sent += len(commit)
+        else:
+            self._send_at_full_speed()
         self._wait_until_under_way(0)
+
+    def _send_at_full_speed(self) -> None:
+        meter = self._seen.meter = WindowMeter(self._request.rule, time.perf_counter())
+        size = self._request.batch_lines
+        while not meter.done:
+            self._wait_until_under_way(COMMITS_UNDER_WAY * size)
+            for first in range(0, size, LINES_PER_ROW):
+                self.next(line="\n".join(islice(self._lines, min(LINES_PER_ROW, size - first))))
+            self.commit()
+            self.lines_sent += size
 
     def _send_when_due(self) -> None:
-        rate = self._request.rate
-        content = lines(self._request.seed, int(rate * (SETTLE_SECONDS + self._request.seconds)))
-        meter = LatencyMeter(time.perf_counter(), rate, SETTLE_SECONDS)
-        self._totals.measure_with(meter)
-        sent = 0
-        while sent < len(content):
-            for line in content[sent : meter.lines_due(time.perf_counter())]:
+        meter = self._seen.meter = LatencyMeter(time.perf_counter(), self._request.rate, self._request.rule.warm_up)
+        while self.lines_sent < self._request.paced_lines:
+            due = min(meter.lines_due(time.perf_counter()), self._request.paced_lines)
+            for line in islice(self._lines, due - self.lines_sent):
                 self.next(line=line)
                 self.commit()
-                sent += 1
-            time.sleep(max(0.0, meter.due(sent) - time.perf_counter()))
-        self.lines_sent += sent
-        self._wait_until_under_way(0)
+            self.lines_sent = due
+            time.sleep(max(0.0, meter.due(due) - time.perf_counter()))
 
     def _wait_until_under_way(self, most: int) -> None:
         """Wait until no more than `most` lines are sent and not yet counted."""
-        self._totals.wait_for((self.lines_sent - most) * WORDS_PER_LINE)
+        self._seen.wait_for((self.lines_sent - most) * WORDS_PER_LINE)
 
 
 class _Row(pw.Schema):
@@ -135,21 +119,27 @@ def _split(line: str) -> list[str]:
     return line.split()
 
 
+def _persistence(request: RunRequest, directory: Path) -> pw.persistence.Config | None:
+    if not request.checkpoint_seconds:
+        return None
+    backend = pw.persistence.Backend.filesystem(directory)
+    return pw.persistence.Config(backend, snapshot_interval_ms=round(request.checkpoint_seconds * 1000))
+
+
 def main() -> None:
     request = parse_request(__doc__ or "")
-    totals = _Totals()
-    feeder = _Feeder(request, totals)
-    rows = pw.io.python.read(feeder, schema=_Row, autocommit_duration_ms=None)
+    seen = _SeenCounts()
+    feeder = _Feeder(request, seen)
+    rows = pw.io.python.read(feeder, schema=_Row, autocommit_duration_ms=None, name="lines")
     words = rows.select(word=_split(rows.line)).flatten(pw.this.word)
     counts = words.groupby(words.word).reduce(words.word, count=pw.reducers.count())
-    pw.io.subscribe(counts, on_change=totals.on_change, on_time_end=totals.on_time_end)
-    pw.run(monitoring_level=pw.MonitoringLevel.NONE)
-    checksum = check(totals.words, feeder.lines_sent * WORDS_PER_LINE)
-    throughput = None
-    if feeder.full_speed is not None:
-        started, ended = feeder.full_speed
-        throughput = Throughput(request.lines * WORDS_PER_LINE, ended - started, checksum)
-    print_result("pathway", pw.__version__, SETTING, throughput, totals.meter)
+    pw.io.subscribe(counts, on_change=seen.on_change, on_time_end=seen.on_time_end)
+    with TemporaryDirectory(prefix="persisted-", dir=request.corpus.parent) as directory:
+        pw.run(monitoring_level=pw.MonitoringLevel.NONE, persistence_config=_persistence(request, Path(directory)))
+    assert seen.meter is not None, "the run has ended, so the source was read"
+    checked = check_counts(seen.counts, Corpus.at(request.corpus).counts([feeder.lines_sent]))
+    setting = f"{WORKERS} threads, rows of {LINES_PER_ROW} lines, a commit every {request.batch_lines:,} lines"
+    print_result("pathway", pw.__version__, setting, seen.meter.as_fields(), checked)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the Spark rivals share: a session at its fastest, the input as files, and what a query reports of itself.
+"""Structured Streaming at its fastest: the session, the corpus as a file stream, and the progress of a query.
 
 Input and checkpoints are kept in memory where the machine offers a directory for that: a disk's speed is not what
 is compared. They are removed at the end, unless the script is killed.
@@ -10,7 +10,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,16 +23,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 if TYPE_CHECKING or __package__:
-    from .job import WORDS_PER_LINE, lines
-    from .reporting import Request, Throughput, WrongCount, check
+    from .job import WORDS_PER_LINE, Corpus
+    from .reporting import RunRequest, WindowMeter, check_counts
 else:
-    from job import WORDS_PER_LINE, lines
-    from reporting import Request, Throughput, WrongCount, check
+    from job import WORDS_PER_LINE, Corpus
+    from reporting import RunRequest, WindowMeter, check_counts
 
 CORES = 2
-# One file for each core: every core has as much to read as the others.
-FILES_PER_BATCH = CORES
-# What Millrace's own batches run with, as far as it concerns speed.
+BATCHES_AHEAD = 2  # batches whose files are there before they are read: the query never waits for input
+LOOK_SECONDS = 0.1
+# The settings of Millrace's own batches that concern speed.
 FASTEST = {
     "spark.driver.memory": "2g",
     "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC -Xlog:disable",
@@ -46,10 +47,11 @@ _IN_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """One way to count words: from a DataFrame of words to one of counts, and where in its state they are."""
+    """One way to count words: from a DataFrame of words to one of counts. `word` and `count`: their columns in its state."""
 
     of: Callable[[DataFrame], DataFrame]
-    column: str
+    count: str
+    word: str = "key.word"
     options: dict[str, str] = field(default_factory=dict)  # to read the state with
     store: str = IN_HEAP  # the faster one while the state is small
 
@@ -121,82 +123,86 @@ def words_of(stream: DataFrame) -> DataFrame:
     return stream.select(F.explode(F.split(stream.value, " ")).alias("word"))
 
 
-def file_stream(session: SparkSession, directory: Path) -> DataFrame:
-    """The lines of `LinkedFiles`, one of its batches at a time."""
+def file_stream(session: SparkSession, directory: Path, files_per_batch: int) -> DataFrame:
+    """The lines of the files in a directory, so many files in a batch."""
     return (
         session.readStream.format("text")
         .schema("value string")
-        .option("maxFilesPerTrigger", FILES_PER_BATCH)
+        .option("maxFilesPerTrigger", files_per_batch)
         .load(str(directory))
     )
 
 
-class LinkedFiles:
-    """Batches that all have the same lines: one file is written, and what Spark reads are links to it, as many as wanted."""
+class CorpusLinks:
+    """The files of a corpus in a directory that Spark watches, over and over: links, as many as wanted."""
 
-    def __init__(self, directory: Path, seed: int, batch_lines: int) -> None:
+    def __init__(self, directory: Path, corpus: Corpus) -> None:
         self.directory = directory
-        self._file = directory.with_suffix(".txt")
-        self._links = 0
+        self.files = 0
+        self._corpus = corpus
         directory.mkdir()
-        self._file.write_text("\n".join(lines(seed, batch_lines // FILES_PER_BATCH)) + "\n")
 
-    def add(self, batches: int) -> None:
-        for _ in range(batches * FILES_PER_BATCH):
-            os.link(self._file, self.directory / f"{self._links:06d}.txt")
-            self._links += 1
+    def add(self, files: int) -> None:
+        for _ in range(files):
+            os.link(self._corpus.file(self.files), self.directory / f"{self.files:06d}.txt")
+            self.files += 1
 
+    def keep_ahead(self, files_read: int, files_per_batch: int) -> None:
+        """Add the files of the next batches, if they are not there yet."""
+        self.add(max(0, files_read + BATCHES_AHEAD * files_per_batch - self.files))
 
-def run_to_end(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
-    """Run a query over all the files there are, batch after batch, into a sink that drops."""
-    query = (
-        writer.outputMode("update")
-        .format("noop")
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    return query
+    def counts(self) -> dict[str, int]:
+        """The right counts when all files have been read."""
+        return self._corpus.counts([self.files * self._corpus.lines_per_file])
 
 
-def best_throughput(
-    session: SparkSession, scratch: Path, request: Request, sizes: Sequence[int], counting: Counting
-) -> tuple[Throughput, list[dict[str, object]]]:
-    """The fastest of some sizes of a batch, in lines, and what each of them gave. The first is run once before, uncounted:
-    the compilers of the virtual machine need some seconds until a batch is as fast as it gets."""
-    scratch.mkdir(exist_ok=True)
-    runs = [
-        measured_run(session, scratch / f"run-{number}", request, size, counting)
-        for number, size in enumerate([sizes[0], *sizes])
-    ][1:]
-    trials = [{"batch_lines": size, **run.as_fields()} for size, run in zip(sizes, runs, strict=True)]
-    return max(runs, key=lambda run: run.words_per_s), trials
+def files_per_batch(corpus: Corpus, batch_lines: int) -> int:
+    files, rest = divmod(batch_lines, corpus.lines_per_file)
+    if not files or rest:
+        raise SystemExit(f"--batch-lines {batch_lines}: Spark reads whole files, so give a multiple of {corpus.lines_per_file}")
+    return files
 
 
-def measured_run(session: SparkSession, directory: Path, request: Request, size: int, counting: Counting) -> Throughput:
-    """The speed of `request.lines` lines, at least, in batches of `size`; the first batch is not measured."""
-    directory.mkdir()
-    given = LinkedFiles(directory / "lines", request.seed, size)
-    given.add(1 + max(1, round(request.lines / size)))
-    checkpoint = directory / "checkpoint"
+def start(writer: DataStreamWriter, checkpoint: Path, **trigger: Any) -> StreamingQuery:
+    """Start a query into a sink that drops."""
+    query = writer.outputMode("update").format("noop").option("checkpointLocation", str(checkpoint))
+    return query.trigger(**trigger).start() if trigger else query.start()
+
+
+def measure_throughput(session: SparkSession, scratch: Path, request: RunRequest, counting: Counting) -> list[dict[str, Any]]:
+    """Run batches back to back until every window is measured. Returns the figures and what was checked."""
+    corpus = Corpus.at(request.corpus)
+    links, size = CorpusLinks(scratch / "lines", corpus), files_per_batch(corpus, request.batch_lines)
+    checkpoint = scratch / "checkpoint"
     session.conf.set(STATE_STORE, counting.store)
-    query = run_to_end(counting.of(words_of(file_stream(session, given.directory))).writeStream, checkpoint)
-    batches = batches_of(query)
-    counted = sum_of_counts(session, checkpoint, counting)
-    check(counted, sum(batch.lines for batch in batches) * WORDS_PER_LINE)
-    measured = batches[1:]
-    words = sum(batch.lines for batch in measured) * WORDS_PER_LINE
-    return Throughput(words, measured[-1].ended - measured[0].started, counted)
+    links.keep_ahead(0, size)
+    query = start(counting.of(words_of(file_stream(session, links.directory, size))).writeStream, checkpoint)
+    meter: WindowMeter | None = None
+    noted = 0
+    while meter is None or not meter.done:
+        time.sleep(LOOK_SECONDS)
+        check_alive(query)
+        batches = batches_of(query)
+        if batches and meter is None:
+            meter = WindowMeter(request.rule, batches[0].started)
+        if meter is not None and len(batches) > noted:
+            for number in range(noted, len(batches)):
+                meter.note(sum(batch.lines for batch in batches[: number + 1]) * WORDS_PER_LINE, batches[number].delivered)
+            noted = len(batches)
+        links.keep_ahead(noted * size, size)
+    query.processAllAvailable()
+    query.stop()
+    return [meter.as_fields(), check_counts(stored_counts(session, checkpoint, counting), links.counts())]
 
 
-def sum_of_counts(session: SparkSession, checkpoint: Path, counting: Counting) -> int:
-    """The sum of all counts in the state a query left, read back from its checkpoint.
+def check_alive(query: StreamingQuery) -> None:
+    if not query.isActive:
+        raise SystemExit(f"the query has ended: {query.exception()}")
 
-    The sink dropped the updates, so this is what there is to check; it also costs the query nothing.
-    """
+
+def stored_counts(session: SparkSession, checkpoint: Path, counting: Counting) -> dict[str, int]:
+    """The counts in the state that a query left, read from its checkpoint. The sink drops the updates, so the state is the
+    result; reading it afterwards costs the query nothing."""
     state = session.read.format("statestore").options(**counting.options).load(str(checkpoint))
-    total = state.agg(F.sum(counting.column)).first()
-    if total is None or total[0] is None:
-        raise WrongCount("the query left no state behind")
-    return int(total[0])
+    return {row["word"]: row["count"] for row in state.select(
+        F.col(counting.word).alias("word"), F.col(counting.count).alias("count")).collect()}

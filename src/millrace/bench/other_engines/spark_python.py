@@ -1,31 +1,28 @@
-"""Spark Structured Streaming on the word count, the counting in Python: the faster of its two stateful operators.
-
-Both are tried with one size of a batch, the better one with others.
+"""Structured Streaming on the word count, counting in Python: by `applyInPandasWithState`, or with `--transform` by
+`transformWithStateInPandas`.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyspark
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 if TYPE_CHECKING or __package__:
-    from .reporting import Request, Throughput, parse_request, print_result
-    from .spark_common import CORES, ROCKSDB, Counting, best_throughput, scratch_directory, spark_session
+    from .reporting import parse_request, print_result
+    from .spark_common import CORES, ROCKSDB, Counting, measure_throughput, scratch_directory, spark_session
 else:
-    from reporting import Request, Throughput, parse_request, print_result
-    from spark_common import CORES, ROCKSDB, Counting, best_throughput, scratch_directory, spark_session
+    from reporting import parse_request, print_result
+    from spark_common import CORES, ROCKSDB, Counting, measure_throughput, scratch_directory, spark_session
 
-BATCH_LINES = (200_000, 100_000, 400_000)
 SHUFFLE_PARTITIONS = CORES
 COUNTS = "word string, count long"
-SETTING = f"local[{CORES}], text files in memory, one update a word and batch, the best of some sizes of a batch"
 
 
 def _count(key: tuple[str], occurrences: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -35,7 +32,7 @@ def _count(key: tuple[str], occurrences: Iterator[pd.DataFrame], state: GroupSta
     yield pd.DataFrame({"word": [key[0]], "count": [count]})
 
 
-class Count(StatefulProcessor):
+class CountProcessor(StatefulProcessor):
     """The same for the newer operator."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -57,37 +54,26 @@ def apply_in_pandas(words: DataFrame) -> DataFrame:
 
 
 def transform_in_pandas(words: DataFrame) -> DataFrame:
-    return words.groupBy("word").transformWithStateInPandas(Count(), COUNTS, "update", "none")
+    return words.groupBy("word").transformWithStateInPandas(CountProcessor(), COUNTS, "update", "none")
 
 
-# The newer one runs on no other store.
-OPERATORS = {
-    "applyInPandasWithState": Counting(apply_in_pandas, "value.groupState.count"),
-    "transformWithStateInPandas": Counting(transform_in_pandas, "value.count", {"stateVarName": "count"}, ROCKSDB),
-}
-
-
-def measure(session: SparkSession, scratch: Path, request: Request) -> tuple[Throughput, list[dict[str, object]]]:
-    first, *others = request.batch_lines or BATCH_LINES
-    runs, trials = {}, []
-    for name, counting in OPERATORS.items():
-        runs[name], found = best_throughput(session, scratch / name, request, [first], counting)
-        trials += [{"operator": name, **trial} for trial in found]
-    name = max(runs, key=lambda name: runs[name].words_per_s)
-    if not others:
-        return runs[name], trials
-    best, found = best_throughput(session, scratch / "others", request, others, OPERATORS[name])
-    trials += [{"operator": name, **trial} for trial in found]
-    return max(best, runs[name], key=lambda run: run.words_per_s), trials
+APPLY = Counting(apply_in_pandas, "value.groupState.count")
+# It runs on no other store.
+TRANSFORM = Counting(transform_in_pandas, "value.count", options={"stateVarName": "count"}, store=ROCKSDB)
 
 
 def main() -> None:
-    request = parse_request(__doc__ or "")
-    if not request.lines:
-        raise SystemExit("this engine has no latency run: give --lines")
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--transform", action="store_true")
+    options, others = parser.parse_known_args()
+    request = parse_request(__doc__ or "", others)
+    if request.rate:
+        raise SystemExit("this engine has no latency run")
     with scratch_directory() as scratch, spark_session(SHUFFLE_PARTITIONS, scratch) as session:
-        throughput, trials = measure(session, scratch, request)
-    print_result("spark_python", pyspark.__version__, SETTING, throughput, latency=None, trials=trials)
+        results = measure_throughput(session, scratch, request, TRANSFORM if options.transform else APPLY)
+    operator = "transformWithStateInPandas" if options.transform else "applyInPandasWithState"
+    setting = f"local[{CORES}], {operator}, {request.batch_lines:,} lines a batch"
+    print_result("spark_python", pyspark.__version__, setting, *results)
 
 
 if __name__ == "__main__":

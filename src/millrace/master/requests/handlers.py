@@ -25,7 +25,7 @@ class TopologyVerbs:
         self._state, self._tell = state, tell
 
     def verbs(self) -> dict[str, Verb]:
-        return {"kill": self._kill, "pause": self._pause, "resume": self._resume, "move": self._move, "scale": self._scale}
+        return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move, "scale": self._scale}
 
     def _kill(self, request: Request) -> str:
         name: str = request["topology"]
@@ -36,7 +36,7 @@ class TopologyVerbs:
         self._tell(Paused(request["topology"]))
         return str(request["topology"])
 
-    def _resume(self, request: Request) -> str:
+    def _unpause(self, request: Request) -> str:
         self._tell(Resumed(request["topology"]))
         return str(request["topology"])
 

@@ -1,6 +1,6 @@
-"""A worker's ways to what must outlive it: the checkpoint store, and the fragments in other workers' memory.
+"""A worker's access to checkpoints: the checkpoint store, and fragments in the memory of other workers.
 
-`save`, `manifest` and `fetch` wait: they are called on threads of the keepers. The rest returns at once.
+`save`, `manifest` and `fetch` block: they run on the store threads of the worker's tasks. Everything else returns at once.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ def _nowhere() -> CheckpointStore:
     raise StoreUnreachable("this worker was started without a checkpoint store")
 
 
-class Vault:
-    """`open_store` is called when it is first needed: most topologies keep nothing."""
+class CheckpointAccess:
+    """Saves and restores the snapshots of a worker's tasks. The store is opened on first use: most topologies keep no state."""
 
     def __init__(self, open_store: Callable[[], CheckpointStore] = _nowhere, exchange: FragmentExchange | None = None) -> None:
         self._open_store, self._exchange = open_store, exchange
         self._store: CheckpointStore | None = None
         self._lock = threading.Lock()
         self._addresses: dict[int, WorkerAddress] = {}
-        self._manifests: dict[str, Manifest] = {}  # of each topology the one read last
-        self.counters: Counter[str] = Counter()  # blobs restored, by where they came from
+        self._manifests: dict[str, Manifest] = {}  # the last one read, by topology
+        self.counters: Counter[str] = Counter()  # blobs restored, by their source
 
-    # -- threads of the keepers --------------------------------------------------------------------------------------
+    # -- store threads -----------------------------------------------------------------------------------------------
 
     def save(self, topology: str, blob: str, parts: Sequence[bytes]) -> None:
         self._checkpoints(topology).save(blob, parts)
 
     def manifest(self, topology: str, epoch: int, wave: int) -> Manifest:
-        """Read once for all tasks of a worker."""
+        """The manifest of a wave, read once for all tasks of the worker."""
         with self._lock:
             known = self._manifests.get(topology)
         if known is None or (known.epoch, known.wave) != (epoch, wave):
@@ -54,31 +54,31 @@ class Vault:
         return known
 
     def fetch(self, topology: str, refs: Iterable[PieceRef], held: Mapping[str, Blocks]) -> dict[PieceRef, bytes]:
-        """The pieces, each checked: from fragments where there are enough, otherwise from the store."""
+        """Fetch and check pieces: from fragments where there are enough, otherwise from the store."""
         wanted: dict[str, list[PieceRef]] = {}
         for ref in refs:
             wanted.setdefault(ref.blob, []).append(ref)
-        found: dict[PieceRef, bytes] = {}
-        for blob, answer in self._ask_for({blob: held[blob] for blob in wanted if blob in held}).items():
-            found.update(self._pieces(blob, answer.result(), wanted[blob]))
-        missing = [ref for pieces in wanted.values() for ref in pieces if ref not in found]
+        fetched: dict[PieceRef, bytes] = {}
+        for blob, answer in self._request({blob: held[blob] for blob in wanted if blob in held}).items():
+            fetched.update(self._pieces(blob, answer.result(), wanted[blob]))
+        missing = [ref for pieces in wanted.values() for ref in pieces if ref not in fetched]
         if missing:
-            found.update(zip(missing, self._checkpoints(topology).read_chain(missing), strict=True))
-        self.counters["blobs_from_fragments"] += len({ref.blob for ref in found} - {ref.blob for ref in missing})
+            fetched.update(zip(missing, self._checkpoints(topology).read_chain(missing), strict=True))
+        self.counters["blobs_from_fragments"] += len({ref.blob for ref in fetched} - {ref.blob for ref in missing})
         self.counters["blobs_from_store"] += len({ref.blob for ref in missing})
-        return found
+        return fetched
 
-    def _ask_for(self, held: Mapping[str, Blocks]) -> dict[str, Future[memoryview | NotEnoughFragments]]:
-        """All of them at once."""
-        asked: dict[str, Future[memoryview | NotEnoughFragments]] = {}
+    def _request(self, held: Mapping[str, Blocks]) -> dict[str, Future[memoryview | NotEnoughFragments]]:
+        """Request all blobs from their holders at once."""
+        answers: dict[str, Future[memoryview | NotEnoughFragments]] = {}
         if self._exchange is None:
-            return asked
+            return answers
         for blob, blocks in held.items():
             holders = self._holders(blocks.slots)
             if len(holders) >= blocks.r:
-                asked[blob] = Future()
-                self._exchange.fetch(blob, blocks.r, blocks.c, holders, asked[blob].set_result)
-        return asked
+                answers[blob] = Future()
+                self._exchange.fetch(blob, blocks.r, blocks.c, holders, answers[blob].set_result)
+        return answers
 
     def _pieces(self, blob: str, answer: memoryview | NotEnoughFragments, refs: Sequence[PieceRef]) -> dict[PieceRef, bytes]:
         try:
@@ -98,11 +98,11 @@ class Vault:
     # -- the worker's loop -------------------------------------------------------------------------------------------
 
     def reach(self, workers: Iterable[WorkerAddress]) -> None:
-        """These are the workers there are: nobody waits for fragments from those that are gone."""
-        before = self._everyone()
+        """Set the live workers; requests to workers that are gone fail at once."""
+        before = self._all_addresses()
         self._addresses = {address.slot: address for address in workers}
         if self._exchange is not None:
-            for address in before - self._everyone():
+            for address in before - self._all_addresses():
                 self._exchange.forget(address)
 
     def back_up(self, blob: str, parts: Sequence[bytes], blocks: Blocks) -> None:
@@ -114,26 +114,26 @@ class Vault:
         self.counters["fragments_sent"] += count
 
     def keep(self, topology: str, task: TaskId, blobs: Iterable[str], slots: Iterable[int]) -> None:
-        """Of a task's blobs only these are still needed."""
+        """Tell holders that only these blobs of a task are still needed."""
         if self._exchange is not None:
             addresses = [address for _, address in self._holders(sorted(slots))]
-            self._exchange.keep(task_prefix(topology, *task), sorted(blobs), addresses, lambda heard: None)
+            self._exchange.keep(task_prefix(topology, *task), sorted(blobs), addresses, lambda count: None)
 
     def forget(self, topology: str) -> None:
-        """The topology has ended: nothing of it is needed any more. A worker that only holds fragments does not know."""
+        """Discard everything of a topology that has ended, also in workers that only hold fragments of it."""
         with self._lock:
             self._manifests.pop(topology, None)
         if self._exchange is not None:
-            self._exchange.drop(topology_prefix(topology), self._everyone(), lambda heard: None)
+            self._exchange.drop(topology_prefix(topology), self._all_addresses(), lambda count: None)
 
     def slots(self) -> set[int]:
         return set(self._addresses)
 
-    def _everyone(self) -> set[Address]:
+    def _all_addresses(self) -> set[Address]:
         return {address for _, address in self._holders(list(self._addresses))}
 
     def _holders(self, slots: Sequence[int]) -> list[tuple[int, Address]]:
-        """(block, where it is) of those whose worker is alive."""
+        """(block, address) of the holders that are alive."""
         return [(block, Address(address.backup_ipc, address.backup_tcp, address.boot)) for block, slot in enumerate(slots)
                 if (address := self._addresses.get(slot)) is not None and address.backup_ipc]
 

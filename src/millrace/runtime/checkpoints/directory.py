@@ -1,7 +1,7 @@
 """Checkpoints in a directory of this host, or one that all hosts have mounted.
 
-A file is written under another name, forced to the disk and then renamed; then the directory is forced to the disk too.
-A crash of the process or the machine leaves at most the unfinished file, which is removed an hour later.
+A file is written under a temporary name, synced, and renamed; then the directory is synced too. A crash of the process or the
+machine leaves at most the unfinished file, which is removed after an hour.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from millrace.errors import CheckpointMissing, MillraceError, StoreUnreachable
 from millrace.runtime.checkpoints.lock import Lock
 from millrace.state.checkpoint import topology_prefix
 
-UNFINISHED = ".unfinished-"  # begins the name of a file that is being written
-UNFINISHED_SECONDS = 3600.0  # a writer that takes longer than this is none any more
-LOCK = ".lock"  # ends the name of a file in the root that is a topology's lock; no topology's own path has a dot
+UNFINISHED = ".unfinished-"  # prefix of a file that is being written
+UNFINISHED_SECONDS = 3600.0  # a writer that takes longer is presumed dead
+LOCK = ".lock"  # suffix of a topology's lock in the root; the path of a topology has no dot
 
 
 class DirectoryStore:
-    """One directory. Any number of processes may use it at the same time."""
+    """A directory. Any number of processes may use it at the same time."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self._durable: set[Path] = set()  # directories known to survive a crash
-        with self._says("open"):
+        with self._translated("open"):
             self._make(self.root)
 
     def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
         path = self._path(name)
         unfinished = path.with_name(f"{UNFINISHED}{uuid.uuid4().hex}")
-        with self._says(f"write {name}"):
+        with self._translated(f"write {name}"):
             self._make(path.parent)
             try:
                 with unfinished.open("xb") as file:
@@ -44,13 +44,13 @@ class DirectoryStore:
                     os.fsync(file.fileno())
                 unfinished.replace(path)
             except BaseException:
-                with contextlib.suppress(OSError):  # what went wrong first is what matters; it is removed when it is old
+                with contextlib.suppress(OSError):  # the first error matters; an old file is removed later
                     unfinished.unlink(missing_ok=True)
                 raise
-            _force(path.parent)
+            _sync(path.parent)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        with self._says(f"read {name}"):
+        with self._translated(f"read {name}"):
             try:
                 with self._path(name).open("rb") as file:
                     file.seek(offset)
@@ -59,29 +59,29 @@ class DirectoryStore:
                 raise not_there(name, str(self.root)) from None
 
     def names(self, prefix: str) -> list[str]:
-        with self._says(f"list {prefix}*"):
-            self.root.stat()  # a store that is gone is not an empty one
+        with self._translated(f"list {prefix}*"):
+            self.root.stat()  # a missing store must not look empty
             return sorted(name for name in self._walk(self._directory_of(prefix)) if name.startswith(prefix))
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
-            with self._says(f"delete {name}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with self._translated(f"delete {name}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._path(name).unlink()
 
     def missing(self, names: Iterable[str]) -> set[str]:
-        return {name for name in names if not self._is_there(name)}
+        return {name for name in names if not self._exists(name)}
 
     def lock(self, topology: str) -> Lock | None:
-        """Also between hosts, if the file system has locks that work between them; None if it has none at all."""
-        with self._says(f"lock {topology}"):
+        """Works between hosts if the file system's locks do; None if it has no locks."""
+        with self._translated(f"lock {topology}"):
             self._make(self.root)
             return Lock.take(self.root / f"{topology_prefix(topology)}{LOCK}", topology)
 
     def close(self) -> None:
-        """Nothing is held open but the locks, which are closed by whoever took them."""
+        """Nothing is open but the locks, which their owners close."""
 
-    def _is_there(self, name: str) -> bool:
-        with self._says(f"look for {name}"):
+    def _exists(self, name: str) -> bool:
+        with self._translated(f"look for {name}"):
             try:
                 self._path(name).stat()
             except (FileNotFoundError, NotADirectoryError):
@@ -106,25 +106,25 @@ class DirectoryStore:
         return self._path(directory) if slash else self.root
 
     def _make(self, directory: Path) -> None:
-        """Made, and sure to be there after a crash: each directory is an entry in the one above it."""
-        if directory in self._durable and directory.is_dir():  # people delete directories
+        """Make a directory that survives a crash: each is synced as an entry in its parent."""
+        if directory in self._durable and directory.is_dir():  # it may have been deleted
             return
         directory.mkdir(parents=True, exist_ok=True)
         if directory != self.root:
             self._make(directory.parent)
-        _force(directory.parent)
+        _sync(directory.parent)
         self._durable.add(directory)
 
     @contextlib.contextmanager
-    def _says(self, what: str) -> Iterator[None]:
+    def _translated(self, action: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise refused(str(self.root), what, error) from error
+            raise refused(str(self.root), action, error) from error
 
 
 def check_name(name: str) -> None:
-    """Names come with messages, too: none may lead out of the store, to a file that is being written, or to a lock."""
+    """Refuse a name that leads out of the store, to an unfinished file or to a lock: names also come with messages."""
     if ("\0" in name or _is_lock(name)
             or any(step in ("", ".", "..") or step.startswith(UNFINISHED) for step in name.split("/"))):
         raise MillraceError(f"{name!r} cannot be a name in a checkpoint store: make names with millrace.state.checkpoint")
@@ -135,25 +135,25 @@ def _is_lock(name: str) -> bool:
 
 
 def not_there(name: str, place: str) -> CheckpointMissing:
-    return CheckpointMissing(f"the checkpoint store {place} has no {name}: it was deleted, or the store is not the one that "
-                             "was written to. Is it on a disk that all hosts share, and does nobody else clean it up?")
+    return CheckpointMissing(f"the checkpoint store {place} has no {name}: it was deleted, or another store was written to. "
+                             "Is it on a disk that all hosts share, and does nothing else clean it up?")
 
 
-def refused(place: str, what: str, error: Exception) -> StoreUnreachable:
-    """The error of a file system, with what to do about it."""
+def refused(place: str, action: str, error: Exception) -> StoreUnreachable:
+    """An error of a file system with advice."""
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         advice = "Make room there, or name a larger one in checkpoint.store"
     elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
         advice = "Let the user that workers and master run as write there, or name another one in checkpoint.store"
     else:
-        advice = "See that it is mounted or reachable from every host, or name another one in checkpoint.store"
+        advice = "Check that it is mounted or reachable from every host, or name another one in checkpoint.store"
     line = " ".join(str(error).split())[:500]
-    return StoreUnreachable(f"the checkpoint store {place} was asked to {what} and cannot: {line}. {advice}")
+    return StoreUnreachable(f"the checkpoint store {place} was asked to {action} and cannot: {line}. {advice}")
 
 
-def _force(directory: Path) -> None:
-    """The directory's entries to the disk."""
+def _sync(directory: Path) -> None:
+    """Sync the directory's entries to the disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -162,7 +162,7 @@ def _force(directory: Path) -> None:
 
 
 def _remove_if_old(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):  # its writer has just finished, or another has removed it
+    with contextlib.suppress(FileNotFoundError):  # finished or removed meanwhile
         if time.time() - path.stat().st_mtime > UNFINISHED_SECONDS:
             path.unlink()
 

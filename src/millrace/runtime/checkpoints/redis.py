@@ -1,13 +1,12 @@
-"""Checkpoints in Redis: as durable as that Redis is set up to be. It must not evict keys (`maxmemory-policy noeviction`).
+"""Checkpoints in Redis, as durable as that Redis is configured. It must not evict keys (`maxmemory-policy noeviction`).
 
     millrace:checkpoint:<name>              a hash: `id`, `length`, and the content in fields 0, 1, 2, ...
-    millrace:checkpoint-unfinished:<id>     the same while it is being written; Redis drops it after an hour
-    millrace:checkpoint-names:<first step>  a set: the names that begin with this step, a topology, so that they are found
-                                            however many other keys there are
+    millrace:checkpoint-unfinished:<id>     the same while it is being written; expires after an hour
+    millrace:checkpoint-names:<first step>  a set: the names that begin with this step, a topology, so that listing them does
+                                            not depend on the number of other keys
 
-A hash is written under a key of its own and then renamed and entered into the set, which is one step for Redis. It is read
-in several steps if it is large; each also asks for the `id`, so that a reader notices when another content has taken the
-place of the first.
+A hash is written under a temporary key, then renamed and added to the set in one script. A large one is read in several steps;
+each also reads the `id`, so that a reader notices if the content was replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ UNFINISHED_PREFIX = "millrace:checkpoint-unfinished:"
 NAMES_PREFIX = "millrace:checkpoint-names:"
 TIMEOUT_SECONDS = 10.0  # for each answer
 RETRIES = 2  # of a command whose connection broke
-FIELD = 1 << 20  # bytes: what is fetched too much for a small piece is less than two of these
-STEP = 16  # fields written or read by one command: while Redis works on it, everybody else waits
+FIELD = 1 << 20  # bytes: reading a small piece fetches less than two of these in excess
+STEP = 16  # fields written or read by one command: Redis serves nobody else meanwhile
 SCAN_COUNT = 1000
 
-# KEYS: what was written, what it is to be called, the set of names. ARGV: the name. Returns 0 if nothing was written there.
-# The set first: it is what a Redis without room refuses, and then nothing is done.
+# KEYS: the temporary key, the final key, the set of names. ARGV: the name. Returns 0 if the temporary key does not exist.
+# The set comes first: a Redis without memory refuses that step, and then nothing has been changed.
 _RENAME = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 redis.call('SADD', KEYS[3], ARGV[1])
@@ -61,7 +60,7 @@ class RedisStore:
         except ValueError as error:
             raise MillraceError(f"{self.place!r} names no Redis ({error}): write redis://host:port/database") from error
         self._renaming = self._client.register_script(_RENAME)
-        with self._says("answer"):
+        with self._translated("answer"):
             self._client.ping()
 
     def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
@@ -70,7 +69,7 @@ class RedisStore:
         unfinished, count = UNFINISHED_PREFIX + id, 0
         views = [memoryview(part).cast("B") for part in parts]
         head = {"id": id, "length": sum(map(len, views))}
-        with self._says(f"write {name}"):
+        with self._translated(f"write {name}"):
             for fields in _fields(views):
                 with self._client.pipeline(transaction=True) as pipe:
                     pipe.hset(unfinished, mapping=head | fields)
@@ -83,37 +82,37 @@ class RedisStore:
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         check_name(name)
-        with self._says(f"read {name}"):
+        with self._translated(f"read {name}"):
             while True:
                 content = self._read(name, offset, length)
                 if content is not None:
                     return content
 
     def names(self, prefix: str) -> list[str]:
-        """Costs what the topology has that the prefix begins with; if it does not name one, what the database has."""
+        """Scans the names of the prefix's topology; the whole database if the prefix does not name a topology."""
         topology, slash, _ = prefix.partition("/")
-        with self._says(f"list {prefix}*"):
-            found = self._names_of(topology) if slash else self._all_names()
-            return sorted(name for name in found if name.startswith(prefix))
+        with self._translated(f"list {prefix}*"):
+            names = self._names_of(topology) if slash else self._all_names()
+            return sorted(name for name in names if name.startswith(prefix))
 
     def delete(self, names: Iterable[str]) -> None:
         by_step: dict[str, list[str]] = {}
         for name in names:
             by_step.setdefault(_names_key(name), []).append(name)
         for key, some in by_step.items():
-            with self._says(f"delete {len(some)} names"):
+            with self._translated(f"delete {len(some)} names"):
                 for start in range(0, len(some), SCAN_COUNT):
                     self._delete(key, some[start : start + SCAN_COUNT])
 
     def lock(self, topology: str) -> None:
-        """There is none."""
+        """Redis has no locks."""
 
     def missing(self, names: Iterable[str]) -> set[str]:
-        asked = list(names)
-        with self._says(f"look for {len(asked)} names"), self._client.pipeline(transaction=False) as pipe:
-            for name in asked:
+        wanted = list(names)
+        with self._translated(f"look for {len(wanted)} names"), self._client.pipeline(transaction=False) as pipe:
+            for name in wanted:
                 pipe.exists(PREFIX + name)
-            return {name for name, there in zip(asked, pipe.execute(), strict=True) if not there}
+            return {name for name, exists in zip(wanted, pipe.execute(), strict=True) if not exists}
 
     def close(self) -> None:
         self._client.close()
@@ -121,7 +120,7 @@ class RedisStore:
     def _rename(self, unfinished: str, name: str, id: str) -> None:
         if self._renaming(keys=[unfinished, PREFIX + name, _names_key(name)], args=[name]):
             return
-        # The client sends a command again when the connection broke before the answer came: then it is done already.
+        # The client repeats a command whose connection broke before the answer: then the rename is done already.
         if self._client.hget(PREFIX + name, "id") != id.encode():
             raise self._emptied(name)
 
@@ -132,7 +131,7 @@ class RedisStore:
             pipe.execute()
 
     def _names_of(self, topology: str) -> set[str]:
-        """Those in the set, but for what somebody else has deleted or Redis has evicted: that is not to be relied on."""
+        """The names in the set, without those that were deleted elsewhere or evicted."""
         members = self._client.sscan_iter(NAMES_PREFIX + topology, count=SCAN_COUNT)
         names = list({member.decode(errors="replace") for member in members})
         for start in range(0, len(names), SCAN_COUNT):
@@ -146,7 +145,7 @@ class RedisStore:
         return {key.decode(errors="replace")[len(PREFIX) :] for key in keys}
 
     def _read(self, name: str, offset: int, length: int | None) -> bytes | None:
-        """None if another content took the place of this one meanwhile."""
+        """None if the content was replaced meanwhile."""
         id, size = self._client.hmget(PREFIX + name, "id", "length")
         if id is None:
             raise not_there(name, self.place)
@@ -156,8 +155,8 @@ class RedisStore:
         numbers = range(offset // FIELD, -(-end // FIELD))
         fields: list[bytes] = []
         for start in range(0, len(numbers), STEP):
-            found, *contents = self._client.hmget(PREFIX + name, "id", *numbers[start : start + STEP])
-            if found != id:
+            current_id, *contents = self._client.hmget(PREFIX + name, "id", *numbers[start : start + STEP])
+            if current_id != id:
                 return None
             fields += contents
         first = numbers[0] * FIELD
@@ -165,18 +164,18 @@ class RedisStore:
 
     def _emptied(self, name: str) -> StoreUnreachable:
         return StoreUnreachable(f"the Redis at {self.place} lost what was written while {name} was being written: it was "
-                                "started again or flushed. Write it again")
+                                "restarted or flushed. Write it again")
 
     @contextlib.contextmanager
-    def _says(self, what: str) -> Iterator[None]:
+    def _translated(self, action: str) -> Iterator[None]:
         try:
             yield
         except (OSError, self._errors.RedisError) as error:
             if isinstance(error, self._errors.OutOfMemoryError):
                 advice = "Give it more memory (maxmemory), or name another store in checkpoint.store"
             else:
-                advice = "See that it runs and lets this host in, or name another store in checkpoint.store"
-            raise StoreUnreachable(f"the Redis at {self.place}, where checkpoints are kept, was asked to {what} and did not: "
+                advice = "Check that it runs and admits this host, or name another store in checkpoint.store"
+            raise StoreUnreachable(f"the checkpoint store in the Redis at {self.place} was asked to {action} and did not: "
                                    f"{' '.join(str(error).split())[:500]}. {advice}") from error
 
 
@@ -185,7 +184,7 @@ def _names_key(name: str) -> str:
 
 
 def _fields(parts: Sequence[memoryview]) -> Iterator[dict[str, bytes]]:
-    """The content cut into numbered fields, some at a time."""
+    """Cut the content into numbered fields, `STEP` at a time."""
     fields: dict[str, bytes] = {}
     for number, field in enumerate(_cut(parts)):
         fields[str(number)] = field
@@ -197,7 +196,7 @@ def _fields(parts: Sequence[memoryview]) -> Iterator[dict[str, bytes]]:
 
 
 def _cut(parts: Sequence[memoryview]) -> Iterator[bytes]:
-    """At least one; the last is empty if there is nothing for it."""
+    """Cut the content into fields; at least one, and the last may be empty."""
     rest = bytearray()
     for view in parts:
         while len(rest) + len(view) >= FIELD:

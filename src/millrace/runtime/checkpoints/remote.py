@@ -1,10 +1,10 @@
-"""Checkpoints on a file system that pyarrow can open: HDFS, S3, Google's and Azure's stores.
+"""Checkpoints on a file system that pyarrow can open: HDFS, S3, Google Cloud Storage, Azure.
 
-Written under another name and moved when complete, as on a disk: some of these show a file while it is being written, and
-those that do not would show half of it if the writer failed and closed it. What is durable, and when, is theirs to say.
+Files are written under a temporary name and moved when complete: some of these systems show a file while it is being written,
+and the others would show half of it if the writer failed and closed it. Durability is up to the system.
 
-Object stores tell a file's size and its content in separate answers: if a name is written again between the two, a reader
-gets bytes of both. So write each name once, as waves do, which are never used again; pieces and manifests have a CRC besides.
+Object stores return the size and the content of a file in separate answers: if a name is rewritten between the two, a reader
+gets bytes of both. So write each name once, as waves do. Pieces and manifests have a CRC as well.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ _NO_FILE = (fs.FileType.NotFound, fs.FileType.Directory)
 
 
 class RemoteStore:
-    """A directory of a file system; `place` is what messages call it."""
+    """A directory of a file system; `place` is its name in messages."""
 
     def __init__(self, file_system: Any, root: str, place: str) -> None:
         self.root, self.place = root.rstrip("/"), place
         self._files = file_system
-        with self._says("open"):
+        with self._translated("open"):
             self._files.create_dir(self.root, recursive=True)
 
     @classmethod
     def at(cls, url: str) -> RemoteStore:
         parts = urlsplit(url)
-        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # neither a password nor a key is shown
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without password or key
         try:
             file_system, root = fs.FileSystem.from_uri(url)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
-            raise MillraceError(f"{place!r} names no checkpoint store ({_said(error, url, place)}): use a path, or a URI that "
-                                "begins with file, hdfs, s3, gs, abfs, redis or rediss") from None
+            raise MillraceError(f"{place!r} names no checkpoint store ({_one_line(error, url, place)}): use a path, or a URI "
+                                "that begins with file, hdfs, s3, gs, abfs, redis or rediss") from None
         except (OSError, pyarrow.ArrowException) as error:
-            raise StoreUnreachable(f"the checkpoint store {place} cannot be opened: {_said(error, url, place)}. See that what "
-                                   "pyarrow needs for it is installed and that it lets this host in") from None
+            raise StoreUnreachable(f"the checkpoint store {place} cannot be opened: {_one_line(error, url, place)}. Check that "
+                                   "what pyarrow needs for it is installed and that it admits this host") from None
         return cls(file_system, root, place)
 
     def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
         path = self._path(name)
         directory = path.rpartition("/")[0]
         unfinished = f"{directory}/{UNFINISHED}{uuid.uuid4().hex}"
-        with self._says(f"write {name}"):
+        with self._translated(f"write {name}"):
             self._files.create_dir(directory, recursive=True)
             try:
                 with self._files.open_output_stream(unfinished, compression=None) as stream:
@@ -60,12 +60,12 @@ class RemoteStore:
                         stream.write(part)
                 self._files.move(unfinished, path)
             except BaseException:
-                with contextlib.suppress(OSError, pyarrow.ArrowException):  # what went wrong first is what matters
+                with contextlib.suppress(OSError, pyarrow.ArrowException):  # the first error matters
                     self._files.delete_file(unfinished)
                 raise
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        with self._says(f"read {name}"):
+        with self._translated(f"read {name}"):
             try:
                 with self._files.open_input_file(self._path(name)) as file:
                     rest = max(0, file.size() - offset)
@@ -77,7 +77,7 @@ class RemoteStore:
     def names(self, prefix: str) -> list[str]:
         directory, slash, _ = prefix.rpartition("/")
         selector = fs.FileSelector(self._path(directory) if slash else self.root, allow_not_found=True, recursive=True)
-        with self._says(f"list {prefix}*"):
+        with self._translated(f"list {prefix}*"):
             files = self._list(selector)
             for info in files:
                 if info.base_name.startswith(UNFINISHED):
@@ -87,25 +87,25 @@ class RemoteStore:
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
-            with self._says(f"delete {name}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with self._translated(f"delete {name}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._files.delete_file(self._path(name))
 
     def missing(self, names: Iterable[str]) -> set[str]:
-        asked = list(names)
-        with self._says(f"look for {len(asked)} names"):
-            found = self._files.get_file_info([self._path(name) for name in asked])
-        return {name for name, info in zip(asked, found, strict=True) if info.type in _NO_FILE}
+        wanted = list(names)
+        with self._translated(f"look for {len(wanted)} names"):
+            infos = self._files.get_file_info([self._path(name) for name in wanted])
+        return {name for name, info in zip(wanted, infos, strict=True) if info.type in _NO_FILE}
 
     def lock(self, topology: str) -> None:
-        """There is none."""
+        """These file systems have no locks."""
 
     def close(self) -> None:
-        """The file system closes its connections when nobody refers to it."""
+        """The file system closes its connections when it is garbage-collected."""
 
     def _list(self, selector: Any) -> list[Any]:
         try:
             return [info for info in self._files.get_file_info(selector) if info.type == fs.FileType.File]
-        except NotADirectoryError:  # a file: then nothing begins with its name and a slash
+        except NotADirectoryError:  # a file has no names below it
             return []
 
     def _remove_if_old(self, info: Any) -> None:
@@ -118,13 +118,13 @@ class RemoteStore:
         return f"{self.root}/{name}"
 
     @contextlib.contextmanager
-    def _says(self, what: str) -> Iterator[None]:
+    def _translated(self, action: str) -> Iterator[None]:
         try:
             yield
         except (OSError, pyarrow.ArrowException) as error:
-            raise refused(self.place, what, error) from error
+            raise refused(self.place, action, error) from error
 
 
-def _said(error: Exception, url: str, place: str) -> str:
-    """In one line, and without what the URL holds beside the place."""
+def _one_line(error: Exception, url: str, place: str) -> str:
+    """The error in one line, without secrets of the URL."""
     return " ".join(str(error).replace(url, place).split())[:500]

@@ -1,8 +1,8 @@
-"""Where checkpoints are kept: whatever can hold bytes under a name, safely. Blocking calls, for a thread that may wait.
+"""Checkpoint stores: durable bytes under a name. Blocking calls, for a thread that may wait.
 
-    /path, file:///path                 a directory; one that all hosts share, if there are several
+    /path, file:///path                 a directory; shared by all hosts if there are several
     hdfs://, s3://, gs://, abfs://      a directory of a file system that pyarrow can open
-    redis://, rediss://                 a Redis; what it loses when it restarts is lost
+    redis://, rediss://                 a Redis; data that it loses in a restart is lost
 
 A name is a path of steps joined by `/`, as `state.checkpoint` makes them.
 """
@@ -19,43 +19,43 @@ from millrace.runtime.checkpoints.directory import DirectoryStore
 from millrace.runtime.checkpoints.lock import Lock
 
 REDIS_SCHEMES = ("redis", "rediss")
-SAME_AS_S3 = ("s3a", "s3n")  # what Hadoop's file systems call it
+SAME_AS_S3 = ("s3a", "s3n")  # Hadoop's names for it
 
 
 class CheckpointStore(Protocol):
-    """Safe to use from any thread. Every call may raise StoreUnreachable: no answer, no room, no permission."""
+    """Thread-safe. Every call may raise `StoreUnreachable`: no answer, no room, no permission."""
 
     def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
-        """The parts, one after the other, under this name; durable when this returns. Whatever happens meanwhile, readers
-        find what was there before, or nothing if there was nothing, until they find all of the new."""
+        """Write the concatenated parts under this name; durable when this returns. The write is atomic: readers see the old
+        content, or nothing if there was none, until they see all of the new."""
         ...
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """From `offset` on, to the end or as many bytes as asked for; fewer where it ends before. CheckpointMissing."""
+        """Read from `offset` to the end, or up to `length` bytes. Raises `CheckpointMissing`."""
         ...
 
     def names(self, prefix: str) -> list[str]:
-        """All names that begin so, sorted. What a writer that crashed left unfinished is no name, and goes when it is old."""
+        """All names with this prefix, sorted. Unfinished files of crashed writers are omitted, and removed when old."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
-        """Those that are not there are no error."""
+        """Delete names; missing ones are ignored."""
         ...
 
     def missing(self, names: Iterable[str]) -> set[str]:
-        """Which of these are not there."""
+        """Those of the names that do not exist."""
         ...
 
     def lock(self, topology: str) -> Lock | None:
-        """The right to be the only one that runs a topology of this name on this store, until the lock is closed or the
-        process ends. StoreInUse if another has it. None: this store has no locks, and people must see to it."""
+        """Take the exclusive right to run a topology of this name on this store, until the lock is closed or the process ends.
+        Raises `StoreInUse` if another process has it. None: this store has no locks, so operators must prevent it."""
         ...
 
     def close(self) -> None: ...
 
 
 def open_store(url: str) -> CheckpointStore:
-    """The store that a setting names. What only some need is imported here: it takes longer than all the rest."""
+    """Open the store that a setting names. Optional packages are imported here, since that is slow."""
     directory = local_directory(url)
     if directory is not None:
         return DirectoryStore(directory)
@@ -70,7 +70,7 @@ def open_store(url: str) -> CheckpointStore:
 
 
 def local_directory(url: str) -> Path | None:
-    """The directory that a setting names; None if it names something else."""
+    """The directory that a setting names; None if it names another kind of store."""
     scheme, separator, _ = url.partition("://")
     if not separator:
         return Path(url).expanduser()
@@ -78,7 +78,7 @@ def local_directory(url: str) -> Path | None:
 
 
 def shown_place(url: str) -> str:
-    """The store as messages show it: without a password."""
+    """The store's URL for messages, without a password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in url else url
 

@@ -1,7 +1,6 @@
-"""Where a DataFrame spout's task takes in what Spark sends it: sockets of its own, polled when it is asked for tuples.
+"""The feed of a DataFrame spout's task: sockets that receive batches from Spark, read when the spout is asked for tuples.
 
-So a spout that may not emit, because something downstream is slow or the topology is paused, takes nothing in: what waits for
-it is what its feeders may send without an ack, and no more.
+A spout that may not emit, because of back-pressure or a pause, reads nothing: at most the unacked windows of its feeders wait.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys, bind_tcp, serve
 
 log = logging.getLogger("millrace.worker")
-PUSHES_PER_TURN = 64  # looked at in one call, if none of them is new
+PUSHES_PER_TURN = 64  # read in one call while none of them is new
 
 
 class NoFeeds:
-    """For a worker that nothing can feed: one in a test, without sockets."""
+    """For a worker without sockets, as in tests: it cannot be fed."""
 
     def open(self, name: str, tell: Callable[[str, Any], None]) -> Feed:
         raise MillraceError("a spout made by Spout.from_dataframe needs workers that Spark can reach: run its topology on a "
@@ -46,7 +45,7 @@ class SocketFeeds:
         self._open: dict[str, SocketFeed] = {}
 
     def open(self, name: str, tell: Callable[[str, Any], None]) -> SocketFeed:
-        """A feed for that task, whose address is told; one that an earlier attempt to start it left is closed."""
+        """Open the feed of a task and tell its address. The feed of an earlier attempt to start the task is closed."""
         if name in self._open:
             self._open.pop(name).close()
         sockets = [self._socket()]
@@ -68,9 +67,9 @@ class SocketFeeds:
 
     def _socket(self) -> zmq.Socket[Any]:
         socket = self._context.socket(zmq.ROUTER)
-        socket.rcvhwm = WINDOW  # no feeder sends more without an ack
+        socket.rcvhwm = WINDOW  # the most a feeder sends without an ack
         socket.maxmsgsize = self._frame_limit + 65536
-        socket.linger = 500  # acks that are on their way save a repetition
+        socket.linger = 500  # acks under way save a resend
         return socket
 
 
@@ -83,14 +82,14 @@ class SocketFeed:
         self._closed = False
 
     def take(self) -> tuple[Key, pa.RecordBatch] | None:
-        """None too from one that is closed: a task that is being replaced may be asked for tuples once more."""
+        """The next new batch; None also if the feed is closed: a task being replaced may be asked for tuples once more."""
         if self._closed:
             return None
         for _ in range(PUSHES_PER_TURN):
-            found = self._receive()
-            if found is None:
+            received = self._receive()
+            if received is None:
                 return None
-            sender, frames = found
+            sender, frames = received
             try:
                 push, body = read_push(frames)
             except WireError as error:
@@ -125,7 +124,7 @@ class SocketFeed:
 
     def _receive(self) -> tuple[tuple[zmq.Socket[Any], bytes], list[Any]] | None:
         for _ in self._sockets:
-            socket = self._sockets.pop(0)  # in turn, so that neither has to wait for the other
+            socket = self._sockets.pop(0)  # in turn, so that none starves
             self._sockets.append(socket)
             try:
                 identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
@@ -135,7 +134,7 @@ class SocketFeed:
         return None
 
     def _answer(self, sender: tuple[zmq.Socket[Any], bytes], answer: Done | Refused) -> None:
-        """One that is gone, or does not listen, will ask again if it still wants to know."""
+        """Answer a feeder. If it misses the answer, it sends the batch again."""
         socket, identity = sender
         if not self._closed:
             try:

@@ -1,7 +1,7 @@
 """Sends one partition of a micro-batch to the tasks of a DataFrame spout, and waits until the topology has acked it.
 
-It runs wherever Spark runs the partition. The tasks may move or die meanwhile: the master knows where they are, and what is not
-acked is sent to where they are now. Everything waits with a time limit.
+It runs where Spark runs the partition. The tasks may move or die meanwhile: the feeder asks the master for their places and
+resends unacked batches there. Every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from millrace.runtime.feeds.messages import Push, Refused, read_answer
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys, boot_id, visit
 
-ASK_SECONDS = 0.5  # between questions to the master, while nothing is acked
-RESEND_SECONDS = 10.0  # after which a batch is sent again to the same task: a connection may have lost it, or its ack
-MASTER_SECONDS = 20.0  # without an answer of the master
+ASK_SECONDS = 0.5  # between requests to the master while nothing is acked
+RESEND_SECONDS = 10.0  # until a batch is resent to the same task: a connection may have lost it or its ack
+MASTER_SECONDS = 20.0  # without an answer of the master until an error
 TURN_SECONDS = 0.1
-HOLDS = ("waiting", "starting", "paused")  # while the topology is one of these, nobody is late
+HOLDS = ("waiting", "starting", "paused")  # statuses of the topology in which the timeout does not run
 ENDS = ("", "stopping")
 
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """What all partitions of a micro-batch have in common. Shipped with the Spark job."""
+    """Parameters shared by all partitions of a micro-batch. Shipped with the Spark job."""
 
     master: str
     keys: Keys = field(repr=False)
@@ -41,13 +41,13 @@ class Feeding:
     component: str
     query: str
     batch: int
-    rows: int  # most that are sent together
-    timeout: float  # seconds without any ack
+    rows: int  # the most that are sent together
+    timeout: float  # seconds without any ack until an error
     frame_limit: int = FRAME_LIMIT.default
 
 
 class Feeder:
-    """For one partition: `with Feeder(...) as feeder: feeder.send(batches)`."""
+    """Feeds one partition: `with Feeder(...) as feeder: feeder.send(batches)`."""
 
     def __init__(self, feeding: Feeding, partition: int) -> None:
         self._feeding, self._partition = feeding, partition
@@ -59,9 +59,9 @@ class Feeder:
         self._feeds: list[FeedAddress] = []
         self._status = "waiting"
         self._master = self._connect(feeding.master, with_keys=True)
-        self._asked = float("-inf")  # when the master was last asked,
-        self._waits_since: float | None = None  # and since when it owes an answer
-        self._acked = time.monotonic()  # when something last was, or nothing had to be
+        self._asked = float("-inf")  # when the last request to the master was sent
+        self._waits_since: float | None = None  # since when an answer of the master is due
+        self._acked = time.monotonic()  # of the last ack, or when nothing was unacked
 
     def __enter__(self) -> Feeder:
         return self
@@ -70,7 +70,7 @@ class Feeder:
         self._context.destroy(linger=0)
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Returns the number of rows, when all of them are acked; raises `FeedingFailed` if they cannot be."""
+        """Send all batches; return the number of rows once all are acked. Raises `FeedingFailed`."""
         rows = 0
         for piece, body in self._pieces(batches):
             while self._outbox.full:
@@ -87,7 +87,7 @@ class Feeder:
         return rows
 
     def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
-        """As chunks should be: a batch is one root in the topology, replayed and timed out as a whole."""
+        """Cut batches to the size of chunks: a batch is one root in the topology, replayed and timed out as a whole."""
         for batch in batches:
             for start in range(0, batch.num_rows, self._feeding.rows):
                 yield from self._encoded(batch.slice(start, self._feeding.rows))
@@ -101,13 +101,13 @@ class Feeder:
             yield from self._encoded(piece.slice(0, half))
             yield from self._encoded(piece.slice(half))
         else:
-            raise FeedingFailed(f"a row for {self._feeding.component!r} has {body.size} bytes, and a frame at most "
+            raise FeedingFailed(f"a row for {self._feeding.component!r} has {body.size} bytes; the limit of a message is "
                                 f"{self._feeding.frame_limit}: raise {FRAME_LIMIT.key}, or split the row")
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def _turn(self, seconds: float) -> None:
-        """Send what can be sent, hear what there is to be heard, for so long if there is nothing."""
+        """Send what can be sent, and handle answers; wait up to `seconds` for one."""
         now = time.monotonic()
         if now - self._asked >= ASK_SECONDS and (not self._feeds or self._outbox.silent(now - ASK_SECONDS)):
             self._asked = now
@@ -125,7 +125,7 @@ class Feeder:
                 return
             try:
                 self._link(feed).send_multipart(sending.payload, zmq.NOBLOCK)
-            except zmq.Again:  # its queue is full: at the next turn
+            except zmq.Again:  # its queue is full: retry in the next turn
                 return
             sending.target, sending.at = feed.ipc, now
 
@@ -145,7 +145,7 @@ class Feeder:
         return socket
 
     def _listen(self, socket: zmq.Socket[Any]) -> None:
-        while not socket.closed:  # as a link to a task that has moved is
+        while not socket.closed:  # the link to a task that moved is closed
             try:
                 frame = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -155,7 +155,7 @@ class Feeder:
                     self._located(wire.decode_control(frame))
                 else:
                     self._answered(read_answer(frame))
-            except WireError:  # not from anyone who has something to say here
+            except WireError:  # not an answer to us
                 continue
 
     def _located(self, message: Any) -> None:
@@ -182,10 +182,10 @@ class Feeder:
         feeding = self._feeding
         if self._status in ENDS:
             raise FeedingFailed(f"the topology {feeding.topology!r} has ended, and not all of batch {feeding.batch} is "
-                                "processed: it comes again when the query is started again")
+                                "processed: it is replayed when the query is restarted")
         if now - self._acked > feeding.timeout and not self._outbox.empty:
             raise FeedingFailed(f"nothing that {feeding.component!r} was sent of batch {feeding.batch} has been acked for "
-                                f"{feeding.timeout:g} s: is a bolt stuck, or does everything fail? The topology's errors say")
+                                f"{feeding.timeout:g} s: is a bolt stuck, or does everything fail? See the topology's errors")
         if self._waits_since is not None and now - self._waits_since > MASTER_SECONDS:
             raise FeedingFailed(f"the Millrace master at {feeding.master} has not answered for {MASTER_SECONDS:g} s: it "
                                 "is not reachable from this host, or has ended")

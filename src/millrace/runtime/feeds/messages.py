@@ -1,4 +1,4 @@
-"""What feeders and the feeds of DataFrame spouts say to each other. One msgpack frame, and the Arrow batch in a second one."""
+"""Messages between feeders and the feeds of DataFrame spouts: one msgpack frame, and the Arrow batch in a second one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Push(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
-    """A batch; its rows are in the second frame. The answer is `Done` or `Refused`, when it is known."""
+    """Sends a batch; its rows are in the second frame. Answered by `Done` or `Refused` once that is known."""
 
     query: Annotated[str, msgspec.Meta(max_length=256)]
     batch: Number
@@ -28,13 +28,13 @@ class Push(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
 
 
 class Done(msgspec.Struct, array_like=True, tag=2, tag_field="type"):
-    """The topology has processed it, and everything that came of it."""
+    """The topology has fully processed the batch."""
 
     sequence: Count
 
 
 class Refused(msgspec.Struct, array_like=True, tag=3, tag_field="type"):
-    """It cannot be emitted: sending it again is of no use."""
+    """The batch cannot be emitted; resending it is pointless."""
 
     sequence: Count
     reason: str
@@ -46,7 +46,7 @@ _answer_decoder = msgspec.msgpack.Decoder(Answer)
 
 
 def read_push(frames: list[Any]) -> tuple[Push, Any]:
-    """A push and its body, which is not looked into; `WireError` if it is anything else."""
+    """Decode a push; its body is left encoded. `WireError` if it is anything else."""
     if len(frames) != 2:
         raise WireError(f"a message of {len(frames)} frames is not a batch for a DataFrame spout, which has 2")
     try:

@@ -1,9 +1,8 @@
-"""A channel: the numbered, windowed FIFO from one task to another, by reference or over a link."""
+"""A channel: the numbered, windowed FIFO from one task to another, inside a worker or over a link."""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -11,30 +10,42 @@ from millrace.errors import EncodingError
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
+    from millrace.runtime.tasks.bolt import BoltTask
     from millrace.runtime.tasks.task import Task
 
 
 class Link(Protocol):
-    """The way to another worker. `send` never blocks: the windows bound what can be waiting in it."""
+    """A connection to another worker. `send` never blocks: the channels' windows bound its queue."""
 
     def send(self, frames: list[Any]) -> None: ...
 
 
+class Lineage(NamedTuple):
+    """The roots that a chunk descends from, how often they have failed before, and when the oldest was sent."""
+
+    roots: tuple[int, ...]
+    attempt: int
+    birth: float
+
+
+UNTRACKED = Lineage((), 0, 0.0)
+
+
 class Delivery:
-    """A chunk that has arrived, and what is still to be done for it. Serves as `origin` of its tuples."""
+    """A chunk that has arrived, and its progress. Serves as `origin` of its tuples."""
 
-    __slots__ = ("arrived", "attempt", "birth", "body", "component", "count", "done", "edge", "failed", "form", "inlet",
-                 "left", "local", "roots", "stream", "stream_index", "task")
+    __slots__ = ("arrived", "body", "component", "count", "done", "edge", "failed", "form", "inlet", "left", "lineage",
+                 "local", "stream", "stream_index", "task")
 
-    def __init__(self, inlet: Inlet, stream_index: int, body: Any, count: int, form: int, local: bool,
-                 edge: int, roots: tuple[int, ...], attempt: int, birth: float) -> None:
+    def __init__(self, inlet: Inlet, stream_index: int, body: Any, count: int, form: int, local: bool, edge: int,
+                 lineage: Lineage) -> None:
         self.inlet = inlet
         self.stream_index = stream_index
         self.body, self.count, self.form, self.local = body, count, form, local
-        self.edge, self.roots, self.attempt, self.birth = edge, roots, attempt, birth
+        self.edge, self.lineage = edge, lineage
         self.component, self.task, self.stream = inlet.component, inlet.source, inlet.streams[stream_index]
         self.arrived = 0.0
-        self.left = count  # tuples not yet acked, for bolts that ack by hand
+        self.left = count  # tuples not yet acked, for bolts that ack by hand; -1: neither acked nor failed
         self.done: set[int] | None = None
         self.failed = False
 
@@ -47,7 +58,7 @@ class Delivery:
 
 
 class Inlet:
-    """The receiving end of a channel: checks the numbering and counts what has been consumed."""
+    """The receiving end of a channel: tracks the sequence number and the number of consumed chunks."""
 
     __slots__ = ("component", "consumed", "incarnation", "next_seq", "outlet", "source", "streams", "worker")
 
@@ -55,13 +66,13 @@ class Inlet:
                  outlet: Channel | None) -> None:
         self.source, self.incarnation, self.component, self.streams = source, incarnation, component, streams
         self.worker = worker  # slot of the sender, for credits
-        self.outlet = outlet  # the sending end, if it is in this very worker
+        self.outlet = outlet  # the sending end, if it is in the same worker
         self.next_seq = 0
         self.consumed = 0
 
 
 class Channel:
-    """The sending end. `full` when `window` chunks are on their way: the task then waits before it runs again."""
+    """The sending end. `full` when `window` chunks are unconsumed: the task then waits before it runs again."""
 
     __slots__ = ("consumed", "full", "inlet", "link", "local", "owner", "seq", "slot", "target", "target_incarnation",
                  "target_name", "tuples", "window")
@@ -72,58 +83,55 @@ class Channel:
         self.seq = self.consumed = self.tuples = 0
         self.link: Link | None = None
         self.slot: int | None = None
-        self.local: Task | None = None
+        self.local: BoltTask | None = None
         self.inlet: Inlet | None = None
         self.full = False
 
     def credit(self, consumed: int) -> None:
-        """The receiver has worked off so many chunks in all."""
+        """The receiver has consumed this many chunks in total."""
         self.consumed = max(self.consumed, consumed)
         if self.full and self.seq - self.consumed < self.window:
             self.full = False
             if self._in_use():
                 self.owner.unblocked()
 
-    def send_rows(self, stream: int, rows: Any, edge: int, roots: tuple[int, ...], attempt: int, birth: float) -> None:
+    def send_rows(self, stream: int, rows: Any, edge: int, lineage: Lineage) -> None:
         if self.local is not None:
-            self._hand_over(stream, rows, len(rows), wire.ROWS, edge, roots, attempt, birth)
+            self._hand_over(stream, rows, len(rows), wire.ROWS, edge, lineage)
         else:
-            self._send(stream, wire.encode_rows(rows), len(rows), wire.ROWS, edge, roots, attempt, birth)
+            self._send(stream, wire.encode_rows(rows), len(rows), wire.ROWS, edge, lineage)
 
-    def send_batch(self, stream: int, batch: pa.RecordBatch, edge: int, roots: tuple[int, ...], attempt: int,
-                   birth: float) -> None:
+    def send_batch(self, stream: int, batch: pa.RecordBatch, edge: int, lineage: Lineage) -> None:
         if self.local is not None:
-            self._hand_over(stream, batch, batch.num_rows, wire.ARROW, edge, roots, attempt, birth)
+            self._hand_over(stream, batch, batch.num_rows, wire.ARROW, edge, lineage)
         else:
-            self._send(stream, wire.encode_batch(batch), batch.num_rows, wire.ARROW, edge, roots, attempt, birth)
+            self._send(stream, wire.encode_batch(batch), batch.num_rows, wire.ARROW, edge, lineage)
 
     def send_mark(self, mark: wire.WaveMark) -> None:
-        """A wave, behind everything sent so far. It goes even if the channel is full."""
+        """Send a wave behind everything sent so far, even if the channel is full."""
         if self.local is not None:
-            self._hand_over(0, mark, 0, wire.WAVE, 0, (), 0, 0.0)
+            self._hand_over(0, mark, 0, wire.WAVE, 0, UNTRACKED)
         else:
-            self._send(0, wire.encode(mark), 0, wire.WAVE, 0, (), 0, 0.0)
+            self._send(0, wire.encode(mark), 0, wire.WAVE, 0, UNTRACKED)
 
-    def _hand_over(self, stream: int, body: Any, count: int, form: int, edge: int, roots: tuple[int, ...], attempt: int,
-                   birth: float) -> None:
+    def _hand_over(self, stream: int, body: Any, count: int, form: int, edge: int, lineage: Lineage) -> None:
         assert self.local is not None and self.inlet is not None
         self._count(count)
         self.inlet.next_seq = self.seq
-        self.local.deliver(Delivery(self.inlet, stream, body, count, form, True, edge, roots, attempt, birth))
+        self.local.deliver(Delivery(self.inlet, stream, body, count, form, True, edge, lineage))
 
-    def _send(self, stream: int, body: Any, count: int, form: int, edge: int, roots: tuple[int, ...], attempt: int,
-              birth: float) -> None:
+    def _send(self, stream: int, body: Any, count: int, form: int, edge: int, lineage: Lineage) -> None:
         owner = self.owner
         limit = owner.worker.frame_limit
         if len(body) > limit:
             raise EncodingError(f"{owner.name} emitted a chunk of {count} tuples and {len(body)} bytes to {self.target_name}; "
-                                f"a frame holds {limit} bytes. Emit smaller values, or set wire.frame.limit.bytes.")
+                                f"the limit is {limit} bytes. Emit smaller values, or set wire.frame.limit.bytes.")
         seq = self._count(count)
-        if self.link is not None:  # None: the target is not placed anywhere; what is tracked will be replayed
+        if self.link is not None:  # None: the target is not placed; tracked chunks will be replayed
             header = wire.Chunk(
                 owner.worker.slot, owner.worker.generation, owner.topology.number, owner.topology.epoch,
                 owner.topology.version, owner.number, owner.incarnation, self.target, self.target_incarnation, stream, seq,
-                count, form, edge, list(roots), attempt, owner.worker.clock.now() - birth)
+                count, form, edge, list(lineage.roots), lineage.attempt, owner.worker.clock.now() - lineage.birth)
             self.link.send([wire.encode(header), body])
 
     def _count(self, count: int) -> int:
@@ -137,8 +145,6 @@ class Channel:
         return seq
 
     def _in_use(self) -> bool:
-        """False once a new plan has put another channel in its place: what happens to it then holds nobody up."""
+        """False once a new plan has replaced this channel: it must not block its task any more."""
         return self.owner.channels.get(self.target) is self
 
-
-Inbox = deque[Delivery]

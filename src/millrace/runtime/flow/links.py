@@ -1,4 +1,4 @@
-"""The ways from a worker to the others: opened when something first goes there, forgotten when a plan has another address."""
+"""Links from a worker to the others: opened on first use, dropped when a plan has another address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("millrace.worker")
 
 
 class Peers(Protocol):
-    """Who can make a link. `forget`: the worker of this slot is gone, or is another one now."""
+    """Makes links. `forget`: the worker of this slot is gone or was replaced."""
 
     def link(self, address: WorkerAddress) -> Link: ...
 
@@ -24,13 +24,13 @@ class Peers(Protocol):
 
 
 class Nowhere:
-    """The link to a worker that cannot be reached."""
+    """The link to an unreachable worker: it drops everything."""
 
     def send(self, frames: list[Any]) -> None: ...
 
 
 class Links:
-    """One for each worker. Several channels share the link to the slot of their targets."""
+    """The links of one worker, by slot. All channels to a slot share its link."""
 
     def __init__(self, peers: Peers, counters: Counter[str]) -> None:
         self._peers, self._counters = peers, counters
@@ -38,7 +38,7 @@ class Links:
         self._open: dict[int, Link] = {}
 
     def reach(self, workers: Iterable[WorkerAddress]) -> None:
-        """The workers that there are under a new plan."""
+        """Set the workers of a new plan."""
         fresh = {address.slot: address for address in workers}
         for slot, address in self._addresses.items():
             if fresh.get(slot) != address:
@@ -47,13 +47,13 @@ class Links:
         self._addresses = fresh
 
     def to(self, slot: int) -> Link | None:
-        """None: there is no worker in that slot."""
+        """The link to a slot; None if it has no worker."""
         link = self._open.get(slot)
         address = self._addresses.get(slot)
         if link is None and address is not None:
             try:
                 link = self._peers.link(address)
-            except MillraceError as error:  # what is sent there is lost, and replayed if it is tracked
+            except MillraceError as error:  # chunks sent there are lost; tracked ones are replayed
                 log.error("%s", error)
                 self._counters["unreachable"] += 1
                 link = Nowhere()

@@ -1,4 +1,4 @@
-"""From the tuples of one stream to the channels they leave by: the groupings at work, a chunk at a time."""
+"""Routes the tuples of a stream to channels by its groupings, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from millrace.model.graph import resolve
 if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Channel
 
-KEYS_REMEMBERED = 100_000  # a router forgets all keys beyond this, so that endless key spaces do not fill memory
-WHOLE = 64  # up to so many tuples a shuffle sends together: cutting them up would cost more than it evens out
+KEYS_REMEMBERED = 100_000  # a route forgets all keys beyond this, so that unbounded key spaces do not fill memory
+WHOLE = 64  # a shuffle sends up to this many tuples together: splitting them would cost more than it balances
 
 Rows = Sequence[tuple[Any, ...]]
 Parts = Iterable[tuple["Channel", Any]]
 
 
 class Route:
-    """One subscription to a stream: `split` gives each target channel its share of a list of rows or a batch."""
+    """Routes for one subscription to a stream: splits rows or a batch among the target channels."""
 
     def __init__(self, channels: list[Channel]) -> None:
         self.channels = channels
@@ -39,7 +39,7 @@ class Route:
 
 
 class ToOne(Route):
-    """Everything to one task: a global grouping, or a target with a single task."""
+    """Sends everything to one task: a global grouping, or a target with a single task."""
 
     def split(self, rows: Rows) -> Parts:
         return [(self.channels[0], rows)]
@@ -49,19 +49,21 @@ class ToOne(Route):
 
 
 class ToAll(Route):
+    """Sends everything to every task."""
+
     def split(self, rows: Rows) -> Parts:
-        return [(channel, list(rows)) for channel in self.channels]  # to each its own
+        return [(channel, list(rows)) for channel in self.channels]  # receivers must not share a list
 
     def split_batch(self, batch: pa.RecordBatch) -> Parts:
         return [(channel, batch) for channel in self.channels]
 
 
 class Shuffle(Route):
-    """Evenly over the tasks: a large chunk is cut into equal slices, a small one goes to whoever got the least."""
+    """Balances over the tasks: a large chunk is cut into equal slices, a small one goes to the task that got least."""
 
     def __init__(self, channels: list[Channel]) -> None:
         super().__init__(channels)
-        self._sent = [0] * len(channels)  # from here; by the channels' own counts a new one would get everything
+        self._sent = [0] * len(channels)  # by this route; by the channels' own counts a new one would get everything
 
     def split(self, rows: Rows) -> Parts:
         return self._spread(rows, len(rows), lambda start, stop: rows[start:stop])
@@ -81,7 +83,7 @@ class Shuffle(Route):
 
 
 class Custom(Route):
-    """A user's function names the tasks for each tuple."""
+    """Calls a user's function to choose the tasks for each tuple."""
 
     def __init__(self, channels: list[Channel], code: str) -> None:
         super().__init__(channels)
@@ -89,9 +91,9 @@ class Custom(Route):
 
     @cached_property
     def choose(self) -> Callable[[Sequence[Any], int], Sequence[int]]:
-        """Found when first needed: if it cannot be imported, the tuples fail and not the worker."""
-        found: Callable[[Sequence[Any], int], Sequence[int]] = resolve(self.code)
-        return found
+        """Imported on first use: if that fails, the tuples fail and not the worker."""
+        function: Callable[[Sequence[Any], int], Sequence[int]] = resolve(self.code)
+        return function
 
     def split(self, rows: Rows) -> Parts:
         buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
@@ -108,7 +110,7 @@ class Custom(Route):
 
 
 class _Memory(dict[Any, int]):
-    """key -> index of its task, so that a key is hashed once and a tuple costs one dict look-up."""
+    """Maps a key to the index of its task, so that a key is hashed once and a tuple costs one dict look-up."""
 
     def __init__(self, find: Callable[[Any], int]) -> None:
         self._find = find
@@ -121,7 +123,7 @@ class _Memory(dict[Any, int]):
 
 
 class ByFields(Route):
-    """Equal keys to the same task: key -> key group -> the task that owns the group."""
+    """Sends equal keys to the same task: key -> key group -> the task that owns the group."""
 
     def __init__(self, channels: list[Channel], positions: Sequence[int], owners: Sequence[int]) -> None:
         super().__init__(channels)
@@ -137,7 +139,7 @@ class ByFields(Route):
         try:
             for row, task in zip(rows, map(memory.__getitem__, map(itemgetter(*self.positions), rows)), strict=True):
                 buckets[task].append(row)
-        except TypeError:  # a list or dict as key: it has a stable hash, but no place in a dict
+        except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
             buckets = self._split_unhashable(rows)
         return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
 
@@ -154,7 +156,7 @@ class ByFields(Route):
                 for index, channel in enumerate(self.channels) if (targets == index).any()]
 
     def _of_rows(self, batch: pa.RecordBatch) -> np.ndarray:
-        """What `_task_of` says of the key of each row."""
+        """`_task_of` for the key of each row."""
         if len(self.positions) == 1:
             return self._targets(batch.column(self.positions[0]))
         keys = list(zip(*(batch.column(position).to_pylist() for position in self.positions), strict=True))
@@ -162,8 +164,8 @@ class ByFields(Route):
 
     def _targets(self, column: pa.Array) -> np.ndarray:
         if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()  # its nulls would stay apart from the dictionary
-        if pa.types.is_nested(column.type):  # Arrow finds no distinct values of those
+            column = column.dictionary_decode()  # its nulls are not in the dictionary
+        if pa.types.is_nested(column.type):  # Arrow cannot dictionary-encode these
             return np.fromiter(map(self._task_of, column.to_pylist()), dtype=np.int32, count=len(column))
         encoded = column.dictionary_encode(null_encoding="encode")
         of_distinct = np.fromiter(map(self._task_of, encoded.dictionary.to_pylist()), dtype=np.int32)
@@ -171,10 +173,10 @@ class ByFields(Route):
 
 
 class ByGroups(ByFields):
-    """Counts the tuples of each key group as well: by these numbers groups are given to other tasks."""
+    """Also counts the tuples of each key group; the counts drive the reassignment of groups to tasks."""
 
     def __init__(self, route: ByFields, counts: np.ndarray, known: dict[Any, int]) -> None:
-        """`known`: groups of keys that were seen before; the group of a key never changes."""
+        """`known`: key groups of keys seen before; the group of a key never changes."""
         super().__init__(route.channels, route.positions, route.owners)
         self._counts, self._targets_of, self._known = counts, np.array(route.owners, np.int32), known
 
@@ -182,7 +184,7 @@ class ByGroups(ByFields):
         known = self._known
         try:
             return known[key]
-        except TypeError:  # a list or dict as key: it has a stable hash, but no place in a dict
+        except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
             return stable_hash(key) % len(self.owners)
         except KeyError:
             if len(known) >= KEYS_REMEMBERED:
@@ -205,7 +207,7 @@ class ByGroups(ByFields):
         return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
 
     def _task_of(self, key: Any) -> int:
-        """What `_of_rows` gives is groups, until they have been counted."""
+        """The key group: `_of_rows` then yields groups, which are counted before they become tasks."""
         return self._group_of(key)
 
     def split_batch(self, batch: pa.RecordBatch) -> Parts:
@@ -224,7 +226,7 @@ def rows_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
 
 
 def make_route(grouping: Grouping, channels: list[Channel], fields: Sequence[str], owners: Sequence[int]) -> Route:
-    """The route for one subscription; `owners` says which task has which key group (fields groupings only)."""
+    """Make the route for one subscription; `owners` maps key groups to tasks (fields groupings only)."""
     if grouping.kind == "custom":
         return Custom(channels, grouping.code)
     if grouping.kind == "all":

@@ -1,6 +1,7 @@
-"""Acking between the tasks of a worker and the ackers, wherever they are. One tracker per topology in each worker.
+"""Connects the tasks of a worker to the ackers of their topology, here or elsewhere. One tracker per topology in each worker.
 
-Everything is summed up here first: the acks of a whole turn of the loop leave as one message per acker's worker.
+Acks are combined first: those of a whole turn of the loop leave as one message per worker with ackers. The XOR ledger itself is
+in control/ledger.py.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from millrace.runtime.tasks.spout import SpoutTask
 
 Send = Callable[[int, wire.DataMessage], None]
-EARLY_LIMIT = 4096  # messages kept for an acker that a newer plan, not yet seen here, has put on this worker
+EARLY_LIMIT = 4096  # messages kept for an acker that a newer plan, not yet seen here, places on this worker
 
 
 class Tracker:
-    """`send(slot, message)` reaches another worker; ledgers of ackers in this one are asked directly."""
+    """`send(slot, message)` sends to another worker; ledgers of ackers in this worker are called directly. `tell` passes the
+    verdicts on roots to the spout task that owns them."""
 
     def __init__(self, topology: int, slot: int, generation: int, send: Send,
                  tell: Callable[[Owner, list[int], list[int]], None]) -> None:
@@ -27,7 +29,7 @@ class Tracker:
         self._send, self._tell = send, tell
         self.ledgers: dict[int, Ledger] = {}  # acker index -> its ledger, for ackers that run here
         self.acker_slots: list[int | None] = []  # acker index -> slot of its worker
-        self.version = 0  # of the plan that says so
+        self.version = 0  # of the plan that places the ackers
         self._early: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._sums: dict[int, int] = {}
         self._opened: dict[Owner, list[tuple[int, int]]] = {}
@@ -37,7 +39,7 @@ class Tracker:
     # -- called by tasks ---------------------------------------------------------------------------------------------
 
     def new_root(self, noise: int) -> int:
-        """A root for a spout of this worker: at an acker of this worker if there is one, else at the next in turn."""
+        """Make a root for a spout of this worker: at an acker here if there is one, else at the next in turn."""
         if self.ledgers:
             acker = min(self.ledgers)
         else:
@@ -58,79 +60,79 @@ class Tracker:
     # -- called by the worker ----------------------------------------------------------------------------------------
 
     def flush(self) -> bool:
-        """Pass everything on. Returns whether there was anything."""
+        """Send everything collected. Returns whether there was anything."""
         if not (self._sums or self._opened or self._failed):
             return False
         opened, self._opened = self._opened, {}
         sums, self._sums = self._sums, {}
         failed, self._failed = self._failed, []
         for owner, pairs in opened.items():
-            self._pass_on_roots(owner, pairs)
-        self._pass_on_acks([pair for pair in sums.items() if pair[1]])
-        self._pass_on_fails(failed)
+            self._send_roots(owner, pairs)
+        self._send_acks([pair for pair in sums.items() if pair[1]])
+        self._send_fails(failed)
         return True
 
-    def _pass_on_roots(self, owner: Owner, pairs: list[tuple[int, int]]) -> None:
-        for slot, mine in self._by_slot(pairs, lambda pair: pair[0]).items():
+    def _send_roots(self, owner: Owner, pairs: list[tuple[int, int]]) -> None:
+        for slot, items in self._by_slot(pairs, lambda pair: pair[0]).items():
             if slot == self.slot:
-                self.on_roots(owner, mine, self.version)
+                self.on_roots(owner, items, self.version)
             else:
-                self._send(slot, wire.Roots(self.slot, self.generation, self.topology, self.version, owner, mine))
+                self._send(slot, wire.Roots(self.slot, self.generation, self.topology, self.version, owner, items))
 
-    def _pass_on_acks(self, pairs: list[tuple[int, int]]) -> None:
-        for slot, mine in self._by_slot(pairs, lambda pair: pair[0]).items():
+    def _send_acks(self, pairs: list[tuple[int, int]]) -> None:
+        for slot, items in self._by_slot(pairs, lambda pair: pair[0]).items():
             if slot == self.slot:
-                self.on_acks(mine, self.version)
+                self.on_acks(items, self.version)
             else:
-                self._send(slot, wire.Acks(self.slot, self.generation, self.topology, self.version, mine))
+                self._send(slot, wire.Acks(self.slot, self.generation, self.topology, self.version, items))
 
-    def _pass_on_fails(self, roots: list[int]) -> None:
-        for slot, mine in self._by_slot(roots, lambda root: root).items():
+    def _send_fails(self, roots: list[int]) -> None:
+        for slot, items in self._by_slot(roots, lambda root: root).items():
             if slot == self.slot:
-                self.on_fails(mine, self.version)
+                self.on_fails(items, self.version)
             else:
-                self._send(slot, wire.Fails(self.slot, self.generation, self.topology, self.version, mine))
+                self._send(slot, wire.Fails(self.slot, self.generation, self.topology, self.version, items))
 
     # -- when ackers move ----------------------------------------------------------------------------------------------
 
     def retire(self, acker: int) -> None:
-        """The acker has moved to another worker: so does its ledger, and what still comes here for it is passed on."""
+        """Hand over the ledger of an acker that moved; messages that still come here for it are forwarded."""
         ledger, slot = self.ledgers.pop(acker, None), self._slot_of(acker)
         if ledger is None:
             return
         sums, failed = ledger.hand_over()
-        if slot == self.slot:  # it went away and came back, and this worker has not seen the plan in between
+        if slot == self.slot:  # it moved away and back, and this worker has not seen the plan in between
             self._early.append((self.on_handover, (acker, sums, failed, self.version)))
         else:
-            self._hand_on(acker, sums, failed)
+            self._hand_over(acker, sums, failed)
 
     def settle(self) -> None:
-        """A new plan has been carried out: what came before it may have its acker now."""
+        """After a new plan: handle early messages whose acker may be here now."""
         early, self._early = self._early, []
         for call, arguments in early:
             call(*arguments)
 
-    def _elsewhere(self, roots: Iterable[Any], version: int, call: Callable[..., None], arguments: tuple[Any, ...],
-                   pass_on: Callable[[], None]) -> None:
-        """What came is for an acker that is not here. Its sender may know a newer plan: then it is kept until that comes.
-        Or an older one: then it is passed on, which cannot go round in a circle."""
+    def _not_here(self, roots: Iterable[Any], version: int, call: Callable[..., None], arguments: tuple[Any, ...],
+                  forward: Callable[[], None]) -> None:
+        """Handle a message for an acker that is not here. If its sender has a newer plan, keep it until that plan arrives; if
+        an older one, forward it, which cannot loop."""
         if version > self.version:
             if len(self._early) < EARLY_LIMIT:
                 self._early.append((call, arguments))
         elif all(self._slot_of(acker_of(root)) != self.slot for root in roots):
-            pass_on()
+            forward()
 
     def _slot_of(self, acker: int) -> int | None:
         return self.acker_slots[acker] if 0 <= acker < len(self.acker_slots) else None
 
     def _by_slot(self, items: Iterable[Any], root_of: Callable[[Any], int]) -> dict[int, list[Any]]:
-        """Items by the worker that has their acker. An acker that is nowhere loses them: the root will time out."""
-        found: dict[int, list[Any]] = {}
+        """Group items by the slot of their acker. Items of an unplaced acker are lost: their roots time out."""
+        groups: dict[int, list[Any]] = {}
         for item in items:
             slot = self._slot_of(acker_of(root_of(item)))
             if slot is not None:
-                found.setdefault(slot, []).append(item)
-        return found
+                groups.setdefault(slot, []).append(item)
+        return groups
 
     # -- for the ackers of this worker ---------------------------------------------------------------------------------
 
@@ -149,8 +151,8 @@ class Tracker:
         if finished or failed:
             self._tell(owner, finished, failed)
         if away:
-            self._elsewhere((root for root, _ in away), version, self.on_roots, (owner, away, version),
-                            lambda: self._pass_on_roots(owner, away))
+            self._not_here((root for root, _ in away), version, self.on_roots, (owner, away, version),
+                            lambda: self._send_roots(owner, away))
 
     def on_acks(self, pairs: list[tuple[int, int]], version: int) -> None:
         done: dict[Owner, list[int]] = {}
@@ -166,8 +168,8 @@ class Tracker:
         for owner, roots in done.items():
             self._tell(owner, roots, [])
         if away:
-            self._elsewhere((root for root, _ in away), version, self.on_acks, (away, version),
-                            lambda: self._pass_on_acks(away))
+            self._not_here((root for root, _ in away), version, self.on_acks, (away, version),
+                            lambda: self._send_acks(away))
 
     def on_fails(self, roots: list[int], version: int) -> None:
         away: list[int] = []
@@ -180,12 +182,12 @@ class Tracker:
             if owner is not None:
                 self._tell(owner, [], [root])
         if away:
-            self._elsewhere(away, version, self.on_fails, (away, version), lambda: self._pass_on_fails(away))
+            self._not_here(away, version, self.on_fails, (away, version), lambda: self._send_fails(away))
 
     def on_handover(self, acker: int, sums: list[tuple[int, int, Owner | None]], failed: list[int], version: int) -> None:
-        """The ledger of the acker's incarnation before: what is here already is put together with it."""
+        """Merge the ledger of the acker's previous incarnation."""
         if acker not in self.ledgers:
-            self._elsewhere([], version, self.on_handover, (acker, sums, failed, version), lambda: self._hand_on(
+            self._not_here([], version, self.on_handover, (acker, sums, failed, version), lambda: self._hand_over(
                 acker, sums, failed))
             return
         for root, total, owner in sums:
@@ -195,7 +197,7 @@ class Tracker:
                 self.on_roots(owner, [(root, total)], version)
         self.on_fails(failed, version)
 
-    def _hand_on(self, acker: int, sums: list[tuple[int, int, Owner | None]], failed: list[int]) -> None:
+    def _hand_over(self, acker: int, sums: list[tuple[int, int, Owner | None]], failed: list[int]) -> None:
         slot = self._slot_of(acker)
         if slot is not None and slot != self.slot:
             self._send(slot, wire.Handover(self.slot, self.generation, self.topology, self.version, acker, sums, failed))

@@ -1,10 +1,10 @@
-"""Fragments of snapshots between workers: one thread per worker process holds those of others and fetches its own back.
+"""The fragment exchange: a thread per worker process that holds fragments of other workers' snapshots and fetches its own.
 
     worker's loop ── save, fetch, keep, drop ──► queue ──► exchange's thread ◄──► ROUTER, DEALER sockets
           ▲                                                  │        ▲
-          └────────────── post(done) ◄───────────────────────┴ helper ┘  cuts, joins, sums: seconds for a large blob
+          └────────────── post(done) ◄───────────────────────┴ helper ┘  encodes and decodes: seconds for a large blob
 
-All state belongs to the exchange's thread; nothing is locked.
+All state belongs to the exchange's thread, so there are no locks.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ import zmq
 
 from millrace.errors import BadParameter, MillraceError, NotEnoughFragments, WireError
 from millrace.runtime.fragments.jobs import Fetching, Holders, Saving, Telling
-from millrace.runtime.fragments.links import WINDOW, Address, Asker, Links
+from millrace.runtime.fragments.links import WINDOW, Address, Asker, FragmentLinks
 from millrace.runtime.fragments.messages import (
     PART_BYTES,
-    Drop,
+    Accepted,
+    Discard,
     Get,
     Head,
     Keep,
     Nothing,
     Part,
     Request,
-    Taken,
     read_answer,
     read_request,
 )
 from millrace.runtime.wire.messages import encode
 from millrace.runtime.wire.transport import Keys, bind_tcp, serve
 from millrace.state.erasure import Bytes, Code, gather, room
-from millrace.state.fragments import NAME_PARTS, FragmentTree, Held, cut
+from millrace.state.fragments import NAME_PARTS, FragmentTree, HeldBlob, cut
 
 log = logging.getLogger(__name__)
 HELD_BYTES = 1 << 30
@@ -52,14 +52,14 @@ SECONDS = 30.0
 SILENCE = 5.0
 TICK_SECONDS = 0.05
 IDLE_SECONDS = 1.0
-MESSAGES_PER_TURN = 32  # taken from one socket before the others get their turn
+MESSAGES_PER_TURN = 32  # read from one socket before the others get their turn
 FRAME_LIMIT = PART_BYTES + 65536
 Post = Callable[[Callable[[], None]], None]
 
 
 @dataclass(slots=True)
 class _Incoming:
-    """A fragment of which not all parts have come."""
+    """A fragment that has arrived in part."""
 
     head: Head
     payload: memoryview
@@ -68,12 +68,12 @@ class _Incoming:
 
 
 class FragmentExchange:
-    """`post` puts a call on the worker's loop: everything that a caller is told goes through it. At most `limit` bytes
-    are held for others."""
+    """Saves, fetches and holds fragments. `post` runs a call on the worker's loop; all callbacks go through it. At most `limit`
+    bytes are held for others."""
 
     def __init__(self, context: zmq.Context[Any], name: str, directory: Path, bind: str, keys: Keys, boot: str, post: Post,
                  limit: int = HELD_BYTES, silence: float = SILENCE) -> None:
-        self.malformed = 0  # frames that were no message of ours, or no answer to anything
+        self.malformed = 0  # frames that are not messages of ours, or unexpected answers
         self.tree = FragmentTree(limit)  # belongs to the exchange's thread
         self._post, self._silence = post, silence
         self._path = directory / f"{name}.ipc"
@@ -85,7 +85,7 @@ class FragmentExchange:
         except (MillraceError, zmq.ZMQError):
             self._close_servers()
             raise
-        self._links = Links(context, keys, boot, FRAME_LIMIT, silence, self._poller)
+        self._links = FragmentLinks(context, keys, boot, FRAME_LIMIT, silence, self._poller)
         self._incoming: dict[tuple[bytes, str, int], _Incoming] = {}
         self._jobs: list[Saving | Fetching | Telling] = []
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -102,10 +102,10 @@ class FragmentExchange:
 
     def save(self, blob: str, parts: Sequence[Bytes], r: int, c: int, holders: Holders, done: Callable[[int], None],
              seconds: float = SECONDS) -> None:
-        """Cut the blob (its parts one after the other; they must not change meanwhile) into r + c fragments and give each
-        to its holder. `done` is told how many are held."""
+        """Cut a blob into r + c fragments and send each to its holder. `parts` are concatenated and must not change meanwhile.
+        `done` gets the number of fragments held."""
         if len(blob.split("/")) != NAME_PARTS:
-            raise BadParameter(f"{blob!r} is not the name of a blob: <topology>/<component>/<task index>/<epoch>-<wave> is")
+            raise BadParameter(f"{blob!r} is not a blob name: use <topology>/<component>/<task index>/<epoch>-<wave>")
         self._check(r, c, holders)
         job = Saving(self, holders, seconds, self._posted(done))
 
@@ -119,29 +119,29 @@ class FragmentExchange:
 
     def fetch(self, blob: str, r: int, c: int, holders: Holders, done: Callable[[memoryview | NotEnoughFragments], None],
               seconds: float = SECONDS) -> None:
-        """Put the blob together again from any r of its fragments. `done` is told the blob or what went wrong."""
+        """Restore a blob from any r of its fragments. `done` gets the blob or an error."""
         self._check(r, c, holders)
         self._call(lambda: self._begin(Fetching(self, blob, (r, c), holders, seconds, self._posted(done))))
 
     def keep(self, task: str, blobs: Sequence[str], addresses: Iterable[Address], done: Callable[[int], None]) -> None:
-        """Tell holders that only these blobs of a task (`<topology>/<component>/<task index>`) are still needed. Name also
-        those that are being saved. `done` is told how many have heard it."""
+        """Tell holders that only these blobs of a task (`<topology>/<component>/<task index>`) are still needed. Include those
+        being saved. `done` gets the number of confirmations."""
         self._tell(lambda: Keep(0, task, list(blobs)), addresses, done)
 
     def drop(self, prefix: str, addresses: Iterable[Address], done: Callable[[int], None]) -> None:
-        """Tell holders that nothing below this path, a topology for example, is needed any more."""
-        self._tell(lambda: Drop(0, prefix), addresses, done)
+        """Tell holders to discard everything below this path, for example a topology."""
+        self._tell(lambda: Discard(0, prefix), addresses, done)
 
     def forget(self, address: Address) -> None:
-        """The worker there is gone: whoever waits for it hears so at once."""
+        """Forget a worker that is gone: requests to it fail at once."""
         self._call(lambda: self._links.forget(address))
 
-    def listing(self, done: Callable[[list[Held]], None], prefix: str = "") -> None:
-        """What is held here, for people."""
+    def listing(self, done: Callable[[list[HeldBlob]], None], prefix: str = "") -> None:
+        """List the blobs held here, for display."""
         self._call(lambda: self._posted(done)(self.tree.listing(prefix)))
 
     def close(self) -> None:
-        """Whoever waits for something is told that it did not come."""
+        """Stop. Pending jobs are reported as failed."""
         if self._ended:
             return
         self._work.put(None)
@@ -152,13 +152,13 @@ class FragmentExchange:
         os.close(self._wake_fd)
         os.close(self._signal_fd)
 
-    # --- what jobs use
+    # --- called by jobs
 
     def now(self) -> float:
         return time.monotonic()
 
     def heard(self, address: Address) -> float:
-        """When an answer last came from there."""
+        """When the last answer came from there."""
         return self._links.heard(address)
 
     def ask(self, address: Address, request: Request, part: memoryview | None, asker: Asker) -> None:
@@ -183,11 +183,11 @@ class FragmentExchange:
         Code(r, c)
         indexes = [index for index, _ in holders]
         if len(set(indexes)) < len(indexes) or not set(indexes) <= set(range(r + c)):
-            raise BadParameter(f"holders are named for fragments {indexes}; there are {r} + {c}, counted from 0, and each has "
+            raise BadParameter(f"holders were given for fragments {indexes}: there are {r} + {c}, counted from 0, and each has "
                                "one holder")
 
-    def _tell(self, word: Callable[[], Keep | Drop], addresses: Iterable[Address], done: Callable[[int], None]) -> None:
-        self._call(lambda: self._begin(Telling(self, word, addresses, self._posted(done))))
+    def _tell(self, message: Callable[[], Keep | Discard], addresses: Iterable[Address], done: Callable[[int], None]) -> None:
+        self._call(lambda: self._begin(Telling(self, message, addresses, self._posted(done))))
 
     def _begin(self, job: Saving | Fetching | Telling) -> None:
         self._jobs.append(job)
@@ -198,7 +198,7 @@ class FragmentExchange:
 
     def _call(self, call: Callable[[], None]) -> None:
         if self._ended:
-            raise MillraceError("the fragment exchange of this worker was closed: nothing can be saved or fetched any more")
+            raise MillraceError("the fragment exchange of this worker is closed: it cannot save or fetch")
         self._calls.put(call)
         self._wake()
 
@@ -219,7 +219,7 @@ class FragmentExchange:
                 ready = dict(self._poller.poll(int(1000 * (TICK_SECONDS if busy else IDLE_SECONDS))))
                 _guarded(partial(self._turn, ready))
         except zmq.ZMQError as error:
-            log.warning("the fragment exchange ends, its sockets were closed by someone else: %s", error)
+            log.warning("the fragment exchange ends because its sockets were closed elsewhere: %s", error)
         finally:
             while not self._calls.empty():
                 _guarded(self._calls.get())
@@ -238,7 +238,7 @@ class FragmentExchange:
             if isinstance(socket, zmq.Socket):
                 _guarded(partial(self._take_from, socket))
         now = self.now()
-        self._links.give_up_silent(now)
+        self._links.close_silent(now)
         for job in self._jobs:
             _guarded(partial(job.tick, now))
         self._jobs = [job for job in self._jobs if not job.over]
@@ -247,7 +247,7 @@ class FragmentExchange:
 
     def _take_from(self, socket: zmq.Socket[Any]) -> None:
         for _ in range(MESSAGES_PER_TURN):
-            if socket.closed:  # a link that was given up meanwhile
+            if socket.closed:  # its link was closed meanwhile
                 return
             try:
                 frames = [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
@@ -265,28 +265,28 @@ class FragmentExchange:
     def _hear(self, socket: zmq.Socket[Any], frames: list[Any]) -> None:
         link = self._links.by_socket[socket]
         if not link.answer(*read_answer(frames), self.now()):
-            raise WireError("an answer that nobody asked for")
+            raise WireError("an unexpected answer")
 
     # --- holding for others
 
     def _serve(self, socket: zmq.Socket[Any], peer: bytes, request: Request, part: memoryview | None) -> None:
         if isinstance(request, Get):
-            self._send(socket, peer, *self._found(request))
+            self._send(socket, peer, *self._look_up(request))
             return
         ok = True
         if isinstance(request, Keep):
             self.tree.keep_only(request.task, request.blobs)
-        elif isinstance(request, Drop):
+        elif isinstance(request, Discard):
             self.tree.forget(request.prefix)
         elif part is not None:
             ok = self._take(peer, request.head, request.offset, part)
-        self._send(socket, peer, Taken(request.request, ok))
+        self._send(socket, peer, Accepted(request.request, ok))
 
-    def _send(self, socket: zmq.Socket[Any], peer: bytes, answer: Taken | Part | Nothing, *parts: memoryview) -> None:
-        """A ROUTER drops what is for someone who is gone, or does not take in what he asked for."""
+    def _send(self, socket: zmq.Socket[Any], peer: bytes, answer: Accepted | Part | Nothing, *parts: memoryview) -> None:
+        """Send an answer. A ROUTER drops it if the peer is gone or does not read."""
         socket.send_multipart([peer, encode(answer), *parts], zmq.NOBLOCK, copy=False)
 
-    def _found(self, get: Get) -> tuple[Part, memoryview] | tuple[Nothing]:
+    def _look_up(self, get: Get) -> tuple[Part, memoryview] | tuple[Nothing]:
         fragment = self.tree.get(get.blob, get.index)
         if fragment is None or get.offset > len(fragment.payload):
             return (Nothing(get.request),)
@@ -294,7 +294,7 @@ class FragmentExchange:
         return Part(get.request, Head.of(fragment), get.offset), part
 
     def _take(self, peer: bytes, head: Head, offset: int, part: memoryview) -> bool:
-        """False if it cannot be held: no room, no sense, or not what was sent."""
+        """Store a part. False if it cannot be held: no room, not a valid fragment, or damaged."""
         key = (peer, head.blob, head.index)
         incoming = self._incoming.pop(key, None) if offset else self._expect(head)
         if incoming is None or incoming.head != head or incoming.end != offset or offset + len(part) > len(incoming.payload):
@@ -305,21 +305,21 @@ class FragmentExchange:
         if incoming.end == len(incoming.payload):
             return zlib.crc32(incoming.payload) == head.crc and self.tree.put(head.fragment(incoming.payload))
         self._incoming[key] = incoming
-        return bool(part)  # an empty part in between would come for ever
+        return bool(part)  # an empty part makes no progress
 
     def _expect(self, head: Head) -> _Incoming | None:
         if len(head.blob.split("/")) != NAME_PARTS or head.identity.fault() or head.index >= head.r + head.c:
             return None
         size = head.identity.block_size
-        on_the_way = sum(len(incoming.payload) for incoming in self._incoming.values())
-        if self.tree.bytes + on_the_way + size > self.tree.limit:
+        arriving = sum(len(incoming.payload) for incoming in self._incoming.values())
+        if self.tree.bytes + arriving + size > self.tree.limit:
             return None
         return _Incoming(head, room(size), 0, self.now())
 
     # --- sockets
 
     def _bind(self, host: str, keys: Keys) -> str:
-        """Listens; returns the tcp endpoint, empty if there is none."""
+        """Bind the server sockets; return the tcp endpoint, or an empty string."""
         self._server().bind(f"ipc://{self._path}")
         if not host:
             return ""
@@ -331,7 +331,7 @@ class FragmentExchange:
         socket = self._context.socket(zmq.ROUTER)
         socket.linger = 0
         socket.maxmsgsize = FRAME_LIMIT
-        socket.rcvhwm = 4 * WINDOW  # of one that sends more than it may, the rest waits at his side
+        socket.rcvhwm = 4 * WINDOW  # the excess of a peer that exceeds its window waits on its side
         self._servers.append(socket)
         self._poller.register(socket, zmq.POLLIN)
         return socket
@@ -343,7 +343,7 @@ class FragmentExchange:
 
 
 def _guarded(action: Callable[[], None]) -> None:
-    """The thread must outlive a mistake in one job: the others' fragments are here."""
+    """Run an action and log its errors: the thread must survive them, since it holds others' fragments."""
     try:
         action()
     except Exception:

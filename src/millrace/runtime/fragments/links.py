@@ -1,4 +1,4 @@
-"""The asking side of a fragment exchange: one link per other worker, with a few requests under way on it at a time."""
+"""The requesting side of a fragment exchange: one link per other worker, with a few requests under way at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOW = 4  # requests under way on a link
 
 
 class Address(NamedTuple):
-    """Where an exchange can be reached. `boot` names the running kernel: equal means that ipc reaches it."""
+    """The address of an exchange. `boot` identifies the running kernel: if it is equal, ipc reaches the exchange."""
 
     ipc: str
     tcp: str
@@ -25,20 +25,20 @@ class Address(NamedTuple):
 
 
 class Asker(Protocol):
-    """Who waits for the answer. `over`: it does not want any more."""
+    """Waits for an answer. `over`: it wants no more answers."""
 
     over: bool
 
     def answered(self, answer: Answer | None, part: memoryview | None) -> None:
-        """None: the other worker does not answer."""
+        """Handle the answer; None if the other worker does not answer."""
 
 
-class Link:
-    """Requests wait here until fewer than `WINDOW` are under way: what is queued in the socket stays small."""
+class FragmentLink:
+    """Queues requests until fewer than `WINDOW` are under way, so that the socket's queue stays small."""
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
         self.socket = socket
-        self.heard = 0.0  # when an answer came, or when the first of those under way was sent
+        self.heard = 0.0  # when the last answer came, or when the first request under way was sent
         self._waiting: deque[tuple[Request, memoryview | None, Asker]] = deque()
         self._flying: dict[int, Asker] = {}
         self._last = 0
@@ -52,7 +52,7 @@ class Link:
         self._send(now)
 
     def answer(self, answer: Answer, part: memoryview | None, now: float) -> bool:
-        """False if nobody asked."""
+        """Pass an answer to its asker; False if there is none."""
         asker = self._flying.pop(answer.request, None)
         if asker is None:
             return False
@@ -63,7 +63,7 @@ class Link:
         return True
 
     def close(self) -> None:
-        """Everyone who waits hears that there will be no answer."""
+        """Close the socket and tell all askers that there will be no answer."""
         self.socket.close(linger=0)
         askers = dict.fromkeys([*self._flying.values(), *(asker for _, _, asker in self._waiting)])
         self._flying.clear()
@@ -86,24 +86,24 @@ class Link:
             self.socket.send_multipart([encode(request), *parts], zmq.NOBLOCK, copy=False)
 
 
-class Links:
-    """Made when first needed; closed when the other side is silent while requests are under way."""
+class FragmentLinks:
+    """Links by address: opened on first use, closed when the other side is silent while requests are under way."""
 
     def __init__(self, context: zmq.Context[Any], keys: Keys, boot: str, frame_limit: int, silence: float,
                  poller: zmq.Poller) -> None:
         self._context, self._keys, self._boot, self._poller = context, keys, boot, poller
         self._frame_limit, self._silence = frame_limit, silence
-        self._links: dict[Address, Link] = {}
-        self.by_socket: dict[zmq.Socket[Any], Link] = {}
+        self._links: dict[Address, FragmentLink] = {}
+        self.by_socket: dict[zmq.Socket[Any], FragmentLink] = {}
 
     @property
     def busy(self) -> bool:
         return any(link.busy for link in self._links.values())
 
-    def to(self, address: Address) -> Link:
+    def to(self, address: Address) -> FragmentLink:
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = Link(self._connected(address))
+            link = self._links[address] = FragmentLink(self._connected(address))
             self.by_socket[link.socket] = link
             self._poller.register(link.socket, zmq.POLLIN)
         return link
@@ -119,7 +119,7 @@ class Links:
             del self.by_socket[link.socket]
             link.close()
 
-    def give_up_silent(self, now: float) -> None:
+    def close_silent(self, now: float) -> None:
         for address, link in list(self._links.items()):
             if link.busy and now - link.heard > self._silence:
                 self.forget(address)
@@ -140,6 +140,6 @@ class Links:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
             socket.close()
-            raise MillraceError(f"fragments cannot be exchanged with the worker at {address}: {error.strerror}. Is it on "
-                                "another host and has no tcp port? Then give the engine a `bind` address") from None
+            raise MillraceError(f"cannot exchange fragments with the worker at {address}: {error.strerror}. If it is on "
+                                "another host and has no tcp port, give the engine a `bind` address") from None
         return socket

@@ -1,6 +1,6 @@
-"""What the fragment exchanges of workers say to each other. One msgpack frame, and the bytes of a part in a second one.
+"""Messages between the fragment exchanges of workers: one msgpack frame, and the bytes of a part in a second one.
 
-Nothing is sent that was not asked for, and only so much is asked for at a time: no more than a few parts wait anywhere.
+Everything is requested, and only a few requests are under way at a time, so that few parts wait anywhere.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import msgspec
 from millrace.errors import WireError
 from millrace.runtime.wire.messages import UNREADABLE, Count
 from millrace.state.erasure import Bytes
-from millrace.state.fragments import Fragment, Identity
+from millrace.state.fragments import BlobIdentity, Fragment
 
-PART_BYTES = 1 << 20  # the most of a fragment that travels at once
+PART_BYTES = 1 << 20  # the largest part of a fragment that is sent at once
 Size = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
 Crc = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True):
-    """A fragment but for its payload."""
+    """A fragment without its payload."""
 
     blob: Name
     index: Count
@@ -36,15 +36,15 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
         return cls(fragment.blob, fragment.index, fragment.r, fragment.c, fragment.length, fragment.crc, fragment.whole_crc)
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.blob, self.r, self.c, self.length, self.whole_crc)
+    def identity(self) -> BlobIdentity:
+        return BlobIdentity(self.blob, self.r, self.c, self.length, self.whole_crc)
 
     def fragment(self, payload: Bytes) -> Fragment:
         return Fragment(self.blob, self.index, self.r, self.c, self.length, self.crc, self.whole_crc, payload)
 
 
 class Put(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
-    """A part of a fragment to hold. The parts come in order; the answer to each is `Taken`."""
+    """Sends a part of a fragment to hold. Parts are sent in order; each is answered by `Accepted`."""
 
     request: int
     head: Head
@@ -52,7 +52,7 @@ class Put(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
 
 
 class Get(msgspec.Struct, array_like=True, tag=2, tag_field="type"):
-    """Asks for the part at this offset; the answer is `Part` or `Nothing`."""
+    """Requests the part at this offset; answered by `Part` or `Nothing`."""
 
     request: int
     blob: Name
@@ -61,47 +61,49 @@ class Get(msgspec.Struct, array_like=True, tag=2, tag_field="type"):
 
 
 class Keep(msgspec.Struct, array_like=True, tag=3, tag_field="type"):
-    """Of this task only these blobs are still needed. The answer is `Taken`."""
+    """Tells a holder that only these blobs of a task are still needed. Answered by `Accepted`."""
 
     request: int
     task: Name
     blobs: list[Name]
 
 
-class Drop(msgspec.Struct, array_like=True, tag=4, tag_field="type"):
-    """Nothing below this path is needed any more: a topology has ended, a task has gone. The answer is `Taken`."""
+class Discard(msgspec.Struct, array_like=True, tag=4, tag_field="type"):
+    """Tells a holder to discard everything below this path: a topology or task has ended. Answered by `Accepted`."""
 
     request: int
     prefix: Name
 
 
-class Taken(msgspec.Struct, array_like=True, tag=5, tag_field="type"):
-    """Not `ok`: there is no room, or the fragment did not arrive as it was sent. After the last part: it is held."""
+class Accepted(msgspec.Struct, array_like=True, tag=5, tag_field="type"):
+    """Answers a request. Not `ok`: no room, or the fragment is damaged. After the last part: the fragment is held."""
 
     request: int
     ok: bool
 
 
 class Part(msgspec.Struct, array_like=True, tag=6, tag_field="type"):
+    """Answers `Get`; the bytes are in the second frame."""
+
     request: int
     head: Head
     offset: Size
 
 
 class Nothing(msgspec.Struct, array_like=True, tag=7, tag_field="type"):
-    """There is no such part here."""
+    """Answers `Get`: there is no such part here."""
 
     request: int
 
 
-Request = Put | Get | Keep | Drop
-Answer = Taken | Part | Nothing
+Request = Put | Get | Keep | Discard
+Answer = Accepted | Part | Nothing
 _request_decoder = msgspec.msgpack.Decoder(Request)
 _answer_decoder = msgspec.msgpack.Decoder(Answer)
 
 
 def read_request(frames: list[Any]) -> tuple[Request, memoryview | None]:
-    """A request and the part that came with it; `WireError` if it is anything else."""
+    """Decode a request and its part; `WireError` if it is anything else."""
     return _read(_request_decoder, frames)
 
 
@@ -113,8 +115,8 @@ def _read(decoder: msgspec.msgpack.Decoder[Any], frames: list[Any]) -> tuple[Any
     try:
         message = decoder.decode(frames[0]) if frames else None
     except UNREADABLE as error:
-        raise WireError(f"a frame of {len(frames[0])} bytes is not a message about fragments: {error}") from None
+        raise WireError(f"a frame of {len(frames[0])} bytes is not a fragment message: {error}") from None
     with_part = isinstance(message, Put | Part)
     if message is None or len(frames) != 1 + with_part or (with_part and len(frames[1]) > PART_BYTES):
-        raise WireError(f"a message about fragments of {len(frames)} frames has one too many, or one that is too large")
+        raise WireError(f"a fragment message of {len(frames)} frames has too many frames, or one that is too large")
     return message, memoryview(frames[1]) if with_part else None

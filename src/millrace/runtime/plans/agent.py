@@ -1,7 +1,7 @@
-"""The agent of a node: brings the node's part of the plan from the coordination store to the node's plan store.
+"""The agent of a node: copies the node's part of the plan from the coordination store to the node's plan store.
 
-Every worker has one, on a thread of its own; the master makes one of those on a node the agent, and another one when that
-worker dies. All it decides is whether a plan is newer than the one it has: what changed is for the workers to find out.
+Every worker runs this thread; the master appoints one worker of a node as its agent, and another when that worker dies. The
+agent only decides whether a plan is newer than the one it has; the workers compute the differences.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys, private_directory, visit
 
 log = logging.getLogger("millrace.worker")
-LOOK_SECONDS = 0.5  # how often the thread looks whether it is to end
+LOOK_SECONDS = 0.5  # between checks whether the thread should end
 NOTHING = Stamp(0, 0)
 
 
 def node_directory(base: Path, node: str) -> Path:
-    """Where the workers of one node meet. By a number: names may be long, and the path of a socket may not."""
+    """The directory shared by the workers of one node. Named by a number, since socket paths must be short."""
     return private_directory(str(base / f"node-{zlib.crc32(node.encode()):08x}"))
 
 
@@ -44,7 +44,7 @@ def news_endpoint(directory: Path) -> str:
 
 
 class Agent(threading.Thread):
-    """`errors` counts what went wrong; the plan store is tried again with the next poll."""
+    """Runs in every worker; acts only while the worker is the agent. `errors` counts failures, which the next poll retries."""
 
     def __init__(self, context: zmq.Context[Any], master: str, keys: Keys, cluster: str, settings: dict[str, Any],
                  slot: int, generation: int, node: str, directory: Path) -> None:
@@ -60,7 +60,7 @@ class Agent(threading.Thread):
         self._wake_fd, self._signal_fd = os.pipe()
         os.set_blocking(self._wake_fd, False)
         os.set_blocking(self._signal_fd, False)
-        self._last_error = ""  # what was last warned of
+        self._last_error = ""  # the last one logged
         self.errors = 0
 
     @property
@@ -80,10 +80,10 @@ class Agent(threading.Thread):
                 self._guarded(lambda: self._ask(control))
                 deadline = time.monotonic() + self._poll_seconds
                 while not self._ended.is_set() and (left := deadline - time.monotonic()) > 0:
-                    found = dict(poller.poll(int(min(left, LOOK_SECONDS) * 1000) + 1))
-                    if control in found:
+                    ready = dict(poller.poll(int(min(left, LOOK_SECONDS) * 1000) + 1))
+                    if control in ready:
                         self._guarded(lambda: self._answer(control.recv()))
-                    if self._wake_fd in found:
+                    if self._wake_fd in ready:
                         os.read(self._wake_fd, 4096)
                         self._guarded(self._read_plans)
         finally:
@@ -91,7 +91,8 @@ class Agent(threading.Thread):
             control.close()
 
     def _guarded(self, work: Any) -> None:
-        """A full disk, a store that is away, whatever it is: it must not end the agent, for the node would be cut off."""
+        """Count and log any error, such as a full disk or an unreachable store: if the agent ended, its node would be cut
+        off."""
         try:
             work()
         except Exception as error:
@@ -99,18 +100,18 @@ class Agent(threading.Thread):
             text = f"{type(error).__name__}: {error}"
             if text != self._last_error:
                 self._last_error = text
-                log.warning("the agent of %s could not bring the plan, and goes on trying: %s", self._node, text)
+                log.warning("the agent of %s could not fetch the plan and keeps trying: %s", self._node, text)
 
     def _ask(self, control: zmq.Socket[Any]) -> None:
-        """The poll that is the net under the pushes."""
+        """Poll the master, in case a push was lost."""
         newest = self._newest()
         control.send(wire.encode(wire.Fetch(self._slot, self._generation, *newest)))
         self._open_news()
         self._open_plans()
 
     def _newest(self) -> Stamp:
-        found = self._store.newest() if self._store is not None else None
-        return found[0] if found is not None else NOTHING
+        plan = self._store.newest() if self._store is not None else None
+        return plan[0] if plan is not None else NOTHING
 
     def _answer(self, frame: bytes) -> None:
         message = wire.decode_control(frame)
@@ -120,18 +121,19 @@ class Agent(threading.Thread):
             self._resign()
             return
         if self._store is None:
-            self._take_office()
+            self._become_agent()
         if message.part:
             self._write(Stamp(message.author, message.revision), message.part)
 
-    def _take_office(self) -> None:
+    def _become_agent(self) -> None:
         log.info("worker %d is the agent of %s", self._slot, self._node)
         self._store = PlanStore(self._directory, writer=True)
         self._open_news()
         self._open_plans()
 
     def _open_news(self) -> None:
-        """Also when its file is gone: an agent that was given up, and did not know it, takes it away when it resigns."""
+        """Bind the news socket, again if its file is gone: an agent that was replaced without noticing removes it when it
+        resigns."""
         if self.is_agent and not (self._news is not None and news_path(self._directory).exists()):
             self._close_news()
             news = self._context.socket(zmq.PUB)
@@ -144,7 +146,7 @@ class Agent(threading.Thread):
             self._news = news
 
     def _open_plans(self) -> None:
-        """If the plans are in a store that is not the master's own. One that is away is tried again with the next poll."""
+        """Open an external coordination store, if there is one. The next poll retries if it is unreachable."""
         if self._url != EMBEDDED and self.is_agent:
             if self._plans is None:
                 self._plans = open_store(self._url, self._cluster)
@@ -165,12 +167,12 @@ class Agent(threading.Thread):
         self._news = None
 
     def _read_plans(self) -> None:
-        found = self._plans.read(self._node) if self._plans is not None else None
-        if found is not None:
-            self._write(*found)
+        plan = self._plans.read(self._node) if self._plans is not None else None
+        if plan is not None:
+            self._write(*plan)
 
     def _write(self, stamp: Stamp, part: bytes) -> None:
-        """Into the plan store, if it is newer than what is there; then the node's workers are told to look."""
+        """Write a newer plan into the plan store and notify the node's workers."""
         if self._store is not None and self._store.write(stamp, part):
             self._last_error = ""
             if self._news is not None:
@@ -184,13 +186,13 @@ class Agent(threading.Thread):
         self._ended.set()
         self._wake()
         self.join(timeout=5)
-        if not self.is_alive():  # it may wait for a store that is away, and look at them once more
+        if not self.is_alive():  # else it waits for an unreachable store and still uses them
             os.close(self._wake_fd)
             os.close(self._signal_fd)
 
 
 class PlanReader:
-    """A worker's view of the node's plan store. `news` becomes readable when there may be a newer plan."""
+    """Reads the node's plan store for a worker. `news` becomes readable when there may be a newer plan."""
 
     def __init__(self, context: zmq.Context[Any], directory: Path) -> None:
         self._store = PlanStore(directory, writer=False)
@@ -202,15 +204,15 @@ class PlanReader:
         self.news.connect(news_endpoint(directory))
 
     def newer(self) -> Assignment | None:
-        """The newest plan of the node, if this worker has not seen it. A store that cannot be used must not end the
-        worker, which has a plan that it can go on with: `errors` counts, and the next look may find it in order."""
+        """The newest plan of the node, if this worker has not seen it. An unusable store must not end the worker, which can
+        continue with its plan: `errors` counts, and the next call tries again."""
         while self.news.poll(0):
             self.news.recv()
         try:
-            found = self._store.newer_than(self._seen)
-            if found is None:
+            newer = self._store.newer_than(self._seen)
+            if newer is None:
                 return None
-            stamp, part = found
+            stamp, part = newer
             plan = wire.decode_part(part)
             self._seen = stamp
             return plan

@@ -1,6 +1,6 @@
-"""Where the master puts the plans and every node's agent finds its part: the truth that all copies follow.
+"""The coordination store: the master publishes plans here, and the agent of every node reads its part. All other copies follow.
 
-Only one master writes at a time, the one with the latest claim. A revision is published whole or not at all.
+Only one master writes at a time: the one with the latest claim. A revision is published as a whole or not at all.
 
     embedded                          in the memory of the master's process, gone with it
     zookeeper://host:port[,host:port] survives the master; another master can take over
@@ -11,8 +11,8 @@ ZooKeeper's side of it, under /millrace/<cluster>:
     plans/<author>-<revision>/<node>+0  a node's part, compressed, in as many pieces as it takes: +1, +2, ...
     current                             the stamp in force and a digest of its parts
 
-A master writes the pieces first and then sets `current`, in one transaction that also checks that `author` is as it
-was: a master that died half-way, or that was replaced meanwhile, has written something that nobody looks at.
+A master writes the pieces first and then sets `current`, in a transaction that also checks that `author` is unchanged. Nobody
+reads the pieces of a master that died half-way or was replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from millrace.config import EMBEDDED
 from millrace.control.assignment import Stamp
 from millrace.errors import MillraceError, NotTheAuthor, StoreUnreachable
 
-PIECE = 512 << 10  # ZooKeeper takes up to 1 MB in one request, and that is with everything around it
+PIECE = 512 << 10  # ZooKeeper limits a whole request to 1 MB
 PLANS_KEPT = 3
 SCHEME = "zookeeper://"
 
-_PIECES = struct.Struct(">I")  # how many there are, in front of the first
+_PIECES = struct.Struct(">I")  # the number of pieces, in front of the first
 _RECONNECT = {"max_tries": -1, "delay": 0.1, "backoff": 1.5, "max_delay": 1.0}  # seconds between attempts, without end
 
 log = logging.getLogger(__name__)
@@ -43,26 +43,26 @@ T = TypeVar("T")
 
 
 class CoordinationStore(Protocol):
-    """Safe to use from any thread."""
+    """Thread-safe."""
 
     def claim(self) -> int:
-        """Become the only author of plans. The number is larger than any before; whoever had claimed is no author now."""
+        """Become the only author of plans, in place of any earlier one. Returns a number larger than any before."""
         ...
 
     def publish(self, stamp: Stamp, parts: Mapping[str, bytes]) -> None:
-        """Put a revision in force: node name -> its part. A reader sees all of it or all of the one before.
+        """Put a revision in force: node name -> its part. The change is atomic for readers.
 
-        NotTheAuthor: a later claim was made. StoreUnreachable: no answer; the revision may or may not be in force, and
-        publishing the same again is right in both cases. Other parts need another revision.
+        Raises `NotTheAuthor` if a later claim was made, and `StoreUnreachable` if there is no answer: the revision may or may
+        not be in force, and publishing it again is right in both cases. Other parts need another revision.
         """
         ...
 
     def read(self, node: str) -> tuple[Stamp, bytes] | None:
-        """The node's part of the revision in force; None if there is no revision, or nothing for this node in it."""
+        """The node's part of the revision in force; None if there is no revision or it has no part for this node."""
         ...
 
     def watch(self, node: str, changed: Callable[[], None]) -> None:
-        """Have `changed` called, from any thread, when there may be something new; also after a lost session came back."""
+        """Call `changed`, from any thread, when there may be a new revision, also after a lost session is restored."""
         ...
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class CoordinationStore(Protocol):
 
 
 class _Published(NamedTuple):
-    """What is in force. The digest tells a publication that is repeated from another one under the same stamp."""
+    """The revision in force. The digest distinguishes a repeated publication from another one under the same stamp."""
 
     stamp: Stamp
     digest: str
@@ -86,7 +86,7 @@ class _Published(NamedTuple):
 
 
 def open_store(url: str, cluster: str) -> CoordinationStore:
-    """The store that a setting names: "embedded", or "zookeeper://host:port" with more hosts after commas."""
+    """Open the store that a setting names: "embedded", or "zookeeper://host:port" with more hosts after commas."""
     if url == EMBEDDED:
         return EmbeddedStore()
     hosts = url.removeprefix(SCHEME)
@@ -97,8 +97,8 @@ def open_store(url: str, cluster: str) -> CoordinationStore:
 
 
 def _next_author(before: int) -> int:
-    """By the clock, so that it also rises over a store that has forgotten: the nodes' plan stores have not, and would
-    take a new master that counts from one again for an old one."""
+    """A number by the clock, so that it rises even if the store lost its data: the nodes' plan stores have not, and would take
+    a master that counts from one for an old one."""
     return max(before + 1, time.time_ns() // 1_000_000)
 
 
@@ -122,7 +122,7 @@ def _check_author(stamp: Stamp, author: int) -> None:
 
 
 def _check_newer(new: _Published, current: _Published | None) -> bool:
-    """False if it is in force already; an error if it could only go backwards."""
+    """Whether the revision is newer; False if it is in force already. Raises if it is older or contradicts that."""
     if current is None or new.stamp > current.stamp:
         return True
     if new == current:
@@ -133,7 +133,7 @@ def _check_newer(new: _Published, current: _Published | None) -> bool:
 
 
 class EmbeddedStore:
-    """In the master's own memory: agents reach it through the master."""
+    """Keeps plans in the master's memory; agents reach them through the master."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -175,7 +175,7 @@ class EmbeddedStore:
 
 
 def _call_all(watchers: Iterable[Callable[[], None]]) -> None:
-    """One that raises must not keep the news from the others, nor from the master."""
+    """Call all watchers. An error of one must affect neither the others nor the master."""
     for changed in watchers:
         try:
             changed()
@@ -184,17 +184,17 @@ def _call_all(watchers: Iterable[Callable[[], None]]) -> None:
 
 
 class ZooKeeperStore:
-    """Plans in ZooKeeper. `timeout` in seconds is how long it may be silent before that is an error, and its session's."""
+    """Plans in ZooKeeper. `timeout`: seconds without an answer until an error, and of the session."""
 
     def __init__(self, hosts: str, cluster: str, timeout: float = 5.0) -> None:
         self._root = f"/millrace/{_znode(cluster)}"
         self._author, self._plans, self._current = (f"{self._root}/{name}" for name in ("author", "plans", "current"))
         self._watchers: list[Callable[[], None]] = []
         self._lock = threading.Lock()  # one publication at a time: its steps are not one transaction
-        self._link = _Link(hosts, timeout, self._connected)
+        self._link = _ZooKeeperClient(hosts, timeout, self._connected)
 
     def claim(self) -> int:
-        """Compare and set. If the answer to the set is lost, the next number is taken: one that is unused does no harm."""
+        """Compare and set. If the answer is lost, the next number is taken; an unused number does no harm."""
         return self._link.run("to become the author of the plans", self._claim)
 
     def publish(self, stamp: Stamp, parts: Mapping[str, bytes]) -> None:
@@ -220,18 +220,18 @@ class ZooKeeperStore:
         for path in (self._root, self._plans, self._current):
             self._link.wait(self._link.client.ensure_path_async(path))
         while True:
-            found = self._link.get(self._author)
-            author = _next_author(int(found.data) if found else 0)
+            previous = self._link.get(self._author)
+            author = _next_author(int(previous.data) if previous else 0)
             data = str(author).encode()
-            if found is None:
+            if previous is None:
                 done = self._link.client.create_async(self._author, data)
             else:
-                done = self._link.client.set_async(self._author, data, version=found.version)
+                done = self._link.client.set_async(self._author, data, version=previous.version)
             if self._link.wait(done, but=("NodeExistsError", "NoNodeError", "BadVersionError")) is not None:
                 return author
 
     def _publish(self, new: _Published, parts: Mapping[str, bytes]) -> bool:
-        """False if it was in force already. Done again from the beginning when the connection was lost on the way."""
+        """Publish; False if the revision was in force already. Restarted from the beginning when the connection is lost."""
         while True:
             author, current = self._link.get(self._author), self._link.get(self._current)
             if author is None or current is None:
@@ -243,10 +243,10 @@ class ZooKeeperStore:
                 return True
 
     def _write(self, stamp: Stamp, parts: Mapping[str, bytes]) -> bool:
-        """All pieces are under way at once, and each answer has its own time limit. False if someone has tidied them away
-        meanwhile, which only a later author does."""
+        """Write all pieces at once, each with its own time limit. False if they were removed meanwhile, which only a later
+        author does."""
         directory = f"{self._plans}/{stamp}"
-        self._remove(stamp)  # what an attempt that did not get to its end has left
+        self._remove(stamp)  # left by an unfinished attempt
         self._link.wait(self._link.client.ensure_path_async(directory))
         pieces = ((f"{directory}/{_piece(node, number)}", piece) for node, part in parts.items()
                   for number, piece in enumerate(_cut(part)))
@@ -255,15 +255,15 @@ class ZooKeeperStore:
         return None not in made
 
     def _flip(self, new: _Published, author_version: int, current_version: int) -> bool:
-        """False if author or current are not as they were: then look again who is the author."""
+        """Set `current`; False if `author` or `current` changed: the caller then checks the author again."""
         transaction = self._link.client.transaction()
         transaction.check(self._author, author_version)
         transaction.set_data(self._current, new.encode(), current_version)
         return self._link.commit(transaction)
 
     def _tidy(self, current: Stamp) -> None:
-        """Forget the plans before the last few, finished or not. Those after the current one are a later author's. It is
-        not worth an error: the plan is in force, and the next one will tidy up again."""
+        """Delete all but the last few plans. Plans after the current one belong to a later author. A failure is only logged:
+        the plan is in force, and the next publication tries again."""
         try:
             self._link.run("to delete old plans", lambda: self._remove_before(current))
         except StoreUnreachable as error:
@@ -285,8 +285,8 @@ class ZooKeeperStore:
     # --- reading and watching ---
 
     def _read(self, node: str) -> tuple[Stamp, bytes] | None:
-        """A piece that is missing while the plan is still in force: this node has no part in it. Otherwise the plan was
-        tidied away under the reader, and there is a newer one."""
+        """Read the node's part. If a piece is missing while the plan is still in force, the node has no part in it. Otherwise
+        the plan was deleted meanwhile, and there is a newer one."""
         current = self._link.get(self._current)
         while True:
             published = _Published.decode(current.data) if current else None
@@ -305,25 +305,25 @@ class ZooKeeperStore:
             return None
         pieces = [first.data[_PIECES.size :]]
         for number in range(1, _PIECES.unpack_from(first.data)[0]):
-            found = self._link.get(f"{directory}/{_piece(node, number)}")
-            if found is None:
+            piece = self._link.get(f"{directory}/{_piece(node, number)}")
+            if piece is None:
                 return None
-            pieces.append(found.data)
+            pieces.append(piece.data)
         return zlib.decompress(b"".join(pieces))
 
     def _connected(self) -> None:
-        """A lost connection took the watch with it, and may have hidden any number of changes."""
+        """Set the watch again after a lost connection, which may have hidden changes."""
         if self._watchers:
             self._arm()
             self._link.later(self._changed)
 
     def _arm(self) -> None:
-        """ZooKeeper's watches fire once. This does not wait: if the connection is lost, coming back sets another."""
+        """Set a watch, which fires once. This does not wait: a restored connection sets another."""
         self._link.client.exists_async(self._current, watch=self._fired)
 
     def _fired(self, event: Any) -> None:
-        """The next watch is set before anyone reads: a change is either in what is read or fires that watch."""
-        if event.path is not None:  # without a path it is the connection that was lost
+        """Set the next watch before anyone reads, so that no change is missed."""
+        if event.path is not None:  # None: the connection was lost
             self._arm()
             self._changed()
 
@@ -332,7 +332,7 @@ class ZooKeeperStore:
 
 
 def _znode(name: str) -> str:
-    """A name as one step of a path: '/' and everything that is not ASCII escaped, and '.' which means something there."""
+    """A name as one step of a path: '/', '.' and non-ASCII characters are escaped."""
     return quote(name, safe="", errors="surrogatepass").replace(".", "%2E")
 
 
@@ -346,13 +346,13 @@ def _cut(part: bytes) -> list[bytes]:
     return [_PIECES.pack(len(pieces)) + pieces[0], *pieces[1:]]
 
 
-class _Found(NamedTuple):
+class _ZNode(NamedTuple):
     data: bytes
     version: int
 
 
-class _Link:
-    """A kazoo client that never waits for ever and that raises our errors."""
+class _ZooKeeperClient:
+    """A kazoo client with a time limit on every call, that raises Millrace's errors."""
 
     def __init__(self, hosts: str, timeout: float, connected: Callable[[], None]) -> None:
         self._hosts, self._timeout, self._connected = hosts, timeout, connected
@@ -366,18 +366,18 @@ class _Link:
             raise error
 
     def run(self, what: str, action: Callable[[], T]) -> T:
-        """What the action returns. Lost connections are waited out and the action begun again, within the time limit."""
+        """Run the action; restart it when a lost connection is restored, within the time limit."""
         deadline = time.monotonic() + self._timeout
         while not self._closed and self._live.wait(max(0.0, deadline - time.monotonic())):
             try:
                 return action()
             except _lost() as error:
-                log.debug("begun again: %s: %r", what, error)
+                log.debug("restarting: %s: %r", what, error)
             except _too_slow():
                 break
             except _refused() as error:
-                raise StoreUnreachable(f"ZooKeeper at {self._hosts} was asked {what} and refused: {error!r}. Are its access "
-                                       "control lists and limits as they were when it was set up?") from error
+                raise StoreUnreachable(f"ZooKeeper at {self._hosts} was asked {what} and refused: {error!r}. Check its access "
+                                       "control lists and limits") from error
         raise self._unreachable(what)
 
     def wait(self, under_way: Any, but: tuple[str, ...] = ()) -> Any:
@@ -390,24 +390,24 @@ class _Link:
         except expected:
             return None
 
-    def get(self, path: str) -> _Found | None:
+    def get(self, path: str) -> _ZNode | None:
         answer = self.wait(self.client.get_async(path), but=("NoNodeError",))
-        return None if answer is None else _Found(answer[0], answer[1].version)
+        return None if answer is None else _ZNode(answer[0], answer[1].version)
 
     def commit(self, transaction: Any) -> bool:
-        """False, and nothing done, if something in it is not of the version that was expected."""
+        """Commit; False, and nothing done, if a version is not the expected one."""
         from kazoo.exceptions import BadVersionError, NoNodeError, RolledBackError, RuntimeInconsistency
 
         results = self.wait(transaction.commit_async())
         reasons = [result for result in results if isinstance(result, Exception)
-                   and not isinstance(result, (RolledBackError, RuntimeInconsistency))]  # of the others in it
+                   and not isinstance(result, (RolledBackError, RuntimeInconsistency))]  # caused by the others
         for reason in reasons:
             if not isinstance(reason, (BadVersionError, NoNodeError)):
                 raise reason
         return not reasons
 
     def later(self, call: Callable[[], None]) -> None:
-        """Have it called on kazoo's thread for watches, where waiting for an answer is allowed."""
+        """Make the call on kazoo's thread for watches, where waiting for an answer is allowed."""
         from kazoo.protocol.states import Callback
 
         self.client.handler.dispatch_callback(Callback("watch", call, ()))
@@ -431,7 +431,7 @@ class _Link:
             self._connected()
         elif not self._closed and not self._was_lost:
             self._was_lost = True
-            log.warning("the connection to ZooKeeper at %s is lost: trying to get it back", self._hosts)
+            log.warning("the connection to ZooKeeper at %s is lost: reconnecting", self._hosts)
 
     def _unreachable(self, what: str) -> StoreUnreachable:
         if self._closed:
@@ -448,7 +448,7 @@ def _new_client(hosts: str, timeout: float) -> Any:
                             "pip install millrace[zookeeper]") from None
     quiet = logging.getLogger(f"{__name__}.kazoo")
     if quiet.level == logging.NOTSET:
-        quiet.setLevel(logging.CRITICAL)  # it has something to say on every attempt to reconnect; we, once each way
+        quiet.setLevel(logging.CRITICAL)  # it logs every attempt to reconnect; we log once each way
     try:
         return KazooClient(hosts=hosts, timeout=timeout, connection_retry=_RECONNECT, logger=quiet)
     except ValueError:
@@ -456,8 +456,8 @@ def _new_client(hosts: str, timeout: float) -> Any:
 
 
 def _lost() -> tuple[type[Exception], ...]:
-    """What kazoo raises when the connection went away under a request. It is asked for by functions, here and below,
-    because kazoo is not everywhere and is imported only by those who use it."""
+    """Errors of kazoo when the connection is lost during a request. A function, as those below, because kazoo is optional and
+    imported only on use."""
     from kazoo.exceptions import ConnectionLoss, OperationTimeoutError, SessionExpiredError, SessionMovedError
 
     return ConnectionLoss, OperationTimeoutError, SessionExpiredError, SessionMovedError

@@ -1,12 +1,12 @@
-"""The node's own copy of its part of the plan: one writer, the agent; many readers, the workers.
+"""The plan store: a node's copy of its part of the plan. One writer, the agent; many readers, the workers.
 
-LMDB in a directory. A record is one version of the part, its key is the stamp, so that the newest is the last; a write
-adds a record and never changes one. Readers take no lock and see the newest committed version.
+LMDB in a directory. A record is one version of the part. Its key is the stamp, so the newest is the last. A write adds a record
+and never changes one. Readers take no lock and see the newest committed version.
 
     key: author and revision, 8 bytes each, big-endian    value: CRC-32 of key and part, 4 bytes; the part
 
-What is on this disk is a copy: the coordination store has the truth. So a file that is damaged is not repaired. The
-writer begins a new one, and the readers, who look at the file's inode before each read, follow.
+This is a copy; the coordination store has the truth. So a damaged file is not repaired. The writer starts a new one, and the
+readers, which check the file's inode before each read, follow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from millrace.errors import MillraceError
 
 KEPT = 8
 MAP_SIZE = 256 << 20
-PART_LIMIT = MAP_SIZE // 16  # the kept ones take half of the map at most; the rest is for the one being written
+PART_LIMIT = MAP_SIZE // 16  # the kept parts take at most half of the map; the rest is for the one being written
 MAX_READERS = 512
 
 _KEY = struct.Struct(">QQ")
@@ -41,33 +41,33 @@ T = TypeVar("T")
 
 
 class _Damaged(Exception):
-    """The file cannot be used; says what is wrong with it."""
+    """The file cannot be used; the text says why."""
 
 
 class PlanStore:
-    """One node's plan store. Any number of objects may be open on one directory, in any number of processes; those of
-    one process share the environment, because LMDB forbids opening it twice there."""
+    """The plan store of one node. Any number of objects may be open on one directory, in any number of processes. Those of one
+    process share an environment, because LMDB must not open it twice."""
 
     def __init__(self, directory: Path, writer: bool) -> None:
         self.directory, self.writer = directory, writer
-        self._damage = ""  # what was last warned of, so that a reader that polls says it once
+        self._damage = ""  # the last one logged, so that a polling reader reports it once
         self._environment: _Environment | None = _enter(directory)
 
     def write(self, stamp: Stamp, part: bytes) -> bool:
-        """Durable when this returns. False, and nothing changed, if the stamp is not newer than the newest kept."""
+        """Write a version; durable when this returns. False, and nothing changed, if a stamp as new is already there."""
         if not self.writer:
-            raise MillraceError(f"the plan store in {self.directory} was opened for reading: open it with writer=True, as "
-                                "only the node's agent does")
+            raise MillraceError(f"the plan store in {self.directory} was opened for reading: only the node's agent opens it "
+                                "with writer=True")
         if len(part) > PART_LIMIT:
-            raise MillraceError(f"a part of {len(part)} bytes does not fit into the plan store in {self.directory}: "
-                                f"{PART_LIMIT} bytes are the limit. Does it hold more than this node's part of the plan?")
+            raise MillraceError(f"a part of {len(part)} bytes does not fit into the plan store in {self.directory}: the limit "
+                                f"is {PART_LIMIT} bytes. Does it hold more than this node's part of the plan?")
         return bool(self._do(lambda environment: _write(environment, stamp, part)))
 
     def newest(self) -> tuple[Stamp, bytes] | None:
         return self.newer_than(None)
 
     def newer_than(self, stamp: Stamp | None) -> tuple[Stamp, bytes] | None:
-        """The newest version if it is newer than the one given. None as well while there is no file that can be used."""
+        """The newest version if it is newer than `stamp`. None also while there is no usable file."""
         return self._do(lambda environment: _read(environment, stamp))
 
     def close(self) -> None:
@@ -76,23 +76,23 @@ class PlanStore:
             _leave(environment)
 
     def _do(self, action: Callable[[lmdb.Environment], T]) -> T | None:
-        """What the action returns; None if the file is damaged and this is a reader. A writer begins a new file."""
-        environment = self._here()
+        """Run the action. If the file is damaged, a reader gets None and a writer starts a new file."""
+        environment = self._of_this_process()
         try:
             return self._attempt(environment, action)
         except _Damaged as error:
             if str(error) != self._damage:
                 self._damage = str(error)
                 log.warning("the plan store in %s is damaged: %s. %s", self.directory, error,
-                            "A new one is begun" if self.writer else "The node's agent will begin a new one")
+                            "Starting a new one" if self.writer else "The node's agent will start a new one")
         if not self.writer:
             return None
-        environment.start_anew()
+        environment.replace()
         try:
             return self._attempt(environment, action)
         except _Damaged as error:
-            raise MillraceError(f"the plan store in {self.directory} is damaged again right after a new one was begun: "
-                                f"{error}. Is the disk in order?") from None
+            raise MillraceError(f"the plan store in {self.directory} is damaged again right after a new one was started: "
+                                f"{error}. Check the disk") from None
 
     def _attempt(self, environment: _Environment, action: Callable[[lmdb.Environment], T]) -> T:
         try:
@@ -102,13 +102,13 @@ class PlanStore:
             raise _Damaged(str(error)) from error
         except lmdb.MapFullError:
             raise MillraceError(f"the plan store in {self.directory} is full: its {MAP_SIZE >> 20} MB hold the last {KEPT} "
-                                "versions. Does a stopped process still read an old one?") from None
+                                "versions. Does a suspended process still read an old one?") from None
         except (lmdb.Error, OSError) as error:
             raise MillraceError(f"cannot use the plan store in {self.directory}: {error}. Is it a directory of this user, on "
                                 "a disk that has room?") from error
 
-    def _here(self) -> _Environment:
-        """This process's environment: an object that came through a fork must not use its parent's."""
+    def _of_this_process(self) -> _Environment:
+        """The environment of this process: after a fork, the parent's must not be used."""
         if self._environment is None:
             raise MillraceError(f"the plan store in {self.directory} was closed: open another one")
         if self._environment.pid != os.getpid():
@@ -117,9 +117,9 @@ class PlanStore:
 
 
 def _write(environment: lmdb.Environment, stamp: Stamp, part: bytes) -> bool:
-    environment.reader_check()  # a reader that was killed would keep the pages of its version from being used again
+    environment.reader_check()  # a killed reader would prevent reuse of the pages of its version
     with environment.begin(write=True) as transaction:
-        stamps, damaged = _sorted_out(transaction)
+        stamps, damaged = _records(transaction)
         if stamps and stamp <= stamps[-1]:
             return False
         for old in [*damaged, *(_KEY.pack(*kept) for kept in stamps[: -(KEPT - 1)])]:
@@ -129,8 +129,8 @@ def _write(environment: lmdb.Environment, stamp: Stamp, part: bytes) -> bool:
     return True
 
 
-def _sorted_out(transaction: lmdb.Transaction) -> tuple[list[Stamp], list[bytes]]:
-    """The stamps of the records that are whole, the oldest first, and the keys of the others."""
+def _records(transaction: lmdb.Transaction) -> tuple[list[Stamp], list[bytes]]:
+    """The stamps of intact records, the oldest first, and the keys of the others."""
     stamps: list[Stamp] = []
     damaged: list[bytes] = []
     with transaction.cursor() as cursor:
@@ -154,7 +154,7 @@ def _read(environment: lmdb.Environment, after: Stamp | None) -> tuple[Stamp, by
 
 
 def _part(key: bytes, value: bytes) -> bytes | None:
-    """The part in a record, None if the record is not whole."""
+    """The part in a record; None if the record is damaged."""
     if len(key) != _KEY.size or len(value) < _SUM.size:
         return None
     part = value[_SUM.size :]
@@ -162,21 +162,21 @@ def _part(key: bytes, value: bytes) -> bytes | None:
 
 
 class _Environment:
-    """LMDB's environment of one directory in this process: opened when first used, and again when the file under it
-    was replaced. No transaction is cut short by that, so whoever replaces it waits until none is running."""
+    """LMDB's environment of one directory in this process: opened on first use, and again when its file was replaced. That
+    waits for running transactions."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.pid, self.users = path, os.getpid(), 0
         self._data = path / "data.mdb"
         self._turn = threading.Condition()
         self._running = 0  # transactions
-        self._waiting = 0  # threads that need none to be running
+        self._waiting = 0  # threads that wait until none is running
         self._opened: lmdb.Environment | None = None
         self._inode = 0
 
     @contextlib.contextmanager
     def open(self) -> Iterator[lmdb.Environment]:
-        """The environment, for one transaction; _Damaged if its file cannot be used."""
+        """The environment for one transaction. Raises `_Damaged` if its file cannot be used."""
         with self._turn:
             self._turn.wait_for(lambda: self._waiting == 0)
             opened = self._follow()
@@ -188,12 +188,12 @@ class _Environment:
                 self._running -= 1
                 self._turn.notify_all()
 
-    def start_anew(self) -> None:
-        """Puts an empty file in place of the one there. If this dies after the first step, the next to open makes a new
-        lock file for the old data and finds the damage again."""
+    def replace(self) -> None:
+        """Replace the file by an empty one. If this process dies after the first step, the next one to open makes a new lock
+        file for the old data and finds the damage again."""
         with self._turn:
-            self._close()  # before the files' lock is taken: it may have to wait for a thread that wants that too
-            with self._alone_with_the_files():
+            self._close()  # before locking the files: it may wait for a thread that wants that lock too
+            with self._files_locked():
                 (self.path / "lock.mdb").unlink(missing_ok=True)
                 self._data.unlink(missing_ok=True)
 
@@ -202,7 +202,7 @@ class _Environment:
             self._close()
 
     def hold(self) -> None:
-        """No transaction runs until `release`: closing one in the child of a fork would give away the parent's slot."""
+        """Let no transaction run until `release`: closing one in a forked child would free the parent's reader slot."""
         self._turn.acquire()
         self._until_idle()
 
@@ -210,41 +210,41 @@ class _Environment:
         self._turn.release()
 
     def forget(self) -> None:
-        """In the child of a fork: lets go of what the parent opened, which stays open there."""
+        """In a forked child: close the parent's environment, which stays open in the parent."""
         if self._opened is not None:
             self._opened.close()
 
     def _follow(self) -> lmdb.Environment:
-        """Looking at the size comes before every transaction: a page that is not there would kill the process with
-        SIGBUS, which no exception handler sees."""
-        found = self._look()
-        if self._opened is None or found is None or found.st_ino != self._inode:
+        """Open the current file. The size is checked before every transaction: accessing a missing page would kill the process
+        with SIGBUS, which no exception handler sees."""
+        status = self._status()
+        if self._opened is None or status is None or status.st_ino != self._inode:
             self._close()
-            with self._alone_with_the_files():
+            with self._files_locked():
                 self._opened = self._open_files()
-        elif found.st_size < MAP_SIZE:
-            raise _Damaged(f"{self._data.name} has {found.st_size} of {MAP_SIZE} bytes")
+        elif status.st_size < MAP_SIZE:
+            raise _Damaged(f"{self._data.name} has {status.st_size} of {MAP_SIZE} bytes")
         return self._opened
 
-    def _look(self) -> os.stat_result | None:
+    def _status(self) -> os.stat_result | None:
         try:
             return self._data.stat()
         except FileNotFoundError:
             return None
 
     def _open_files(self) -> lmdb.Environment:
-        """The file has its full length, without taking up the room, before anything is written to it: one that is
-        shorter was cut. The page number is read before the size, because another process may be the first to write."""
+        """Open or make the file. It gets its full length, as a sparse file, before the first write: a shorter one was
+        truncated. The page number is read before the size, because another process may be the first to write."""
         opened = lmdb.open(str(self.path), map_size=MAP_SIZE, max_readers=MAX_READERS, mode=0o600,
-                           max_spare_txns=0)  # a spare one keeps a slot, which a forked child would give away
+                           max_spare_txns=0)  # a spare one keeps a reader slot, which a forked child would free
         try:
             written = opened.info()["last_pgno"] > 1
-            found = self._data.stat()
-            if found.st_size < MAP_SIZE:
+            status = self._data.stat()
+            if status.st_size < MAP_SIZE:
                 if written:
-                    raise _Damaged(f"{self._data.name} has {found.st_size} of {MAP_SIZE} bytes")
+                    raise _Damaged(f"{self._data.name} has {status.st_size} of {MAP_SIZE} bytes")
                 os.truncate(self._data, MAP_SIZE)
-            self._inode = found.st_ino
+            self._inode = status.st_ino
             opened.reader_check()
         except BaseException:
             opened.close()
@@ -252,7 +252,7 @@ class _Environment:
         return opened
 
     def _until_idle(self) -> None:
-        """New transactions queue up behind this: a thread that reads all the time would keep others waiting for ever."""
+        """Wait until no transaction runs. New ones queue up behind this, or a busy reader would starve it."""
         self._waiting += 1
         self._turn.wait_for(lambda: self._running == 0)
         self._waiting -= 1
@@ -265,8 +265,9 @@ class _Environment:
             opened.close()
 
     @contextlib.contextmanager
-    def _alone_with_the_files(self) -> Iterator[None]:
-        """Across processes: nobody opens the files while somebody replaces them. A process that dies lets go of it."""
+    def _files_locked(self) -> Iterator[None]:
+        """Lock the files across processes, so that nobody opens them while they are replaced. The kernel releases the lock of a
+        dead process."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(self.path / "open.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -310,7 +311,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """A child begins with no environments; the stores it inherited enter their own when they are used."""
+    """Start without environments in a child; inherited stores open their own on use."""
     global _environments, _environments_lock
     for environment in _environments.values():
         environment.forget()

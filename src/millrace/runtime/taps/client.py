@@ -1,4 +1,4 @@
-"""The reading side of taps: asks the master where they are, and them for their rows. Blocking calls, each with a limit."""
+"""The reading side of taps: locates them through the master and reads their rows. Blocking calls, each with a time limit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from millrace.errors import MillraceError, UnknownName, WireError
 from millrace.runtime.taps.messages import (
     Answer,
     Commit,
+    OtherReader,
     Read,
     Request,
     Rows,
     Seen,
-    Taken,
     TapPlace,
     decode_answer,
     decode_rows,
@@ -25,22 +25,22 @@ from millrace.runtime.taps.messages import (
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys, boot_id, visit
 
-ANSWER_SECONDS = 2.0  # a worker's loop may be in user code; then it is asked again
+ANSWER_SECONDS = 2.0  # a worker's loop may be in user code; ask again then
 
 
-class Silence(MillraceError):
-    """Nothing came back in time: the other side is gone, or busy. Ask again, perhaps elsewhere."""
+class NoAnswer(MillraceError):
+    """No answer in time: the other side is gone or busy. Ask again, perhaps elsewhere."""
 
 
 class HasAnotherReader(MillraceError):
-    """The tap is being read by someone else, who began later and was heard from so many seconds ago."""
+    """The tap has another reader, which started later and was active so many seconds ago."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"it has another reader, which began later and was heard from {seconds:.1f} s ago")
+        super().__init__(f"it has another reader, which started later and was active {seconds:.1f} s ago")
 
 
 class TapLinks:
-    """Connections to workers' ports, made when first needed. One request at a time; not for several threads."""
+    """Connections to workers' tap ports, made on first use. One request at a time; not thread-safe."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys, self._boot = keys, boot_id()
@@ -48,17 +48,17 @@ class TapLinks:
         self._sockets: dict[TapPlace, zmq.Socket[Any]] = {}
 
     def look(self, place: TapPlace, upto: int = 0, reader: str = "") -> Seen | None:
-        """What can be read, after `reader` has committed rows before `upto`. None: it is not there any more. Silence,
-        HasAnotherReader."""
+        """Commit rows before `upto` for `reader` and return the range that can be read; None if the tap is gone. Raises
+        NoAnswer and HasAnotherReader."""
         answer, _ = self._ask(place, Commit(place.name, upto, reader), ANSWER_SECONDS)
-        if isinstance(answer, Taken):
+        if isinstance(answer, OtherReader):
             raise HasAnotherReader(answer.seconds)
         return answer if isinstance(answer, Seen) else None
 
     def read(self, place: TapPlace, start: int, stop: int, reader: str = "",
              seconds: float = 0.0) -> tuple[int, list[Any]] | None:
-        """Some rows from `start` on, or from the first that is left, and its number. `seconds`: to wait for, if that is longer
-        than for other answers. None as for `look`. Silence."""
+        """Read some rows from `start` on, or from the first one left; return its number and the rows; None if it is gone.
+        Waits at least `seconds`. Raises NoAnswer."""
         answer, body = self._ask(place, Read(place.name, start, stop, reader), max(seconds, ANSWER_SECONDS))
         if not isinstance(answer, Rows):
             return None
@@ -73,8 +73,8 @@ class TapLinks:
             socket = self._sockets[place] = self._connected(place)
         socket.send(wire.encode(request))
         if not socket.poll(int(seconds * 1000)):
-            self._sockets.pop(place).close(linger=0)  # a late answer must not be taken for that to the next request
-            raise Silence(f"the tap at {place.ipc} does not answer within {seconds:g} s")
+            self._sockets.pop(place).close(linger=0)  # a late answer must not be mistaken for the next one
+            raise NoAnswer(f"the tap at {place.ipc} does not answer within {seconds:g} s")
         frames = socket.recv_multipart()
         return decode_answer(frames[0]), frames[1] if len(frames) > 1 else b""
 
@@ -101,7 +101,7 @@ class TapLinks:
 
 
 def ask_places(master: str, keys: Keys, topology: str, component: str) -> dict[int, TapPlace]:
-    """Where the tasks of a tap are now, by index; asked of the master itself, from any host. Silence."""
+    """Ask the master for the places of a tap's tasks, by index. Works from any host. Raises NoAnswer."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         visit(socket, keys)
@@ -115,7 +115,7 @@ def ask_places(master: str, keys: Keys, topology: str, component: str) -> dict[i
                     if answer.error:
                         raise UnknownName(answer.error)
                     return {index: as_place(place) for index, place in answer.places.items()}
-    raise Silence(f"the Millrace master at {master} does not answer within {ANSWER_SECONDS:g} s")
+    raise NoAnswer(f"the Millrace master at {master} does not answer within {ANSWER_SECONDS:g} s")
 
 
 def as_place(described: dict[str, str]) -> TapPlace:

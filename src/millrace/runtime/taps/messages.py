@@ -1,7 +1,7 @@
-"""What is said between a tap and its reader. Typed msgpack, as everything else that crosses a socket.
+"""Messages between a tap and its reader, as typed msgpack.
 
-    Commit, Read                 from a reader to the port of a worker
-    Seen, Rows, NotHere, Taken   the answers; Rows has a second frame, the rows as msgpack
+    Commit, Read                       from a reader to the tap port of a worker
+    Seen, Rows, NotHere, OtherReader   the answers; Rows has a second frame, the rows as msgpack
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millrace.runtime.wire.messages import UNREADABLE, row_decoder
 
 
 class TapPlace(msgspec.Struct, frozen=True):
-    """Where the rows of one task are. `boot` names the running kernel: equal means that ipc reaches it."""
+    """The place of one task's rows. `boot` identifies the running kernel: if it is equal, ipc reaches them."""
 
     name: str
     ipc: str
@@ -25,8 +25,8 @@ class TapPlace(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
-    """Rows before `upto` have been read for good; 0 only asks what there is. `reader` is who says so, and then the only one;
-    nobody: who just looks. Of two readers the one that sorts last began last."""
+    """Commits rows before `upto`; 0 only asks what there is. `reader` becomes the only reader; an empty one only looks. Of two
+    readers, the one that sorts last started last."""
 
     name: str
     upto: int = 0
@@ -34,7 +34,7 @@ class Commit(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
 
 
 class Read(msgspec.Struct, array_like=True, tag=2, tag_field="type"):
-    """Rows from `start` to `stop` - 1. `reader`: who is heard from by that."""
+    """Requests rows from `start` to `stop` - 1. Also shows that `reader` is active."""
 
     name: str
     start: int
@@ -43,31 +43,31 @@ class Read(msgspec.Struct, array_like=True, tag=2, tag_field="type"):
 
 
 class Seen(msgspec.Struct, array_like=True, tag=3, tag_field="type"):
-    """The first row that is kept, and the first number that cannot be read yet."""
+    """Answers `Commit`: the first row kept, and the first row that cannot be read yet."""
 
     first: int
     readable: int
 
 
 class Rows(msgspec.Struct, array_like=True, tag=4, tag_field="type"):
-    """`count` rows from number `start` on."""
+    """Answers `Read`: `count` rows from number `start` on."""
 
     start: int
     count: int
 
 
 class NotHere(msgspec.Struct, array_like=True, tag=5, tag_field="type"):
-    """No rows of that name are kept in this process."""
+    """No rows of that name are in this process."""
 
 
-class Taken(msgspec.Struct, array_like=True, tag=6, tag_field="type"):
-    """The rows have a reader that began later, heard from so many seconds ago: nothing was committed."""
+class OtherReader(msgspec.Struct, array_like=True, tag=6, tag_field="type"):
+    """Refuses `Commit`: the rows have a reader that started later and was active so many seconds ago."""
 
     seconds: float
 
 
 Request = Commit | Read
-Answer = Seen | Rows | NotHere | Taken
+Answer = Seen | Rows | NotHere | OtherReader
 _request_decoder = msgspec.msgpack.Decoder(Request)
 _answer_decoder = msgspec.msgpack.Decoder(Answer)
 _rows_decoder = row_decoder(tuple)
@@ -78,32 +78,32 @@ def decode_request(frame: Any) -> Request:
     try:
         return _request_decoder.decode(frame)
     except UNREADABLE as error:
-        raise WireError(f"a frame of {len(frame)} bytes asks nothing of a tap: {error}") from None
+        raise WireError(f"a frame of {len(frame)} bytes is not a request to a tap: {error}") from None
 
 
 def decode_answer(frame: Any) -> Answer:
     try:
         return _answer_decoder.decode(frame)
     except UNREADABLE as error:
-        raise WireError(f"a frame of {len(frame)} bytes is no answer of a tap: {error}") from None
+        raise WireError(f"a frame of {len(frame)} bytes is not an answer of a tap: {error}") from None
 
 
 def join_rows(rows: Sequence[bytes]) -> bytes:
-    """Rows that are encoded, as a body: an array of msgpack is its length and what is in it."""
+    """Join encoded rows into a body: a msgpack array is its length and its items."""
     return b"".join((b"\xdd", len(rows).to_bytes(4, "big"), *rows))
 
 
 def split_rows(body: Any) -> list[bytes]:
-    """The rows of a body, still encoded."""
+    """Split a body into its rows, still encoded."""
     try:
         return [bytes(row) for row in _apart_decoder.decode(body)]
     except UNREADABLE as error:
-        raise WireError(f"a body of {len(body)} bytes has no rows of a tap: {error}") from None
+        raise WireError(f"a body of {len(body)} bytes does not hold rows of a tap: {error}") from None
 
 
 def decode_rows(body: Any) -> list[Any]:
     try:
         rows: list[Any] = _rows_decoder.decode(body)
     except UNREADABLE as error:
-        raise WireError(f"a body of {len(body)} bytes has no rows of a tap: {error}") from None
+        raise WireError(f"a body of {len(body)} bytes does not hold rows of a tap: {error}") from None
     return rows

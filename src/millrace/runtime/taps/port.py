@@ -1,4 +1,4 @@
-"""Where the taps of a worker are read: a socket that the worker's loop serves, so that rows need neither lock nor thread."""
+"""The tap port of a worker: sockets that the worker's loop serves, so that rows need neither lock nor thread."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import zmq
 
 from millrace.errors import MillraceError, WireError
-from millrace.runtime.taps.messages import Commit, NotHere, Read, Rows, Seen, Taken, TapPlace, decode_request, join_rows
+from millrace.runtime.taps.messages import Commit, NotHere, OtherReader, Read, Rows, Seen, TapPlace, decode_request, join_rows
 from millrace.runtime.taps.rows import TapRows
 from millrace.runtime.wire.messages import encode
 from millrace.runtime.wire.transport import Keys, bind_tcp, private_directory, serve
 
 log = logging.getLogger("millrace.worker")
-ROWS_PER_ANSWER, BYTES_PER_ANSWER = 5000, 4 << 20  # put together in a millisecond or two: the loop has other things to do
+ROWS_PER_ANSWER, BYTES_PER_ANSWER = 5000, 4 << 20  # takes a millisecond or two of the loop
 REQUESTS_PER_TURN = 8
 LONGEST_REQUEST = 4096
 
 
 class TapPort:
-    """One for each worker process; opens its sockets when the first tap comes: most workers have none."""
+    """Serves the taps of one worker process. Opens its sockets with the first tap: most workers have none."""
 
     def __init__(self, context: zmq.Context[Any], path: Path, bind: str, keys: Keys, boot: str) -> None:
         self._context, self._path, self._bind, self._keys, self._boot = context, path, bind, keys, boot
@@ -33,13 +33,13 @@ class TapPort:
         self.malformed = 0
 
     def listen_with(self, poller: zmq.Poller) -> None:
-        """The loop's poller from now on."""
+        """Register with the loop's poller."""
         self._poller = poller
         for socket in self._sockets:
             poller.register(socket, zmq.POLLIN)
 
     def show(self, rows: TapRows) -> TapPlace:
-        """These can be read from now on; in the place of what had the same name."""
+        """Make rows readable; they replace rows of the same name."""
         if not self._sockets:
             self._open()
         self._taps[rows.name] = rows
@@ -49,10 +49,10 @@ class TapPort:
         if self._taps.get(rows.name) is rows:
             del self._taps[rows.name]
 
-    def answer(self, found: dict[Any, int]) -> None:
-        """Called in every turn of the loop with what its poller found."""
+    def answer(self, ready: dict[Any, int]) -> None:
+        """Answer requests; called in every turn of the loop with the sockets that are ready."""
         for socket in self._sockets:
-            if socket in found:
+            if socket in ready:
                 self._answer_some(socket)
 
     def close(self) -> None:
@@ -93,8 +93,8 @@ class TapPort:
                 continue
             try:
                 socket.send_multipart([frames[0], *answer], zmq.NOBLOCK)
-            except zmq.ZMQError as error:  # the reader is gone; whoever needs the rows asks again
-                log.debug("no way back to a reader: %s", error)
+            except zmq.ZMQError as error:  # the reader is gone, or will ask again
+                log.debug("could not answer a reader: %s", error)
 
     def _answer(self, frame: bytes) -> list[bytes]:
         request = decode_request(frame)
@@ -108,27 +108,27 @@ class TapPort:
         start, rows = tap.read(request.start, request.stop, ROWS_PER_ANSWER, BYTES_PER_ANSWER)
         return [encode(Rows(start, len(rows))), join_rows(rows)]
 
-    def _commit(self, tap: TapRows, request: Commit) -> Seen | Taken:
+    def _commit(self, tap: TapRows, request: Commit) -> Seen | OtherReader:
         if request.reader:
             silent = tap.claim(request.reader, time.monotonic())
             if silent is not None:
-                return Taken(silent)
+                return OtherReader(silent)
         tap.commit(request.upto)
         return Seen(tap.first, tap.readable)
 
 
-# A component knows its task by what `TaskHandle` has, and that has no place for sockets: a tap finds the port of its process.
+# A component reaches its task through `TaskHandle`, which has no sockets. So a tap looks up the port of its process.
 _here: TapPort | None = None
 
 
 def open_here(port: TapPort | None) -> None:
-    """This is the port of the process now; None: it has none any more."""
+    """Set the port of this process; None removes it."""
     global _here
     _here = port
 
 
 def port_here() -> TapPort:
     if _here is None:
-        raise MillraceError("a tap can only be read from a worker of the resident engine: this process is none. Run the "
-                            "topology with it, or write the stream with a sink")
+        raise MillraceError("a tap can only be read from a worker of the resident engine: this process is not one. Run the "
+                            "topology on that engine, or write the stream with a sink")
     return _here

@@ -1,4 +1,4 @@
-"""What one task of a tap keeps: rows with numbers that only rise, until whoever reads them has committed them."""
+"""The rows of one task of a tap: numbered, and kept until the reader commits them."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ from typing import Any
 
 from millrace.runtime.wire.messages import encode_rows
 
-READER_SECONDS = 30.0  # of silence until a reader is taken for gone, should the next one's clock be behind its clock
+READER_SECONDS = 30.0  # without activity until a reader is presumed gone, in case the next one's clock is behind
 
 
 class TapRows:
-    """Row number n is `rows[n - first]`. Those before `readable` may be read; the others wait for a wave.
+    """Row number n is `rows[n - first]`. Rows before `readable` may be read; the others wait for a wave.
 
-    Rows are kept as they are sent: what they weigh is known, and an answer is put together without encoding anything.
+    Rows are kept encoded: their size is known, and answers need no encoding.
 
-    `name` says whose numbers these are: rows that are kept under another name, or anew by another incarnation of the task,
-    have nothing to do with them.
+    `name` scopes the numbers: rows under another name, for example of another incarnation of the task, are unrelated.
     """
 
     def __init__(self, name: str = "", first: int = 0, rows: Sequence[bytes] = ()) -> None:
         self.name = name or uuid.uuid4().hex
         self.first = self.readable = first
-        self.done: list[Any] = []  # origins of rows that are committed, to be acked
+        self.done: list[Any] = []  # origins of committed rows, to be acked
         self._rows: deque[bytes] = deque(rows)
-        self._origins: deque[Any] = deque()  # of the newest rows, if they are to be acked at all
+        self._origins: deque[Any] = deque()  # of the newest rows, if they are to be acked
         self._marks: dict[int, tuple[int, int]] = {}  # by wave: the first number after it, and the bytes before that
-        # Bytes of all rows that came, of those that can be read by now, and of those that are committed.
+        # Bytes of all rows added, of those readable, and of those committed.
         self._bytes_in, self._bytes_readable, self._bytes_gone = sum(map(len, self._rows)), 0, 0
         self._reader, self._heard = "", 0.0
 
     @property
     def end(self) -> int:
-        """The number that the next row gets."""
+        """The number of the next row."""
         return self.first + len(self._rows)
 
     @property
     def unread(self) -> int:
-        """Rows that may be read and are not committed."""
+        """The number of rows that are readable and not committed."""
         return self.readable - self.first
 
     @property
@@ -48,13 +47,13 @@ class TapRows:
         return self._bytes_readable - self._bytes_gone
 
     def add(self, row: Sequence[Any]) -> None:
-        """It can be read after `show` or a wave."""
+        """Add a row that becomes readable by `show` or a wave."""
         encoded = encode_rows(row)
         self._rows.append(encoded)
         self._bytes_in += len(encoded)
 
     def add_readable(self, row: Sequence[Any], origin: Any) -> None:
-        """It can be read at once, and comes back in `done` when it is committed."""
+        """Add a row that is readable at once; its origin goes to `done` when the row is committed."""
         self.add(row)
         self._origins.append(origin)
         self.readable += 1
@@ -64,30 +63,29 @@ class TapRows:
         self.readable, self._bytes_readable = self.end, self._bytes_in
 
     def mark(self, wave: int) -> None:
-        """What is here by now belongs to this wave."""
+        """Assign the rows added so far to this wave."""
         self._marks[wave] = self.end, self._bytes_in
 
     def commit_wave(self, wave: int) -> None:
-        """What is marked up to this wave can be read; a wave that was given up is covered by the next."""
+        """Make the rows up to this wave readable, including those of abandoned waves before it."""
         marked = [mark for known, mark in self._marks.items() if known <= wave]
         self.readable, self._bytes_readable = max([(self.readable, self._bytes_readable), *marked])
         self._marks = {known: mark for known, mark in self._marks.items() if known > wave}
 
     def read(self, start: int, stop: int, most: int, most_bytes: int) -> tuple[int, list[bytes]]:
-        """Rows from `start` on, or from the first that is still here, and its number. At least one if there is any, however
-        large."""
+        """Rows from `start` on, or from the first one left, and its number. At least one row if there is any, however large."""
         begin = max(start, self.first)
         end = min(stop, self.readable, begin + most)
-        found: list[bytes] = []
+        rows: list[bytes] = []
         for row in islice(self._rows, begin - self.first, max(begin, end) - self.first):
             most_bytes -= len(row)
-            if found and most_bytes < 0:
+            if rows and most_bytes < 0:
                 break
-            found.append(row)
-        return begin, found
+            rows.append(row)
+        return begin, rows
 
     def commit(self, upto: int) -> None:
-        """Rows before `upto` have been read for good."""
+        """Discard the rows before `upto`."""
         count = max(0, min(upto, self.readable) - self.first)
         for _ in range(count):
             self._bytes_gone += len(self._rows.popleft())
@@ -99,9 +97,9 @@ class TapRows:
         return list(self._rows)
 
     def claim(self, reader: str, now: float) -> float | None:
-        """These are for this reader from now on. None: so be it. Otherwise one that began later has them, which was heard from
-        so many seconds ago. The last one wins: that of a query that was started again need not wait until someone has noticed
-        that its first run is over, and an old one that is still there commits nothing."""
+        """Claim the rows for a reader. None: it has them. Otherwise the seconds since the current reader, which started later,
+        was active. The reader that started last wins: a restarted query need not wait until its first run is known to be over,
+        and an old run that is still there commits nothing."""
         silent = now - self._heard
         if reader < self._reader and silent < READER_SECONDS:
             return silent
@@ -109,7 +107,7 @@ class TapRows:
         return None
 
     def hear(self, reader: str, now: float) -> None:
-        """Whoever has them is still at it."""
+        """Record that the current reader is active."""
         if self._reader == reader:
             self._heard = now
 

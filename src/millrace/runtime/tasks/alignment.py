@@ -1,4 +1,4 @@
-"""A task with several inputs and a wave: channels that have brought it are held back until all have."""
+"""Aligns the inputs of a task at a wave: channels that have delivered the mark are held back until all have."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from collections.abc import Iterable
 from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.wire.messages import WaveMark
 
-GIVEN_UP = "~"  # sorts after every kind of wave
+ABANDONED = "~"  # sorts after every kind of wave
 
 
 class Alignment:
-    """`ahead` has what came after the wave on channels that have passed it. Held chunks are not credited, so their senders
-    wait: nothing piles up."""
+    """`ahead` holds chunks that came after the mark on channels that have passed it. They are not credited, so their senders
+    wait and the queue stays bounded."""
 
     def __init__(self, sources: Iterable[int]) -> None:
         self.sources = frozenset(sources)  # numbers of the tasks that send here
         self.mark: WaveMark | None = None
         self.passed: set[int] = set()
         self.ahead: deque[Delivery] = deque()
-        self.over: tuple[int, str] = (0, "")  # the last wave that is done or given up here; older ones are late
+        self.over: tuple[int, str] = (0, "")  # the last wave that passed or was abandoned here; older ones are late
 
     def holds(self, source: int) -> bool:
         return source in self.passed
 
     def is_late(self, mark: WaveMark) -> bool:
-        """One that was given up, or is there already."""
+        """Whether the wave was abandoned or has passed already."""
         if self.mark is not None and mark.wave < self.mark.wave:
             return True
         wave, kind = self.over
-        return mark.wave < wave or (mark.wave == wave and kind in (mark.kind, GIVEN_UP))
+        return mark.wave < wave or (mark.wave == wave and kind in (mark.kind, ABANDONED))
 
     def is_other(self, mark: WaveMark) -> bool:
-        """Another wave than the one waited for: that one has been given up."""
+        """Whether the mark is of another wave than the one being aligned: that one was abandoned."""
         return self.mark is not None and (self.mark.wave, self.mark.kind) != (mark.wave, mark.kind)
 
     def passes(self, mark: WaveMark, source: int) -> bool:
-        """The wave has come on this channel; whether it now has on all."""
+        """Record the mark on this channel; return whether it has now come on all."""
         self.mark = mark
         self.passed.add(source)
         return self.passed >= self.sources
 
     def release(self) -> deque[Delivery]:
-        """The wave is over, or given up: what was held back, in the order in which it came."""
+        """End the alignment; return the chunks held back, in order of arrival."""
         if self.mark is not None:
             self.over = max(self.over, (self.mark.wave, self.mark.kind))
         self.mark, self.passed = None, set()
         ahead, self.ahead = self.ahead, deque()
         return ahead
 
-    def give_up(self, wave: int) -> None:
-        """Whatever of this wave still comes is late."""
-        self.over = max(self.over, (wave, GIVEN_UP))
+    def abandon(self, wave: int) -> None:
+        """Treat all further marks of this wave as late."""
+        self.over = max(self.over, (wave, ABANDONED))

@@ -1,4 +1,4 @@
-"""Chunks as a bolt wants to see them, whatever form they came in: rows, with or without names, or an Arrow batch."""
+"""Presents a chunk in the form a bolt asks for: rows, with or without names, or an Arrow batch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 PLAIN_ROWS = wire.row_decoder(tuple)
 
 
-class Reader:
-    """One for each bolt's task. A body that is not what its header says raises `WireError`."""
+class ChunkReader:
+    """Decodes the chunks of one task. A body that does not match its header raises `WireError`."""
 
     def __init__(self, topology: TopologyRun) -> None:
         self._topology = topology
         self._row_types: dict[tuple[str, int], tuple[Any, Any]] = {}  # by component and stream, with their decoders
 
     def rows(self, delivery: Delivery, named: bool) -> list[Any]:
-        """The chunk's tuples, wherever they came from; `named`: as named tuples."""
+        """The chunk's tuples, local or decoded; `named`: as named tuples."""
         try:
             body, local = delivery.body, delivery.local
             if delivery.form == wire.ARROW:
@@ -41,11 +41,11 @@ class Reader:
             raise wire.WireError(f"a chunk from {delivery.component} does not fit {delivery.stream!r}: {error}") from None
 
     def batch(self, delivery: Delivery) -> pa.RecordBatch:
-        """Of a chunk that came as one."""
+        """The Arrow batch of a chunk in Arrow form."""
         return delivery.body if delivery.local else wire.decode_batch(delivery.body)
 
     def as_batch(self, delivery: Delivery, rows: list[Any]) -> pa.RecordBatch:
-        """Of one that came as rows. Raises what Arrow does if no column can hold these values together."""
+        """An Arrow batch from rows. Arrow raises if no column type can hold the values."""
         return pa.RecordBatch.from_arrays([pa.array(column) for column in zip(*rows, strict=True)],
                                           names=list(self._fields(delivery)))
 
@@ -55,9 +55,9 @@ class Reader:
     def _row_type(self, delivery: Delivery) -> tuple[Any, Any]:
         """The named tuple of the delivery's stream, and its decoder."""
         key = (delivery.component, delivery.stream_index)
-        found = self._row_types.get(key)
-        if found is None:
+        known = self._row_types.get(key)
+        if known is None:
             title = re.sub(r"[\W_]", "", f"{delivery.component}_{delivery.stream}".title())
             row_type = NamedTuple(f"T{title}Tuple", [(field, Any) for field in self._fields(delivery)])  # type: ignore[misc]
-            found = self._row_types[key] = (list[row_type], wire.row_decoder(row_type))
-        return found
+            known = self._row_types[key] = (list[row_type], wire.row_decoder(row_type))
+        return known

@@ -1,7 +1,7 @@
-"""*Execute*: a bolt's code is given a chunk, and what it raises is sorted out.
+"""*Execute*: runs a bolt's code on a chunk and handles the exceptions it raises.
 
-Everything here may run on the task's own thread, beside the loop. So it fills the task's outbox and verdicts, counts in its
-meters and marks the chunk at hand; what is shared with other tasks is left to the task, which *settles* afterwards.
+All of this may run on the task's own thread, beside the loop. So it only fills the task's outbox and verdicts, updates its
+meters and marks the current chunk. The task *settles* everything shared with other tasks afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Execution:
-    """Runs the code of a bolt's task, in the way that it is written for."""
+    """Runs the code of one bolt: per tuple, per list of rows or per Arrow batch."""
 
     def __init__(self, task: BoltTask) -> None:
         self._task, self._reader, self._clock = task, task.reader, task.worker.clock
@@ -29,13 +29,13 @@ class Execution:
                      "process_arrow": self._run_arrow}[task.definition.mode]
 
     def run(self, delivery: Delivery) -> None:
-        """Give the bolt a chunk."""
+        """Process a chunk."""
         clock = self._clock
         start, cpu = clock.now(), clock.cpu()
         try:
             self._run(delivery)
         except wire.WireError as error:
-            delivery.failed = True  # a body that cannot be read: its sender will be told, and send it again
+            delivery.failed = True  # an unreadable body: its root fails and is replayed
             self._task.worker.counters["malformed"] += 1
             self._task.report_error(error, None)
         elapsed = clock.now() - start
@@ -46,20 +46,20 @@ class Execution:
         meters.execute_latency.record(elapsed / (delivery.count or 1), delivery.count)
 
     def run_calls(self, calls: list[Callable[[], None]]) -> None:
-        """User code that belongs to no chunk."""
+        """Run user code that belongs to no chunk."""
         clock, meters = self._clock, self._task.meters
         start, cpu = clock.now(), clock.cpu()
         for call in calls:
             try:
                 call()
             except USER_ERRORS as error:
-                if not self._goes_back(error):
+                if not self._rolls_back(error):
                     meters.failed += 1
                     self._task.report_error(error, None)
         meters.cpu_seconds += clock.cpu() - cpu
         meters.busy_seconds += clock.now() - start
 
-    # -- the ways to give a bolt a chunk -----------------------------------------------------------------------------
+    # -- modes -------------------------------------------------------------------------------------------------------
 
     def _run_each(self, delivery: Delivery) -> None:
         component = self._task.component
@@ -72,8 +72,8 @@ class Execution:
                 return
             except USER_ERRORS as error:
                 self._user_error(error, delivery, tup)
-                if delivery.failed and delivery.roots:
-                    return  # the whole root comes again, so the rest of the chunk can wait for it
+                if delivery.failed and delivery.lineage.roots:
+                    return  # the whole root is replayed, with the rest of this chunk
                 process = self._task.component.process
 
     def _run_rows(self, delivery: Delivery) -> None:
@@ -92,50 +92,50 @@ class Execution:
             component.process_arrow(batch)
         except wire.WireError:
             raise
-        except USER_ERRORS as error:  # of the bolt, or because no column can hold these values together
-            given = rows_of(batch) if rows is None else rows
-            self._chunk_error(error, delivery, given,
+        except USER_ERRORS as error:  # raised by the bolt, or by Arrow if no column type can hold these values
+            self._chunk_error(error, delivery, rows_of(batch) if rows is None else rows,
                               lambda bolt, row: bolt.process_arrow(self._reader.as_batch(delivery, [row])))
 
-    # -- what it raises ----------------------------------------------------------------------------------------------
+    # -- exceptions --------------------------------------------------------------------------------------------------
 
     def _user_error(self, error: BaseException, delivery: Delivery, tup: Tuple | None) -> None:
-        if self._goes_back(error):
+        if self._rolls_back(error):
             return
         task = self._task
         task.meters.failed += 1
         task.report_error(error, tup)
         if tup is not None and task.component.auto_fail:
-            task.give_up_or_fail(tup, delivery, error)
-        elif not task.by_hand:
-            delivery.left = -1  # neither acked nor failed: the root will time out, as the bolt asked for
-        task.rebuild()
+            task.dead_letters.fail_or_drop(tup, delivery, error)
+        elif not task.acks.by_hand:
+            delivery.left = -1  # neither acked nor failed: the root times out, as the bolt requested
+        task.life.replace()
 
-    def _chunk_error(self, error: BaseException, delivery: Delivery, rows: list[Any], one: Callable[[Any, Any], None]) -> None:
-        """A whole-chunk call raised. If the chunk will come again, fail it; if not, find the tuples that are to blame: `one`
-        gives the bolt, perhaps a new instance, a single row."""
-        task = self._task
-        if delivery.roots and delivery.attempt < task.max_fails:
+    def _chunk_error(self, error: BaseException, delivery: Delivery, rows: list[Any],
+                     process_row: Callable[[Any, Any], None]) -> None:
+        """A whole-chunk call raised. Fail the chunk if it will be replayed; otherwise process it row by row to find the tuples
+        at fault. `process_row` passes one row to the bolt, which may be a new instance."""
+        task, lineage = self._task, delivery.lineage
+        if lineage.roots and lineage.attempt < task.max_fails:
             self._user_error(error, delivery, Tuple(rows[0], delivery))
             return
-        if self._goes_back(error):
+        if self._rolls_back(error):
             return
-        if not delivery.roots and not task.commits:  # nothing may be tried twice, so all of the chunk is given up
+        if not lineage.roots and not task.commits:  # nothing may be processed twice, so the whole chunk is dropped
             task.meters.failed += len(rows)
             task.report_error(error, None)
             for index, row in enumerate(rows):
-                task.give_up_or_fail(Tuple(row, delivery, index), delivery, error)
-            task.rebuild()
+                task.dead_letters.fail_or_drop(Tuple(row, delivery, index), delivery, error)
+            task.life.replace()
             return
         for index, row in enumerate(rows):
             try:
-                one(task.component, row)
+                process_row(task.component, row)
             except USER_ERRORS as culprit:
                 self._user_error(culprit, delivery, Tuple(row, delivery, index))
 
-    def _goes_back(self, error: BaseException) -> bool:
-        """A sink of an exactly-once topology could not write: what it did not get may not be left out, so everything goes
-        back to the last wave, for as long as it takes. Only what is wrong with a row itself makes it a dead letter."""
+    def _rolls_back(self, error: BaseException) -> bool:
+        """Whether the topology must roll back to the last wave: an exactly-once sink could not write, and none of its input
+        may be skipped. Only an error in a row itself makes that row a dead letter."""
         task = self._task
         if not task.commits or is_about_the_data(error):
             return False

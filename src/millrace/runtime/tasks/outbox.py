@@ -1,4 +1,4 @@
-"""What a task has emitted and not yet sent: ordinary tuples wait in the output of their stream, others in groups."""
+"""Output of a task that has not been sent: ordinary tuples wait in the `Output` of their stream, others in groups."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from millrace.runtime.flow.channel import Channel
 from millrace.runtime.tasks.output import Output
 
 
-class Group(NamedTuple):
-    """Tuples that were emitted in an unusual way and leave apart from the rest: own anchors, chosen channels, Arrow."""
+class EmitGroup(NamedTuple):
+    """Tuples that are sent together: with the same anchors and channels, or one Arrow batch."""
 
     output: Output
     body: Any  # list of rows, or a RecordBatch
-    anchors: Any  # None: whatever is being processed; a tuple of tuples or ids otherwise
-    channels: tuple[Channel, ...] | None  # None: by the groupings
+    anchors: Any  # None: the chunks being processed; otherwise a tuple of tuples or ids
+    channels: tuple[Channel, ...] | None  # None: chosen by the groupings
     ids: list[Any]
 
 
 class Outbox:
-    """Filled by user code, perhaps on a thread of the task's own; emptied by the loop, when that is not running."""
+    """Filled by user code, perhaps on the task's own thread; emptied by the loop while user code does not run."""
 
     def __init__(self, name: TaskId, definition: ComponentDef) -> None:
         self._name = name
         self._keeps_ids = definition.kind == "spout"
         self.outputs = [Output(name, i, stream) for i, stream in enumerate(definition.outputs)]
         self.by_stream = {output.name: output for output in self.outputs}
-        self.groups: list[Group] = []
+        self.groups: list[EmitGroup] = []
 
-    # -- what the component emits ------------------------------------------------------------------------------------
+    # -- called by the component -------------------------------------------------------------------------------------
 
     def emit(self, values: Sequence[Any], tup_id: Any, stream: str | None, anchors: Any, direct_task: int | None,
              need_task_ids: bool) -> list[int] | None:
-        """Every case that the fast path leaves: other streams, anchors, direct tasks, nested values, mistakes."""
+        """Handle every case beyond the fast path: other streams, anchors, direct tasks, nested values, mistakes."""
         output = self._output(stream)
         row = output.row(values)
-        anchors = _fixed(anchors)
+        anchors = _frozen(anchors)
         if anchors is None and direct_task is None and not need_task_ids and not output.direct:
             output.rows.append(row)
             if self._keeps_ids:
@@ -63,7 +63,7 @@ class Outbox:
         checked = output.batch(batch)
         channels = self._chosen(output, None, direct_task, False)
         self._keep_order(output)
-        self.groups.append(Group(output, checked, _fixed(anchors), channels, [tup_id]))
+        self.groups.append(EmitGroup(output, checked, _frozen(anchors), channels, [tup_id]))
 
     def _output(self, stream: str | None) -> Output:
         output = self.by_stream.get(stream or DEFAULT_STREAM)
@@ -91,7 +91,7 @@ class Outbox:
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def add(self, output: Output, row: tuple[Any, ...], anchors: Any, channels: Any, tup_id: Any) -> None:
-        """A row that leaves apart; together with the one before it if they are of a kind."""
+        """Add a row to the last group if output, anchors and channels are the same, else to a new group."""
         self._keep_order(output)
         last = self.groups[-1] if self.groups else None
         if last and last.output is output and (last.anchors is anchors or last.anchors == anchors) \
@@ -99,15 +99,15 @@ class Outbox:
             last.body.append(row)
             last.ids.append(tup_id)
         else:
-            self.groups.append(Group(output, [row], anchors, channels, [tup_id]))
+            self.groups.append(EmitGroup(output, [row], anchors, channels, [tup_id]))
 
     def _keep_order(self, output: Output) -> None:
-        """Rows that wait already were emitted before what comes now: they go first."""
+        """Put waiting rows of this stream ahead of the next group: they were emitted earlier."""
         if output.rows:
             rows, ids = output.take()
-            self.groups.append(Group(output, rows, None, None, ids))
+            self.groups.append(EmitGroup(output, rows, None, None, ids))
 
-    # -- what is to be sent ------------------------------------------------------------------------------------------
+    # -- called by the loop ------------------------------------------------------------------------------------------
 
     def waiting(self) -> int:
         """Tuples emitted and not yet sent."""
@@ -118,18 +118,18 @@ class Outbox:
             total += len(group.body)
         return total
 
-    def take(self) -> list[Group]:
+    def take(self) -> list[EmitGroup]:
         """Everything emitted since the last time, in order of emission within each stream."""
         for output in self.outputs:
             if output.rows:
                 rows, ids = output.take()
-                self.groups.append(Group(output, rows, None, None, ids))
+                self.groups.append(EmitGroup(output, rows, None, None, ids))
         groups, self.groups = self.groups, []
         return groups
 
 
-def _fixed(anchors: Any) -> Any:
-    """Anchors as they are now: the list may be another one by the time the tuple is sent."""
+def _frozen(anchors: Any) -> Any:
+    """A copy of the anchors: the caller may change its list before the tuple is sent."""
     if anchors is None or isinstance(anchors, tuple):
         return anchors
     return (anchors,) if isinstance(anchors, Tuple | str) else tuple(anchors)

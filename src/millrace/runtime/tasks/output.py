@@ -1,4 +1,4 @@
-"""What a task has emitted and not yet sent: one `Output` per stream, filled by the fastest `emit` we know how to make."""
+"""Unsent output of a task: one `Output` per stream, filled by a generated `emit` that is as fast as we can make it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Output:
         self.rows: list[tuple[Any, ...]] = []
         self.ids: list[Any] = []
         self.routes: list[Route] = []
-        self.targets: dict[int, Channel] = {}  # of a direct stream: to the tasks that read it
+        self.targets: dict[int, Channel] = {}  # of a direct stream: by number of the subscribed task
         self.nested = False  # a row with lists or dicts in it has been emitted
         self.rebinds: list[Callable[[list[Any], list[Any]], None]] = []
 
     def take(self) -> tuple[list[tuple[Any, ...]], list[Any]]:
-        """The waiting rows and ids; fresh lists take their place."""
+        """Return the waiting rows and ids, and install fresh lists."""
         rows, ids = self.rows, self.ids
         self.rows, self.ids = [], []
         for rebind in self.rebinds:
@@ -43,7 +43,7 @@ class Output:
         return rows, ids
 
     def row(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Values as a row of this stream, checked; nested values as they look on the other side of the wire."""
+        """Check values and return them as a row of this stream; nested values are copied as if sent over the wire."""
         if not isinstance(values, list | tuple):
             raise TypeError(f"{self.owner} emitted {values!r} ({type(values).__name__}) on stream {self.name!r}: "
                             "emit takes a list or tuple of values")
@@ -53,16 +53,16 @@ class Output:
         if all(type(value) in SCALARS for value in values):
             return tuple(values)
         self.nested = True
-        return tuple(self._travelled(field, value) for field, value in zip(self.fields, values, strict=True))
+        return tuple(self._copied(field, value) for field, value in zip(self.fields, values, strict=True))
 
     def shared(self) -> bool:
-        """Whether two tasks of this worker may get the same lists and dicts: then each needs its own."""
+        """Whether two tasks of this worker might receive the same lists and dicts: then each needs its own copy."""
         return self.nested and (len(self.routes) > 1 or any(isinstance(route, ToAll | Custom) for route in self.routes))
 
     def extend(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Many rows at once: checked together, and one by one only if one of them is not ordinary."""
+        """Add many rows. They are checked together, and one by one only if some row is not plain."""
         if not isinstance(rows, list | tuple):
-            rows = list(rows)  # a generator, for one, can be walked only once
+            rows = list(rows)  # a generator can be iterated only once
         kinds = set(map(type, rows))
         if kinds <= ROW_TYPES and set(map(len, rows)) <= {self.width} and SCALARS.issuperset(
                 map(type, chain.from_iterable(rows))):
@@ -70,7 +70,7 @@ class Output:
         else:
             self.rows.extend([self.row(row) for row in rows])
 
-    def _travelled(self, field: str, value: Any) -> Any:
+    def _copied(self, field: str, value: Any) -> Any:
         if type(value) in SCALARS:
             return value
         try:
@@ -81,7 +81,7 @@ class Output:
                                 "and dicts of them.") from None
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """An Arrow batch for this stream, checked: its columns are the stream's fields, in order."""
+        """Check that the columns of an Arrow batch are the stream's fields, in order."""
         if not isinstance(batch, pa.RecordBatch):
             raise TypeError(f"{self.owner} emitted {type(batch).__name__} on stream {self.name!r}: "
                             "emit_arrow takes a pyarrow.RecordBatch")
@@ -91,9 +91,9 @@ class Output:
         return batch
 
 
-# The body of `emit` is made for the width of the stream: unpacking checks the length, testing each type by name is
-# what lets most rows skip everything slower, and building the tuple is the copy that protects from later changes. Rows
-# go to a list in a closure's cell, because that is the cheapest append there is; `rebind` puts another list there.
+# The body of `emit` is generated for the width of the stream: unpacking checks the length, testing each type in line lets most
+# rows skip the slow path, and building the tuple makes the copy that protects from later changes. Rows go to a list in a
+# closure's cell, which is the cheapest append there is; `rebind` installs another list.
 _TEMPLATE = """
 def make(rows, ids, slow, SCALARS):
     def emit({signature}):
@@ -125,8 +125,8 @@ _SIGNATURES = {
 
 
 def fast_emit(output: Output, slow: Callable[..., Any], form: str, track: bool) -> Callable[..., Any]:
-    """An `emit` for the default stream that handles the ordinary case itself and leaves the rest to `slow`. `form` is
-    the signature: that of Bolt.emit, of Spout.emit or of TaskHandle.emit. `track`: keep the tuples' ids."""
+    """Generate an `emit` for the default stream that handles the plain case itself and leaves the rest to `slow`. `form`
+    selects the signature: Bolt.emit, Spout.emit or TaskHandle.emit. `track`: keep the tuples' ids."""
     names = [f"v{i}" for i in range(output.width)]
     source = _TEMPLATE.format(
         signature=_SIGNATURES[form], width=output.width, names=", ".join(names) + ",",

@@ -1,11 +1,12 @@
-"""What a task keeps beyond its own life: its keyed state and its own snapshot, and its answers to waves.
+"""Snapshots of a task: its keyed state, its own state and its position, written at a wave and restored from a checkpoint.
 
-Snapshots are taken between two chunks, where the task runs. Writing and reading is done on a thread beside it.
+Both engines use this. A snapshot is taken between two chunks, where the task runs. The resident engine writes and reads on a
+store thread and answers the master; the microbatch engine does both in line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.api.bolt import Bolt
@@ -16,7 +17,7 @@ from millrace.control.waves import INIT
 from millrace.errors import EncodingError
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.messages import WaveMark
-from millrace.state.checkpoint import OWN, Blocks, Manifest, PieceRef, TaskRecord, blob_name, pack
+from millrace.state.checkpoint import OWN, Blocks, PieceRef, TaskRecord, blob_name, pack
 from millrace.state.packing import pack_value, unpack_value
 from millrace.state.task_state import TaskState, open_states
 
@@ -27,39 +28,39 @@ Pieces = dict[int, tuple[bool, bytes]]
 
 
 class Snapshot(NamedTuple):
-    """What a task had at a wave. `position`: that of a replayable spout."""
+    """A task's state at a wave. `position`: that of a replayable spout."""
 
     pieces: Pieces
     position: int | None
 
 
 class StoreThread:
-    """Names a thread that writes and reads for the keepers of a worker."""
+    """Names a thread that writes and reads snapshots for the tasks of a worker."""
 
     def __init__(self, number: int) -> None:
         self.name = f"store {number}"
 
 
-STORE_THREADS = tuple(map(StoreThread, range(4)))  # shared by all tasks: a thread for each of hundreds would be idle
+STORE_THREADS = tuple(map(StoreThread, range(4)))  # shared by all tasks: one for each of hundreds would be idle
 
 
-class Keeper:
-    """One for each task. `answer` sends its word to the master; a wave that is asked again is answered again."""
+class Snapshots:
+    """The snapshots of one task, and its answers to waves. A wave that is asked for again is answered again."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self._thread = STORE_THREADS[task.number % len(STORE_THREADS)]
         self.state: TaskState | None = None
         self._forget()
-        self._under_way: set[tuple[str, int]] = set()  # asked for and begun, not answered yet
-        self._answers: dict[str, wire.Waved] = {}  # the last one to each kind of wave
+        self._under_way: set[tuple[str, int]] = set()  # waves that are begun and not answered
+        self._answers: dict[str, wire.Waved] = {}  # the last answer to each kind of wave
 
     def _forget(self) -> None:
-        self._chains: dict[int, list[PieceRef]] = {}
+        self._chains: dict[int, list[PieceRef]] = {}  # by key group: the pieces that its state amounts to
         self._own: PieceRef | None = None
-        self._changed: set[int] = set()  # groups whose chains the last committed manifest does not have as they are
-        self._blocks: dict[str, Blocks] = {}  # blob -> who was sent its blocks
-        self._told: set[int] = set()  # slots that may have blocks which are not needed any more
+        self._changed: set[int] = set()  # groups whose chains differ from the last committed manifest
+        self._blocks: dict[str, Blocks] = {}  # by blob: the slots that its fragments were sent to
+        self._holders: set[int] = set()  # slots that may hold blocks which are no longer needed
         self._lost: set[int] = set()  # groups whose last piece was not written
         self._saving: dict[int, set[int]] = {}  # by wave: groups of a snapshot that is being written
         self._restored: tuple[Any, int | None] | None = None
@@ -67,40 +68,43 @@ class Keeper:
     # -- keyed state -------------------------------------------------------------------------------------------------
 
     def attach(self, component: Component, anew: bool) -> None:
-        """Give the component its state; `anew`: an empty one, otherwise the one that its forerunner had."""
+        """Give the component its state; `anew`: an empty one, otherwise the one of the component before it."""
         if not anew:
             if self.state is not None:
                 vars(component).update(self.state.states)
             return
         self._forget()
-        run, definition = self.task.topology, self.task.definition
-        owners = run.key_groups.get(definition.name, ()) if definition.keyed else ()
-        owned = frozenset(group for group, owner in enumerate(owners) if owner == self.task.name.index)
+        definition = self.task.definition
+        owners = self.task.topology.key_groups.get(definition.name, ()) if definition.keyed else ()
         if owners and isinstance(component, Bolt):
-            self.state = open_states(component, stable_hash, owned, len(owners), str(self.task.name),
+            self.state = open_states(component, stable_hash, self.owned_groups(), len(owners), str(self.task.name),
                                      self.task.worker.clock.wall, owners.__getitem__)
         else:
             self.state = None
 
+    def owned_groups(self) -> frozenset[int]:
+        """The key groups of the task by the current plan."""
+        owners = self.task.topology.key_groups.get(self.task.name.component, ())
+        return frozenset(group for group, owner in enumerate(owners) if owner == self.task.name.index)
+
     def replaced(self) -> list[str]:
-        """States in whose place the component has put something of its own."""
+        """States that the component has replaced by other attributes of the same name."""
         if self.state is None:
             return []
-        own = vars(self.task.component)
-        return [name for name, state in self.state.states.items() if own.get(name) is not state]
+        attributes = vars(self.task.component)
+        return [name for name, state in self.state.states.items() if attributes.get(name) is not state]
 
     # -- waves: PREPARE ----------------------------------------------------------------------------------------------
 
     def spoiled(self) -> set[int]:
-        """On the loop: groups whose last piece got lost, or of which nobody knows yet whether it is written. They begin
-        anew with the next snapshot."""
+        """On the loop: groups whose last piece was lost or may not be written yet. The next snapshot writes them whole."""
         spoiled = self._lost.union(*self._saving.values())
         self._lost = set()
         return spoiled
 
     def snapshot(self, mark: WaveMark, spoiled: set[int]) -> Snapshot:
-        """Where the task runs, between two chunks. The keyed state comes last: once it has been asked what changed, it takes
-        that for written, so nothing may fail after it."""
+        """Take a snapshot, where the task runs and between two chunks. Keyed state comes last: once asked for its changes it
+        considers them written, so nothing may fail after it."""
         component = self.task.component
         own = component.snapshot()
         pieces: Pieces = {} if own is None else {OWN: (True, self._encoded(own))}
@@ -116,52 +120,74 @@ class Keeper:
         try:
             return pack_value(own)
         except EncodingError as error:
-            raise EncodingError(f"what snapshot() of {self.task.name} returned cannot be kept: {error}") from None
+            raise EncodingError(f"what snapshot() of {self.task.name} returned cannot be saved: {error}") from None
 
     def failed(self, mark: WaveMark, spoiled: set[int], error: str) -> None:
-        """On the loop: there is no snapshot."""
+        """On the loop: the snapshot could not be taken."""
         self._lost |= spoiled
         self.answer(mark, error=error)
 
     def save(self, mark: WaveMark, snapshot: Snapshot) -> None:
-        """On the loop: write the snapshot, then say so."""
+        """On the loop: write the snapshot on the store thread, then answer the master."""
         pieces = snapshot.pieces
         if OWN not in pieces:
             self._own = None
         if not pieces:
             self._prepared(mark, snapshot.position)
             return
-        run, name = self.task.topology, self.task.name
-        blob = blob_name(run.graph.name, name.component, name.index, run.epoch, mark.wave)
-        parts, refs = pack(pieces, blob)
+        blob, parts, refs = self._packed(mark.wave, pieces)
         groups = self._saving[mark.wave] = {group for group in refs if group != OWN}
         self._changed |= groups
-        worker, failed = self.task.worker, []
+        worker, topology, errors = self.task.worker, self.task.topology.graph.name, list[str]()
 
         def write() -> None:
             try:
-                worker.vault.save(run.graph.name, blob, parts)
+                worker.checkpoints.save(topology, blob, parts)
             except Exception as error:
-                failed.append(f"{type(error).__name__}: {error}")
+                errors.append(f"{type(error).__name__}: {error}")
 
         def written() -> None:
             if self.task.ended:
                 return
             self._saving.pop(mark.wave, None)
-            if failed:
+            if errors:
                 self._lost |= groups
-                self.answer(mark, error=failed[0])
+                self.answer(mark, error=errors[0])
                 return
             self._extend(refs)
             self._prepared(mark, snapshot.position)
 
         worker.threads.run(self._thread, write, written)
-        slots = run.holders.get(name, [])
-        if slots:
-            blocks = self._blocks[blob] = Blocks(*run.blocks, slots)
-            worker.vault.back_up(blob, parts, blocks)
+        self._send_fragments(blob, parts)
 
-    def _extend(self, refs: dict[int, PieceRef]) -> None:
+    def write(self, wave: int, snapshot: Snapshot) -> TaskRecord:
+        """Write the snapshot at once; returns the record of all state of the task."""
+        if OWN not in snapshot.pieces:
+            self._own = None
+        self._write_pieces(wave, snapshot.pieces)
+        return self.record(snapshot.position)
+
+    def rewrite(self, wave: int, record: TaskRecord, lost: Collection[str]) -> TaskRecord | None:
+        """Write again, whole, the key groups of the record that need a lost blob. None if the task's own snapshot is lost: it
+        must not be taken twice."""
+        if self.state is None or (record.own is not None and record.own.blob in lost):
+            return None
+        groups = {group for group, chain in record.chains.items() if any(ref.blob in lost for ref in chain)}
+        self._write_pieces(wave, self.state.snapshot(groups))
+        return self.record(record.position)
+
+    def _write_pieces(self, wave: int, pieces: Pieces) -> None:
+        blob, parts, refs = self._packed(wave, pieces)
+        if parts:
+            self.task.worker.checkpoints.save(self.task.topology.graph.name, blob, parts)
+            self._send_fragments(blob, parts, release=True)
+        self._extend(refs)
+
+    def _packed(self, wave: int, pieces: Pieces) -> tuple[str, list[bytes], dict[int, PieceRef]]:
+        blob = blob_name(self.task.topology.graph.name, *self.task.name, self.task.topology.epoch, wave)
+        return blob, *pack(pieces, blob)
+
+    def _extend(self, refs: Mapping[int, PieceRef]) -> None:
         for group, ref in refs.items():
             if group == OWN:
                 self._own = ref
@@ -171,17 +197,40 @@ class Keeper:
                 self._chains[group] = [*self._chains.get(group, ()), ref]
 
     def _prepared(self, mark: WaveMark, position: int | None) -> None:
+        """Answer with the chains that changed; the master has the others."""
+        self.answer(mark, self.record(position, self._changed))
+
+    def record(self, position: int | None, groups: Collection[int] | None = None) -> TaskRecord:
+        """The record to restore the task from: the chains of these key groups, or of all, its own snapshot, its position."""
         needed = self.blobs()
         self._blocks = {blob: blocks for blob, blocks in self._blocks.items() if blob in needed}
-        self.answer(mark, TaskRecord(
-            self.task.name.component, self.task.name.index, {group: self._chains[group] for group in self._changed
-                                                             if group in self._chains},
-            self._own, position, self._blocks))
+        chains = {group: chain for group, chain in self._chains.items() if groups is None or group in groups}
+        return TaskRecord(*self.task.name, chains, self._own, position, dict(self._blocks))
 
     def blobs(self) -> set[str]:
-        """Those that the task's state is in."""
-        found = {ref.blob for chain in self._chains.values() for ref in chain}
-        return found | {self._own.blob} if self._own is not None else found
+        """The blobs that the task's state is in."""
+        blobs = {ref.blob for chain in self._chains.values() for ref in chain}
+        return blobs | {self._own.blob} if self._own is not None else blobs
+
+    # -- fragments -----------------------------------------------------------------------------------------------------
+
+    def _send_fragments(self, blob: str, parts: list[bytes], release: bool = False) -> None:
+        """Send blocks of the blob to other processes, which does not wait. `release`: they drop older blobs first."""
+        run = self.task.topology
+        slots = run.holders.get(self.task.name, [])
+        if slots:
+            self._blocks[blob] = Blocks(*run.blocks, slots)
+            if release:
+                self._release_fragments()
+            self.task.worker.checkpoints.back_up(blob, parts, self._blocks[blob])
+
+    def _release_fragments(self) -> None:
+        """Tell holders which blobs are still needed."""
+        slots = {slot for blocks in self._blocks.values() for slot in blocks.slots}
+        if slots or self._holders:
+            self.task.worker.checkpoints.keep(self.task.topology.graph.name, self.task.name, self._blocks,
+                                              slots | self._holders)
+        self._holders = slots
 
     # -- COMMIT --------------------------------------------------------------------------------------------------------
 
@@ -189,56 +238,69 @@ class Keeper:
         """On the loop."""
         if not self._saving:
             self._changed.clear()
-        slots = {slot for blocks in self._blocks.values() for slot in blocks.slots}
-        if slots or self._told:
-            self.task.worker.vault.keep(self.task.topology.graph.name, self.task.name, self._blocks, slots | self._told)
-        self._told = slots
+        self._release_fragments()
         self.answer(mark)
 
     # -- INIT ----------------------------------------------------------------------------------------------------------
 
     def load(self, done: Callable[[BaseException | None], None]) -> None:
-        """On the loop: bring back what the task had at the wave that the plan names."""
+        """On the loop: restore the task as of the wave that the plan names, on the store thread. The task has not started, so
+        nothing else uses its state."""
         wave, _, manifest_epoch = self.task.topology.restore
-        failed: list[BaseException] = []
+        errors: list[BaseException] = []
 
         def read() -> None:
             try:
                 if wave:
-                    self._read(self.task.worker.vault.manifest(self.task.topology.graph.name, manifest_epoch, wave))
+                    manifest = self.task.worker.checkpoints.manifest(self.task.topology.graph.name, manifest_epoch, wave)
+                    self.restore(manifest.records, self.state.owned if self.state is not None else ())
             except Exception as error:
-                failed.append(error)
+                errors.append(error)
 
-        self.task.worker.threads.run(self._thread, read, lambda: done(failed[0] if failed else None))
+        self.task.worker.threads.run(self._thread, read, lambda: done(errors[0] if errors else None))
 
-    def _read(self, manifest: Manifest) -> None:
-        """On the keeper's thread; the task has not started, so nobody else uses its state."""
-        name = self.task.name
-        chains = manifest.chains(name.component)
-        held = manifest.blocks(name.component)
-        record = next((record for record in manifest.records if record.task == name), None)
-        mine = {group: chains[group] for group in sorted(self.state.owned) if group in chains} if self.state is not None else {}
-        wanted = [ref for chain in mine.values() for ref in chain]
-        if record is not None and record.own is not None:
-            wanted.append(record.own)
-        pieces = self.task.worker.vault.fetch(self.task.topology.graph.name, wanted, held)
-        if self.state is not None:
-            self.state.restore_all({group: [pieces[ref] for ref in chain] for group, chain in mine.items()})
-        needed = {ref.blob for ref in wanted}
-        self._chains, self._blocks = mine, {blob: blocks for blob, blocks in held.items() if blob in needed}
-        self._told = self.task.worker.vault.slots()  # a forerunner may have sent blocks to anyone
+    def restore(self, records: Iterable[TaskRecord], owned: Collection[int], with_own: bool = True) -> bool:
+        """Make the state of the owned key groups what the records of a manifest say, reading only chains that differ from
+        those here. `with_own`: also read the task's own snapshot and position, for `restore_component`. Returns whether any
+        state of key groups had to be read."""
+        name, checkpoints = self.task.name, self.task.worker.checkpoints
+        component = [record for record in records if record.component == name.component]
+        blocks = {blob: held for record in component for blob, held in record.blocks.items()}
+        stale = self._stale({group: chain for record in component for group, chain in record.chains.items()}, owned)
+        record = next((record for record in component if record.task == name), None) if with_own else None
+        wanted = [ref for chain in stale.values() for ref in chain]
+        own = [record.own] if record is not None and record.own is not None else []
+        pieces = checkpoints.fetch(self.task.topology.graph.name, [*wanted, *own], blocks)
+        if self.state is not None and stale:
+            self.state.restore_all({group: [pieces[ref] for ref in chain] for group, chain in stale.items()})
+            self._chains = {group: chain for group, chain in {**self._chains, **stale}.items() if chain}
         if record is not None:
             self._own = record.own
-            own = unpack_value(pieces[record.own]) if record.own is not None else None
-            self._restored = own, record.position
+            self._restored = unpack_value(pieces[record.own]) if record.own is not None else None, record.position
+        needed = self.blobs()
+        self._blocks = {blob: held for blob, held in {**self._blocks, **blocks}.items() if blob in needed}
+        if with_own:
+            self._holders = checkpoints.slots()  # an earlier incarnation may have sent blocks to any of them
+        return bool(wanted)
 
-    def take_up(self) -> None:
-        """Where the task runs, after `initialize`: tell the component what was brought back."""
+    def _stale(self, chains: Mapping[int, list[PieceRef]], owned: Collection[int]) -> dict[int, list[PieceRef]]:
+        """The chains of owned key groups whose state here is not what they amount to. Groups of other tasks are dropped."""
+        state = self.state
+        if state is None:
+            return {}
+        for group in state.owned - set(owned):
+            state.drop(group)
+            self._chains.pop(group, None)
+        return {group: chains.get(group, []) for group in sorted(owned)
+                if group not in state.owned or self._chains.get(group, []) != chains.get(group, [])}
+
+    def restore_component(self) -> None:
+        """Give the component its own snapshot and its position. Called where the task runs, after `initialize`."""
         component, (wave, epoch, _) = self.task.component, self.task.topology.restore
         own, position = self._restored or (None, None)
         if own is not None:
             component.restore(own)
-        if self.task.name in self.task.topology.positions:  # at most once: it is there already
+        if self.task.name in self.task.topology.positions:  # at most once: the component is there already
             position = None
         if position is not None and isinstance(component, ReplayableSpout):
             component._next_position = position
@@ -262,14 +324,14 @@ class Keeper:
         task.worker.tell_master(answer)
 
     def begins(self, mark: WaveMark) -> bool:
-        """Whether it is the first time: the master asks again while an answer takes its time."""
+        """Note that a wave begins; False if it has begun: the master asks again while it waits for an answer."""
         if (mark.kind, mark.wave) in self._under_way:
             return False
         self._under_way.add((mark.kind, mark.wave))
         return True
 
     def answers_again(self, mark: WaveMark) -> bool:
-        """Whether this has been done before: then the master did not hear of it."""
+        """Send the answer again if this was done before and the master has not heard of it."""
         known = self._answers.get(mark.kind)
         if known is None or known.wave != mark.wave:
             return False

@@ -1,4 +1,4 @@
-"""A running spout: asks for tuples while there is room downstream, and keeps account of what is in flight."""
+"""A running spout: emits while there is room downstream, and tracks the roots in flight."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from millrace.api.spout import ReliableSpout, ReplayableSpout, Spout
 from millrace.config import CHUNK_LINGER, MAX_SPOUT_PENDING, MESSAGE_TIMEOUT, SPOUT_WAIT
 from millrace.control.in_flight import InFlight
 from millrace.model.graph import TaskId
+from millrace.runtime.flow.channel import Lineage
 from millrace.runtime.flow.routing import rows_of
-from millrace.runtime.tasks.outbox import Group
+from millrace.runtime.tasks.outbox import EmitGroup
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.tasks.user_errors import USER_ERRORS
 
@@ -22,19 +23,20 @@ if TYPE_CHECKING:
     from millrace.runtime.worker.worker import Worker
 
 POSITION_SECONDS = 0.2
-WARY_SECONDS = 2.0  # after which every worker has heard of a lost one: by push, or by the polls of agents and workers
-# A chunk that takes long to be done is too long: behind a slow bolt a few large ones would outlast the message timeout
-# and be replayed for ever. So a tracked spout starts with small chunks and lets their time decide.
+WARY_SECONDS = 2.0  # within which every worker learns of a lost one: by push, or by the polls of agents and workers
+# Behind a slow bolt, large chunks would outlast the message timeout and be replayed for ever. So a tracked spout starts with
+# small chunks and adapts their size to the time they take.
 FIRST_CHUNK = 64
 QUICK_SECONDS, SLOW_SECONDS = 0.25, 1.0
-ACKED, ACTIVATE, DEACTIVATE = "acked", "activate", "deactivate"  # news for a spout; anything else is a cause of failure
-CALLS_BETWEEN_LOOKS = 8  # calls of next_tuple before the clock is read again
+ACKED, ACTIVATE, DEACTIVATE = "acked", "activate", "deactivate"  # notices for a spout; any other is a cause of failure
+CALLS_PER_CLOCK_READ = 8  # calls of next_tuple before the clock is read again
 
 
 class SpoutTask(Task):
-    """One step: tell the spout what became of its tuples, then fill one chunk."""
+    """One step: notify the spout of acks and failures, then fill one chunk."""
 
     component: Spout
+    begins_waves = True
 
     def __init__(self, worker: Worker, topology: TopologyRun, name: TaskId, incarnation: int) -> None:
         super().__init__(worker, topology, name, incarnation)
@@ -43,15 +45,15 @@ class SpoutTask(Task):
         self.max_pending: int = MAX_SPOUT_PENDING.of(conf)
         self.linger: float = CHUNK_LINGER.of(conf) / 1000
         self.wait: float = SPOUT_WAIT.of(conf) / 1000
-        self.chunk_limit = min(FIRST_CHUNK, self.chunk_tuples) if topology.tracked else self.chunk_tuples
-        self.wake_at = 0.0  # when to ask again after next_tuple gave nothing
+        self.chunk_limit = min(FIRST_CHUNK, self.sender.chunk_tuples) if topology.tracked else self.sender.chunk_tuples
+        self.wake_at = 0.0  # when to call next_tuple again after it emitted nothing
         self.active = False
-        self._raised = False  # next_tuple did, in the last step
-        self._news: list[tuple[str, list[Any]]] = []  # what to tell the spout, and about which ids
-        self._failures: deque[tuple[str, list[Any]]] = deque()  # the same, of what it will send again: waits for room
+        self._raised = False  # next_tuple raised in the last step
+        self._notices: list[tuple[str, list[Any]]] = []  # for the spout: kind, tuple ids
+        self._failures: deque[tuple[str, list[Any]]] = deque()  # the same for failed roots; replaying them needs room
         self._position: int | None = None
         self._position_noted = 0.0
-        self._tells_acks = self._untracked_acks = False
+        self._wants_acks = self._wants_untracked_acks = False
 
     def initialize(self) -> None:
         if isinstance(self.component, DataFrameSpout):
@@ -61,19 +63,19 @@ class SpoutTask(Task):
             position = self.topology.positions[self.name]
             self.component._next_position = position
             self.component.seek(position)
-        if isinstance(self.component, ReliableSpout):  # it must not give up before the bolts have sorted out the culprit
+        if isinstance(self.component, ReliableSpout):  # it must keep replaying until the bolts have isolated the bad tuple
             vars(self.component)["max_fails"] = max(self.component.max_fails, self.max_fails)
 
     def on_start(self) -> None:
-        self._tells_acks = type(self.component).ack is not Spout.ack
-        self._untracked_acks = self._tells_acks and not isinstance(self.component, ReliableSpout)
+        self._wants_acks = type(self.component).ack is not Spout.ack
+        self._wants_untracked_acks = self._wants_acks and not isinstance(self.component, ReliableSpout)
         if self.active:
-            self._news.append((ACTIVATE, []))
-        if self.topology.losses:  # it may be here because of one
+            self._notices.append((ACTIVATE, []))
+        if self.topology.losses:  # this task may have moved here because of one
             self._be_wary(self.worker.clock.now() + self.worker.grace)
 
     def position(self) -> int | None:
-        """What the master remembers for the next incarnation; None if the source cannot be read again."""
+        """The position that the master keeps for the next incarnation; None if the source cannot be replayed."""
         if not self.busy:
             self._note_position()
         return self._position
@@ -91,53 +93,53 @@ class SpoutTask(Task):
                 and not self.flight.lagging(self.worker.clock.now()))
 
     def step(self, now: float) -> None:
-        if self.busy or not self.started or (self._waves and self.take_waves()):
+        if self.busy or not self.started or (self.waves.pending and self.waves.run_next()):
             return
-        news, self._news = self._news, []
+        notices, self._notices = self._notices, []
         if self._failures and not self.blocked:
-            news.append(self._failures.popleft())
+            notices.append(self._failures.popleft())
         emit = self.may_emit() and now >= self.wake_at
-        if news or emit:
-            self.on_own_thread(partial(self._execute, news, emit, now), partial(self._executed, emit))
+        if notices or emit:
+            self.on_own_thread(partial(self._execute, notices, emit, now), partial(self._executed, emit))
 
-    def _execute(self, news: list[tuple[str, list[Any]]], emit: bool, now: float) -> None:
+    def _execute(self, notices: list[tuple[str, list[Any]]], emit: bool, now: float) -> None:
         clock = self.worker.clock
         cpu = clock.cpu()
         try:
-            for cause, ids in news:
-                self._tell(cause, ids)
+            for kind, ids in notices:
+                self._notify(kind, ids)
             if emit:
                 self._fill(now + self.linger)
         except USER_ERRORS as error:
             self.meters.failed += 1
             self.report_error(error, None)
-            self.wake_at = now + max(self.wait, 0.1)  # a spout that raises each time must not spin
+            self.wake_at = now + max(self.wait, 0.1)  # a spout that always raises must not spin
             self._raised = True
         if self.definition.blocking and now - self._position_noted > POSITION_SECONDS:
-            self._note_position()  # on the spout's own thread, which the report must not wait for
+            self._note_position()  # on the spout's own thread: the report must not wait for it
         self.meters.cpu_seconds += clock.cpu() - cpu
         self.meters.busy_seconds += clock.now() - now
 
-    def _tell(self, news: str, ids: list[Any]) -> None:
+    def _notify(self, kind: str, ids: list[Any]) -> None:
         component = self.component
-        if news in (ACTIVATE, DEACTIVATE):
-            self._guarded(component.activate if news == ACTIVATE else component.deactivate)
+        if kind in (ACTIVATE, DEACTIVATE):
+            self._guarded(component.activate if kind == ACTIVATE else component.deactivate)
             return
-        if news != ACKED:
-            component.fail_cause = news
-        call = component.ack if news == ACKED else component.fail
+        if kind != ACKED:
+            component.fail_cause = kind
+        call = component.ack if kind == ACKED else component.fail
         for tup_id in ids:
             self._guarded(call, tup_id)
 
     def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
             call(*arguments)
-        except USER_ERRORS as error:  # the other ids must hear what became of them all the same
+        except USER_ERRORS as error:  # the remaining ids must still be notified
             self.meters.failed += 1
             self.report_error(error, None)
 
     def _fill(self, deadline: float) -> None:
-        """Call next_tuple until the chunk is full, its time is up, or the spout has nothing."""
+        """Call next_tuple until the chunk is full, its time is up, or the spout emits nothing."""
         next_tuple, now, limit = self.component.next_tuple, self.worker.clock.now, self.chunk_limit
         if self.max_pending:
             limit = min(limit, self.max_pending - self.flight.tuples)
@@ -148,10 +150,8 @@ class SpoutTask(Task):
             if after == before:
                 return
             before, calls = after, calls + 1
-            if calls % CALLS_BETWEEN_LOOKS == 0 and now() >= deadline:
+            if calls % CALLS_PER_CLOCK_READ == 0 and now() >= deadline:
                 return
-
-    begins_waves = True
 
     def send_waiting(self) -> None:
         self._send_groups(self.worker.clock.now())
@@ -172,37 +172,37 @@ class SpoutTask(Task):
             self._raised = False
             self.wake_at = max(self.wake_at, now + self.wait)
             self.worker.ready_at(self, self.wake_at)
-        if self._news or (self._failures and not self.blocked) or (groups and self.may_emit()):
+        if self._notices or (self._failures and not self.blocked) or (groups and self.may_emit()):
             self.worker.ready(self)
 
     # -- tracking --------------------------------------------------------------------------------------------------
 
-    def _send_tracked(self, group: Group, now: float) -> None:
+    def _send_tracked(self, group: EmitGroup, now: float) -> None:
         tracked = self.topology.tracked
         rows = isinstance(group.body, list)
         if not tracked or all(tup_id is None for tup_id in group.ids):
             self._send_root(group, (), now, 0)
-            if self._untracked_acks and not tracked:  # as in Storm without ackers: sent is as good as done
-                self._news.append((ACKED, [tup_id for tup_id in group.ids if tup_id is not None]))
+            if self._wants_untracked_acks and not tracked:  # as in Storm without ackers: sent counts as acked
+                self._notices.append((ACKED, [tup_id for tup_id in group.ids if tup_id is not None]))
             return
-        for piece in self._cut_up(group):
+        for piece in self._pieces(group):
             if rows and (None in piece.ids or self.flight.attempts):
                 for part, attempt in self._by_attempt(piece):
                     self._send_root(part, self._new_root() if attempt >= 0 else (), now, max(attempt, 0))
             else:
                 self._send_root(piece, self._new_root(), now, self.flight.by_attempt(piece.ids))
 
-    def _cut_up(self, group: Group) -> list[Group]:
-        """A spout may emit far more in one call than a chunk should hold now: then it makes several roots."""
+    def _pieces(self, group: EmitGroup) -> list[EmitGroup]:
+        """Cut a group that is far larger than the current chunk size into several roots."""
         limit = self.chunk_limit
         if not isinstance(group.body, list) or len(group.body) < 2 * limit:
             return [group]
         return [group._replace(body=group.body[i:i + limit], ids=group.ids[i:i + limit])
                 for i in range(0, len(group.body), limit)]
 
-    def _by_attempt(self, group: Group) -> list[tuple[Group, int]]:
-        """Tuples apart by how often they have failed; -1 for those without an id. A chunk has one attempt number, and
-        a fresh tuple must not be taken for one that has failed before."""
+    def _by_attempt(self, group: EmitGroup) -> list[tuple[EmitGroup, int]]:
+        """Split a group by how often its tuples have failed; -1 for those without an id. A chunk has one attempt number, and
+        a fresh tuple must not count as one that failed before."""
         parts: dict[int, tuple[list[Any], list[Any]]] = {}
         for row, tup_id in zip(group.body, group.ids, strict=True):
             attempt = -1 if tup_id is None else self.flight.by_attempt([tup_id])
@@ -212,12 +212,12 @@ class SpoutTask(Task):
         return [(group._replace(body=rows, ids=ids), attempt) for attempt, (rows, ids) in parts.items()]
 
     def _new_root(self) -> tuple[int, ...]:
-        return (self.topology.tracker.new_root(self.random.getrandbits(48)),)
+        return (self.topology.tracker.new_root(self.sender.random.getrandbits(48)),)
 
-    def _send_root(self, group: Group, roots: tuple[int, ...], now: float, attempt: int) -> None:
+    def _send_root(self, group: EmitGroup, roots: tuple[int, ...], now: float, attempt: int) -> None:
         size = len(group.body) if isinstance(group.body, list) else group.body.num_rows
         try:
-            edges = self.send(group, roots, attempt, self.worker.clock.now())
+            edges = self.sender.send(group, Lineage(roots, attempt, self.worker.clock.now()))
         except USER_ERRORS as error:  # of a custom grouping
             self._send_failed(group, bool(roots), now, attempt, error)
             return
@@ -225,8 +225,8 @@ class SpoutTask(Task):
             self.flight.sent(root, group.ids, size, now, attempt)
             self.topology.tracker.open(root, edges, self)
 
-    def _send_failed(self, group: Group, tracked: bool, now: float, attempt: int, error: BaseException) -> None:
-        """Again, a few times; then tuple by tuple, so that only those that cannot be sent are given up."""
+    def _send_failed(self, group: EmitGroup, tracked: bool, now: float, attempt: int, error: BaseException) -> None:
+        """Retry a few times; then send tuple by tuple, so that only those that cannot be sent are dropped."""
         self.meters.failed += 1
         self.report_error(error, None)
         if tracked and attempt < self.max_fails:
@@ -237,15 +237,15 @@ class SpoutTask(Task):
         roots, edges = self._new_root() if tracked else (), 0
         for row in rows:
             try:
-                edges ^= self.send(group._replace(body=[row]), roots, attempt, self.worker.clock.now())
-            except USER_ERRORS as culprit:
-                self.unsendable(group.output, row, culprit)
+                edges ^= self.sender.send(group._replace(body=[row]), Lineage(roots, attempt, self.worker.clock.now()))
+            except USER_ERRORS as row_error:
+                self.unsendable(group.output, row, row_error)
         for root in roots:
             self.flight.sent(root, group.ids, len(rows), now, attempt)
             self.topology.tracker.open(root, edges, self)
 
-    def told(self, finished: list[int], failed: list[int]) -> None:
-        """The ackers' word on some roots."""
+    def on_verdicts(self, finished: list[int], failed: list[int]) -> None:
+        """Handle verdicts of the ackers on some roots."""
         now = self.worker.clock.now()
         for number in finished:
             root = self.flight.finished(number, now)
@@ -253,15 +253,15 @@ class SpoutTask(Task):
                 self.meters.acked += root.tuples
                 self.meters.complete_latency.record(now - root.born, root.tuples)
                 self._adapt(now - root.born)
-                if self._tells_acks:
-                    self._news.append((ACKED, root.ids))
+                if self._wants_acks:
+                    self._notices.append((ACKED, root.ids))
         for number in failed:
             self._fail(number, "error")
         self.worker.ready(self)
 
     def _adapt(self, seconds: float) -> None:
         if seconds < QUICK_SECONDS:
-            self.chunk_limit = min(self.chunk_limit * 2, self.chunk_tuples)
+            self.chunk_limit = min(self.chunk_limit * 2, self.sender.chunk_tuples)
         elif seconds > SLOW_SECONDS:
             self.chunk_limit = max(self.chunk_limit // 2, 1)
 
@@ -277,7 +277,7 @@ class SpoutTask(Task):
     def check_overdue(self, now: float) -> None:
         for number, cause in self.flight.overdue(now):
             self._fail(number, cause)
-        if self._news or self._failures:
+        if self._notices or self._failures:
             self.worker.ready(self)
 
     def worker_lost(self, deadline: float) -> None:
@@ -293,11 +293,11 @@ class SpoutTask(Task):
         if active != self.active:
             self.active = active
             if self.started:
-                self._news.append((ACTIVATE if active else DEACTIVATE, []))
+                self._notices.append((ACTIVATE if active else DEACTIVATE, []))
             self.worker.ready(self)
 
     def idle(self) -> bool:
-        return not (self.busy or self.flight.roots or self._news or self._failures)
+        return not (self.busy or self.flight.roots or self._notices or self._failures)
 
     @property
     def queue_length(self) -> int:

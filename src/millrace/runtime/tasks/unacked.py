@@ -1,4 +1,4 @@
-"""Chunks with tuples that a bolt will ack by hand."""
+"""Executed chunks whose tuples a bolt has yet to ack by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from millrace.api.tuple import Tuple
 from millrace.runtime.flow.channel import Delivery
 
 
-class Held:
-    """From the time they have been executed until all their tuples are acked. `tuples`: how many there are in them."""
+class UnackedChunks:
+    """Chunks from their execution until all their tuples are acked. `tuples`: the total number of tuples in them."""
 
     def __init__(self) -> None:
         self._chunks: dict[str, Delivery] = {}
@@ -22,25 +22,25 @@ class Held:
         self._chunks[delivery.key] = delivery
         self.tuples += delivery.count
 
-    def let_go(self, delivery: Delivery) -> bool:
-        """Whether it was held."""
+    def remove(self, delivery: Delivery) -> bool:
+        """Return whether the chunk was here."""
         if self._chunks.pop(delivery.key, None) is None:
             return False
         self.tuples -= delivery.count
         return True
 
-    def forget(self, before: float) -> None:
-        """Those that arrived before that time."""
+    def expire(self, before: float) -> None:
+        """Remove chunks that arrived before this time."""
         for delivery in [delivery for delivery in self._chunks.values() if delivery.arrived < before]:
-            self.let_go(delivery)
+            self.remove(delivery)
 
     def find(self, tup: Tuple | str, opened: Sequence[Delivery] = ()) -> tuple[Delivery | None, int]:
-        """The chunk that a tuple, or a tuple's id, belongs to, and its place there. `opened`: others that it may be in."""
+        """Find the chunk of a tuple, or of a tuple's id, and the index there. Chunks in `opened` are searched too."""
         if isinstance(tup, Tuple):
             delivery, index = tup.origin, tup.index
         else:
             key, _, place = str(tup).rpartition(":")
-            delivery = self._chunks.get(key) or next((one for one in opened if one.key == key), None)
+            delivery = self._chunks.get(key) or next((chunk for chunk in opened if chunk.key == key), None)
             index = int(place) if place.isdecimal() else -1
         known = isinstance(delivery, Delivery) and 0 <= index < delivery.count
         return (delivery if known else None), index

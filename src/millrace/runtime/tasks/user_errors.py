@@ -1,4 +1,4 @@
-"""What user code raises: which of it is caught, how it is told in a line, and what of it waits for the next report."""
+"""Errors of user code: which exceptions are caught, their one-line text, and the log that the next report includes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
 
 log = logging.getLogger("millrace.worker")
-USER_ERRORS = (Exception, SystemExit)  # what user code may raise without taking the worker down
+USER_ERRORS = (Exception, SystemExit)  # user code may raise these without ending the worker
 ERRORS_KEPT = 20
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line that can be sent anywhere, whatever its author did."""
+    """The error in one line of valid UTF-8, even if its own `__str__` raises."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception as worse:
-        text = f"{type(error).__name__}, whose own text raises {type(worse).__name__}"
+        text = f"{type(error).__name__}, whose __str__ raises {type(worse).__name__}"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def error_of(call: Callable[[], None]) -> BaseException | None:
-    """What user code raised."""
+    """Make the call; return the exception that user code raised, if any."""
     try:
         call()
     except USER_ERRORS as error:
@@ -38,15 +38,15 @@ def error_of(call: Callable[[], None]) -> BaseException | None:
 
 
 def is_about_the_data(error: BaseException) -> bool:
-    """Python's own complaints about values are; an error of a server, a disk or a library is taken for an outage, and one of
-    ours for a wrong setting: both are for people to put right."""
+    """Whether an error is caused by the data: one of Python's built-in errors about values. Errors of servers, disks and
+    libraries count as outages, and Millrace's own as wrong settings; both need an operator."""
     if isinstance(error, MillraceError):
         return isinstance(error, EncodingError)
     return isinstance(error, TypeError | ValueError | LookupError | ArithmeticError | AttributeError | AssertionError)
 
 
 class ErrorLog:
-    """The last errors of a worker's tasks. A report takes them along, as dicts that can be sent."""
+    """The last errors of a worker's tasks, as plain dicts for the next report."""
 
     def __init__(self, counters: Counter[str]) -> None:
         self._counters = counters
@@ -56,7 +56,7 @@ class ErrorLog:
         return iter(self._kept)
 
     def take(self) -> list[dict[str, Any]]:
-        """Those since the last time."""
+        """Return and clear the errors since the last call."""
         kept = list(self._kept)
         self._kept.clear()
         return kept
@@ -65,27 +65,27 @@ class ErrorLog:
         entry = {"topology": task.topology.graph.name, "task": str(task.name),
                  "error": describe(error), "traceback": _tail(trace)}
         if tup is not None:
-            entry["tuple"] = f"{tup.component}/{tup.stream} {_shown(tup.values)}"
+            entry["tuple"] = f"{tup.component}/{tup.stream} {_excerpt(tup.values)}"
         self._kept.append(entry)
         log.debug("error in %s: %s", task.name, entry["error"])
 
     def start_failed(self, task: Task, error: BaseException) -> None:
-        """Its component could not be made or initialized; the task will try again."""
+        """Record that a component failed to start; the task will retry."""
         self._counters["start_failed"] += 1
         self._kept.append({"topology": task.topology.graph.name, "task": str(task.name), "fatal": True,
                            "error": describe(error), "traceback": _tail(traceback.format_exception(error))})
         log.error("%s of %s could not start: %s", task.name, task.topology.graph.name, describe(error))
 
     def dead_letter(self, task: Task, letter: Sequence[Any]) -> None:
-        """Only counted: the letter itself goes down its stream."""
+        """Count a dead letter; the letter itself goes down its stream."""
         self._counters["dead_letters"] += 1
-        log.info("dead letter from %s: %s", task.name, _shown(letter[3:]))
+        log.info("dead letter from %s: %s", task.name, _excerpt(letter[3:]))
 
 
-def _shown(values: Any) -> str:
+def _excerpt(values: Any) -> str:
     try:
         return f"{values!r:.300}"
-    except ValueError:  # an integer of more digits than Python turns into text
+    except ValueError:  # an integer with more digits than Python converts to text
         return "values that are too large to show"
 
 

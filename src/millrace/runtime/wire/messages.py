@@ -1,7 +1,7 @@
-"""Frames <-> messages, without any I/O. Everything that crosses a socket is listed here; none of it is pickle.
+"""Messages between workers and the master, and their encoding. No I/O, and no pickle.
 
-A message is one msgpack frame; a chunk has a second frame, its body: msgpack rows or an Arrow IPC stream. Decoding is
-typed, so a frame that is not exactly one of these messages is a `WireError` and never reaches the engine.
+A message is one msgpack frame. A chunk has a second frame, its body: msgpack rows or an Arrow IPC stream. Decoding is typed: a
+frame that is not exactly one of these messages is a `WireError` and never reaches the engine.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from millrace.state.checkpoint import TaskRecord
 
 ROWS, ARROW, WAVE = 0, 1, 2
 BIG_INT = 1  # msgpack extension code: an integer beyond 64 bits, as signed big-endian bytes
-UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)  # what a frame that someone made up can raise
+UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)  # raised for malformed and forged frames
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Message(msgspec.Struct, array_like=True, tag_field="type"):
-    """`worker` and `generation` say who sent it: a receiver refuses those of a worker that has been given up."""
+    """`worker` and `generation` identify the sender: receivers refuse messages of a fenced worker."""
 
     worker: int
     generation: int
 
 
 class Chunk(Message, tag=1, gc=False):
-    """Tuples from one task to another; `seq` numbers the chunks of the channel, without gaps."""
+    """Carries tuples from one task to another; `seq` numbers the chunks of the channel, without gaps."""
 
     topology: int
     epoch: int
@@ -49,19 +49,19 @@ class Chunk(Message, tag=1, gc=False):
     edge: int
     roots: list[int]
     attempt: int
-    age: float  # seconds since the oldest of its roots was sent; a time would have to be by everyone's clock
+    age: float  # seconds since its oldest root was sent: clocks of different hosts cannot be compared
 
 
 class Credits(Message, tag=2):
-    """(topology, source, its incarnation, target, its incarnation, chunks consumed in all) for channels that end at the
-    sender."""
+    """Returns credits for channels that end at the sender: (topology, source, its incarnation, target, its incarnation, total
+    of chunks consumed)."""
 
     consumed: list[tuple[int, int, int, int, int, int]]
 
 
 class Acks(Message, tag=3):
-    """(root, XOR of chunk ids) pairs for the ackers of one topology at the receiver. `version`: the plan by which the
-    sender takes them to be there."""
+    """Acks chunks: (root, XOR of chunk ids) for the ackers of one topology at the receiver. `version`: the plan by which the
+    sender located these ackers."""
 
     topology: int
     version: int
@@ -69,7 +69,7 @@ class Acks(Message, tag=3):
 
 
 class Roots(Message, tag=4):
-    """(root, XOR of chunk ids) pairs that a spout task has just sent. Owner: its slot, number and incarnation."""
+    """Announces new roots of a spout task: (root, XOR of chunk ids). `owner`: its slot, number and incarnation."""
 
     topology: int
     version: int
@@ -78,7 +78,7 @@ class Roots(Message, tag=4):
 
 
 class Fails(Message, tag=5):
-    """Roots of which a part has failed in user code."""
+    """Reports roots that failed in user code."""
 
     topology: int
     version: int
@@ -86,7 +86,7 @@ class Fails(Message, tag=5):
 
 
 class Verdicts(Message, tag=6):
-    """What became of roots, told to the spout task that sent them."""
+    """Tells a spout task which of its roots are fully processed and which failed."""
 
     topology: int
     owner: int
@@ -96,8 +96,8 @@ class Verdicts(Message, tag=6):
 
 
 class Probe(Message, tag=7):
-    """The channel is full: what of the `seq` chunks sent has arrived? It follows them on the same way, so what is not
-    there by now was lost, as when a connection broke. The answer is a credit."""
+    """Asks the receiver of a full channel which of the `seq` chunks sent have arrived. It follows them on the same connection,
+    so chunks missing by then are lost. The answer is a credit."""
 
     topology: int
     source: int
@@ -108,7 +108,7 @@ class Probe(Message, tag=7):
 
 
 class Handover(Message, tag=8):
-    """The ledger of an acker that has moved to the receiver: (root, sum, its spout if that is known) and failed roots."""
+    """Hands the ledger of an acker over to its new worker: (root, sum, its spout if known) and failed roots."""
 
     topology: int
     version: int
@@ -121,23 +121,23 @@ DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe | Handov
 
 
 class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):
-    """A worker is up. `nonce` tells two processes on one slot apart."""
+    """Registers a worker. `nonce` distinguishes two processes on one slot."""
 
     slot: Count
     nonce: str
     pid: int
     node: Node
-    boot: str  # names the running kernel: equal means the same machine
+    boot: str  # identifies the running kernel: equal on the same machine
     executor: str
     data_ipc: Annotated[str, msgspec.Meta(pattern="^ipc://.")]
     data_tcp: Annotated[str, msgspec.Meta(pattern="^(tcp://.+)?$")]
-    backup_ipc: str = ""  # where it keeps others' fragments
+    backup_ipc: str = ""  # of its fragment exchange
     backup_tcp: str = ""
-    former: int = 0  # generation as which this very process was given up, if it was
+    former: int = 0  # the generation under which this process was fenced, if it was
 
 
 class Welcome(msgspec.Struct, array_like=True, tag=11, tag_field="type"):
-    """`author`: the master's number. Plans of other authors, which a store may hold, are not for this worker."""
+    """Accepts a worker. `author`: the master's number. The worker ignores plans of other authors in the store."""
 
     generation: int
     settings: dict[str, Any]
@@ -146,7 +146,7 @@ class Welcome(msgspec.Struct, array_like=True, tag=11, tag_field="type"):
 
 
 class Fetch(msgspec.Struct, array_like=True, tag=12, tag_field="type"):
-    """A worker's agent asks: is this worker to be the agent of its node, and is there a newer plan than this one?"""
+    """Polls the master: is this worker the agent of its node, and is there a newer plan than this one?"""
 
     slot: int
     generation: int
@@ -155,8 +155,7 @@ class Fetch(msgspec.Struct, array_like=True, tag=12, tag_field="type"):
 
 
 class Agency(msgspec.Struct, array_like=True, tag=19, tag_field="type"):
-    """You are the agent of your node, or not; and the node's part of the plan, if there is a newer one and it is not to
-    be read from a store."""
+    """Answers `Fetch`. `part`: the node's part of a newer plan, unless the plans are in an external store."""
 
     agent: bool
     author: int = 0
@@ -165,32 +164,34 @@ class Agency(msgspec.Struct, array_like=True, tag=19, tag_field="type"):
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag=13, tag_field="type"):
+    """Shows that a worker is alive."""
+
     slot: int
     generation: int
-    revision: int  # of the assignment that it has carried out
+    revision: int  # of the assignment in effect
 
 
 class Beat(msgspec.Struct, array_like=True, tag=14, tag_field="type"):
-    """The master's answer to a heartbeat."""
+    """Answers a heartbeat."""
 
     generation: int
 
 
 class Fenced(msgspec.Struct, array_like=True, tag=15, tag_field="type"):
-    """You have been given up: drop everything and say hello again."""
+    """Tells a worker that it was presumed dead: it must drop everything and register again."""
 
 
 class Stop(msgspec.Struct, array_like=True, tag=16, tag_field="type"):
-    """End in good order."""
+    """Tells a worker to end cleanly."""
 
 
 class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
-    """Meters of a worker since its last report, and what its spouts have fully processed."""
+    """Reports the meters of a worker and the positions of its spouts."""
 
     slot: int
     generation: int
     revision: int
-    at: float  # when it was taken, by the worker's clock
+    at: float  # time of the report by the worker's clock
     tasks: list[dict[str, Any]]
     positions: list[tuple[int, int, int]]  # topology, task, position
     in_flight: list[tuple[int, int]]  # topology, tuples
@@ -202,24 +203,24 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
 
 
 class Bye(msgspec.Struct, array_like=True, tag=18, tag_field="type"):
-    """A worker ended in good order."""
+    """Reports that a worker ended cleanly."""
 
     slot: int
     generation: int
 
 
 class WaveMark(msgspec.Struct, array_like=True, frozen=True):
-    """A wave on its way. Swept along the edges it is the body of a chunk without tuples, in line with the others."""
+    """Identifies a wave. A wave that sweeps along the edges travels as the body of a chunk without tuples, in sequence."""
 
     kind: str
     wave: int
-    wave_epoch: int = 0  # the epoch in which that wave was prepared
-    whole: bool = False  # snapshot everything: what deltas would build upon is gone
+    wave_epoch: int = 0  # the epoch in which the wave was prepared
+    whole: bool = False  # snapshot everything: the base of deltas is gone
 
 
 class Wave(msgspec.Struct, array_like=True, tag=20, tag_field="type"):
-    """The master asks these tasks; if it is swept, the spouts among them begin, and the others only say what they have
-    done already."""
+    """Requests a wave from tasks. With `sweep`, the spouts among them start it, and the others only repeat answers they have
+    already given."""
 
     topology: int
     epoch: int
@@ -229,7 +230,7 @@ class Wave(msgspec.Struct, array_like=True, tag=20, tag_field="type"):
 
 
 class Waved(msgspec.Struct, array_like=True, tag=21, tag_field="type"):
-    """A task has done what a wave asked of it, or says why it cannot."""
+    """Answers a wave: a task has done its part, or reports an error."""
 
     slot: int
     generation: int
@@ -244,7 +245,7 @@ class Waved(msgspec.Struct, array_like=True, tag=21, tag_field="type"):
 
 
 class Broken(msgspec.Struct, array_like=True, tag=22, tag_field="type"):
-    """Chunks of a channel are missing where none may be."""
+    """Reports lost chunks in an exactly-once topology."""
 
     slot: int
     generation: int
@@ -254,7 +255,7 @@ class Broken(msgspec.Struct, array_like=True, tag=22, tag_field="type"):
 
 
 class Query(msgspec.Struct, array_like=True, tag=23, tag_field="type"):
-    """What has this task under this key of that state? Without a state: how many keys has it, in each group, in all?"""
+    """Asks a task for the value of a key in a state; without a state, for the number of keys in each state."""
 
     number: int
     topology: int
@@ -264,6 +265,8 @@ class Query(msgspec.Struct, array_like=True, tag=23, tag_field="type"):
 
 
 class Answer(msgspec.Struct, array_like=True, tag=24, tag_field="type"):
+    """Answers a query."""
+
     slot: int
     generation: int
     number: int
@@ -273,28 +276,28 @@ class Answer(msgspec.Struct, array_like=True, tag=24, tag_field="type"):
 
 
 class AskTaps(msgspec.Struct, array_like=True, tag=30, tag_field="type"):
-    """A reader of a tap, which may be on any host, asks where its tasks are now."""
+    """Asks for the places of a tap's tasks; sent by a reader on any host."""
 
     topology: str
     component: str
 
 
 class Taps(msgspec.Struct, array_like=True, tag=31, tag_field="type"):
-    """By task index: name, ipc, tcp and boot of those that can be read. `error`: why there will never be any."""
+    """Answers `AskTaps`. By task index: name, ipc, tcp and boot. `error`: why there will never be any."""
 
     places: dict[int, dict[str, str]]
     error: str = ""
 
 
 class AskFeeds(msgspec.Struct, array_like=True, tag=40, tag_field="type"):
-    """A feeder, which may be on any host, asks where the tasks of a DataFrame spout take batches in."""
+    """Asks for the feeds of a DataFrame spout's tasks; sent by a feeder on any host."""
 
     topology: str
     component: str
 
 
 class Feeds(msgspec.Struct, array_like=True, tag=41, tag_field="type"):
-    """Those that there are now, and the topology's status; empty if it is not running any more."""
+    """Answers `AskFeeds` with the current feeds and the topology's status; empty if it no longer runs."""
 
     status: str
     feeds: list[FeedAddress]
@@ -314,7 +317,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode_part(part: Any) -> Assignment:
-    """A node's part of the plan, as it is kept in the stores."""
+    """Decode a node's part of the plan, as the stores keep it."""
     try:
         return _part_decoder.decode(part)
     except UNREADABLE as error:
@@ -322,7 +325,7 @@ def decode_part(part: Any) -> Assignment:
 
 
 def decode_data(frame: Any) -> DataMessage:
-    """A message of the data port; `WireError` if it is anything else."""
+    """Decode a message of the data port; `WireError` if it is anything else."""
     try:
         return _data_decoder.decode(frame)
     except UNREADABLE as error:
@@ -344,7 +347,7 @@ def decode_mark(body: Any) -> WaveMark:
 
 
 def encode_rows(rows: Sequence[Sequence[Any]]) -> bytes:
-    """Rows as msgpack. Integers of any size travel: those beyond 64 bits as an extension."""
+    """Encode rows as msgpack, integers beyond 64 bits as an extension."""
     try:
         return _encoder.encode(rows)
     except OverflowError:
@@ -368,7 +371,7 @@ def _unwrap(code: int, data: memoryview) -> Any:
 
 
 def row_decoder(row_type: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Decodes the body of a chunk into a list of `row_type`, the named tuple of its stream."""
+    """A decoder of chunk bodies into lists of `row_type`, the named tuple of a stream."""
     return msgspec.msgpack.Decoder(list[row_type], ext_hook=_unwrap)
 
 
@@ -376,7 +379,7 @@ _value_decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=_unwrap)
 
 
 def through_the_wire(values: Sequence[Any]) -> list[Any]:
-    """Values as they look on the other side: what is handed over inside a worker must not differ, nor be shared."""
+    """Copy values as if they were sent: tuples handed over inside a worker must look the same and share nothing."""
     return _value_decoder.decode(encode_rows(values))
 
 
@@ -391,7 +394,7 @@ def decode_batch(body: Any) -> pa.RecordBatch:
     try:
         with pa.ipc.open_stream(body) as reader:
             batch = reader.read_next_batch()
-        batch.validate(full=True)  # 4 µs for 1,000 texts; a wrong offset in it would take the whole process down
+        batch.validate(full=True)  # 4 µs for 1,000 texts; a wrong offset would crash the process
         return batch
     except (pa.ArrowException, OSError, StopIteration) as error:
         raise WireError(f"a body of {len(body)} bytes is not an Arrow batch: {error}") from None

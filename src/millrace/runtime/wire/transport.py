@@ -1,7 +1,7 @@
-"""ZeroMQ: the sockets between workers and to the master, their keys, and who may connect.
+"""ZeroMQ sockets between workers and to the master, and their authentication.
 
-Between processes of one host: ipc sockets in a directory that only their user can enter. Everything on tcp is CURVE with
-one key pair per cluster, made by the master and shipped with the Spark job: both sides must own it.
+Processes of one host use ipc sockets in a directory that only their user can enter. Everything on tcp uses CURVE with one key
+pair per cluster, made by the master and shipped with the Spark job; both sides must own it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millrace.errors import AddressInUse, MillraceError
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The cluster's CURVE key pair. Its repr shows nothing: this object travels and gets logged."""
+    """The cluster's CURVE key pair. Its repr hides the keys, since this object is shipped and logged."""
 
     public: bytes = field(repr=False)
     secret: bytes = field(repr=False)
@@ -35,7 +35,7 @@ class Keys:
 
 
 class Gate:
-    """Lets in only those who own the cluster's key. One per context that has a tcp server socket."""
+    """Admits only clients that own the cluster's key. One per context that has a tcp server socket."""
 
     def __init__(self, context: zmq.Context[Any], keys: Keys) -> None:
         self._public = keys.public
@@ -44,7 +44,7 @@ class Gate:
         self._authenticator.configure_curve_callback("*", credentials_provider=self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Asked by the authenticator: whose public key may enter?"""
+        """Called by the authenticator: whether a public key is admitted."""
         return zmq.utils.z85.encode(key) == self._public if len(key) == 32 else key == self._public
 
     def close(self) -> None:
@@ -52,40 +52,42 @@ class Gate:
 
 
 class Refusals:
-    """Counts the connections that were turned away: a wrong key, none, or something that does not speak ZeroMQ.
+    """Counts refused connections: a wrong key, no key, or a peer that does not speak ZeroMQ.
 
-    libzmq has an event for some of these only. What they all share: accepted, and gone without a handshake.
+    libzmq has an event for only some of these. All of them are accepted and then disconnected without a handshake.
     """
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
         self.monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._count = 0
-        self._knocking: dict[int, bool] = {}  # file descriptors, the oldest first
+        self._pending: dict[int, bool] = {}  # file descriptors without a handshake, the oldest first
 
     def count(self) -> int:
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)
             if event["event"] == zmq.EVENT_ACCEPTED:
-                self._knocking[int(event["value"])] = True
+                self._pending[int(event["value"])] = True
             elif event["event"] == zmq.EVENT_DISCONNECTED:
-                self._count += self._knocking.pop(int(event["value"]), False)
-            elif self._knocking:  # it does not say who was let in; taking the oldest keeps the sum right
-                del self._knocking[next(iter(self._knocking))]
+                self._count += self._pending.pop(int(event["value"]), False)
+            elif self._pending:  # the event does not name the peer; removing the oldest keeps the sum right
+                del self._pending[next(iter(self._pending))]
         return self._count
 
 
 def serve(socket: zmq.Socket[Any], keys: Keys) -> None:
+    """Make a socket a CURVE server."""
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
 
 
 def visit(socket: zmq.Socket[Any], keys: Keys) -> None:
+    """Make a socket a CURVE client of the cluster."""
     socket.curve_serverkey = keys.public
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
 
 
 def bind_tcp(socket: zmq.Socket[Any], host: str, port: int = 0) -> str:
-    """Bind and return the endpoint; `AddressInUse` with what to do if the port is taken."""
+    """Bind and return the endpoint. Raises `AddressInUse`."""
     if not 0 <= port <= 65535:
         raise MillraceError(f"{port} is not a port: use 1 to 65535, or 0 for any free one")
     address = f"[{host}]" if ":" in host else host
@@ -101,17 +103,17 @@ def bind_tcp(socket: zmq.Socket[Any], host: str, port: int = 0) -> str:
 
 
 def private_directory(path: str) -> Path:
-    """A directory only this user can enter, made if it is not there; refused if someone else made it."""
+    """Make or check a directory that only this user can enter."""
     directory = Path(path)
     directory.mkdir(mode=0o700, parents=False, exist_ok=True)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise MillraceError(f"{directory} is not a private directory of this user: remove it, or set TMPDIR elsewhere")
     return directory
 
 
 def boot_id() -> str:
-    """Names the running kernel (and network namespace): equal means that ipc and process ids are shared."""
+    """Identifies the running kernel and namespace: if it is equal, ipc sockets and process ids are shared."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -119,7 +121,7 @@ def boot_id() -> str:
 
 
 class DataPort:
-    """Where a worker receives: ipc for its own host, tcp with keys for the others if the cluster has any."""
+    """The sockets on which a worker receives: ipc for its own host, and tcp with CURVE if there are other hosts."""
 
     def __init__(self, context: zmq.Context[Any], name: str, directory: Path, bind_host: str, keys: Keys,
                  frame_limit: int = FRAME_LIMIT.default) -> None:
@@ -145,7 +147,7 @@ class DataPort:
         return socket
 
     def count_refusals(self) -> int:
-        """How many connections with a wrong key, or none, have been turned away so far."""
+        """The number of connections refused so far."""
         return self._refusals.count() if self._refusals is not None else 0
 
     def close(self) -> None:
@@ -157,7 +159,7 @@ class DataPort:
 
 
 class SocketLink:
-    """A PUSH socket to one worker. Never blocks: what can wait in it is bounded by the channels' windows."""
+    """A PUSH socket to one worker. It never blocks: the channels' windows bound its queue."""
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
         self.socket = socket
@@ -171,7 +173,7 @@ class SocketLink:
 
 
 class SocketPeers:
-    """Links to the other workers, made when first needed."""
+    """Links to the other workers, made on first use."""
 
     def __init__(self, context: zmq.Context[Any], keys: Keys, boot: str) -> None:
         self._context, self._keys, self._boot = context, keys, boot

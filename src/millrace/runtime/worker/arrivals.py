@@ -1,7 +1,7 @@
-"""What comes in from other workers: checked, and given to the task or tracker that it is for.
+"""Receives messages from other workers, checks them and passes them to their task or tracker.
 
-Plans do not reach all workers at the same moment. What is for a task or topology that a newer plan may bring here is kept
-until that plan comes; what is of an older one is counted and dropped, and replayed if it is tracked.
+Plans do not reach all workers at the same moment. A message for a task or topology that a newer plan may place here is kept
+until that plan arrives. A message of an older plan is counted and dropped; tracked tuples are replayed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from millrace.control.assignment import Assignment
 from millrace.errors import UnknownName
 from millrace.runtime.clock import Clock
-from millrace.runtime.flow.channel import Delivery, Inlet
+from millrace.runtime.flow.channel import Delivery, Inlet, Lineage
 from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
@@ -22,45 +22,45 @@ from millrace.runtime.worker.topology_run import TopologyRun
 from millrace.runtime.worker.wiring import inlet_of
 
 log = logging.getLogger("millrace.worker")
-STASH_LIMIT = 4096  # chunks kept for tasks that a newer plan, not yet seen here, has put on this worker
-STASH_SECONDS = 10.0  # after that the plan is not coming: the topology has been killed, or the task moved on
+STASH_LIMIT = 4096  # chunks kept for tasks that a newer plan, not yet seen here, places on this worker
+STASH_SECONDS = 10.0  # after which the plan is not expected: the topology was killed, or the task moved on
 
 
 class Arrivals:
-    """`topologies` are the worker's own, as they are at any time. A plan is told first (`learn`), then carried out, then
-    what waited for it is given out (`unstash` for each new task, `settle` at the end)."""
+    """`topologies` is the worker's own, live mapping. For a new plan, call `learn` first, carry it out, then deliver what was
+    kept for it: `unstash` for each new task, `settle` at the end."""
 
     def __init__(self, clock: Clock, topologies: Mapping[int, TopologyRun], counters: Counter[str]) -> None:
         self._clock, self._topologies, self._counters = clock, topologies, counters
         self._generations: dict[int, int] = {}  # of the workers, by slot
-        self._newest = 0  # generation of the worker that joined last, as far as is known here
-        self._highest = 0  # number of the topology that was submitted last, as far as is known here
-        self._alive: set[int] = set()  # of all topologies, also those that have no task here
+        self._newest = 0  # generation of the worker that joined last, as known here
+        self._highest = 0  # number of the topology that was submitted last, as known here
+        self._alive: set[int] = set()  # all topologies, including those without a task here
         self._early: deque[tuple[float, Any]] = deque()  # acks and roots for a topology that is not known here yet
         self._stash: dict[tuple[int, int, int], list[tuple[wire.Chunk, Any, float]]] = {}  # by topology, task, incarnation
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
     def learn(self, assignment: Assignment) -> None:
-        """Which workers and topologies there are."""
+        """Record the workers and topologies of a new plan."""
         self._generations = {address.slot: address.generation for address in assignment.workers}
         self._newest = max(self._newest, *self._generations.values(), 0)
         self._alive = set(assignment.alive)
         self._highest = max(self._highest, *assignment.alive, 0)
 
     def unstash(self, task: Task) -> None:
-        """Give a new task what has already come for it."""
+        """Deliver the chunks that arrived before the task was here."""
         for chunk, body, _ in self._stash.pop((task.topology.number, task.number, task.incarnation), []):
             self._on_chunk(chunk, body)
 
     def settle(self) -> None:
-        """The plan has been carried out: what came before it may have its topology now."""
+        """After a plan: deliver early messages whose topology is here now."""
         early, self._early = self._early, deque()
         for since, message in early:
             self._on_tracking(message, since)
 
     def forget_old(self) -> None:
-        """What has waited for its plan too long."""
+        """Drop chunks that have waited too long for their plan."""
         now = self._clock.now()
         for key in [key for key, kept in self._stash.items() if now - kept[-1][2] > STASH_SECONDS]:
             self._counters["stale"] += len(self._stash.pop(key))
@@ -68,7 +68,7 @@ class Arrivals:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def receive(self, frames: list[Any]) -> None:
-        """A message of another worker. Anything malformed or stale is counted and dropped."""
+        """Handle a message of another worker. Malformed and stale ones are counted and dropped."""
         try:
             message = wire.decode_data(frames[0] if frames else b"")
         except wire.WireError as error:
@@ -77,7 +77,7 @@ class Arrivals:
             return
         known = self._generations.get(message.worker)
         if message.generation < known if known is not None else message.generation <= self._newest:
-            self._counters["fenced"] += 1  # given up; one that is not known but newer than all others has just come
+            self._counters["fenced"] += 1  # an unknown worker that is newer than all others has just joined: not fenced
             return
         if isinstance(message, wire.Chunk):
             if len(frames) != 2:
@@ -100,8 +100,8 @@ class Arrivals:
             return
         try:
             inlet = inlet_of(task, chunk.source, chunk.source_incarnation, chunk.worker, None)
-            delivery = Delivery(inlet, chunk.stream, body, chunk.count, chunk.form, False, chunk.edge, tuple(chunk.roots),
-                                chunk.attempt, self._clock.now() - chunk.age)
+            delivery = Delivery(inlet, chunk.stream, body, chunk.count, chunk.form, False, chunk.edge,
+                                Lineage(tuple(chunk.roots), chunk.attempt, self._clock.now() - chunk.age))
         except (KeyError, IndexError):
             self._counters["malformed"] += 1  # a source or stream that the topology does not have
             return
@@ -114,8 +114,7 @@ class Arrivals:
         task.deliver(delivery)
 
     def _not_here(self, chunk: wire.Chunk, body: Any) -> None:
-        """For a task that a newer plan puts here: keep it. For one that is no longer here: drop it, it is counted and,
-        if tracked, replayed."""
+        """Keep a chunk for a task that a newer plan may place here; count and drop it if the task is no longer here."""
         run = self._topologies.get(chunk.topology)
         if run is not None:
             known = chunk.version <= run.version
@@ -128,7 +127,7 @@ class Arrivals:
         self._stash.setdefault(key, []).append((chunk, body, self._clock.now()))
 
     def _on_probe(self, probe: wire.Probe) -> None:
-        """The sender of a full channel asks whether anything got lost on the way."""
+        """Answer the sender of a full channel that asks whether chunks were lost."""
         run = self._topologies.get(probe.topology)
         task = run.find(probe.target, probe.target_incarnation) if run is not None else None
         if not isinstance(task, BoltTask):
@@ -165,7 +164,7 @@ class Arrivals:
             run.on_verdicts(message.owner, message.owner_incarnation, message.finished, message.failed)
 
     def _keep_early(self, message: Any, since: float) -> None:
-        """For a topology that has nothing here, as far as is known: a plan that brings it an acker may be on its way."""
+        """Keep a message for a topology with nothing here: a plan that places an acker here may be on its way."""
         may_come = message.topology in self._alive or message.topology > self._highest
         if may_come and self._clock.now() - since < STASH_SECONDS and len(self._early) < STASH_LIMIT:
             self._early.append((since, message))
@@ -174,7 +173,7 @@ class Arrivals:
 
 
 def _skip(task: BoltTask, inlet: Inlet, seq: int) -> None:
-    """Chunks before `seq` that are not here were lost: counted, and credited, or their sender would wait for ever."""
+    """Count chunks before `seq` that have not arrived as lost, and credit them, or their sender would wait for ever."""
     lost = max(0, seq - inlet.next_seq)
     task.meters.gaps += lost
     inlet.consumed += lost

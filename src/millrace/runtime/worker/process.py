@@ -1,4 +1,4 @@
-"""A worker as a process: sockets, the loop around `Worker`, heartbeats, and the watch for orphans."""
+"""The process of a worker: sockets, the loop around `Worker`, heartbeats, and the check for orphans."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from millrace.config import (
     WORKER_POLL,
 )
 from millrace.errors import MasterUnreachable, WireError
-from millrace.runtime.checkpoints.access import Vault
+from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import SystemClock
 from millrace.runtime.feeds.feed import SocketFeeds
@@ -47,33 +47,33 @@ from millrace.runtime.worker.worker import Worker
 
 log = logging.getLogger("millrace.worker")
 REPORT_SECONDS = 0.25
-FRAMES_PER_TURN = 64  # data frames taken in before the tasks get their turn
+MESSAGES_PER_TURN = 64  # data messages received before the tasks get their turn
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 LONGEST_BASE = 60  # characters: the kernel's limit is 107 for a socket's whole path
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker must know to find its master. Shipped with the Spark job."""
+    """The set-up of a worker, shipped with the Spark job."""
 
     cluster: str
     master: str
     keys: Keys = field(repr=False)
     bind: str = ""  # "": this host only; "auto": the address that faces the master; else an address
-    path: tuple[str, ...] = ()  # directories to import users' code from
+    path: tuple[str, ...] = ()  # directories of user code to import
     settings: dict[str, Any] = field(default_factory=dict)
 
     def directory(self) -> str:
-        """The same for every worker of this cluster on a host, where they meet: also for one that starts when the disk is
-        full, which `tempfile` would send elsewhere. The path of a socket must not be long."""
+        """The directory shared by all workers of the cluster on a host. Not chosen by `tempfile`, which would choose another
+        one when the disk is full. Short, since it is part of socket paths."""
         base = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
         usable = len(base) <= LONGEST_BASE and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK)
         return os.path.join(base if usable else "/tmp", f"millrace-{self.cluster}")
 
 
 class Pulse(threading.Thread):
-    """Heartbeats on a thread of its own, so that a long call of user code does not look like death. It also ends the
-    process when the master or the parent is gone: an orphan would go on for ever."""
+    """Sends heartbeats from its own thread, so that a long call of user code does not look like death. Ends the process when
+    the master or the parent is gone: an orphan would run for ever."""
 
     def __init__(self, context: zmq.Context[Any], setup: WorkerSetup, slot: int, generation: int,
                  revision: Callable[[], int]) -> None:
@@ -108,9 +108,9 @@ class Pulse(threading.Thread):
         self.join(timeout=5)
 
 
-def end_process(why: str) -> None:
-    """At once, from any thread: user code may be stuck, and nobody is left to wait for it."""
-    print(f"millrace worker {os.getpid()} ends: {why}", file=sys.stderr, flush=True)
+def end_process(reason: str) -> None:
+    """End the process at once, from any thread: user code may be stuck, and nobody is left to wait for it."""
+    print(f"millrace worker {os.getpid()} ends: {reason}", file=sys.stderr, flush=True)
     os._exit(3)
 
 
@@ -119,11 +119,11 @@ def die_with_parent() -> None:
     try:
         ctypes.CDLL(None, use_errno=True).prctl(DEATH_SIGNAL, signal.SIGKILL)
     except (OSError, AttributeError) as error:
-        log.debug("no death signal here: %s", error)
+        log.debug("no death signal on this system: %s", error)
 
 
 def address_facing(endpoint: str) -> str:
-    """This host's address on the way to an endpoint. Sends nothing."""
+    """This host's address on the route to an endpoint. Sends nothing."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
         probe.connect((host.strip("[]"), int(port)))
@@ -131,7 +131,7 @@ def address_facing(endpoint: str) -> str:
 
 
 class WorkerProcess:
-    """Runs one slot until the master says stop. A worker that was given up wrongly starts over as a new generation."""
+    """Runs one slot until the master stops it. A worker that was wrongly presumed dead restarts as a new generation."""
 
     def __init__(self, setup: WorkerSetup, slot: int, executor: str = "") -> None:
         self.setup, self.slot, self.executor = setup, slot, executor
@@ -140,11 +140,11 @@ class WorkerProcess:
         self.node = this_node(setup.settings, executor)
         self.threads = TaskThreads()
         self._process = psutil.Process()
-        self._former = 0  # generation as which this process was given up
+        self._former = 0  # the generation under which this process was fenced
         bind = address_facing(setup.master) if setup.bind == "auto" else setup.bind
         self._bind = bind
         self._gate = Gate(self.context, setup.keys) if bind else None
-        # Of the process, not of one life: what it holds for others is good though it was given up for a while.
+        # Kept across generations: fragments held for others stay valid when the worker is fenced.
         self._exchange = FragmentExchange(
             self.context, f"b{slot}-{uuid.uuid4().hex[:12]}", private_directory(setup.directory()), bind, setup.keys, self.boot,
             self.threads.post, int(BACKUP_MEMORY.of(setup.settings) * 2**20))
@@ -153,10 +153,10 @@ class WorkerProcess:
         open_here(self._taps)
 
     def run(self) -> str:
-        """Returns how it ended."""
+        """Run until stopped; return how it ended."""
         try:
-            while self._life() == "fenced":
-                log.warning("worker %d had been given up: starting over", self.slot)
+            while self._run_generation() == "fenced":
+                log.warning("worker %d was fenced by the master: restarting as a new generation", self.slot)
             return "stopped"
         finally:
             open_here(None)
@@ -166,15 +166,15 @@ class WorkerProcess:
             if self._gate is not None:
                 self._gate.close()
             self.context.destroy(linger=200)
-            self._clear()
+            self._remove_directory()
 
-    def _clear(self) -> None:
-        """The last one on a host takes the directory away: where the master is not, nobody else will."""
+    def _remove_directory(self) -> None:
+        """Remove the shared directory if this is the last worker on the host: the master may be on another host."""
         directory = Path(self.setup.directory())
         if not any(directory.glob("w*.ipc")):
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _life(self) -> str:
+    def _run_generation(self) -> str:
         directory = private_directory(self.setup.directory())
         nonce = uuid.uuid4().hex[:12]
         port = DataPort(self.context, f"w{self.slot}-{nonce}", directory, self._bind, self.setup.keys,
@@ -188,16 +188,16 @@ class WorkerProcess:
             if welcome is None:
                 return "stopped"
             self._former = welcome.generation
-            vault = Vault(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange)
+            checkpoints = CheckpointAccess(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange)
             worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings, welcome.author,
-                            vault, lambda message: control.send(wire.encode(message)))
+                            checkpoints, lambda message: control.send(wire.encode(message)))
             worker.feeds = SocketFeeds(self.context, directory, self._bind, self.setup.keys, self.boot, worker.counters,
                                        FRAME_LIMIT.of(self.setup.settings))
             pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision)
-            meeting = node_directory(directory, self.node.name)
+            node_path = node_directory(directory, self.node.name)
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
-                          welcome.generation, self.node.name, meeting)
-            plans = PlanReader(self.context, meeting)
+                          welcome.generation, self.node.name, node_path)
+            plans = PlanReader(self.context, node_path)
             pulse.start()
             agent.start()
             try:
@@ -207,7 +207,7 @@ class WorkerProcess:
                 plans.close()
                 pulse.stop()
                 worker.close()
-                vault.close()
+                checkpoints.close()
                 control.send(wire.encode(wire.Bye(self.slot, welcome.generation)))
         finally:
             peers.close()
@@ -215,7 +215,7 @@ class WorkerProcess:
             control.close(linger=500)
 
     def _hello(self, control: zmq.Socket[Any], nonce: str, port: DataPort) -> wire.Welcome | None:
-        """None if there is nothing to do here: the slot was given to another process while this one was cut off."""
+        """Register with the master. None if the slot was given to another process while this one was cut off."""
         control.send(wire.encode(wire.Hello(self.slot, nonce, os.getpid(), self.node, self.boot, self.executor,
                                             port.ipc, port.tcp, self._exchange.endpoints.ipc, self._exchange.endpoints.tcp,
                                             self._former)))
@@ -229,7 +229,7 @@ class WorkerProcess:
                 if isinstance(message, wire.Stop):
                     return None
         raise MasterUnreachable(f"the Millrace master at {self.setup.master} did not answer worker {self.slot} within "
-                                f"{seconds:g} s: it is not reachable from this host, or the key is not its own")
+                                f"{seconds:g} s: it is not reachable from this host, or the key is wrong")
 
     def _loop(self, worker: Worker, control: zmq.Socket[Any], port: DataPort, pulse: Pulse, plans: PlanReader,
               agent: Agent) -> str:
@@ -241,23 +241,23 @@ class WorkerProcess:
         look_seconds: float = WORKER_POLL.of(self.setup.settings)
         while True:
             wait = min(REPORT_SECONDS, look_seconds, worker.wait_seconds())
-            found = dict(poller.poll(int(wait * 1000 + 0.999)))
+            ready = dict(poller.poll(int(wait * 1000 + 0.999)))
             now = time.monotonic()
-            if plans.news in found or now >= next_look:
+            if plans.news in ready or now >= next_look:
                 next_look = now + look_seconds
                 plan = plans.newer()
                 if plan is not None:
                     worker.assign(plan)
-            if control in found and self._control(worker, control) == "stop":
+            if control in ready and self._control(worker, control) == "stop":
                 return "stopped"
             if pulse.fenced:
                 return "fenced"
             for data in port.sockets:
-                if data in found:
-                    self._take_in(worker, data)
-            if self.threads.wake_fd in found:
+                if data in ready:
+                    self._receive(worker, data)
+            if self.threads.wake_fd in ready:
                 self.threads.finish()
-            self._taps.answer(found)
+            self._taps.answer(ready)
             worker.step()
             now = time.monotonic()
             if now >= next_report:
@@ -271,12 +271,12 @@ class WorkerProcess:
         report.cpu_seconds, report.memory_mb = time.process_time(), self._process.memory_info().rss / 2**20
         try:
             control.send(wire.encode(report))
-        except TypeError as error:  # something of the user's got into it that cannot travel
+        except TypeError as error:  # it contains a value of user code that cannot be encoded
             worker.counters["unreportable"] += 1
             log.error("a report could not be sent: %s", error)
 
     def _control(self, worker: Worker, control: zmq.Socket[Any]) -> str:
-        """Everything the master sent; "stop" if it said so."""
+        """Handle the messages of the master; "stop" if it sent that."""
         while control.poll(0):
             try:
                 message = wire.decode_control(control.recv())
@@ -292,9 +292,9 @@ class WorkerProcess:
                 worker.on_query(message)
         return ""
 
-    def _take_in(self, worker: Worker, data: zmq.Socket[Any]) -> None:
+    def _receive(self, worker: Worker, data: zmq.Socket[Any]) -> None:
         receive = worker.arrivals.receive
-        for _ in range(FRAMES_PER_TURN):
+        for _ in range(MESSAGES_PER_TURN):
             try:
                 frames = data.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -303,29 +303,29 @@ class WorkerProcess:
 
 
 def log_to_stderr(setup: WorkerSetup) -> None:
-    """What components log, and Millrace's own warnings, go to the worker's stderr, where Spark keeps them (on a local
-    master that is the terminal)."""
+    """Log components' messages and Millrace's warnings to the worker's stderr, which Spark keeps (with a local master, that is
+    the terminal)."""
     root = logging.getLogger("millrace")
-    if not root.handlers:  # a process that Spark uses again has one already
+    if not root.handlers:  # a process that Spark reuses has one already
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root.addHandler(handler)
     root.setLevel(LOG_LEVEL.of(setup.settings).upper())
-    for own in ("millrace.worker", "millrace.master"):
-        logging.getLogger(own).setLevel(logging.WARNING)
+    for name in ("millrace.worker", "millrace.master"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def run_worker(setup: WorkerSetup, slot: int, executor: str = "") -> str:
-    """The whole life of a worker in this process."""
+    """Run a worker in this process until it ends."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver: it stops the workers in good order
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which stops the workers cleanly
     die_with_parent()
     log_to_stderr(setup)
     for directory in reversed(setup.path):
         if directory not in sys.path:
             sys.path.insert(0, directory)
-    # Tuples come and go by the thousand and hardly ever form cycles: the default would look for some every 700 of them
-    # (measured: a tenth of all CPU even at 50,000).
+    # Tuples hardly ever form cycles: the default would search for cycles every 700 allocations (measured: a tenth of all CPU
+    # even at 50,000).
     gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 50, 100)

@@ -1,4 +1,4 @@
-"""Questions about what a running task keeps. They come from people, by way of the master, and never disturb the task."""
+"""Queries of the keyed state of a running task. They come from users through the master and never disturb the task."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def look_up(query: wire.Query, task: Task | None, answer: wire.Answer) -> None:
-    """Fill the answer in: with the value under a key, or the sizes of all states if none is named. Called where the task's own
-    code runs. `task`: None if it is not here."""
-    state = task.keeper.state if task is not None else None
+    """Fill in the answer: the value of a key, or the sizes of all states if none is named. Call it where the task's code runs.
+    `task`: None if it is not here."""
+    state = task.snapshots.state if task is not None else None
     if state is None:
-        answer.error = "the task is not here any more, or has no keyed state: ask again"
+        answer.error = "the task has moved, or has no keyed state: ask again"
         return
     try:
         value = state.lookup(query.state, query.key) if query.state else {"keys": state.keys(), "dirty": state.dirty()}

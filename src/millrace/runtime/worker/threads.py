@@ -1,4 +1,4 @@
-"""Threads for tasks that block, one each. Results come back to the loop through a queue and a pipe that wakes it."""
+"""One thread for each blocking task. Results return to the loop through a queue and a pipe that wakes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Job = tuple[Callable[[], None], Callable[[], None]]
 
 
 class TaskThreads:
-    """`wake_fd` becomes readable when something is done; then call `finish`."""
+    """Runs work of blocking tasks. `wake_fd` becomes readable when work is done; then call `finish`."""
 
     def __init__(self) -> None:
         self._queues: dict[Any, SimpleQueue[Job | None]] = {}
@@ -35,7 +35,7 @@ class TaskThreads:
         queue.put((work, done))
 
     def post(self, call: Callable[[], None]) -> None:
-        """From any thread: let the loop make this call."""
+        """Make a call on the loop, from any thread."""
         self._done.put(call)
         self.wake()
 
@@ -45,7 +45,7 @@ class TaskThreads:
             queue.put(None)
 
     def finish(self) -> None:
-        """Called on the loop: run what follows the jobs that are done."""
+        """Run the callbacks of finished jobs, on the loop."""
         with suppress(BlockingIOError):  # another wake-up may have emptied the pipe already
             os.read(self.wake_fd, 4096)
         while not self._done.empty():
@@ -56,7 +56,7 @@ class TaskThreads:
             work, done = job
             try:
                 work()
-            finally:  # whatever user code did to this thread, the loop must hear that the task is free again
+            finally:  # even if user code ends this thread, the loop must learn that the task is free
                 self.post(done)
 
     def wake(self) -> None:
@@ -64,7 +64,7 @@ class TaskThreads:
             os.write(self._signal_fd, b".")
 
     def close(self) -> None:
-        """Give the threads a moment to come back from user code and close their components."""
+        """Give the threads some time to return from user code and close their components."""
         for key in list(self._queues):
             self.end(key)
         deadline = time.monotonic() + CLOSE_SECONDS

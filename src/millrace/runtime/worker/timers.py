@@ -1,4 +1,4 @@
-"""Calls that are due at a time, made by the worker's loop."""
+"""Timers: calls that the worker's loop makes when they are due."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from millrace.runtime.clock import Clock
 
 
 class Timers:
-    """Never empty in a worker: its own checks are among them."""
+    """Calls by due time. Never empty in a worker, which has periodic checks of its own."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heap: list[tuple[float, int, Callable[[], float | None]]] = []
-        self._order = count()  # of those that are due at the same time
+        self._order = count()  # breaks ties
 
     def every(self, seconds: float, call: Callable[[], Any], while_: Callable[[], bool] = lambda: True) -> None:
         def run() -> float | None:
@@ -40,7 +40,7 @@ class Timers:
                 self._push(now + again, run)
 
     def wait_seconds(self) -> float:
-        """Until the next one is due."""
+        """Seconds until the next call is due."""
         return max(0.0, self._heap[0][0] - self._clock.now())
 
     def _push(self, at: float, run: Callable[[], float | None]) -> None:

@@ -1,4 +1,4 @@
-"""What a worker knows of one topology: its part of the plan, and the tasks of it that run here."""
+"""One topology in a worker: its part of the plan, and its tasks that run here."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from millrace.config import ACKERS, AT_LEAST_ONCE, CHANNEL_WINDOW, GUARANTEE
 from millrace.control.assignment import TopologyAssignment
 from millrace.control.ledger import Owner
-from millrace.model.graph import ACKER, TaskId
+from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime.flow.tracker import Tracker
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.worker.lazy_killing import LazyKilling
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
@@ -18,72 +19,74 @@ if TYPE_CHECKING:
 
 
 class TopologyRun:
-    """What a worker knows of one topology."""
+    """One topology in a worker."""
 
-    def __init__(self, worker: Worker, given: TopologyAssignment) -> None:
-        self.number, self.graph = given.number, given.graph
-        self.tracked = GUARANTEE.of(given.graph.config) == AT_LEAST_ONCE and ACKERS.of(given.graph.config) != 0
-        self.window: int = CHANNEL_WINDOW.of(given.graph.config)
-        self.tracker = Tracker(given.number, worker.slot, worker.generation, worker.links.send, self._tell)
+    def __init__(self, worker: Worker, plan: TopologyAssignment) -> None:
+        self.number, self.graph = plan.number, plan.graph
+        self.tracked = GUARANTEE.of(plan.graph.config) == AT_LEAST_ONCE and ACKERS.of(plan.graph.config) != 0
+        self.window: int = CHANNEL_WINDOW.of(plan.graph.config)
+        self.tracker = Tracker(plan.number, worker.slot, worker.generation, worker.links.send, self._send_verdicts)
         self.worker = worker
         self.tasks: dict[int, Task] = {}
-        self.retired: list[Task] = []  # moved elsewhere: they work off their inbox, for a while, and get nothing new
+        self.retired = LazyKilling(worker.clock, worker.drain_seconds, worker.end)  # moved elsewhere, draining
         self.ackers: dict[int, int] = {}  # acker index -> incarnation, of the ackers that run here
-        self.losses, self.epoch = given.losses, given.epoch
-        self.broken = ""  # why nothing more may be committed in this epoch: something is missing
-        self.replan(given)
+        self.losses, self.epoch = plan.losses, plan.epoch
+        self.broken = ""  # why nothing more may be committed in this epoch: tuples are missing
+        self.replan(plan)
 
-    def replan(self, given: TopologyAssignment) -> None:
-        """Another plan, perhaps with other tasks."""
-        self.graph = given.graph
-        # One for all tasks: with a copy for each, ten thousand of them would need a hundred million entries.
+    def replan(self, plan: TopologyAssignment) -> None:
+        """Apply a plan that may have other tasks."""
+        self.graph = plan.graph
+        # Shared by all tasks: with a copy for each, ten thousand of them would need a hundred million entries.
         self._components = {str(self.graph.number(task)): task.component for task in self.graph.tasks()}
-        self.update(given)
+        self.update(plan)
 
-    def update(self, given: TopologyAssignment) -> None:
-        if given.epoch != self.epoch:
+    def update(self, plan: TopologyAssignment) -> None:
+        """Apply a plan for the same tasks."""
+        if plan.epoch != self.epoch:
             self.broken = ""
-        self.version, self.epoch, self.active = given.version, given.epoch, given.active
-        self.key_groups = given.key_groups
-        self.places = dict(given.places)
-        self.positions = dict(given.positions)
-        self.restore, self.blocks, self.holders = given.restore, given.blocks, dict(given.holders)
+        self.version, self.epoch, self.active = plan.version, plan.epoch, plan.active
+        self.key_groups = plan.key_groups
+        self.places = dict(plan.places)
+        self.positions = dict(plan.positions)
+        self.restore, self.blocks, self.holders = plan.restore, plan.blocks, dict(plan.holders)
         ackers = [self.places.get(TaskId(ACKER, index)) for index in range(self.graph.ackers)]
         self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]
-        self.tracker.version = given.version
+        self.tracker.version = plan.version
 
     def everyone(self) -> list[Task]:
-        """The tasks that run here, and those that have moved away and are not done."""
+        """The tasks that run here, and those that moved away and are draining."""
         return [*self.tasks.values(), *self.retired]
 
     def find(self, number: int, incarnation: int) -> Task | None:
-        """The very task that a message is for, or of."""
+        """The incarnation of a task that a message is for or from."""
         task = self.tasks.get(number)
         if task is not None and task.incarnation == incarnation:
             return task
-        return next((old for old in self.retired if old.number == number and old.incarnation == incarnation), None)
+        return self.retired.find(number, incarnation)
 
     def context(self, task: TaskId) -> dict[str, Any]:
-        """What Storm tells a component about its surroundings, under Storm's names."""
+        """The topology context of a component, under Storm's names."""
         graph, definition = self.graph, self.graph.component(task.component)
-        sources = {given.source: graph.component(given.source) for given in definition.inputs}
+        sources = {subscription.source: graph.component(subscription.source) for subscription in definition.inputs}
         targets: dict[str, dict[str, Any]] = {stream.name: {} for stream in definition.outputs}
-        for component, given in graph.downstream(task.component):
-            targets[given.stream][component.name] = grouping_context(given)
+        for component, subscription in graph.downstream(task.component):
+            targets[subscription.stream][component.name] = grouping_context(subscription)
         return {
             "taskid": graph.number(task), "componentid": task.component,
             "task->component": self._components,
             "streams": [stream.name for stream in definition.outputs],
             "stream->outputfields": {stream.name: list(stream.fields) for stream in definition.outputs},
             "stream->target->grouping": targets,
-            "source->stream->grouping": {name: {given.stream: grouping_context(given) for given in definition.inputs
-                                                if given.source == name} for name in sources},
+            "source->stream->grouping": {name: {subscription.stream: grouping_context(subscription)
+                                                for subscription in definition.inputs if subscription.source == name}
+                                         for name in sources},
             "source->stream->fields": {name: {stream.name: list(stream.fields) for stream in source.outputs}
                                        for name, source in sources.items()},
         }
 
-    def _tell(self, owner: Owner, finished: list[int], failed: list[int]) -> None:
-        """Verdicts for a spout task, here or at another worker."""
+    def _send_verdicts(self, owner: Owner, finished: list[int], failed: list[int]) -> None:
+        """Send verdicts to a spout task, here or in another worker."""
         slot, number, incarnation = owner
         if slot == self.worker.slot:
             self.on_verdicts(number, incarnation, finished, failed)
@@ -92,12 +95,13 @@ class TopologyRun:
                                                        incarnation, finished, failed))
 
     def on_verdicts(self, number: int, incarnation: int, finished: list[int], failed: list[int]) -> None:
-        """What became of roots, for the spout task that sent them, if it is still the same."""
+        """Pass verdicts on roots to the spout task that sent them, if it is still the same incarnation."""
         task = self.tasks.get(number)
         if isinstance(task, SpoutTask) and task.incarnation == incarnation:
-            task.told(finished, failed)
+            task.on_verdicts(finished, failed)
 
 
-def grouping_context(given: Any) -> dict[str, Any]:
-    kind = given.grouping.kind.upper().replace("-", "_")
-    return {"type": kind, "fields": list(given.grouping.names)} if given.grouping.names else {"type": kind}
+def grouping_context(subscription: Input) -> dict[str, Any]:
+    grouping = subscription.grouping
+    kind = grouping.kind.upper().replace("-", "_")
+    return {"type": kind, "fields": list(grouping.names)} if grouping.names else {"type": kind}

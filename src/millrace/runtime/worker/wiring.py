@@ -1,5 +1,4 @@
-"""How tasks are joined under a plan: the channels that each sends by, the routes that choose among them, and the inlets where
-they end."""
+"""Connects tasks under a plan: the channels of each task, the routes that choose among them, and the inlets where they end."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from millrace.runtime.tasks.task import Task
 
 
 class Wiring:
-    """`wire` is called for every task at each new plan. Which ways there are is for `channel` to say."""
+    """Call `wire` for every task at each new plan. Subclasses make the channels."""
 
     def wire(self, task: Task) -> None:
         """Give the task its channels under the current plan; channels whose target has not moved are kept."""
         run, outputs = task.topology, task.outbox.outputs
         channels: dict[int, Channel] = {}
         routes: dict[str, list[tuple[Input, str, list[Channel]]]] = {output.name: [] for output in outputs}
-        for component, given in run.graph.downstream(task.name.component):
+        for component, subscription in run.graph.downstream(task.name.component):
             targets = []
             for index in range(component.par):
                 target = TaskId(component.name, index)
@@ -28,23 +27,24 @@ class Wiring:
                 if number not in channels:
                     channels[number] = self.channel(task, target, number)
                 targets.append(channels[number])
-            routes[given.stream].append((given, component.name, targets))
+            routes[subscription.stream].append((subscription, component.name, targets))
         for output in outputs:
-            output.routes = [make_route(given.grouping, targets, output.fields, run.key_groups.get(component, ()))
-                             for given, component, targets in routes[output.name] if given.grouping.kind != "direct"]
-            output.targets = {channel.target: channel for given, _, targets in routes[output.name] for channel in targets
-                              if given.grouping.kind == "direct"}
+            output.routes = [make_route(subscription.grouping, targets, output.fields, run.key_groups.get(component, ()))
+                             for subscription, component, targets in routes[output.name]
+                             if subscription.grouping.kind != "direct"]
+            output.targets = {channel.target: channel for subscription, _, targets in routes[output.name]
+                              if subscription.grouping.kind == "direct" for channel in targets}
         task.rewire(channels)
         if isinstance(task, BoltTask):
             forget_inlets(task)
 
     def channel(self, task: Task, target: TaskId, number: int) -> Channel:
-        """From the task to the target, whose number is given with it."""
+        """Make or reuse the channel from the task to the target task of this number."""
         raise NotImplementedError
 
 
 class LinkWiring(Wiring):
-    """By the places of the plan: to a task of the same worker directly, to others over a link."""
+    """Connects tasks of the same worker directly, and others over links to their slots."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -56,9 +56,9 @@ class LinkWiring(Wiring):
         channel = task.channels.get(number)
         if channel is None or channel.target_incarnation != incarnation:
             moved, channel = channel, Channel(task, number, incarnation, target, run.window)
-            channel.tuples = moved.tuples if moved is not None else 0  # the traffic of the two tasks, wherever they are
+            channel.tuples = moved.tuples if moved is not None else 0  # counts the traffic between two tasks across moves
         if place is None:
-            channel.full = True  # nowhere to go: wait until there is a slot for it
+            channel.full = True  # not placed: wait until there is a slot for it
         elif place.slot == task.worker.slot:
             connect_local(channel, task, number)
         else:
@@ -67,7 +67,7 @@ class LinkWiring(Wiring):
 
 
 def connect_local(channel: Channel, task: Task, number: int) -> None:
-    """The target is in the same worker: what is sent is handed over by reference."""
+    """Connect to a target in the same worker: chunks are handed over by reference."""
     local = task.topology.tasks.get(number)
     if channel.local is None and isinstance(local, BoltTask):
         channel.local = local
@@ -75,23 +75,24 @@ def connect_local(channel: Channel, task: Task, number: int) -> None:
 
 
 def inlet_of(task: BoltTask, source: int, incarnation: int, slot: int, outlet: Channel | None) -> Inlet:
-    """Where the task takes what an incarnation of another sends it; made when the first of it comes."""
-    inlet = task.inlets.get((source, incarnation))
+    """The task's inlet for one incarnation of a source task; made on first use."""
+    inlet = task.inbox.inlets.get((source, incarnation))
     if inlet is None:
         graph = task.topology.graph
         component = graph.component(graph.task(source).component)
-        if all(given.source != component.name for given in task.definition.inputs):
-            raise UnknownName(f"{task.name} takes nothing from {component.name}")
+        if all(subscription.source != component.name for subscription in task.definition.inputs):
+            raise UnknownName(f"{task.name} has no input from {component.name}")
         streams = tuple(stream.name for stream in component.outputs)
-        inlet = task.inlets[(source, incarnation)] = Inlet(source, incarnation, component.name, streams, slot, outlet)
+        inlet = Inlet(source, incarnation, component.name, streams, slot, outlet)
+        task.inbox.inlets[(source, incarnation)] = inlet
     return inlet
 
 
 def forget_inlets(task: BoltTask) -> None:
-    """Of each source the last two incarnations stay: the one that moved away may still be draining."""
+    """Keep the inlets of the last two incarnations of each source: the older one may still be draining."""
     newest: dict[int, list[int]] = {}
-    for source, incarnation in sorted(task.inlets, reverse=True):
+    for source, incarnation in sorted(task.inbox.inlets, reverse=True):
         newest.setdefault(source, []).append(incarnation)
     for source, incarnations in newest.items():
         for incarnation in incarnations[2:]:
-            del task.inlets[source, incarnation]
+            del task.inbox.inlets[source, incarnation]

@@ -1,4 +1,4 @@
-"""What a batch is at, for people, once it takes long."""
+"""Shows people what a slow batch is doing."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from millrace.master.service import Master
 
 log = logging.getLogger("millrace.master")
-LONG_SECONDS = 1.0  # after which people are told, and how often
-CORE_SECONDS = 5.0  # that a batch has no core at all, until it is looked who has them
+LONG_SECONDS = 1.0  # after which a batch is shown, and how often
+CORE_SECONDS = 5.0  # without any core, after which a batch checks who holds them
 
 
 class LongBatch:
-    """Of one topology. The thread that runs batches says what it does, another one looks: that costs short batches nothing."""
+    """The batches of one topology. The thread that runs them notes what it does and another thread looks: short batches pay
+    nothing."""
 
     def __init__(self, topology: str, master: Master, jobs: BatchJobs, cores: FreeCores) -> None:
         self._topology, self._master, self._jobs, self._cores = topology, master, jobs, cores
-        self._number, self._attempt, self._since = -1, 0, 0.0  # since when; 0: none runs
+        self._number, self._attempt, self._since = -1, 0, 0.0  # `_since` is 0 while no batch runs
         self.doing, self._committed, self._error = RUN_TASKS, False, ""
         self._looked, self._told, self._warned = 0.0, False, False
 
@@ -36,20 +37,20 @@ class LongBatch:
             self._error = ""
 
     def failed(self, error: str) -> None:
-        """It will be tried again."""
+        """Note the error; the step will be retried."""
         self._error = error
 
     def is_committed(self, number: int) -> None:
-        """What its sinks have is still to be written."""
+        """The batch is committed and not published yet."""
         self._number, self._committed, self._error = number, True, ""
         self._since = self._since or time.monotonic()
 
     def over(self) -> None:
-        """Or nothing of it runs for a while."""
+        """The batch is done, or the topology is paused."""
         self._since = 0.0
 
     def look(self, group: str) -> None:
-        """`group` names the query's jobs."""
+        """Report the batch to the master if it is slow; `group` names the query's jobs."""
         now, since = time.monotonic(), self._since
         if self._told and not since:
             self._tell(None)
@@ -60,8 +61,8 @@ class LongBatch:
             tasks = [str(task) for task in self._jobs.running(group)]
             if not tasks and self.doing == RUN_TASKS and now - since >= CORE_SECONDS:
                 self._warn_of_held_cores()
-        except SPARK_ERRORS as error:  # what it was asked about was over by then
-            log.debug("Spark does not say what runs: %s", first_line(error))
+        except SPARK_ERRORS as error:  # the job is over by now
+            log.debug("Spark cannot tell what runs: %s", first_line(error))
             return
         batch = UnderWay(batch=self._number, attempt=self._attempt, since=since, doing=self.doing, tasks=tasks,
                          committed=self._committed, error=self._error)
@@ -75,6 +76,6 @@ class LongBatch:
         held, free = self._cores.held(), self._cores.count()
         if held and free < 1 and not self._warned:
             self._warned = True
-            text = (f"the batch waits for a core: resident workers on this Spark session hold {held} of its {held + free} for "
-                    "good. End some, or take a session for each engine")
+            text = (f"the batch waits for a core: resident workers on this Spark session hold {held} of its {held + free} "
+                    "permanently. Stop some, or use one session per engine")
             self._master.call(lambda: self._master.say(Say(text, self._topology, "warning")))

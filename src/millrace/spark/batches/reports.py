@@ -1,4 +1,4 @@
-"""What the processes report of a batch, for the master and for the next batch."""
+"""Processes the reports of a batch, for the master and for the next batch."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from millrace.spark.cluster.executors import Executors
 if TYPE_CHECKING:
     from millrace.master.service import Master
 
-PROCESS_SECONDS = 60.0  # after which Spark ends Python processes that it had no use for
+PROCESS_SECONDS = 60.0  # after which Spark ends idle Python processes
 
 
 class BatchReports:
-    """Those of one topology."""
+    """The reports of one topology."""
 
     def __init__(self, name: str, master: Master, executors: Executors) -> None:
         self._name, self._master, self._executors = name, master, executors
         self._totals = Totals()
-        self._addresses: dict[int, WorkerAddress] = {}  # by slot: where fragments are kept
+        self._addresses: dict[int, WorkerAddress] = {}  # by slot: processes that hold fragments
         self._heard = 0.0  # when processes last reported
         self._seen = executors.totals()
 
     def take(self, number: int, attempt: Attempt, reports: list[PartitionReport], attempts: int,
              began: tuple[float, float]) -> BatchRecord:
-        """The batch is done, after so many attempts. `began`: unix time, and by the clock of `time.monotonic`."""
+        """Pass on the reports of a finished batch. `began`: unix time, and by the clock of `time.monotonic`."""
         record = self._record(number, attempt, reports, attempts, began)
         self._note_holders(reports)
-        for report in self._totals.take(attempt.work.given, reports, time.monotonic()):
+        for report in self._totals.take(attempt.work.assignment, reports, time.monotonic()):
             self._master.take_report(report)
         self._master.note_batch(self._name, record)
         return record
 
     def holders(self) -> list[WorkerAddress]:
-        """Processes that keep fragments, of executors that are alive. After a pause they are gone, and nobody asks them."""
+        """Processes of live executors that hold fragments. After a long pause there are none: Spark has ended them."""
         if time.monotonic() - self._heard > PROCESS_SECONDS:
             self._addresses.clear()
         alive = set(self._executors.by_id().values())
@@ -54,7 +54,7 @@ class BatchReports:
         now = self._executors.totals()
         spark, self._seen = now.since(self._seen), now
         return BatchRecord(
-            batch=number, wave=attempt.work.wave, plan_version=attempt.work.given.version, started=began[0],
+            batch=number, wave=attempt.work.wave, plan_version=attempt.work.assignment.version, started=began[0],
             seconds=time.monotonic() - began[1], attempts=attempts,
             tuples_in=sum(task.meters["emitted"] for task in tasks if task.task in spouts),
             tuples_processed=sum(task.meters["executed"] for task in tasks), stages=attempt.stages.count, tasks=len(tasks),
@@ -65,16 +65,16 @@ class BatchReports:
             own_busy_seconds=sum(report.seconds for report in reports))
 
     def _note_holders(self, reports: list[PartitionReport]) -> None:
-        """One process of each slot: the same for as long as it is there, since it has the fragments."""
+        """Note one process per slot, the same for as long as it lives, since it has the fragments."""
         self._heard = time.monotonic()
-        here = [report.address for report in reports if report.address is not None]
-        for address in here:
+        reported = [report.address for report in reports if report.address is not None]
+        for address in reported:
             known = self._addresses.get(address.slot)
-            if known is None or known not in here:
+            if known is None or known not in reported:
                 self._addresses[address.slot] = address
 
 
 def _is_misplaced(attempt: Attempt, report: PartitionReport) -> bool:
-    """It ran elsewhere than the plan says; what Spark reads itself has no place in a plan."""
+    """True if it ran on another slot than planned. Partitions of a DataFrame have no place in a plan."""
     head = attempt.graph.task(report.tasks[0].task)
     return report.slot != report.planned and not attempt.graph.component(head.component).dataframe

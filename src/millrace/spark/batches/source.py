@@ -1,4 +1,4 @@
-"""The stream that drives a batched topology: its DataFrames, and a beat for the spouts that are read in the batch itself."""
+"""The stream that drives a batched topology: its DataFrames, and a beat for the spouts that run in the batch itself."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TAG = "__spout"
 
 
 def stream_of(spark: SparkSession, graph: TopologyGraph, sources: Mapping[str, DataFrame]) -> DataFrame:
-    """One streaming DataFrame. A query has just one, so several are put together, each row under the name of its spout."""
+    """One streaming DataFrame: a query has just one, so several are united, each row under the name of its spout."""
     beats = any(not spout.dataframe for spout in graph.spouts)
     if len(sources) == 1 and not beats:
         return next(iter(sources.values()))
-    parts = [_tagged(frame, name, sources) for name, frame in sources.items()]
+    parts = [_tagged(dataframe, name, sources) for name, dataframe in sources.items()]
     if beats:
         parts.append(_tagged(_beat(spark), "", sources))
     whole = parts[0]
@@ -29,19 +29,19 @@ def stream_of(spark: SparkSession, graph: TopologyGraph, sources: Mapping[str, D
     return whole
 
 
-def frame_of(batch: DataFrame, sources: Mapping[str, DataFrame], name: str) -> DataFrame:
-    """What the batch has for that spout."""
+def rows_of(batch: DataFrame, sources: Mapping[str, DataFrame], name: str) -> DataFrame:
+    """The rows of the batch that are for that spout."""
     if TAG not in batch.columns:
         return batch
     return batch.where(F.col(TAG) == name).select(F.col(f"`{name}`.*"))
 
 
-def _tagged(frame: DataFrame, name: str, sources: Mapping[str, DataFrame]) -> DataFrame:
+def _tagged(dataframe: DataFrame, name: str, sources: Mapping[str, DataFrame]) -> DataFrame:
     columns = [F.struct(*[F.col(f"`{column}`") for column in source.columns]).alias(other) if other == name
                else F.lit(None).cast(source.schema).alias(other) for other, source in sources.items()]
-    return frame.select(F.lit(name).alias(TAG), *columns)
+    return dataframe.select(F.lit(name).alias(TAG), *columns)
 
 
 def _beat(spark: SparkSession) -> DataFrame:
-    """A batch whenever the last one is done. What is in it comes from the spouts, which run in the job."""
+    """A stream with a row in each batch, so that spouts run in one batch after the other."""
     return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()

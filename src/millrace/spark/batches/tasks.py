@@ -1,4 +1,4 @@
-"""What Spark's Python workers run for a batch: the bodies of its stages."""
+"""Functions that Spark's Python workers run for a batch: the stages, the sinks' commit, the rewriting of lost blobs."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from millrace.spark.cluster.identity import executor_id, read_to_end
 from millrace.spark.cluster.placement import Carried
 
 
-def run_stage(data: Carried, stage: int, partitions: list[int], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
-    """Partition n of Spark's is `partitions[n]` of the stage; `index` is only its number in a lane. Gives out a partition and
-    a frame by turns; in the last stage frames alone."""
+def run_stage(data: Carried, stage: int, partitions: list[int], index: int, arrived: Iterable[bytes]) -> Iterator[bytes]:
+    """Run a partition. Spark's partition n is `partitions[n]` of the stage; `index` is only its number in a lane. Yields
+    partitions and records by turns; in the last stage records alone."""
     context = TaskContext.get()
     assert context is not None
     _refuse_repeats(context)
     work, stages = _read(data)
     last = stage + 1 == stages.count
-    for partition, frame in _host(work).run_partition(stages, stage, partitions[context.partitionId()], given):
+    for partition, record in _host(work).run_partition(stages, stage, partitions[context.partitionId()], arrived):
         if not last:
             yield pack_long(partition)
-        yield frame
-    read_to_end(given)
+        yield record
+    read_to_end(arrived)
 
 
-def run_commit(data: Carried, tasks: list[TaskId], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
-    """Sinks make visible what they have prepared."""
+def run_commit(data: Carried, tasks: list[TaskId], index: int, arrived: Iterable[bytes]) -> Iterator[bytes]:
+    """Make visible what a sink has prepared."""
     work, _ = _read(data)
     context = TaskContext.get()
     assert context is not None
     _host(work).commit(tasks[context.partitionId()])
-    read_to_end(given)
+    read_to_end(arrived)
     return iter(())
 
 
-def run_rewrite(data: Carried, lost: frozenset[str], index: int, given: Iterable[bytes]) -> Iterator[bytes]:
-    """Tasks whose state is here write again what the store has lost of it. Partition n is that of the work's record n."""
+def run_rewrite(data: Carried, lost: frozenset[str], index: int, arrived: Iterable[bytes]) -> Iterator[bytes]:
+    """Rewrite what the store has lost of a task's state, if it is here. Partition n is the work's record n."""
     work, _ = _read(data)
     context = TaskContext.get()
     assert context is not None
     written = _host(work).rewrite(work.records[context.partitionId()], lost)
-    read_to_end(given)
+    read_to_end(arrived)
     return iter(() if written is None else (wire.encode(written),))
 
 
@@ -62,7 +62,7 @@ def _host(work: BatchWork) -> Any:
 
 
 def _refuse_repeats(context: TaskContext) -> None:
-    """Spark must not run one task of a batch again by itself: others may have used what the first attempt gave out, and the
-    second may give out something else. The whole batch is run again instead."""
+    """Fail if Spark retries one task of a batch by itself: other tasks may have used the output of its first attempt, and the
+    second may differ. The whole batch is run again instead."""
     if context.attemptNumber():
         raise BatchFailed("a task of the batch failed, or its executor was lost")

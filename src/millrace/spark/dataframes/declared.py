@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NO_SOURCE = ("[DATA_SOURCE_NOT_FOUND]", "[KAFKA_DATA_SOURCE_NOT_ENABLED]")
-NO_SOURCE_HINT = (". Spark loads this source from a package: name it with --conf spark.jars.packages=..., in Python "
+NO_SOURCE_HINT = (". Spark loads this source from a package: name it with --set spark.jars.packages=..., in Python "
                   'spark_settings={"spark.jars.packages": ...}; for Kafka org.apache.spark:spark-sql-kafka-0-10_2.13:'
                   f"{pyspark.__version__}")
 PLAIN_TYPES = (types.BooleanType, types.ByteType, types.ShortType, types.IntegerType, types.LongType, types.FloatType,

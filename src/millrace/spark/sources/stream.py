@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from millrace.errors import MillraceError
 from millrace.master.requests.client import ask, cluster_running
-from millrace.runtime.taps.client import HasAnotherReader, Silence, TapLinks, as_place
+from millrace.runtime.taps.client import HasAnotherReader, NoAnswer, TapLinks, as_place
 from millrace.runtime.taps.messages import TapPlace
 from millrace.runtime.taps.reader import (
     Offset,
@@ -93,7 +93,7 @@ def _sample(address: TapAddress, places: dict[int, TapPlace]) -> list[Any]:
         for place in places.values():
             try:
                 answer = links.read(place, 0, 2**62)
-            except Silence:
+            except NoAnswer:
                 continue
             if answer is not None and answer[1]:
                 return answer[1][:SAMPLE_ROWS]

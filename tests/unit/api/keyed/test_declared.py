@@ -213,7 +213,7 @@ def part(request: pytest.FixtureRequest) -> Any:
                                  lambda state, key: state.setdefault(key, 1)])
 def test_to_use_another_tasks_key_is_an_error_at_once(use: Callable[[Any, str], Any], part: Any) -> None:
     with pytest.raises(KeyNotOwned, match=f"count, task 3: '{FOREIGN}' .* group {FOREIGN_GROUP}, which task "
-                                          f"{40 + FOREIGN_GROUP} has"):
+                                          f"{40 + FOREIGN_GROUP} owns"):
         use(part, FOREIGN)
     assert FOREIGN not in list(part)
 

@@ -36,7 +36,7 @@ class Master:
 
 def test_each_verb_becomes_an_event() -> None:
     master = Master("words")
-    assert [master.ask(verb, topology="words") for verb in ("pause", "resume")] == ["words", "words"]
+    assert [master.ask(verb, topology="words") for verb in ("pause", "unpause")] == ["words", "words"]
     assert master.ask("kill", topology="words", wait=3) == "words"
     paused, resumed, killed = master.events
     assert (paused, resumed) == (Paused("words"), Resumed("words"))

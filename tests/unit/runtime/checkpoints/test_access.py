@@ -1,4 +1,4 @@
-"""A vault over a real exchange of fragments."""
+"""Checkpoint access over a real exchange of fragments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import zmq
 
 from millrace.control.assignment import WorkerAddress
-from millrace.runtime.checkpoints.access import Vault
+from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.checkpoints.directory import DirectoryStore
 from millrace.runtime.fragments.exchange import FragmentExchange
 from millrace.runtime.wire.transport import Keys, boot_id
@@ -28,20 +28,20 @@ def test_nobody_waits_for_fragments_of_a_worker_that_is_gone(tmp_path: Path) -> 
     with zmq.Context() as context, context.socket(zmq.ROUTER) as dying:
         dying.bind(f"ipc://{tmp_path}/dying.ipc")
         exchange = FragmentExchange(context, "here", tmp_path, "", Keys.make(), boot_id(), lambda call: call(), silence=NEVER)
-        vault = Vault(lambda: store, exchange)
-        vault.reach([WorkerAddress(1, 1, "node", boot_id(), "", "", f"ipc://{tmp_path}/dying.ipc", "")])
+        access = CheckpointAccess(lambda: store, exchange)
+        access.reach([WorkerAddress(1, 1, "node", boot_id(), "", "", f"ipc://{tmp_path}/dying.ipc", "")])
         found: dict[object, bytes] = {}
 
         def fetch() -> None:
-            found.update(vault.fetch("words", list(refs.values()), {BLOB: Blocks(1, 0, [1])}))
+            found.update(access.fetch("words", list(refs.values()), {BLOB: Blocks(1, 0, [1])}))
             answered.set()
 
         try:
             threading.Thread(target=fetch, daemon=True).start()
             assert dying.poll(int(PATIENT * 1000))  # the question is there
-            vault.reach([])
+            access.reach([])
             assert answered.wait(PATIENT)
         finally:
             exchange.close()
     assert found == {refs[3]: b"state"}
-    assert vault.counters["blobs_from_store"] == 1
+    assert access.counters["blobs_from_store"] == 1

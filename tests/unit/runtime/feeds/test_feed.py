@@ -295,6 +295,6 @@ def test_a_piece_that_is_too_long_for_a_frame_is_cut(place: Workplace) -> None:
         with Feeder(around.feeding(rows=8), 0) as sending:
             assert sending.send([pa.record_batch({"line": long})]) == 8
         with (Feeder(around.feeding(rows=8), 0) as sending,
-              pytest.raises(FeedingFailed, match=r"a row for 'lines' has \d+ bytes, and a frame at most 65536")):
+              pytest.raises(FeedingFailed, match=r"a row for 'lines' has \d+ bytes; the limit of a message is 65536")):
             sending.send([pa.record_batch({"line": ["x" * 70_000]})])
     assert spouts.rows == Counter(long)

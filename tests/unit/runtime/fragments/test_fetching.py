@@ -82,7 +82,7 @@ def test_every_loss_pattern(r: int, c: int) -> None:
             continue
         with pytest.raises(NotEnoughFragments) as caught:
             fetched(held(fragments, *lost), r, c, BLOB)
-        named = {index for index in range(r + c) if f"{index}: not held any more" in str(caught.value)}
+        named = {index for index in range(r + c) if f"{index}: no longer held" in str(caught.value)}
         assert named <= set(lost) and len(named) == c + 1, "it ends as soon as there is no hope"
 
 
@@ -146,11 +146,11 @@ def test_what_was_wrong_with_each_is_said() -> None:
     bad = {0: corrupt(fragments[0]), 1: truncated(fragments[1]), 2: duplicated(fragments[2])}
     for came, silent, said in (
             ({**bad, 3: fragments[3]}, frozenset[int](), ["0: corrupt", "1: a part of it has 250 bytes instead of 251",
-             f"2: its holder has fragment 3 of 4 + 2 of {BLOB} instead", "4: has not come yet"]),
-            ({3: fragments[3]}, frozenset([0]), ["0: its holder does not answer", "1: not held any more"])):
+             f"2: its holder has fragment 3 of 4 + 2 of {BLOB} instead", "4: has not arrived yet"]),
+            ({3: fragments[3]}, frozenset([0]), ["0: its holder does not answer", "1: no longer held"])):
         with pytest.raises(NotEnoughFragments) as caught:
             fetched(came, 4, 2, BLOB, silent)
-        for part in (BLOB, "any 4 of 6 are needed, came none", *said, "Read it from the checkpoint store"):
+        for part in (BLOB, "any 4 of 6 are needed, received none", *said, "Read it from the checkpoint store"):
             assert part in str(caught.value)
 
 
@@ -158,7 +158,7 @@ def test_old_and_new_with_too_few_of_each() -> None:
     old, new = cut(BLOB, DATA[::-1], 3, 2), cut(BLOB, DATA, 3, 2)
     assert fetched({**held(old), 2: new[2], 3: new[3], 4: new[4]}, 3, 2, BLOB) == DATA
     assert fetched({**held(old), 3: new[3], 4: new[4]}, 3, 2, BLOB) == DATA[::-1]
-    with pytest.raises(NotEnoughFragments, match=r"came \[0, 1, 3, 4\]"):
+    with pytest.raises(NotEnoughFragments, match=r"received \[0, 1, 3, 4\]"):
         fetched({0: old[0], 1: old[1], 3: new[3], 4: new[4]}, 3, 2, BLOB)
 
 
@@ -168,7 +168,7 @@ def test_good_ones_are_used_after_others_that_never_were_a_blob() -> None:
     true = cut(BLOB, DATA, 2, 2)
     for good in combinations(range(4), 2):
         assert fetched({index: true[index] if index in good else never[index] for index in range(4)}, 2, 2, BLOB) == DATA
-    with pytest.raises(NotEnoughFragments, match="each as it was made, but together not the blob"):
+    with pytest.raises(NotEnoughFragments, match="each intact, but together not the blob"):
         fetched(held(never), 2, 2, BLOB)
 
 

@@ -18,7 +18,7 @@ from millrace.errors import BadParameter, MillraceError, NotEnoughFragments
 from millrace.runtime.fragments.exchange import FragmentExchange
 from millrace.runtime.fragments.jobs import Holders
 from millrace.runtime.fragments.links import Address
-from millrace.runtime.fragments.messages import PART_BYTES, Drop, Get, Head, Keep, Nothing, Part, Put, Taken, read_answer
+from millrace.runtime.fragments.messages import PART_BYTES, Accepted, Discard, Get, Head, Keep, Nothing, Part, Put, read_answer
 from millrace.runtime.wire.messages import encode
 from millrace.runtime.wire.transport import Gate, Keys
 from millrace.state.fragments import cut
@@ -155,7 +155,7 @@ def test_nobody_answers(silence: float, seconds: float, start: Callable[..., Wor
     nobody = [(index, Address(f"ipc://{tmp_path}/nobody{index}.ipc", "", BOOT)) for index in range(4)]
     asking = start(silence=silence)
     error = asking.fetch(2, 2, nobody, seconds=seconds)
-    assert isinstance(error, NotEnoughFragments) and "came none" in str(error)
+    assert isinstance(error, NotEnoughFragments) and "received none" in str(error)
     assert asking.run(lambda done: asking.exchange.save(BLOB, [DATA], 2, 2, nobody, done, seconds)) == 0
 
 
@@ -216,7 +216,7 @@ def test_another_shape_is_not_taken(workers: list[Worker]) -> None:
 
 def test_what_was_never_saved_is_said_at_once(workers: list[Worker]) -> None:
     error = workers[0].fetch(3, 2, holders_of(workers), seconds=1000.0)
-    assert isinstance(error, NotEnoughFragments) and "not held" in str(error)
+    assert isinstance(error, NotEnoughFragments) and "no longer held" in str(error)
 
 
 def test_a_full_holder_refuses(start: Callable[..., Worker]) -> None:
@@ -264,7 +264,7 @@ def test_calls_that_make_no_sense_are_refused(workers: list[Worker]) -> None:
             exchange.fetch(BLOB, 2, 1, holders, print)
     with pytest.raises(BadParameter, match="at least 1 raw"):
         exchange.save(BLOB, [b"x"], 0, 0, [], print)
-    with pytest.raises(BadParameter, match="not the name of a blob"):
+    with pytest.raises(BadParameter, match="not a blob name"):
         exchange.save("words", [b"x"], 1, 0, [(0, address)], print)
 
 
@@ -278,7 +278,7 @@ def test_closing_tells_whoever_waits(start: Callable[..., Worker], tmp_path: Pat
         asking.exchange.close()
 
     assert isinstance(asking.run(fetch_and_close), NotEnoughFragments)
-    with pytest.raises(MillraceError, match="was closed"):
+    with pytest.raises(MillraceError, match="is closed"):
         asking.exchange.fetch(BLOB, 1, 0, nobody, print)
 
 
@@ -306,7 +306,7 @@ def test_frames_that_are_no_messages_are_counted_and_dropped(stranger: Stranger,
     head = Head.of(cut(BLOB, b"abc", 1, 0)[0])
     bad = [[b""], [b"\xc1"], [encode([99, 1])], [encode(Put(1, head, 0))], [encode(Get(1, BLOB, 0, 0)), b"?"],
            [encode(Put(1, head, 0)), b"abc", b"more"], [encode([2, 1, "", 0, 0])], [encode([2, 1, BLOB, -1, 0])],
-           [encode([2, 1, BLOB, 0, 2**60])], [encode(Taken(1, True))], [encode(Nothing(1))]]
+           [encode([2, 1, BLOB, 0, 2**60])], [encode(Accepted(1, True))], [encode(Nothing(1))]]
     for frames in bad:
         stranger.socket.send_multipart(frames)
     assert isinstance(stranger.ask(encode(Get(5, BLOB, 0, 0))), Nothing)
@@ -326,17 +326,17 @@ def test_parts_that_do_not_fit_are_refused(stranger: Stranger, workers: list[Wor
              (Head(BLOB, 0, 1, 0, 3, 0, 0), 0, b"abc"),  # not what was sent, by its CRC
              (Head(BLOB, 0, 1, 0, 3, 0, 0), 0, b"abcd")]
     for number, (told, offset, part) in enumerate(wrong):
-        assert stranger.ask(encode(Put(number, told, offset)), part) == Taken(number, False)
-    assert stranger.ask(encode(Put(20, head, 0)), first) == Taken(20, True)
-    assert stranger.ask(encode(Put(21, head, 2 * PART_BYTES)), second) == Taken(21, False)
-    assert stranger.ask(encode(Put(22, head, PART_BYTES)), second) == Taken(22, False)
+        assert stranger.ask(encode(Put(number, told, offset)), part) == Accepted(number, False)
+    assert stranger.ask(encode(Put(20, head, 0)), first) == Accepted(20, True)
+    assert stranger.ask(encode(Put(21, head, 2 * PART_BYTES)), second) == Accepted(21, False)
+    assert stranger.ask(encode(Put(22, head, PART_BYTES)), second) == Accepted(22, False)
     assert workers[1].held() == []
     assert workers[1].exchange.malformed == 0
 
 
 def test_words_of_others_are_answered(stranger: Stranger) -> None:
-    assert stranger.ask(encode(Keep(1, "words/count/0", []))) == Taken(1, True)
-    assert stranger.ask(encode(Drop(2, "words"))) == Taken(2, True)
+    assert stranger.ask(encode(Keep(1, "words/count/0", []))) == Accepted(1, True)
+    assert stranger.ask(encode(Discard(2, "words"))) == Accepted(2, True)
 
 
 class Liar:
@@ -370,7 +370,7 @@ LIES: dict[str, Callable[[int, Get], list[bytes]]] = {
     "a short part": lambda number, get: [encode(Part(number, HEAD, 0)), b"x"],
     "another offset": lambda number, get: [encode(Part(number, HEAD, 5)), bytes(TRUE.payload[:PART_BYTES])],
     "a huge blob": lambda number, get: [encode(Part(number, Head(BLOB, 0, 3, 2, 2**47, 0, 0), 0)), bytes(PART_BYTES)],
-    "a put's answer": lambda number, get: [encode(Taken(number, True))],
+    "a put's answer": lambda number, get: [encode(Accepted(number, True))],
     "garbage": lambda number, get: [b"\xc1"],
     "an answer to something else": lambda number, get: [encode(Nothing(number + 1000))],
     "the same part for ever": lambda number, get: [encode(Part(number, HEAD, 0)), bytes(TRUE.payload[:PART_BYTES])],
@@ -389,6 +389,6 @@ def test_a_holder_that_lies_does_no_harm(lie: str, context: zmq.Context[Any], wo
     try:
         assert workers[0].fetch(3, 2, [(0, liar.address), *holders[1:]]) == DATA
         error = workers[0].fetch(3, 2, [(0, liar.address), *holders[1:3]])
-        assert isinstance(error, NotEnoughFragments) and "came" in str(error)
+        assert isinstance(error, NotEnoughFragments) and "received" in str(error)
     finally:
         liar.close()

@@ -12,7 +12,7 @@ import zmq
 from millrace.errors import MillraceError
 from millrace.runtime.taps import client as tap_link
 from millrace.runtime.taps import reader as tap_reader
-from millrace.runtime.taps.client import HasAnotherReader, Silence, TapLinks
+from millrace.runtime.taps.client import HasAnotherReader, NoAnswer, TapLinks
 from millrace.runtime.taps.messages import Seen, TapPlace
 from millrace.runtime.taps.port import BYTES_PER_ANSWER, ROWS_PER_ANSWER, TapPort, open_here, port_here
 from millrace.runtime.taps.reader import RowsGone, TapAddress, TapRange, look_at, read_range
@@ -114,7 +114,7 @@ def test_one_reader_at_a_time(loop: Loop) -> None:
     places = {0: loop.place}
     with TapLinks(loop.keys) as links:
         assert look_at(links, places, {}, "1") == look_at(links, places, {}, "2") == {0: (loop.place.name, Seen(0, 1))}
-        with pytest.raises(HasAnotherReader, match="it has another reader, which began later"):
+        with pytest.raises(HasAnotherReader, match="it has another reader, which started later"):
             look_at(links, places, {"0": {"tap": loop.place.name, "next": 1}}, "1")
         assert links.look(loop.place) == Seen(0, 1), "nothing was committed, and who just looks may"
         assert look_at(links, places, {"0": {"tap": loop.place.name, "next": 1}}, "2") == {0: (loop.place.name, Seen(1, 1))}
@@ -143,7 +143,7 @@ def test_what_is_no_request_is_dropped(loop: Loop) -> None:
 
 def test_silence_is_said_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap_link, "ANSWER_SECONDS", 0.05)
-    with TapLinks(Keys.make()) as links, pytest.raises(Silence, match="does not answer within"):
+    with TapLinks(Keys.make()) as links, pytest.raises(NoAnswer, match="does not answer within"):
         links.look(TapPlace("gone", f"ipc://{tmp_path}/gone.ipc", "", boot_id()))
 
 

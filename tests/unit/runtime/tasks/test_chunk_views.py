@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from millrace.model.graph import StreamDef
-from millrace.runtime.flow.channel import Delivery, Inlet
-from millrace.runtime.tasks.chunk_views import Reader
+from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet
+from millrace.runtime.tasks.chunk_views import ChunkReader
 from millrace.runtime.wire import messages as wire
 
 ROWS = [("a", 1), ("b", 2)]
@@ -20,14 +20,14 @@ FORMS: dict[str, tuple[Any, int, bool]] = {
     "a batch by reference": (BATCH, wire.ARROW, True), "a batch over the wire": (wire.encode_batch(BATCH), wire.ARROW, False)}
 
 
-def reader() -> Reader:
+def reader() -> ChunkReader:
     sources = {"a_count": SimpleNamespace(outputs=(StreamDef("default", ("word", "n"), False),))}
     topology: Any = SimpleNamespace(graph=SimpleNamespace(component=sources.__getitem__))
-    return Reader(topology)
+    return ChunkReader(topology)
 
 
 def chunk(body: Any, form: int, local: bool) -> Delivery:
-    return Delivery(Inlet(1, 0, "a_count", ("default",), 0, None), 0, body, 2, form, local, 0, (), 0, 0.0)
+    return Delivery(Inlet(1, 0, "a_count", ("default",), 0, None), 0, body, 2, form, local, 0, UNTRACKED)
 
 
 @pytest.mark.parametrize("given", FORMS.values(), ids=FORMS.keys())

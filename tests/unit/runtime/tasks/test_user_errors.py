@@ -23,7 +23,7 @@ class Mute(Exception):
 
 
 @pytest.mark.parametrize(("error", "words"), [
-    (ValueError("seven"), "ValueError: seven"), (Mute(), "Mute, whose own text raises RuntimeError"),
+    (ValueError("seven"), "ValueError: seven"), (Mute(), "Mute, whose __str__ raises RuntimeError"),
     (ValueError("\ud800"), "ValueError: \\ud800")])
 def test_every_error_has_a_line_that_can_be_sent(error: Exception, words: str) -> None:
     assert describe(error) == words

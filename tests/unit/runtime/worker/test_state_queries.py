@@ -31,7 +31,7 @@ def opened() -> tuple[Count, TaskState]:
 
 
 def asked(state: TaskState | None, name: str, key: Any) -> wire.Answer:
-    task: Any = SimpleNamespace(keeper=SimpleNamespace(state=state))
+    task: Any = SimpleNamespace(snapshots=SimpleNamespace(state=state))
     answer = wire.Answer(0, 1, 7, False)
     look_up(wire.Query(7, 1, 2, name, key), task, answer)
     return answer
@@ -64,6 +64,6 @@ def test_what_cannot_be_told_has_a_reason(name: str, key: int, words: str) -> No
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_task_that_moved_or_keeps_nothing_says_so(is_here: bool) -> None:
     answer = wire.Answer(0, 1, 7, False)
-    task: Any = SimpleNamespace(keeper=SimpleNamespace(state=None)) if is_here else None
+    task: Any = SimpleNamespace(snapshots=SimpleNamespace(state=None)) if is_here else None
     look_up(wire.Query(7, 1, 2, "state", 4), task, answer)
     assert not answer.found and "ask again" in answer.error

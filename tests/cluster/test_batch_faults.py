@@ -1,4 +1,4 @@
-"""Batches without Spark, under everything that can go wrong between and in them: every word once, every count right."""
+"""Batches without Spark, with failures in and between them: every word once, every count right."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from support.suites.batch_words import check, run_to_the_end, words
 from support.suites.kept_state import state_of
 
 
-def test_nothing_goes_wrong(tmp_path: Path) -> None:
+def test_a_run_without_failures(tmp_path: Path) -> None:
     batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"))
     run_to_the_end(batches)
     check(batches, tmp_path / "out")
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_exact_whatever_happens(tmp_path: Path, seed: int) -> None:
-    """Attempts that break off anywhere, processes that die, other parallelism, other owners of key groups, by turns."""
+def test_results_are_exact_through_random_failures(tmp_path: Path, seed: int) -> None:
+    """Aborted attempts, killed processes, new parallelism and new owners of key groups, in random order."""
     rng = random.Random(seed)
     batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), processes=3, seed=seed,
                            most_tuples=rng.choice([7, 60]))
@@ -50,29 +50,39 @@ def test_exact_whatever_happens(tmp_path: Path, seed: int) -> None:
         par = batches.graph.component("count").par
         batches.give("count", {group: rng.randrange(par) for group in rng.sample(range(128), 40)})
 
-    deeds = [fail, fail, give, lambda: batches.kill(rng.randrange(3)), lambda: batches.scale("count", rng.randint(1, 6)),
+    actions = [fail, fail, give, lambda: batches.kill(rng.randrange(3)), lambda: batches.scale("count", rng.randint(1, 6)),
              lambda: batches.scale("sink", rng.randint(1, 4)), lambda: batches.scale("split", rng.randint(1, 4))]
     for _ in range(15):
-        rng.choice(deeds)()
+        rng.choice(actions)()
         batches.batch()
     run_to_the_end(batches)
     check(batches, tmp_path / "out")
 
 
-def test_a_crash_between_the_manifest_and_the_sinks(tmp_path: Path) -> None:
-    """The batch is committed, its output not visible yet, and every process is gone: the next run makes it so."""
+@pytest.mark.parametrize("resumed", [False, True], ids=["processes die", "driver dies too"])
+def test_a_crash_between_the_commit_point_and_the_sinks(tmp_path: Path, resumed: bool) -> None:
+    """The batch is committed and its output not visible yet when every process dies: it is published before the next batch,
+    by the same run or by one that resumes the topology."""
     batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"))
-    publish = batches.publish
     for number in range(4):
-        batches.publish = (lambda: None) if number % 2 else publish  # type: ignore[method-assign]
-        batches.batch()
         if number % 2:
+            batches.before_publishing = raise_failure
+            visible = sorted((tmp_path / "out").glob("part-*"))
+            with pytest.raises(AttemptFailed):
+                batches.batch()
+            assert sorted((tmp_path / "out").glob("part-*")) == visible
             batches.kill(0)
             batches.kill(1)
-            publish()
-    batches.publish = publish  # type: ignore[method-assign]
+            if resumed:
+                batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), resume=True)
+            batches.before_publishing = lambda: None
+        batches.batch()
     run_to_the_end(batches)
     check(batches, tmp_path / "out")
+
+
+def raise_failure() -> None:
+    raise AttemptFailed("before the sinks publish")
 
 
 class Grumpy(TallyNumbered):
@@ -99,7 +109,7 @@ class GrumpyCount(Topology):
     letters = Letters.spec(inputs={count.dead_letters: Grouping.GLOBAL}, par=1)
 
 
-def test_what_user_code_cannot_process_is_a_dead_letter_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_tuples_that_user_code_rejects_become_dead_letters(tmp_path: Path) -> None:
     Letters.seen.clear()
     batches = LocalBatches(batched(graph_of(GrumpyCount, config={"limit": 50})), str(tmp_path / "store"), most_tuples=20)
     run_to_the_end(batches)
@@ -125,7 +135,7 @@ def test_a_sink_that_cannot_write_fails_the_attempt(tmp_path: Path) -> None:
     check(batches, out)
 
 
-def test_state_stays_where_it_is_from_batch_to_batch(tmp_path: Path) -> None:
+def test_state_stays_in_its_process_from_batch_to_batch(tmp_path: Path) -> None:
     batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), processes=1)
     batches.batch()
     reports = batches.batch()
@@ -135,7 +145,7 @@ def test_state_stays_where_it_is_from_batch_to_batch(tmp_path: Path) -> None:
     assert counters["resident"] == batches.graph.component("count").par and not counters["restored"]
 
 
-def test_bolts_that_pass_on_in_place_share_a_partition(tmp_path: Path) -> None:
+def test_locally_connected_bolts_share_a_partition(tmp_path: Path) -> None:
     graph = words(tmp_path)
     together = stages_of(graph, {task: task.index for task in graph.tasks()})
     assert together.places[TaskId("sink", 2)] == together.places[TaskId("count", 2)]

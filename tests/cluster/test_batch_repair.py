@@ -1,4 +1,4 @@
-"""Batches without Spark, on a store that loses blobs while the topology runs."""
+"""Batches without Spark on a store that loses blobs while the topology runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from millrace.control.batches import LISTED
 from millrace.errors import CheckpointMissing
-from millrace.microbatch.checkpoints import LISTED
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.local_batches import LocalBatches
@@ -17,40 +17,39 @@ from support.suites.kept_state import state_of
 
 
 def start(tmp_path: Path, processes: int = 1, most_tuples: int = 5) -> LocalBatches:
-    """Few words to a batch: most key groups are not touched by the next one."""
+    """Few words per batch: the next one does not touch most key groups."""
     batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), processes, most_tuples=most_tuples)
     batches.choose = lambda task: batches.place(task)
-    batches.mends = True
     for _ in range(4):
         batches.batch()
     return batches
 
 
 def lose(batches: LocalBatches, share: float = 1.0) -> None:
-    """Blobs, chosen at random; manifests stay."""
+    """Delete blobs at random; manifests stay."""
     store = batches.checkpoints.store
     blobs = sorted(set(store.names("")) - set(manifest_names(store.names(""))))
     store.delete(blob for blob in blobs if batches.random.random() < share)
 
 
 def counters(batches: LocalBatches) -> Counter[str]:
-    """Of one more batch."""
-    found: Counter[str] = Counter()
+    """Run one more batch; returns its counters."""
+    total: Counter[str] = Counter()
     for report in batches.batch():
-        found.update(report.counters)
-    return found
+        total.update(report.counters)
+    return total
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
 @pytest.mark.parametrize("processes", [1, 3])
-def test_what_is_in_processes_is_written_again(tmp_path: Path, processes: int, share: float) -> None:
-    """In the very attempt that finds out: nothing is processed twice, nothing read. Then the store alone is enough."""
+def test_state_in_processes_is_written_again(tmp_path: Path, processes: int, share: float) -> None:
+    """In the same attempt: nothing is processed twice and nothing is read. Then the store alone suffices."""
     batches = start(tmp_path, processes)
     for _ in range(3):
         lose(batches, share)
         epoch = batches.epoch
-        found = counters(batches)
-        assert not found["restored"] and found["resident"] == batches.graph.component("count").par
+        total = counters(batches)
+        assert not total["restored"] and total["resident"] == batches.graph.component("count").par
         assert batches.committed is not None and batches.committed.wave_epoch == epoch + 1, "the first attempt was committed"
         assert not batches.checkpoints.store.missing(batches.committed.blobs())
     for process in range(processes):
@@ -60,7 +59,7 @@ def test_what_is_in_processes_is_written_again(tmp_path: Path, processes: int, s
     check(batches, tmp_path / "out")
 
 
-def test_attempts_that_fail_after_it_go_back_to_what_was_written(tmp_path: Path) -> None:
+def test_attempts_that_fail_after_a_repair_restore_what_it_wrote(tmp_path: Path) -> None:
     batches = start(tmp_path)
     lose(batches)
     batches.batch()
@@ -73,8 +72,8 @@ def test_attempts_that_fail_after_it_go_back_to_what_was_written(tmp_path: Path)
     check(batches, tmp_path / "out")
 
 
-def test_what_a_process_has_no_longer_is_not_made_up(tmp_path: Path) -> None:
-    """One of two processes is gone, and the store with it: nothing is committed, until the blobs are back."""
+def test_nothing_is_committed_while_state_is_missing(tmp_path: Path) -> None:
+    """One of two processes is gone and the store has lost its blobs: nothing is committed until they are back."""
     batches = start(tmp_path, processes=2)
     store = batches.checkpoints.store
     saved = {name: store.read(name) for name in store.names("")}
@@ -97,16 +96,16 @@ class Counting:
         self._store, self.calls = store, Counter[str]()
 
     def __getattr__(self, name: str) -> object:
-        found = getattr(self._store, name)
+        method = getattr(self._store, name)
 
-        def counted(*given: object) -> object:
+        def counted(*arguments: object) -> object:
             self.calls[name] += 1
-            return found(*given)
+            return method(*arguments)
 
         return counted
 
 
-def test_names_are_not_listed_batch_after_batch(tmp_path: Path) -> None:
+def test_names_are_listed_rarely(tmp_path: Path) -> None:
     batches = start(tmp_path)
     store = batches.checkpoints.store = Counting(batches.checkpoints.store)  # type: ignore[assignment]
     for _ in range(LISTED - 5):
@@ -118,14 +117,14 @@ def test_names_are_not_listed_batch_after_batch(tmp_path: Path) -> None:
 
 
 def check_lean(batches: LocalBatches, least: int = 2) -> None:
-    """Nothing is in the store but what the last two manifests need, or the last one if the one before is worth nothing."""
+    """The store has only what the last two manifests need, or the last one if the one before is unusable."""
     names = batches.checkpoints.store.names("")
     manifests = manifest_names(names)
     needed = set().union(*(batches.checkpoints._read(name).blobs() for name in manifests))
     assert least <= len(manifests) <= 2 and set(names) == {*manifests, *needed, f"{batches.graph.name}/author"}
 
 
-def test_what_nobody_needs_is_deleted_all_the_same(tmp_path: Path) -> None:
+def test_unneeded_blobs_are_deleted_without_listing(tmp_path: Path) -> None:
     batches = start(tmp_path)
     for number in range(20):
         if number == 10:

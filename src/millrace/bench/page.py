@@ -1,0 +1,285 @@
+"""`millrace bench page`: writes the figures of the newest results into docs/BENCHMARKS.md.
+
+The page has a pair of marks for each result, `<!-- figures: NAME -->` and `<!-- end: NAME -->`; the text between them is
+replaced by tables made from the JSON. A result without marks is refused; marks without a result keep their text. The JSON is
+copied to docs/benchmarks/, so that every figure on the page can be traced to its run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.bench.results import RESULTS
+from millrace.bench.rows import GROUPS
+from millrace.cli.testing import project_root
+from millrace.errors import MillraceError
+
+Result = dict[str, Any]
+PAGE = Path("docs") / "BENCHMARKS.md"
+COPIES = Path("docs") / "benchmarks"
+AIMS = "aims"  # name of the marks around the table of aims
+_STAMP = re.compile(r"-\d{8}-\d{6}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """One aim: a figure of a result and its bound. `value` returns None if the run has no such figure."""
+
+    result: str
+    text: str
+    value: Callable[[Result], float | None]
+    bound: float
+    at_most: bool = False
+
+    def is_met(self, figure: float) -> bool:
+        return figure <= self.bound if self.at_most else figure >= self.bound
+
+
+def _ratio(name: str) -> Callable[[Result], float | None]:
+    return lambda result: result["ratios"].get(name)
+
+
+def _restore_ratio(other: str) -> Callable[[Result], float | None]:
+    """Seconds from fragments over seconds from another source, for the largest state."""
+    def ratio(result: Result) -> float | None:
+        times = list(result["restore_s"].values())[-1]
+        return round(times["fragments"] / times[other], 2) if times[other] else None
+    return ratio
+
+
+def _forbidden(*names: str) -> Callable[[Result], float | None]:
+    """The number of results that a guarantee forbids; without end if the run got stuck."""
+    return lambda result: float("inf") if result["stuck"] else sum(result[name] for name in names)
+
+
+def _planning_seconds(scheduler: str) -> Callable[[Result], float | None]:
+    return lambda result: max((row["seconds"] for row in result["sizes"] if row["scheduler"] == scheduler), default=None)
+
+
+def _best_mean_ratio(result: Result) -> float | None:
+    return min(row["mean_ratio"] for name, row in result["schedulers"].items() if name != "optimal" and row["mean_ratio"])
+
+
+ALL_AIMS = (
+    Aim("wordcount", "`process` to Bytewax, a call for every word, at most once", _ratio("process_to_bytewax_per_item"), 2.0),
+    Aim("wordcount", "`process` to Bytewax at its best, at most once", _ratio("process_to_bytewax"), 2.0),
+    Aim("wordcount", "`process` to Pathway, at most once", _ratio("process_to_pathway"), 1.0),
+    Aim("wordcount", "`process` acked to `process` at most once", _ratio("acked_to_process"), 0.85),
+    Aim("wordcount", "`process` to Bytewax, a call for every word, checkpointed",
+        _ratio("process_checkpointed_to_bytewax_per_item"), 2.0),
+    Aim("wordcount", "`process` to Pathway, checkpointed", _ratio("process_checkpointed_to_pathway"), 1.0),
+    Aim("wordcount", "`process_arrow` to SQL: both checkpointed, both count before the shuffle", _ratio("arrow_to_spark_sql"),
+        1.0),
+    Aim("wordcount", "microbatch on Spark's files to SQL", _ratio("microbatch_arrow_files_to_spark_sql"), 0.8),
+    Aim("wordcount", "microbatch `process_arrow` to Spark's Python state", _ratio("microbatch_arrow_to_spark_python"), 2.0),
+    Aim("engines", "skewed keys: time of a batch after redistribution to before", lambda result: result.get("skew_batch_ratio"),
+        0.75, at_most=True),
+    Aim("memory", "memory behind a slow bolt: last third to first third",
+        lambda result: round(result["last_third_max_mb"] / result["first_third_max_mb"], 3), 1.05, at_most=True),
+    Aim("compare", "best scheduler: mean ratio to the optimum", _best_mean_ratio, 1.04, at_most=True),
+    Aim("scheduler", "`tstorm`, 10,000 tasks: seconds to plan", _planning_seconds("tstorm"), 2.0, at_most=True),
+    Aim("replanning", "words lost while schedulers take over from each other", lambda result: result["lost"], 0, at_most=True),
+    Aim("state", "erasure code: MB/s to cut", lambda result: result["encode_mb_s"], 500),
+    Aim("state", "erasure code: MB/s to rebuild", lambda result: result["decode_mb_s"], 500),
+    Aim("state", "largest state: fragments to Redis, seconds", _restore_ratio("redis"), 0.7, at_most=True),
+    Aim("state", "largest state: fragments to a local file, seconds", _restore_ratio("directory"), 1.0, at_most=True),
+    Aim("state", "share of the throughput that a wave every second takes", lambda result: result["wave_cost"], 0.10,
+        at_most=True),
+    Aim("faults-exactly-once", "words lost, repeated or wrong, and wrong counts, exactly once",
+        _forbidden("lost", "repeated", "wrong", "beyond", "counts_wrong"), 0, at_most=True),
+    Aim("faults-at-least-once", "words lost or wrong, and counts too low, at least once",
+        _forbidden("lost", "wrong", "counts_less"), 0, at_most=True),
+)
+
+
+def run_page(paths: Sequence[str], root: Path | None = None) -> list[str]:
+    """Write the figures into the page. Returns the names of the results that it has now. `paths`: results to use; empty: the
+    newest of each kind."""
+    root = root or project_root()
+    results = read_results([Path(path) for path in paths] or newest(root / RESULTS))
+    text = (root / PAGE).read_text()
+    (root / COPIES).mkdir(exist_ok=True)
+    for name, result in results.items():
+        text = replaced(text, name, [described(result), *TABLES[name](result)])
+        (root / COPIES / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    copies = {path.stem: json.loads(path.read_text()) for path in sorted((root / COPIES).glob("*.json"))}
+    (root / PAGE).write_text(replaced(text, AIMS, aims_table(copies)))
+    return list(results)
+
+
+def newest(directory: Path) -> list[Path]:
+    """The newest result of each kind."""
+    paths = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    if not paths:
+        raise MillraceError(f"there are no results in {directory}: run the benchmarks first, such as millrace bench wordcount")
+    return list({kind_of(path): path for path in paths if kind_of(path) in TABLES}.values())
+
+
+def read_results(paths: Iterable[Path]) -> dict[str, Result]:
+    results: dict[str, Result] = {}
+    for path in paths:
+        kind = kind_of(path)
+        if kind not in TABLES:
+            raise MillraceError(f"{path}: there is no table for {kind!r}; there are tables for {', '.join(TABLES)}")
+        results[kind] = json.loads(path.read_text())
+    return results
+
+
+def kind_of(path: Path) -> str:
+    """The kind of a result by the name of its file, without the time."""
+    return _STAMP.sub("", path.stem)
+
+
+def replaced(text: str, name: str, lines: Iterable[str]) -> str:
+    """Replace the text between the marks of `name`."""
+    begin, end = f"<!-- figures: {name} -->", f"<!-- end: {name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise MillraceError(f"{PAGE} must have {begin!r} and {end!r} once each")
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{rest.partition(end)[2]}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A Markdown table with an empty line before it."""
+    return ["", *(f"| {' | '.join(map(str, row))} |" for row in (header, ["---"] * len(header), *rows))]
+
+
+def described(result: Result) -> str:
+    """One line: when and on which machine."""
+    machine = result.get("machine")
+    if machine is None:
+        return "Raw result beside this page."
+    at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(result["at"]))
+    return (f"Measured {at}; {machine['cores']} cores, Python {machine['python']}, load average at the end "
+            f"{machine['load_average']:.1f}.")
+
+
+def aims_table(results: dict[str, Result]) -> list[str]:
+    rows = []
+    for aim in ALL_AIMS:
+        figure = aim.value(results[aim.result]) if aim.result in results else None
+        verdict = "not measured" if figure is None else "met" if aim.is_met(figure) else "**missed**"
+        bound = f"{'at most' if aim.at_most else 'at least'} {aim.bound:g}"
+        rows.append((aim.text, "" if figure is None else f"{figure:,g}", bound, verdict))
+    return table(("aim", "measured", "bound", ""), rows)
+
+
+def wordcount_tables(result: Result) -> list[str]:
+    rule = result["rule"]
+    lines = ["", f"Rule for every row: {rule['warm_up_seconds']:g} s of warm-up, then the best of {rule['best_of']} windows of "
+             f"{rule['window_seconds']:g} s."]
+    for group, meaning in GROUPS.items():
+        rows = [row for row in result["rows"] if row["group"] == group]
+        if rows:
+            lines += ["", f"**{group.capitalize()}.** {meaning}",
+                      *table(("engine", "row", "words/s", "program", "setting"),
+                             ((f"{row['engine']} {row['version']}", f"`{row['name']}`", f"{row['words_per_s']:,.0f}",
+                               row["how"], row["setting"]) for row in rows))]
+    if result.get("failed"):
+        lines += ["", f"**Not measured, because they failed:** {', '.join(result['failed'])}."]
+    tried = [row for row in result["rows"] if row["trials"]]
+    lines += ["", "Batch sizes tried, rising until words/s did not, in lines:",
+              *table(("row", "words/s by lines in a batch"),
+                     ((f"`{row['name']}`", ", ".join(f"{trial['batch_lines']:,}: {trial['words_per_s']:,.0f}"
+                                                     for trial in row["trials"])) for row in tried))]
+    lines += ["", "Ratios of rows with the same guarantee:",
+              *table(("ratio", "measured"),
+                     ((name.replace("_to_", " to "), ratio) for name, ratio in result["ratios"].items()))]
+    lines += ["", "Latency from due to visible at 1,000 lines/s, in ms:",
+              *table(("row", "p50", "p99"), ((f"`{name}`", f"{latency['p50']:.2f}", f"{latency['p99']:.2f}")
+                                             for name, latency in result["latency_ms"].items()))]
+    return [*lines, "", "One hop of a single tuple, from `emit` to `process`, in µs:",
+            *table(("hop", "p50", "p99"), ((name.replace("_", " "), f"{hop['p50']:.0f}", f"{hop['p99']:.0f}")
+                                           for name, hop in result["hop_us"].items()))]
+
+
+def engines_tables(result: Result) -> list[str]:
+    lines: list[str] = []
+    if "rescale" in result:
+        gaps = result["details"]["rescale"]["gaps"]
+        lines += table(("another parallelism: ms without output", "first change", "median", "usual time of a batch"),
+                       (("`microbatch`", gaps["microbatch_first_gap_ms"], gaps["microbatch_gap_ms"],
+                         gaps["microbatch_usual_ms"]),
+                        ("Structured Streaming, restarted", gaps["spark_restart_first_gap_ms"], gaps["spark_restart_gap_ms"],
+                         gaps["spark_usual_ms"])))
+    if "skew" in result["details"]:
+        lines += table(("Zipf exponent", "hotter task before", "after", "by Spark's hash", "batch before, ms", "after",
+                        "ratio"),
+                       ((case["zipf"], f"{case['hashed']:.0%}", f"{case['shared_out']:.0%}", f"{case['hashed_by_spark']:.0%}",
+                         f"{case['before_ms']:,}", f"{case['after_ms']:,}", case["skew_batch_ratio"])
+                        for case in result["details"]["skew"]["cases"]))
+    return lines
+
+
+def memory_tables(result: Result) -> list[str]:
+    return table(("minutes", "tuples", "largest in the first third, MB", "in the last third"),
+                 [(f"{result['minutes']:g}", f"{result['processed']:,}", result["first_third_max_mb"],
+                   result["last_third_max_mb"])])
+
+
+def compare_tables(result: Result) -> list[str]:
+    return ["", f"{result['instances']:,} random situations, seed {result['seed']}; the optimum is 0 in "
+            f"{result['zero_optimum']} of them and was not proven in {result['unknown_optimum']}; {result['common']} have a "
+            "ratio for every scheduler.",
+            *table(("scheduler", "mean ratio", "worst", "over", "overloads a node", "common"),
+                   ((f"`{name}`", _figure(row["mean_ratio"], ".3f"), _figure(row["worst_ratio"], ".2f"), row["compared"],
+                     row["overloaded"], _figure(row["common_ratio"], ".3f")) for name, row in result["schedulers"].items()))]
+
+
+def scheduler_tables(result: Result) -> list[str]:
+    sizes = sorted({(row["tasks"], row["slots"]) for row in result["sizes"]})
+    seconds = {(row["scheduler"], row["tasks"]): row["seconds"] for row in result["sizes"]}
+    names = dict.fromkeys(row["scheduler"] for row in result["sizes"])
+    return table(("seconds to plan", *(f"{tasks:,} tasks, {slots:,} slots" for tasks, slots in sizes)),
+                 ((f"`{name}`", *(_figure(seconds.get((name, tasks)), ".3f") for tasks, _ in sizes)) for name in names))
+
+
+def replanning_tables(result: Result) -> list[str]:
+    parts = {name: part for name, part in result.items() if isinstance(part, dict) and "inter_node_share" in part}
+    return [*table(("", "tuples between nodes", "busiest worker, share of a core"),
+                   ((name, f"{part['inter_node_share']:.1%}", f"{part['largest_worker_load']:.0%}")
+                    for name, part in parts.items())),
+            "", f"{result['tuples_in']:,} words in, {result['lost']:,} lost, {result['repeated']:,} repeated."]
+
+
+def state_tables(result: Result) -> list[str]:
+    raw, check = result["shape"]
+    lines = ["", f"Reed–Solomon with {raw} raw and {check} check blocks on one core: cut {result['encode_mb_s']:,.0f} MB/s, "
+             f"rebuilt with {check} raw blocks lost {result['decode_mb_s']:,.0f} MB/s. A wave every second takes "
+             f"{result['wave_cost']:.1%} of the throughput."]
+    for title, times in (("seconds to restore: MB of one task", result["restore_s"]),
+                         ("tasks of 10 MB", result["restore_instances_s"])):
+        lines += table((title, *next(iter(times.values()))),
+                       ((size, *(_figure(seconds, ".4f") for seconds in sources.values())) for size, sources in times.items()))
+    return [*lines, "", *result["skipped"].values()] if result["skipped"] else lines
+
+
+def faults_tables(result: Result) -> list[str]:
+    if result["stuck"]:
+        return ["", f"**The run got stuck:** {result['stuck'].splitlines()[0]}"]
+    recovery = result["recovery_ms"]
+    return [*table(("fault", "with effect", "without", "two waves committed after, at worst, s"),
+                   ((kind, count, result["without_effect"][kind], f"{recovery[kind] / 1000:.1f}" if kind in recovery else "")
+                    for kind, count in result["faults"].items())),
+            *table(("rate, lines/s", "highest rate", "words in", "out", "lost", "repeated", "counts wrong",
+                    "longest gap at the sink", "longest time between commits"),
+                   [(f"{result['rate']:,}", f"{result['saturation']:,}", f"{result['tuples_in']:,}",
+                     f"{result['tuples_out']:,}", result["lost"], f"{result['repeated']:,}",
+                     f"{result['counts_wrong']:,} of {result['words']:,}",
+                     f"{result['longest_gap_ms'] / 1000:.1f} s", f"{result['longest_uncommitted_ms'] / 1000:.1f} s")])]
+
+
+def _figure(value: float | None, spec: str) -> str:
+    return "" if value is None else format(value, spec)
+
+
+TABLES: dict[str, Callable[[Result], list[str]]] = {
+    "wordcount": wordcount_tables, "engines": engines_tables, "memory": memory_tables, "compare": compare_tables,
+    "scheduler": scheduler_tables, "replanning": replanning_tables, "state": state_tables,
+    "faults-exactly-once": faults_tables, "faults-at-least-once": faults_tables}

@@ -1,0 +1,500 @@
+"""The batches of one topology, decided: attempts, the commit point, publishing, collecting, repair, resumption.
+
+Spark offers batches by number. One step is under way at a time: the driver carries it out and reports the outcome, which
+gives the next step.
+
+    AwaitPlan        wait until the topology has a plan                        planned
+    RunAttempt       run the batch, all or nothing, in a new epoch             attempted
+    CommitPoint      write the manifest                                        stored
+    Announce         tell the master that the batch is committed               announced
+    CommitSinks      sinks make visible what they prepared                     sinks_committed
+    WriteRows        the driver writes the rows that sinks kept for it         rows_written
+    Collect          delete what the kept manifests do not need                collected
+    FindLost         ask the store which blobs of a manifest it has lost       lost
+    Rewrite          tasks write again what the store has lost                 rewritten
+    ReplaceManifest  write the committed manifest again, repaired              stored
+    Rest             pause before a step is tried again                        rested
+    Done, Stop       the offered batch is over; the topology is ending         -
+
+A step that fails is reported with `failed`. Before the commit point a failure discards the attempt: the batch is run again
+as a whole, in a new epoch, from the wave before it. After the commit point the remaining steps are retried until they
+succeed, by this run or by the one that resumes the topology.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from millrace.errors import CheckpointMissing, CorruptCheckpoint, TopologyError
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.state.checkpoint import Manifest, TaskRecord, manifest_name
+
+FIRST_PAUSE, LAST_PAUSE = 0.1, 30.0  # seconds before a failed step is tried again
+LACKING = 5  # consecutive attempts that miss a part of the state, before it counts as lost
+REPAIR_ROUNDS = 3  # how often tasks are asked to rewrite lost blobs: a round may miss the process that has the state
+GOOD_KNOWN = 200  # committed epochs that are remembered; a process idle for longer recreates its components
+LISTED = 100  # batches between two listings of all names: only a listing finds what writers that died left behind
+NAMES_SHOWN = 5  # in an error
+
+
+class Life(enum.Enum):
+    """The topology's condition when a step has ended. STOPPING: it is being killed; the batch under way is finished, and not
+    retried. ENDED: nobody waits for the batch any longer. GONE: the master has no such topology; nothing may be committed."""
+
+    RUNNING = enum.auto()
+    STOPPING = enum.auto()
+    ENDED = enum.auto()
+    GONE = enum.auto()
+
+
+class Reason(enum.Enum):
+    """Why lost blobs are looked for: the manifest cannot be committed, tasks are about to leave their processes, or several
+    attempts have missed state."""
+
+    COMMIT = enum.auto()
+    NEW_PLAN = enum.auto()
+    LACKING = enum.auto()
+
+
+# ---- steps; those that are retried by themselves say what they do, for people ----
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitPlan:
+    """Wait until the topology is neither paused nor without slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunAttempt:
+    """Run the batch from the committed wave. `whole`: tasks write all their state, since the store has lost some. `good`:
+    epochs of the last committed attempts."""
+
+    wave: int
+    epoch: int
+    attempt: int  # 1 for the first
+    whole: bool
+    good: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPoint:
+    """Check that the store has the manifest's blobs, then write it. The batch is committed when, and only when, that
+    succeeds: a failure before it goes back to the wave before, a failure after it to this one."""
+
+    manifest: Manifest
+    doing: ClassVar[str] = "write the manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell the master. Sinks may take long to publish, so this does not wait for them."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSinks:
+    """These tasks make visible what they prepared for the committed wave. `graph`: the topology as it was committed."""
+
+    graph: TopologyGraph
+    tasks: tuple[TaskId, ...]
+    epoch: int
+    doing: ClassVar[str] = "commit what the sinks have prepared"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRows:
+    """The driver writes the rows that sinks kept in the checkpoint. A topology that is killed leaves this to its resumption."""
+
+    manifest: Manifest
+    doing: ClassVar[str] = "write what the sinks have kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Delete these names; None: list all names and delete those that no kept manifest needs. `forget_runs`: every manifest
+    is of this run now, so Spark's offsets of other runs can go."""
+
+    names: tuple[str, ...] | None
+    epoch: int
+    forget_runs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FindLost:
+    manifest: Manifest
+    reason: Reason
+    doing: ClassVar[str] = "look for blobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The tasks of these records write again what the store has lost, in an epoch of its own. They ran in the attempt whose
+    epoch is the manifest's `wave_epoch`, and may still have their state in memory."""
+
+    manifest: Manifest
+    records: tuple[TaskRecord, ...]
+    lost: frozenset[str]
+    epoch: int
+    reason: Reason
+    doing: ClassVar[str] = "write again what the store has lost"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceManifest:
+    """Write the repaired manifest of the committed wave, without checking its blobs."""
+
+    manifest: Manifest
+    doing: ClassVar[str] = "write the manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Pause before `step` is tried again. `patient`: also while the topology is being killed."""
+
+    seconds: float
+    step: Step
+    patient: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The offered batch is committed and published. `ran`: by this offer; not by one that Spark has forgotten."""
+
+    ran: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The topology is ending; no further step. `unwritten`: what was left to the resumption."""
+
+    unwritten: str = ""
+
+
+Step = (AwaitPlan | RunAttempt | CommitPoint | Announce | CommitSinks | WriteRows | Collect | FindLost | Rewrite
+        | ReplaceManifest | Rest | Done | Stop)
+RETRIED = CommitPoint, CommitSinks, WriteRows, FindLost, Rewrite, ReplaceManifest
+
+
+# ---- resuming ----
+
+
+class Start(NamedTuple):
+    """The checkpoint that a run continues, and the name of the directory in which Spark notes how far it has read:
+    <epoch>-<wave>. Batches are counted from that wave."""
+
+    committed: Manifest | None
+    offsets: str
+
+    @property
+    def base(self) -> int:
+        return int(self.offsets.rpartition("-")[2])
+
+
+def start_from(checkpoint: Manifest | None, epoch: int, sources: Collection[str] = ()) -> Start:
+    """Resume a checkpoint under a new epoch, or start without one. `sources`: spouts that read a DataFrame."""
+    if checkpoint is None:
+        return Start(None, f"{epoch}-0")
+    if sources and not checkpoint.of_batches:
+        raise TopologyError(f"the checkpoint of {checkpoint.topology!r} was made by the resident engine, which keeps elsewhere "
+                            f"how far {', '.join(sources)} was read: it would be read from its start once more. Resume "
+                            "it there, or start it under another name")
+    offsets = checkpoint.offsets if checkpoint.of_batches else f"{epoch}-{checkpoint.wave}"
+    return Start(msgspec.structs.replace(checkpoint, epoch=epoch), offsets)
+
+
+def needs_offsets(checkpoint: Manifest) -> bool:
+    """Batches were committed since Spark began to read, so its offsets must still be there to resume."""
+    return checkpoint.of_batches and checkpoint.wave > Start(checkpoint, checkpoint.offsets).base
+
+
+# ---- repair ----
+
+
+def damaged(manifest: Manifest, lost: Collection[str]) -> list[TaskRecord]:
+    """Records of the tasks that need a lost blob."""
+    return [record for record in manifest.records if any(piece.blob in lost for piece in record.pieces())]
+
+
+def repaired(manifest: Manifest, rewritten: Iterable[TaskRecord], epoch: int) -> Manifest:
+    """The manifest with the rewritten records; tasks that did not answer keep theirs."""
+    by_task = {record.task: record for record in rewritten}
+    return msgspec.structs.replace(manifest, epoch=epoch,
+                                   records=[by_task.get(record.task, record) for record in manifest.records])
+
+
+# ---- the decider ----
+
+
+class Batches:
+    """Decides for one run of one topology. `new_epoch` returns a number larger than all before; `writes_rows`: the driver
+    writes rows for some sinks; `keep`: how many manifests stay in the store."""
+
+    def __init__(self, graph: TopologyGraph, start: Start, new_epoch: Callable[[], int], *, keep: int,
+                 writes_rows: bool = False) -> None:
+        self._topology, self._offsets, self._new_epoch, self._writes_rows = graph.name, start.offsets, new_epoch, writes_rows
+        committed = start.committed
+        self._graph = graph if committed is None else _with_parallelism(graph, committed.parallelism)  # as it was committed
+        self._attempted = graph  # as the last attempt has run it
+        self.base, self.committed = start.base, committed
+        self.epoch = committed.epoch if committed is not None else 0
+        self.attempts = 0  # at the batch under way
+        self.repair_rounds = REPAIR_ROUNDS
+        self.good: deque[int] = deque(maxlen=GOOD_KNOWN)
+        self._step: Step = Done(ran=False)
+        self.batch = -1  # the one that Spark has offered
+        self._ran = False  # it was committed since it was offered
+        self._lacking = 0  # its last consecutive attempts that missed a part of the state
+        self._failures = 0  # of the step under way
+        self._whole = False
+        self._rounds_left = 0
+        self._version = 0  # the plan of the attempt that is to be committed
+        self._resident: int | None = None  # the plan by which processes have the committed state; None: it may be gone
+        self._published = committed is None
+        self._kept: deque[Manifest] = deque(maxlen=keep)
+        self._collections = 0
+        self._list_all, self._forgot_runs = True, False
+
+    @property
+    def step(self) -> Step:
+        return self._step
+
+    @property
+    def restore(self) -> tuple[int, int, int]:
+        """The committed wave, the epoch that prepared it, and the epoch of its manifest; zeros if there is none."""
+        done = self.committed
+        return (done.wave, done.wave_epoch, done.epoch) if done is not None else (0, 0, 0)
+
+    def batch_of(self, wave: int) -> int:
+        """The number by which Spark knows the batch that made the wave."""
+        return wave - self.base - 1
+
+    # -- a batch is offered --------------------------------------------------------------------------------------------
+
+    def offered(self, batch: int) -> Step:
+        """Spark offers a batch; it offers one again that it does not know to be done. First the sinks publish what an
+        earlier run has committed."""
+        self._expect(Done)
+        self.batch, self._ran = batch, False
+        return self._next(self._publish() if not self._published else self._check_offered())
+
+    def _check_offered(self) -> Step:
+        wave = self.base + self.batch + 1
+        committed = self.committed.wave if self.committed is not None else self.base
+        if wave == committed:
+            return Done(self._ran)
+        if wave != committed + 1:
+            raise CorruptCheckpoint(f"Spark continues {self._topology!r} with batch {self.batch}, and the last one in the "
+                                    f"store is batch {self.batch_of(committed)}: the two do not belong together. Restore the "
+                                    "store from a backup, or start without its checkpoints (--fresh)")
+        self.attempts, self._lacking, self._whole = 0, 0, False
+        return AwaitPlan()
+
+    # -- attempts ------------------------------------------------------------------------------------------------------
+
+    def planned(self, version: int, life: Life = Life.RUNNING) -> Step:
+        """The topology has a plan, or is ending. Under a new plan tasks leave their processes, which then forget their
+        state: what the store has lost of it is rewritten first, once for each plan."""
+        self._expect(AwaitPlan)
+        if life is not Life.RUNNING:
+            return self._next(Stop())
+        self.attempts += 1
+        if self._resident is None or self._resident == version or self.committed is None:
+            return self._next(self._attempt())
+        self._resident = None
+        return self._next(FindLost(self.committed, Reason.NEW_PLAN))
+
+    def _attempt(self) -> RunAttempt:
+        return RunAttempt(self.base + self.batch + 1, self._advance_epoch(), self.attempts, self._whole, tuple(self.good))
+
+    def attempted(self, graph: TopologyGraph, version: int, records: Iterable[TaskRecord], now: float,
+                  life: Life = Life.RUNNING) -> Step:
+        """Every partition has reported, by the plan of that version. `now`: unix time."""
+        step = self._expect(RunAttempt)
+        if life is Life.GONE:
+            return self._next(Stop())
+        manifest = Manifest(self._topology, step.wave, step.epoch, graph.key_groups,
+                            {component.name: component.par for component in graph.components},
+                            sorted(records, key=lambda record: record.task), now, step.epoch, self._offsets)
+        self._check_groups(manifest)
+        self._attempted, self._version, self._rounds_left = graph, version, self.repair_rounds
+        return self._next(CommitPoint(manifest))
+
+    def _check_groups(self, manifest: Manifest) -> None:
+        """A key group that had state still has some, or a piece that empties it."""
+        if self.committed is None:
+            return
+        for component in manifest.parallelism:
+            lost = self.committed.chains(component).keys() - manifest.chains(component).keys()
+            if lost:
+                raise CorruptCheckpoint(f"key groups {sorted(lost)} of {component!r} are missing after wave {manifest.wave} of "
+                                        f"{self._topology!r}, which is not committed. This is an error in Millrace")
+
+    # -- commit --------------------------------------------------------------------------------------------------------
+
+    def stored(self) -> Step:
+        """The manifest is in the store."""
+        step = self._expect(CommitPoint, ReplaceManifest)
+        self.committed = step.manifest
+        if isinstance(step, CommitPoint):
+            self._ran, self._published, self._graph, self._resident = True, False, self._attempted, self._version
+            self.good.append(step.manifest.wave_epoch)
+        return self._next(Announce(step.manifest))
+
+    def announced(self) -> Step:
+        self._expect(Announce)
+        return self._next(self._attempt() if self._published else self._publish())
+
+    # -- publish -------------------------------------------------------------------------------------------------------
+
+    def _publish(self) -> Step:
+        """Sinks make visible what was committed, in this run or before it."""
+        tasks = tuple(TaskId(component.name, index) for component in self._graph.components if component.commits
+                      for index in range(component.par))
+        return CommitSinks(self._graph, tasks, self._advance_epoch()) if tasks else self._write_rows()
+
+    def sinks_committed(self) -> Step:
+        self._expect(CommitSinks)
+        return self._next(self._write_rows())
+
+    def _write_rows(self) -> Step:
+        assert self.committed is not None
+        return WriteRows(self.committed) if self._writes_rows else self._collect()
+
+    def rows_written(self) -> Step:
+        self._expect(WriteRows)
+        return self._next(self._collect())
+
+    # -- collect -------------------------------------------------------------------------------------------------------
+
+    def _collect(self) -> Collect:
+        """Delete what only the oldest kept manifest needed. All names are listed instead if writers may have left something
+        that is in no manifest: an earlier run, a failed attempt, a repair; and now and then."""
+        assert self.committed is not None
+        self._published = True
+        oldest = self._kept[0] if len(self._kept) == self._kept.maxlen else None
+        self._kept.append(self.committed)
+        self._collections += 1
+        list_all = oldest is None or self.attempts != 1 or self._list_all or self._collections % LISTED == 0
+        self._list_all = False
+        if oldest is None or list_all:
+            return Collect(None, self.committed.epoch, False)
+        needed = set().union(*(manifest.blobs() for manifest in self._kept))
+        name = manifest_name(oldest.topology, oldest.epoch, oldest.wave)
+        forget, self._forgot_runs = not self._forgot_runs, True
+        return Collect((name, *sorted(oldest.blobs() - needed)), self.committed.epoch, forget)
+
+    def collected(self) -> Step:
+        self._expect(Collect)
+        return self._next(self._check_offered())
+
+    # -- repair --------------------------------------------------------------------------------------------------------
+
+    def lost(self, blobs: Collection[str]) -> Step:
+        """The blobs of the manifest that the store has lost."""
+        step = self._expect(FindLost)
+        if step.reason is Reason.LACKING:
+            self._refuse_lost(step.manifest, blobs)
+            return self._next(self._rest_after_attempt())
+        records = damaged(step.manifest, blobs)
+        if not records:
+            return self._next(CommitPoint(step.manifest) if step.reason is Reason.COMMIT else self._attempt())
+        return self._next(Rewrite(step.manifest, tuple(records), frozenset(blobs), self._advance_epoch(), step.reason))
+
+    def rewritten(self, records: Iterable[TaskRecord]) -> Step:
+        """Records of the tasks that still had their state."""
+        step = self._expect(Rewrite)
+        self._list_all = True  # blobs that were rewritten and are still there are in no manifest
+        manifest = repaired(step.manifest, records, step.epoch)
+        return self._next(CommitPoint(manifest) if step.reason is Reason.COMMIT else ReplaceManifest(manifest))
+
+    def _refuse_lost(self, manifest: Manifest, lost: Collection[str]) -> None:
+        """State that no attempt has found and the store does not have will not come back by itself."""
+        if lost:
+            tasks = ", ".join(str(record.task) for record in damaged(manifest, lost))
+            raise CheckpointMissing(f"the state of {tasks} of {self._topology!r} as of wave {manifest.wave} is in no process, "
+                                    f"in no fragments and not in the store, which has lost {_listed(lost)}. Restore the store "
+                                    "from a backup and start with --resume, or start without state with --fresh")
+
+    # -- failures ------------------------------------------------------------------------------------------------------
+
+    def failed(self, missing: bool = False, life: Life = Life.RUNNING) -> Step:
+        """The step could not be carried out. `missing`: a part of the state was neither in the store nor in a process."""
+        step = self._expect(AwaitPlan, RunAttempt, *RETRIED)
+        if isinstance(step, AwaitPlan | RunAttempt):
+            return self._next(self._attempt_failed(missing, life))
+        if isinstance(step, CommitPoint) and missing:
+            return self._next(self._blobs_missing(step, life))
+        if life in (Life.ENDED, Life.GONE) or (isinstance(step, WriteRows) and life is not Life.RUNNING):
+            return self._next(Stop(step.doing if isinstance(step, WriteRows) else ""))
+        self._failures += 1
+        self._step = Rest(pause_after(self._failures), step, not isinstance(step, WriteRows))
+        return self._step
+
+    def _blobs_missing(self, step: CommitPoint, life: Life) -> Step:
+        """Tasks that still have the state rewrite it. Failing that, the next attempt writes all state whole."""
+        if self._rounds_left:
+            self._rounds_left -= 1
+            return FindLost(step.manifest, Reason.COMMIT)
+        self._whole = True
+        return self._attempt_failed(True, life)
+
+    def _attempt_failed(self, missing: bool, life: Life) -> Step:
+        """State counts as lost only after several attempts: each may have run in another process than the one that has it."""
+        if life is not Life.RUNNING:
+            return Stop()
+        self._lacking = self._lacking + 1 if missing else 0
+        if self._lacking >= LACKING and self.committed is not None:
+            return FindLost(self.committed, Reason.LACKING)
+        return self._rest_after_attempt()
+
+    def _rest_after_attempt(self) -> Rest:
+        return Rest(pause_after(self.attempts - 1), AwaitPlan(), patient=False)
+
+    def rested(self) -> Step:
+        step: Step = self._expect(Rest).step
+        if isinstance(step, CommitSinks | Rewrite):
+            step = replace(step, epoch=self._advance_epoch())
+        self._step = step
+        return step
+
+    # -- steps and epochs ----------------------------------------------------------------------------------------------
+
+    def _next(self, step: Step) -> Step:
+        self._step, self._failures = step, 0
+        return step
+
+    def _expect(self, *kinds: type) -> Any:
+        """The step under way, which must be of one of these kinds."""
+        if not isinstance(self._step, kinds):
+            raise RuntimeError(f"the outcome of {' or '.join(kind.__name__ for kind in kinds)} was reported, and the step "
+                               f"under way is {type(self._step).__name__}")
+        return self._step
+
+    def _advance_epoch(self) -> int:
+        """Nothing that is written under one epoch can be taken for what another has written."""
+        epoch = self._new_epoch()
+        if epoch <= self.epoch:
+            raise RuntimeError(f"epoch {epoch} of {self._topology!r} does not rise above {self.epoch}")
+        self.epoch = epoch
+        return epoch
+
+
+def pause_after(failures: int) -> float:
+    """Seconds to wait; doubles with each failure up to `LAST_PAUSE`."""
+    return min(FIRST_PAUSE * 2.0 ** min(failures, 20), LAST_PAUSE)
+
+
+def _with_parallelism(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
+    return replace(graph, components=tuple(replace(component, par=par[component.name]) for component in graph.components))
+
+
+def _listed(names: Collection[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:NAMES_SHOWN]) + (f" and {len(ordered) - NAMES_SHOWN} more" if len(ordered) > NAMES_SHOWN else "")

@@ -1,0 +1,103 @@
+"""Input of a bolt: chunks that wait, the inlets they came through, wave alignment, and credits owed to senders."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from millrace.runtime.flow.channel import Delivery, Inlet
+from millrace.runtime.tasks.alignment import Alignment
+from millrace.runtime.wire import messages as wire
+
+if TYPE_CHECKING:
+    from millrace.runtime.tasks.bolt import BoltTask
+
+HELD_TUPLES = 200_000  # tuples a bolt may leave unacked before its senders have to wait
+
+
+class Inbox:
+    """Queues the chunks for one bolt. A wave mark takes its place in the queue when it has come on every channel: behind all
+    chunks sent before it and ahead of those held back."""
+
+    def __init__(self, task: BoltTask) -> None:
+        graph = task.topology.graph
+        self._task, self._worker = task, task.worker
+        self.waiting: deque[Delivery] = deque()
+        self.inlets: dict[tuple[int, int], Inlet] = {}  # by source task and its incarnation
+        self.alignment = Alignment(map(graph.number, graph.upstream(task.name.component)))
+        self._owed: deque[Inlet] = deque()  # credits withheld while too many tuples are unacked
+
+    def deliver(self, delivery: Delivery) -> None:
+        task = self._task
+        if task.ended:
+            return
+        delivery.arrived = self._worker.clock.now()
+        if delivery.form == wire.WAVE:
+            self._on_mark(delivery)
+            return
+        if self.alignment.mark is not None and self.alignment.holds(delivery.inlet.source):
+            self.alignment.ahead.append(delivery)
+            return
+        self.waiting.append(delivery)
+        if not task.queued:
+            self._worker.ready(task)
+
+    # -- waves ---------------------------------------------------------------------------------------------------------
+
+    def _on_mark(self, delivery: Delivery) -> None:
+        alignment = self.alignment
+        try:
+            mark = delivery.body if delivery.local else wire.decode_mark(delivery.body)
+        except wire.WireError:
+            self._worker.counters["malformed"] += 1
+            return
+        self._worker.consumed(self._task, delivery.inlet)
+        if alignment.is_late(mark):
+            return
+        if alignment.is_other(mark):
+            self._release()
+        if alignment.passes(mark, delivery.inlet.source):
+            delivery.body = mark
+            self.waiting.append(delivery)
+            self._release()
+
+    def _release(self) -> None:
+        """Queue the chunks that alignment held back."""
+        for delivery in self.alignment.release():
+            self.deliver(delivery)
+        self._worker.ready(self._task)
+
+    def abandon_wave(self, wave: int) -> None:
+        """Drop the marks of this wave and of earlier ones."""
+        if self.alignment.mark is not None and self.alignment.mark.wave <= wave:
+            self._release()
+        self.alignment.abandon(wave)
+        self.waiting = deque(delivery for delivery in self.waiting
+                             if delivery.form != wire.WAVE or delivery.body.wave > wave)
+
+    # -- credits -------------------------------------------------------------------------------------------------------
+
+    def owe(self, inlet: Inlet) -> None:
+        """A chunk of this inlet has been processed."""
+        self._owed.append(inlet)
+        self.pay()
+
+    def pay(self) -> None:
+        """Return credits, unless the bolt has too many unacked tuples or no room: then its senders wait."""
+        owed = self._owed
+        while owed and self._task.acks.unacked.tuples < HELD_TUPLES and self._task.component._takes_more():
+            self._worker.consumed(self._task, owed.popleft())
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def empty(self) -> bool:
+        return not (self.waiting or self.alignment.ahead)
+
+    @property
+    def tuples(self) -> int:
+        return sum(delivery.count for delivery in self.waiting) + sum(delivery.count for delivery in self.alignment.ahead)
+
+    def clear(self) -> None:
+        self.waiting.clear()
+        self.alignment.release()

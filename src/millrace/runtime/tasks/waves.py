@@ -1,0 +1,116 @@
+"""The part of one task in waves: snapshot on PREPARE, publish on COMMIT, discard on ROLLBACK, restore on INIT."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from millrace.control.waves import INIT, PREPARE, ROLLBACK
+from millrace.runtime.tasks.snapshots import Snapshot
+from millrace.runtime.tasks.user_errors import describe, error_of
+from millrace.runtime.wire import messages as wire
+
+if TYPE_CHECKING:
+    from millrace.runtime.tasks.task import Task
+
+
+class TaskWaves:
+    """Queues the master's requests until the task is between two chunks, then carries them out one by one."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.pending: deque[wire.WaveMark] = deque()
+        self._snapshot: Snapshot | None = None  # the one being taken
+        self._error: BaseException | None = None
+
+    def on_request(self, mark: wire.WaveMark, sweep: bool) -> None:
+        """Handle a request of the master. It repeats them: finished work is answered again, work under way is not restarted,
+        nor is work that will be triggered by a mark along the edges."""
+        task = self._task
+        if task.snapshots.answers_again(mark):
+            return
+        if mark.kind == INIT:
+            if task.started:  # others restore that wave; this task has continued from it
+                task.snapshots.answer(mark)
+            task.life.allow_restore()
+        elif mark.kind == ROLLBACK:
+            task.abandon_wave(mark.wave)
+            task.snapshots.answer(mark)
+        elif not sweep or task.begins_waves:
+            if task.snapshots.begins(mark):
+                self.pending.append(mark)
+                task.worker.ready(task)
+        else:  # the mark comes along the edges; input still held back for an earlier, failed wave would block it
+            task.abandon_wave(mark.wave - 1)
+
+    def abandon(self, wave: int) -> None:
+        """Drop a wave that will not be committed. The next wave includes what it had prepared."""
+        self.pending = deque(mark for mark in self.pending if mark.wave != wave)
+
+    def run_next(self) -> bool:
+        """Carry out the next request, if any; return whether there was one. Call it between two chunks."""
+        task = self._task
+        if not self.pending or not task.started or task.busy:
+            return False
+        mark = self.pending.popleft()
+        if mark.kind == PREPARE:
+            self.prepare(mark)
+        elif task.commits:
+            task.on_own_thread(partial(self._commit, mark), partial(self._committed, mark))
+        else:
+            task.snapshots.committed(mark)
+            task.worker.ready(task)
+        return True
+
+    # -- PREPARE -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, mark: wire.WaveMark) -> None:
+        """Take the snapshot once all input before the wave is processed, then forward the mark behind the output."""
+        task = self._task
+        if task.topology.broken:
+            task.snapshots.answer(mark, error=task.topology.broken)
+            return
+        spoiled = task.snapshots.spoiled()
+        task.on_own_thread(partial(self._prepare, mark, spoiled), partial(self._prepared, mark, spoiled))
+
+    def _prepare(self, mark: wire.WaveMark, spoiled: set[int]) -> None:
+        def prepare() -> None:
+            self._snapshot = self._task.snapshots.snapshot(mark, spoiled)
+
+        self._task.before_wave()
+        self._error = error_of(prepare)
+
+    def _prepared(self, mark: wire.WaveMark, spoiled: set[int]) -> None:
+        task = self._task
+        task.busy = False
+        if task.ended:
+            return
+        task.send_waiting()
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is None:
+            assert self._error is not None
+            task.report_error(self._error, None)
+            task.snapshots.failed(mark, spoiled, describe(self._error))
+        else:
+            for channel in task.channels.values():
+                channel.send_mark(mark)
+            task.snapshots.save(mark, snapshot)
+        task.worker.ready(task)
+
+    # -- COMMIT --------------------------------------------------------------------------------------------------------
+
+    def _commit(self, mark: wire.WaveMark) -> None:
+        self._error = error_of(lambda: self._task.component.commit(mark.wave))
+
+    def _committed(self, mark: wire.WaveMark) -> None:
+        task = self._task
+        task.busy = False
+        if task.ended:
+            return
+        if self._error is None:
+            task.snapshots.committed(mark)
+        else:  # the master asks again, and the sink retries
+            task.report_error(self._error, None)
+            task.snapshots.answer(mark, error=describe(self._error))
+        task.worker.ready(task)

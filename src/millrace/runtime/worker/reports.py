@@ -1,0 +1,52 @@
+"""Builds the periodic report of a worker to the master: meters, positions, tuples in flight, errors, counters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from millrace.errors import StateNotKept
+from millrace.runtime.tasks.spout import SpoutTask
+from millrace.runtime.wire import messages as wire
+
+if TYPE_CHECKING:
+    from millrace.runtime.tasks.task import Task
+    from millrace.runtime.worker.worker import Worker
+
+
+class Reports:
+    """Reports of one worker. Counters only rise; latencies and errors are those since the last report."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._warned: set[Task] = set()  # of keyed state that no wave saves
+
+    def make(self) -> wire.Report:
+        worker = self._worker
+        tasks, positions = [], []
+        in_flight = {number: 0 for number in worker.topologies}
+        starting = Counter(task.topology.number for run in worker.topologies.values() for task in run.tasks.values()
+                           if not task.started)
+        for run in worker.topologies.values():
+            for task in list(run.tasks.values()):
+                tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation,
+                              "queue_length": task.queue_length, **task.meters.report(),
+                              "traffic": {number: channel.tuples for number, channel in task.channels.items()}})
+                self._check_state(task)
+                in_flight[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
+                if isinstance(task, SpoutTask) and (position := task.position()) is not None:
+                    positions.append((run.number, task.number, position))
+            in_flight[run.number] += sum(not task.idle() for task in run.retired)
+        return wire.Report(worker.slot, worker.generation, worker.revision, worker.clock.now(), tasks, positions,
+                           list(in_flight.items()), list(starting.items()), worker.errors.take(),
+                           {**worker.counters, **worker.checkpoints.counters})
+
+    def _check_state(self, task: Task) -> None:
+        """Warn once of keyed state in a topology that runs no waves because no class declares state."""
+        state = task.snapshots.state
+        if state is None or task.topology.graph.waves or task in self._warned or not any(map(len, state.states.values())):
+            return
+        self._warned = {warned for warned in self._warned if not warned.ended} | {task}
+        self._worker.errors.add(task, StateNotKept(
+            f"{task.name} keeps keyed state, but its class does not declare any, so no wave saves it: declare it in the "
+            "class, for example `state = State()`"), [], None)

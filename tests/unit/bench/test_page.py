@@ -1,0 +1,118 @@
+"""The page of figures: tables from results, and the aims."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.bench import page
+from millrace.bench.rows import ROWS
+from millrace.bench.wordcount import RATIOS
+from millrace.cli.testing import project_root
+from millrace.errors import MillraceError
+
+AT = {"at": 0.0, "machine": {"cores": 2, "python": "3.11", "load_average": 0.5}}
+WORDCOUNT = {
+    **AT, "rule": {"warm_up_seconds": 5.0, "window_seconds": 4.0, "best_of": 3},
+    "rows": [{"name": row.name, "group": row.group, "engine": row.engine, "version": "1", "how": row.how, "setting": "set",
+              "words_per_s": 1234567.8, "trials": [{"batch_lines": size, "words_per_s": 5.0} for size in row.sizes[1:]]}
+             for row in ROWS],
+    "ratios": {name: 1.5 for name in RATIOS}, "latency_ms": {"process": {"p50": 0.5, "p99": 2.0}},
+    "hop_us": {"inside_a_worker": {"p50": 40.0, "p99": 200.0}}}
+FAULTS = {
+    **AT, "stuck": None, "guarantee": "exactly-once", "rate": 800, "saturation": 1000, "faults": {"worker killed": 3},
+    "without_effect": {"worker killed": 1}, "recovery_ms": {"worker killed": 1500}, "tuples_in": 10, "tuples_out": 10,
+    "words": 5, "lost": 0, "repeated": 0, "wrong": 0, "beyond": 0, "counts_wrong": 0, "counts_less": 0,
+    "longest_gap_ms": 2500, "longest_uncommitted_ms": 3500}
+STATE = {**AT, "shape": [7, 3], "encode_mb_s": 1000, "decode_mb_s": 400, "wave_cost": 0.05, "skipped": {"redis": "no Redis"},
+         "restore_s": {"2": {"fragments": 0.5, "redis": None, "directory": 0.4}},
+         "restore_instances_s": {"1": {"fragments": 0.1, "redis": None, "directory": 0.2}}}
+ENGINES = {**AT, "skew_batch_ratio": 0.7, "rescale": {}, "details": {
+    "rescale": {"gaps": {"microbatch_first_gap_ms": 9, "microbatch_gap_ms": 1, "microbatch_usual_ms": 4, "spark_usual_ms": 5,
+                         "spark_restart_first_gap_ms": 8, "spark_restart_gap_ms": 7}},
+    "skew": {"cases": [{"zipf": 1.5, "hashed": 0.76, "shared_out": 0.5, "hashed_by_spark": 0.66, "before_ms": 1700,
+                        "after_ms": 1100, "skew_batch_ratio": 0.7}]}}}
+MEMORY = {**AT, "minutes": 1.0, "processed": 50_000, "first_third_max_mb": 200.0, "last_third_max_mb": 250.0, "samples_mb": []}
+COMPARE = {"instances": 10, "seed": 1, "zero_optimum": 3, "unknown_optimum": 0, "common": 5, "schedulers": {
+    name: {"mean_ratio": ratio, "worst_ratio": 2.0, "compared": 7, "overloaded": 0, "common_ratio": None}
+    for name, ratio in (("optimal", 1.0), ("tstorm", 1.02), ("even", None))}}
+SCHEDULER = {**AT, "sizes": [{"tasks": 100, "slots": 10, "scheduler": "tstorm", "seconds": 0.1},
+                             {"tasks": 10_000, "slots": 1000, "scheduler": "tstorm", "seconds": 2.5}]}
+REPLANNING = {**AT, "slots": 4, "before": {"inter_node_share": 0.25, "largest_worker_load": 0.4}, "tuples_in": 10,
+              "tuples_out": 9, "lost": 1, "repeated": 0, "wrong": 0}
+RESULTS: dict[str, dict[str, Any]] = {
+    "wordcount": WORDCOUNT, "engines": ENGINES, "memory": MEMORY, "compare": COMPARE, "scheduler": SCHEDULER,
+    "replanning": REPLANNING, "state": STATE, "faults-exactly-once": FAULTS, "faults-at-least-once": FAULTS}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with the real page and one result of each benchmark."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / page.PAGE).write_text((project_root() / page.PAGE).read_text())
+    (tmp_path / page.RESULTS).mkdir()
+    for name, result in RESULTS.items():
+        stamp = "" if name == "compare" else "-20260101-120000"
+        (tmp_path / page.RESULTS / f"{name}{stamp}.json").write_text(json.dumps(result))
+    return tmp_path
+
+
+def test_every_result_has_its_place_on_the_page(root: Path) -> None:
+    assert set(RESULTS) == set(page.TABLES)
+    assert set(page.run_page([], root)) == set(RESULTS)
+    text = (root / page.PAGE).read_text()
+    assert "No figures yet" not in text
+    for expected in ("| 1,234,568 |", "**Checkpointed.**", "| worker killed | 3 | 1 | 1.5 |", "no Redis", "| 1.5 | 76% |",
+                     "| `tstorm` | 0.100 | 2.500 |", "1 lost"):
+        assert expected in text, expected
+
+
+def test_aims_are_met_or_missed(root: Path) -> None:
+    page.run_page([], root)
+    rows = [line for line in (root / page.PAGE).read_text().splitlines() if line.startswith("| ")]
+    lines = {row.split(" | ")[0].lstrip("| "): row for row in rows}
+    assert lines["erasure code: MB/s to cut"].endswith("| 1,000 | at least 500 | met |")
+    assert lines["erasure code: MB/s to rebuild"].endswith("| 400 | at least 500 | **missed** |")
+    assert lines["largest state: fragments to Redis, seconds"].endswith("|  | at most 0.7 | not measured |")
+    assert lines["`tstorm`, 10,000 tasks: seconds to plan"].endswith("| 2.5 | at most 2 | **missed** |")
+    assert lines["best scheduler: mean ratio to the optimum"].endswith("| 1.02 | at most 1.04 | met |")
+
+
+def test_figures_can_be_written_again_and_one_by_one(root: Path) -> None:
+    page.run_page([], root)
+    text = (root / page.PAGE).read_text()
+    assert page.run_page([str(root / page.RESULTS / "memory-20260101-120000.json")], root) == ["memory"]
+    assert (root / page.PAGE).read_text() == text
+    assert json.loads((root / page.COPIES / "memory.json").read_text()) == MEMORY
+
+
+def test_the_newest_result_of_a_kind_is_used(root: Path) -> None:
+    newer = root / page.RESULTS / "memory-20260102-120000.json"
+    newer.write_text(json.dumps({**MEMORY, "processed": 777}))
+    page.run_page([], root)
+    assert "| 777 |" in (root / page.PAGE).read_text()
+
+
+def test_a_run_that_got_stuck_is_shown_as_such(root: Path) -> None:
+    stuck = root / page.RESULTS / "faults-exactly-once-20260103-120000.json"
+    stuck.write_text(json.dumps({**AT, "stuck": "no wave was committed\nevents"}))
+    page.run_page([], root)
+    text = (root / page.PAGE).read_text()
+    assert "**The run got stuck:** no wave was committed\n" in text
+    assert "| words lost, repeated or wrong, and wrong counts, exactly once | inf | at most 0 | **missed** |" in text
+
+
+def test_unknown_results_and_missing_marks_are_refused(root: Path) -> None:
+    with pytest.raises(MillraceError, match=r"no table for 'speed'.*wordcount"):
+        page.run_page([str(root / "speed-20260101-120000.json")], root)
+    (root / page.PAGE).write_text("# Benchmarks\n")
+    with pytest.raises(MillraceError, match="figures: memory"):
+        page.run_page([str(root / page.RESULTS / "memory-20260101-120000.json")], root)
+
+
+def test_without_results_the_error_names_a_command(tmp_path: Path) -> None:
+    with pytest.raises(MillraceError, match="millrace bench wordcount"):
+        page.newest(tmp_path)

@@ -1,0 +1,56 @@
+"""KEY=VALUE options: their values, and whose settings they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from millrace.cli.options import Settings, pairs, resume_choice, sorted_settings
+from millrace.config import ENGINE_SETTINGS, OTHER_KEYS, TOPOLOGY_SETTINGS
+from millrace.errors import MillraceError
+
+
+def test_the_key_says_whose_setting_it_is() -> None:
+    assert sorted_settings(["rate=1000", "topology.max.fails=5", "checkpoint.store=/tmp/c", "spark.executor.memory=2g",
+                            "spark.x=true", "tap.rows=10", "path=a=b", "list=[1, 2]"]) == Settings(
+        topology={"rate": 1000, "topology.max.fails": 5, "tap.rows": 10, "path": "a=b", "list": [1, 2]},
+        engine={"checkpoint.store": "/tmp/c"},
+        spark={"spark.executor.memory": "2g", "spark.x": "true"})
+    assert sorted_settings(None) == Settings()
+
+
+@pytest.mark.parametrize("key", [*TOPOLOGY_SETTINGS, *OTHER_KEYS])
+def test_every_setting_of_a_topology_is_accepted(key: str) -> None:
+    assert sorted_settings([f"{key}=1"]) == Settings(topology={key: 1})
+
+
+@pytest.mark.parametrize("key", ENGINE_SETTINGS)
+def test_every_setting_of_the_engine_is_accepted(key: str) -> None:
+    assert sorted_settings([f"{key}=1"]) == Settings(engine={key: 1})
+
+
+@pytest.mark.parametrize(("item", "message"), [
+    ("checkpoint.stor=/tmp", "--set checkpoint.stor: there is no such setting; did you mean checkpoint.store"),
+    ("chekpoint.store=/tmp", "did you mean checkpoint.store"),
+    ("worker.colour=red", "--set worker.colour: there is no such setting. docs/settings.md lists all of them"),
+    ("topology.gurantee=x", "did you mean topology.guarantee"),
+    ("rate", "'rate' is not of the form KEY=VALUE"),
+    ("=1", "'=1' is not of the form KEY=VALUE"),
+    ("n=99999999999999999999", "the number is too large"),
+])
+def test_misspelt_settings_are_refused(item: str, message: str) -> None:
+    with pytest.raises(MillraceError) as refused:
+        sorted_settings([item])
+    assert message in str(refused.value)
+
+
+def test_numbers_of_tasks_are_whole() -> None:
+    assert pairs("--par", ["count=4", "split=2"], whole=True) == {"count": 4, "split": 2}
+    for item in ("count=many", "count=1.5", "count=true"):
+        with pytest.raises(MillraceError, match="must be a whole number"):
+            pairs("--par", [item], whole=True)
+
+
+def test_resume_fresh_or_neither() -> None:
+    assert [resume_choice(*flags) for flags in ((True, False), (False, True), (False, False))] == [True, False, None]
+    with pytest.raises(MillraceError, match="give only one"):
+        resume_choice(True, True)

@@ -1,0 +1,573 @@
+"""Decisions about batches: attempts, the commit point, publishing, collecting, repair, resumption."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.api.grouping import Grouping
+from millrace.control.batches import (
+    FIRST_PAUSE,
+    GOOD_KNOWN,
+    LACKING,
+    LAST_PAUSE,
+    LISTED,
+    REPAIR_ROUNDS,
+    Announce,
+    AwaitPlan,
+    Batches,
+    Collect,
+    CommitPoint,
+    CommitSinks,
+    Done,
+    FindLost,
+    Life,
+    ReplaceManifest,
+    Rest,
+    Rewrite,
+    RunAttempt,
+    Start,
+    Step,
+    Stop,
+    WriteRows,
+    needs_offsets,
+    pause_after,
+    start_from,
+)
+from millrace.errors import CheckpointMissing, CorruptCheckpoint, TopologyError
+from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph
+from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord, blob_name, manifest_name
+
+KEEP = 2
+OK, FAILS, MISSES = "ok", "fails", "misses"  # outcomes of a step
+OTHER_ENDINGS = [Life.STOPPING, Life.ENDED, Life.GONE]
+
+
+def graph_with(sinks: int = 2) -> TopologyGraph:
+    """numbers[0] → count[0] → sink[0..]; count keeps state, sinks commit."""
+    stream = StreamDef("default", ("n",))
+    numbers = ComponentDef("numbers", "spout", "parts:numbers", 1, {}, (stream,), (), False, "next_tuple")
+    count = ComponentDef("count", "bolt", "parts:count", 1, {}, (stream,), (Input("numbers", "default", Grouping.fields("n")),),
+                         False, "process", stateful=True)
+    sink = ComponentDef("sink", "bolt", "parts:sink", sinks, {}, (stream,), (Input("count", "default", Grouping.SHUFFLE),),
+                        False, "process", commits=True)
+    return TopologyGraph("words", (numbers, count, sink) if sinks else (numbers, count), {})
+
+
+class World:
+    """Carries out steps on a store that is two sets of names. `outcomes` says how each step that can fail ends; when it is
+    exhausted all succeed. The rules that must always hold are checked at each step."""
+
+    def __init__(self, writes_rows: bool = False, graph: TopologyGraph | None = None) -> None:
+        self.graph, self.writes_rows = graph or graph_with(), writes_rows
+        self.blobs: set[str] = set()
+        self.manifests: dict[str, Manifest] = {}
+        self.published: list[int] = []  # waves, as sinks made them visible
+        self.written: list[int] = []  # waves whose rows the driver wrote
+        self.committed: list[int] = []
+        self.announced: list[Manifest] = []
+        self.steps: list[Step] = []
+        self.version = 1
+        self.keeps_state = True  # processes still have what the last attempt left
+        self.answers_rewrites = True
+        self.outcomes: Iterator[str] = iter(())
+        self.epochs = itertools.count(1)
+        self.decider = self._started(None)
+
+    def _started(self, checkpoint: Manifest | None) -> Batches:
+        start = start_from(checkpoint, next(self.epochs))
+        if start.committed is not None:
+            self._enter(start.committed)
+        return Batches(self.graph, start, lambda: next(self.epochs), keep=KEEP, writes_rows=self.writes_rows)
+
+    def newest(self) -> Manifest | None:
+        return self.manifests[max(self.manifests)] if self.manifests else None
+
+    def resume(self) -> None:
+        """The driver died, and its processes with it."""
+        self.keeps_state = False
+        self.decider = self._started(self.newest())
+
+    def offer(self, batch: int | None = None, life: Life = Life.RUNNING) -> Step:
+        """Offer the next batch and carry out its steps up to the end. `life`: as of the first step that fails."""
+        decider = self.decider
+        if batch is None:
+            batch = decider.batch_of((decider.committed.wave if decider.committed is not None else decider.base) + 1)
+        step = decider.offered(batch)
+        for _ in range(1000):
+            self._check(step)
+            self.steps.append(step)
+            if isinstance(step, Done | Stop):
+                return step
+            step = self._carry_out(step, life)
+        raise AssertionError("the batch does not end")
+
+    def _check(self, step: Step) -> None:
+        newest = self.newest()
+        match step:
+            case CommitSinks() | WriteRows():
+                assert newest is not None and newest.wave == self.decider.restore[0], "published before its manifest"
+            case Collect() if step.names is not None:
+                assert newest is not None and not set(step.names) & newest.blobs(), "a needed blob is collected"
+                assert max(self.manifests) not in step.names, "the committed manifest is collected"
+        if isinstance(step, RunAttempt | CommitSinks | Rewrite):
+            earlier = [old.epoch for old in self.steps if isinstance(old, RunAttempt | CommitSinks | Rewrite)]
+            assert step.epoch > max(earlier, default=0), "epochs do not rise"
+
+    def _carry_out(self, step: Step, life: Life) -> Step:
+        decider = self.decider
+        if isinstance(step, Rest):
+            assert 0 < step.seconds <= LAST_PAUSE
+            return decider.rested()
+        outcome = next(self.outcomes, OK) if not isinstance(step, AwaitPlan | Announce | Collect) else OK
+        if outcome != OK:
+            return decider.failed(outcome == MISSES, life)
+        match step:
+            case AwaitPlan():
+                return decider.planned(self.version)
+            case RunAttempt():
+                self.keeps_state = True
+                return decider.attempted(self.graph, self.version, [self._record(step)], 0.0)
+            case CommitPoint():
+                if step.manifest.blobs() - self.blobs:
+                    return decider.failed(missing=True, life=life)
+                self._enter(step.manifest)
+                self.committed.append(step.manifest.wave)
+                return decider.stored()
+            case ReplaceManifest():
+                self._enter(step.manifest)
+                return decider.stored()
+            case Announce():
+                self.announced.append(step.manifest)
+                return decider.announced()
+            case FindLost():
+                return decider.lost(step.manifest.blobs() - self.blobs)
+            case Rewrite():
+                return decider.rewritten([self._rewritten(step)] if self.keeps_state and self.answers_rewrites else [])
+            case CommitSinks():
+                self.published.append(decider.restore[0])
+                return decider.sinks_committed()
+            case WriteRows():
+                self.written.append(step.manifest.wave)
+                return decider.rows_written()
+            case Collect():
+                self._collect(step)
+                return decider.collected()
+        raise AssertionError(step)
+
+    def _enter(self, manifest: Manifest) -> None:
+        self.manifests[manifest_name("words", manifest.epoch, manifest.wave)] = manifest
+
+    def _piece(self, epoch: int, wave: int, whole: bool) -> PieceRef:
+        blob = blob_name("words", "count", 0, epoch, wave)
+        self.blobs.add(blob)
+        return PieceRef(blob, 0, 1, 0, whole)
+
+    def _record(self, step: RunAttempt) -> TaskRecord:
+        """Every third wave is whole, as is the first; the others are deltas upon it."""
+        done = self.decider.committed
+        before = done.chains("count").get(0, []) if done is not None else []
+        whole = step.whole or not before or step.wave % 3 == 0
+        piece = self._piece(step.epoch, step.wave, whole)
+        return TaskRecord("count", 0, {0: [piece] if whole else [*before, piece]})
+
+    def _rewritten(self, step: Rewrite) -> TaskRecord:
+        [record] = step.records
+        return msgspec.structs.replace(record, chains={0: [self._piece(step.epoch, step.manifest.wave, True)]})
+
+    def _collect(self, step: Collect) -> None:
+        if step.names is None:
+            kept = sorted(self.manifests)[-KEEP:]
+            self.manifests = {name: self.manifests[name] for name in kept}
+            self.blobs &= set().union(*(manifest.blobs() for manifest in self.manifests.values()))
+        for name in step.names or ():
+            self.manifests.pop(name, None)
+            self.blobs.discard(name)
+
+    def kinds(self) -> list[type]:
+        return [type(step) for step in self.steps]
+
+
+def after(batches: int, **more: Any) -> World:
+    """A world in which so many batches are done; what was recorded of them is cleared."""
+    world = World(**more)
+    for _ in range(batches):
+        assert world.offer() == Done(ran=True)
+    world.steps.clear()
+    return world
+
+
+# ---- one batch ----
+
+
+def test_the_steps_of_a_batch_in_order() -> None:
+    world = World(writes_rows=True)
+    assert world.offer() == Done(ran=True)
+    assert world.kinds() == [AwaitPlan, RunAttempt, CommitPoint, Announce, CommitSinks, WriteRows, Collect, Done]
+    assert (world.committed, world.published, world.written) == ([1], [1], [1])
+
+
+def test_a_topology_without_sinks_publishes_nothing() -> None:
+    world = World(graph=graph_with(sinks=0))
+    world.offer()
+    assert world.kinds() == [AwaitPlan, RunAttempt, CommitPoint, Announce, Collect, Done]
+
+
+def test_all_tasks_of_all_sinks_publish_as_they_were_committed() -> None:
+    world = after(1)
+    sinks = next(step for step in _steps_of_one_batch(world) if isinstance(step, CommitSinks))
+    assert sinks.tasks == (TaskId("sink", 0), TaskId("sink", 1))
+
+
+def _steps_of_one_batch(world: World) -> list[Step]:
+    world.steps.clear()
+    world.offer()
+    return world.steps
+
+
+def test_a_batch_that_spark_offers_again_is_done_already() -> None:
+    world = after(2)
+    assert world.offer(1) == Done(ran=False) and world.kinds() == [Done]
+
+
+@pytest.mark.parametrize("batch", [0, 3, 7])
+def test_a_batch_that_does_not_follow_the_store_is_refused(batch: int) -> None:
+    world = after(2)
+    with pytest.raises(CorruptCheckpoint, match=f"with batch {batch}, and the last one in the store is batch 1"):
+        world.offer(batch)
+
+
+def test_a_report_of_another_step_than_the_one_under_way_is_refused() -> None:
+    decider = World().decider
+    for report in [decider.stored, decider.rested, decider.collected, decider.failed, lambda: decider.planned(1)]:
+        with pytest.raises(RuntimeError, match="the step under way is Done"):
+            report()
+    decider.offered(0)
+    with pytest.raises(RuntimeError, match="the step under way is AwaitPlan"):
+        decider.stored()
+
+
+def test_epochs_must_rise() -> None:
+    decider = Batches(graph_with(), Start(None, "1-0"), lambda: 0, keep=KEEP)
+    decider.offered(0)
+    with pytest.raises(RuntimeError, match="epoch 0 of 'words' does not rise"):
+        decider.planned(1)
+
+
+def test_key_groups_that_had_state_must_not_vanish() -> None:
+    world = after(1)
+    world.decider.offered(1)
+    world.decider.planned(1)
+    with pytest.raises(CorruptCheckpoint, match=r"key groups \[0\] of 'count' are missing after wave 2"):
+        world.decider.attempted(world.graph, 1, [TaskRecord("count", 0)], 0.0)
+
+
+# ---- attempts ----
+
+
+def test_a_failed_attempt_is_run_again_in_a_new_epoch() -> None:
+    world = after(1)
+    world.outcomes = iter([FAILS, FAILS])
+    world.offer()
+    attempts = [step for step in world.steps if isinstance(step, RunAttempt)]
+    assert [(step.attempt, step.wave, step.whole) for step in attempts] == [(1, 2, False), (2, 2, False), (3, 2, False)]
+    rests = [step for step in world.steps if isinstance(step, Rest)]
+    assert [rest.seconds for rest in rests] == [FIRST_PAUSE, 2 * FIRST_PAUSE] and not rests[0].patient
+    assert world.decider.attempts == 3 and world.committed == [1, 2]
+
+
+def test_the_next_attempt_waits_for_a_plan_again() -> None:
+    world = World()
+    world.outcomes = iter([FAILS])
+    world.offer()
+    assert world.kinds()[:5] == [AwaitPlan, RunAttempt, Rest, AwaitPlan, RunAttempt]
+
+
+def test_pauses_double_up_to_a_limit_however_many_failures() -> None:
+    pauses = [pause_after(failures) for failures in range(5000)]
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and pauses == sorted(pauses)
+    assert pauses[20] == pauses[-1] == LAST_PAUSE
+
+
+@pytest.mark.parametrize("life", OTHER_ENDINGS)
+def test_a_failed_attempt_of_an_ending_topology_is_not_run_again(life: Life) -> None:
+    world = after(1)
+    world.outcomes = iter([FAILS])
+    assert world.offer(life=life) == Stop() and world.committed == [1]
+
+
+@pytest.mark.parametrize("life", OTHER_ENDINGS)
+def test_no_attempt_is_begun_when_the_topology_is_ending(life: Life) -> None:
+    decider = World().decider
+    decider.offered(0)
+    assert decider.planned(1, life) == Stop()
+
+
+@pytest.mark.parametrize("life", Life)
+def test_only_a_topology_that_is_gone_does_not_commit_a_finished_attempt(life: Life) -> None:
+    decider = World().decider
+    decider.offered(0)
+    decider.planned(1)
+    step = decider.attempted(graph_with(), 1, [], 0.0, life)
+    assert step == Stop() if life is Life.GONE else isinstance(step, CommitPoint)
+
+
+def test_committed_epochs_are_remembered_up_to_a_limit() -> None:
+    world = after(GOOD_KNOWN + 5)
+    assert len(world.decider.good) == GOOD_KNOWN
+    world.outcomes = iter([FAILS])
+    failed = next(step for step in _steps_of_one_batch(world) if isinstance(step, RunAttempt))
+    assert failed.epoch not in world.decider.good and world.decider.restore[1] == world.decider.good[-1]
+
+
+# ---- state that is lost ----
+
+
+def test_lost_blobs_are_rewritten_in_the_attempt_that_misses_them() -> None:
+    world = after(1)
+    world.blobs.clear()
+    world.offer()
+    assert world.kinds() == [AwaitPlan, RunAttempt, CommitPoint, FindLost, Rewrite, CommitPoint, Announce, CommitSinks, Collect,
+                             Done]
+    manifest = world.decider.committed
+    assert manifest is not None and world.decider.attempts == 1 and manifest.blobs() <= world.blobs
+    assert manifest.wave_epoch < manifest.epoch, "prepared by the attempt, entered by the repair"
+
+
+def test_after_some_rounds_of_repair_the_next_attempt_writes_all_state() -> None:
+    world = after(1)
+    lost, world.blobs = world.blobs, set()
+    world.answers_rewrites = False
+    world.offer()
+    assert sum(isinstance(step, Rewrite) for step in world.steps) == REPAIR_ROUNDS
+    attempts = [step for step in world.steps if isinstance(step, RunAttempt)]
+    assert [step.whole for step in attempts] == [False, True] and not lost & world.blobs
+    world.steps.clear()
+    world.offer()
+    assert [step.whole for step in world.steps if isinstance(step, RunAttempt)] == [False], "the next batch writes deltas"
+
+
+def test_blobs_that_are_back_by_then_need_no_repair() -> None:
+    world = after(1)
+    world.outcomes = iter([OK, MISSES])
+    world.offer()
+    assert world.kinds()[2:5] == [CommitPoint, FindLost, CommitPoint]
+
+
+def test_state_that_several_attempts_have_missed_and_the_store_lacks_is_lost() -> None:
+    world = after(1)
+    world.blobs.clear()
+    world.outcomes = iter([MISSES] * LACKING)
+    with pytest.raises(CheckpointMissing, match=r"the state of count\[0\] of 'words' as of wave 1 is in no process"):
+        world.offer()
+    assert sum(isinstance(step, RunAttempt) for step in world.steps) == LACKING and world.committed == [1]
+
+
+def test_state_that_the_store_still_has_is_not_lost_however_often_it_is_missed() -> None:
+    world = after(1)
+    world.outcomes = iter([*[MISSES] * (LACKING - 1), *[MISSES, OK] * 4])
+    assert world.offer() == Done(ran=True)
+    assert sum(isinstance(step, FindLost) for step in world.steps) == 4
+
+
+def test_only_consecutive_misses_count() -> None:
+    world = after(1)
+    world.blobs.clear()
+    world.outcomes = iter([*[MISSES] * (LACKING - 1), FAILS, *[MISSES] * (LACKING - 1)])
+    assert world.offer() == Done(ran=True)
+    assert all(step.reason.name == "COMMIT" for step in world.steps if isinstance(step, FindLost))
+
+
+def test_before_a_new_plan_lost_blobs_are_rewritten() -> None:
+    """Tasks that leave their processes take nothing along."""
+    world = after(2)
+    world.blobs.clear()
+    world.version = 2
+    world.offer()
+    assert world.kinds()[:6] == [AwaitPlan, FindLost, Rewrite, ReplaceManifest, Announce, RunAttempt]
+    assert [manifest.wave for manifest in world.announced] == [1, 2, 2, 3] and world.committed == [1, 2, 3]
+
+
+def test_a_new_plan_is_checked_for_lost_blobs_once() -> None:
+    world = after(1)
+    world.version = 2
+    world.outcomes = iter([OK, FAILS, FAILS])
+    world.offer()
+    world.offer()
+    assert sum(isinstance(step, FindLost) for step in world.steps) == 1
+    assert not any(isinstance(step, Rewrite | ReplaceManifest) for step in world.steps)
+
+
+# ---- after the commit point ----
+
+
+def failing_at(kind: type, writes_rows: bool = True) -> Iterator[str]:
+    """Outcomes up to a step of that kind, which fails."""
+    order = [RunAttempt, CommitPoint, CommitSinks, *([WriteRows] if writes_rows else [])]
+    return iter([OK] * order.index(kind) + [FAILS])
+
+
+@pytest.mark.parametrize("kind", [CommitPoint, CommitSinks, WriteRows])
+def test_steps_after_the_attempt_are_retried_by_themselves(kind: type) -> None:
+    world = after(1, writes_rows=True)
+    world.outcomes = itertools.chain(failing_at(kind), [FAILS, FAILS])
+    assert world.offer() == Done(ran=True)
+    assert world.kinds().count(kind) == 4 and world.kinds().count(RunAttempt) == 1
+    rests = [step for step in world.steps if isinstance(step, Rest)]
+    assert [rest.seconds for rest in rests] == [pause_after(failures) for failures in (1, 2, 3)]
+    assert {rest.patient for rest in rests} == {kind is not WriteRows}
+
+
+@pytest.mark.parametrize("kind", [CommitPoint, CommitSinks, WriteRows])
+@pytest.mark.parametrize("life", OTHER_ENDINGS)
+def test_rows_are_left_to_the_resumption_and_the_rest_only_if_nobody_waits(kind: type, life: Life) -> None:
+    world = after(1, writes_rows=True)
+    world.outcomes = failing_at(kind)
+    ended = world.offer(life=life)
+    if kind is WriteRows:
+        assert ended == Stop("write what the sinks have kept")
+    else:
+        assert ended == (Done(ran=True) if life is Life.STOPPING else Stop())
+    assert world.committed == ([1] if kind is CommitPoint and life is not Life.STOPPING else [1, 2])
+
+
+# ---- collecting ----
+
+
+def collections(world: World, batches: int, outcomes: Callable[[int], list[str]] = lambda number: []) -> list[Collect]:
+    world.steps.clear()
+    for number in range(batches):
+        world.outcomes = iter(outcomes(number))
+        world.offer()
+    return [step for step in world.steps if isinstance(step, Collect)]
+
+
+def test_names_are_listed_at_first_and_now_and_then() -> None:
+    listed = [number + 1 for number, step in enumerate(collections(World(), LISTED + 1)) if step.names is None]
+    assert listed == [1, 2, LISTED]
+
+
+def test_names_are_listed_after_a_failed_attempt_and_after_a_repair() -> None:
+    world = after(4)
+    first = collections(world, 3, lambda number: [FAILS] if number == 1 else [])
+    assert [step.names is None for step in first] == [False, True, False]
+    world.blobs.clear()
+    assert [step.names is None for step in collections(world, 2)] == [True, False]
+
+
+def test_nothing_is_left_in_the_store_but_what_the_kept_manifests_need() -> None:
+    world = World()
+    for step in collections(world, 30, lambda number: [FAILS] if number % 7 == 3 else []):
+        assert step.epoch
+    needed = set().union(*(manifest.blobs() for manifest in world.manifests.values()))
+    assert len(world.manifests) == KEEP and world.blobs == needed
+
+
+def test_offsets_of_other_runs_go_once_all_manifests_are_of_this_run() -> None:
+    steps = collections(World(), 8)
+    assert [step.forget_runs for step in steps] == [False, False, True, *[False] * 5]
+
+
+# ---- resuming ----
+
+
+def test_a_resumed_run_publishes_first_and_then_runs_the_offered_batch() -> None:
+    world = after(2)
+    world.outcomes = failing_at(CommitSinks, writes_rows=False)
+    assert world.offer(life=Life.ENDED) == Stop() and (world.committed, world.published) == ([1, 2, 3], [1, 2])
+    world.resume()
+    world.steps.clear()
+    assert world.offer(2) == Done(ran=False), "Spark does not know that it is done"
+    assert world.kinds() == [CommitSinks, Collect, Done] and world.published == [1, 2, 3]
+    assert world.offer(3) == Done(ran=True) and world.published == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_that_is_offered_the_next_batch_publishes_first_too() -> None:
+    world = after(2)
+    world.resume()
+    assert world.offer(2) == Done(ran=True)
+    assert world.kinds()[:4] == [CommitSinks, Collect, AwaitPlan, RunAttempt] and world.published == [1, 2, 2, 3]
+
+
+def manifest(wave: int, offsets: str) -> Manifest:
+    return Manifest("words", wave, 7, 8, {"numbers": 1, "count": 1, "sink": 3}, [], 0.0, 7, offsets)
+
+
+def test_batches_are_counted_from_the_wave_at_which_spark_began_to_read() -> None:
+    start = start_from(manifest(12, "3-9"), 20)
+    assert start.offsets == "3-9" and start.base == 9 and start.committed is not None
+    assert (start.committed.epoch, start.committed.wave_epoch) == (20, 7)
+    decider = Batches(graph_with(), start, itertools.count(21).__next__, keep=KEEP)
+    step = decider.offered(3)
+    assert isinstance(step, CommitSinks) and len(step.tasks) == 3, "as many sinks as were committed"
+    decider.sinks_committed()
+    assert decider.collected() == AwaitPlan()
+    run = decider.planned(1)
+    assert isinstance(run, RunAttempt) and run.wave == 13
+
+
+def test_a_checkpoint_of_the_resident_engine_is_resumed_from_its_wave() -> None:
+    assert start_from(manifest(12, ""), 20).offsets == "20-12"
+    with pytest.raises(TopologyError, match="how far lines was read"):
+        start_from(manifest(12, "4"), 20, ["lines"])
+    assert start_from(None, 20, ["lines"]) == Start(None, "20-0")
+
+
+@pytest.mark.parametrize(("wave", "offsets", "needed"),
+                         [(12, "3-9", True), (9, "3-9", False), (12, "", False), (12, "4", False)])
+def test_spark_s_offsets_are_needed_once_it_has_read(wave: int, offsets: str, needed: bool) -> None:
+    assert needs_offsets(manifest(wave, offsets)) == needed
+
+
+# ---- any sequence of failures ----
+
+
+events = st.one_of(
+    st.tuples(st.just("batch"), st.lists(st.sampled_from([OK, OK, OK, FAILS, MISSES]), max_size=8), st.sampled_from(Life)),
+    st.tuples(st.sampled_from(["lose blobs", "new plan", "crash", "offer again"]), st.just([]), st.just(Life.RUNNING)))
+
+
+@given(st.lists(events, max_size=12), st.booleans())
+def test_any_sequence_of_failures_commits_and_publishes_each_wave(history: list[tuple[str, list[str], Life]],
+                                                                  writes_rows: bool) -> None:
+    """Committed waves rise by one, every committed wave is published in order, nothing needed is deleted, epochs rise (checked
+    at each step), and when nothing fails any longer the batch is done."""
+    world = World(writes_rows)
+    for kind, outcomes, life in history:
+        world.outcomes = iter(outcomes)
+        if kind == "lose blobs" and world.keeps_state:
+            world.blobs.clear()
+        elif kind == "new plan":
+            world.version += 1
+        elif kind == "crash" and not _is_damaged(world):
+            world.resume()
+        elif kind == "batch":
+            try:
+                ended = world.offer(life=life)
+            except CheckpointMissing:
+                assert _is_damaged(world), "state is given up that the store has"
+                return
+            if isinstance(ended, Stop):
+                if _is_damaged(world):
+                    return  # what the store has lost dies with the processes
+                world.resume()
+        elif kind == "offer again" and world.committed:
+            world.offer(world.decider.batch_of(world.committed[-1]))
+    world.outcomes = iter(())
+    assert world.offer() == Done(ran=True)
+    assert world.committed == list(range(1, len(world.committed) + 1))
+    assert list(dict.fromkeys(world.published)) == world.committed and world.published == sorted(world.published)
+    assert list(dict.fromkeys(world.written)) == (world.committed if writes_rows else [])
+    newest = world.newest()
+    assert newest is not None and newest.blobs() <= world.blobs and newest.wave == world.committed[-1]
+
+
+def _is_damaged(world: World) -> bool:
+    newest = world.newest()
+    return newest is not None and not newest.blobs() <= world.blobs

@@ -1,0 +1,241 @@
+"""BatchQuery carries out what is decided for a batch; here with fakes in place of the master, the jobs and Spark."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.control.assignment import Place
+from millrace.control.batches import LACKING, REPAIR_ROUNDS, start_from
+from millrace.control.events import Say
+from millrace.control.topology_state import RUNNING, STOPPING, TopologyState
+from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
+from millrace.microbatch.work import PartitionReport, TaskReport
+from millrace.microbatch.worker import BatchFailed
+from millrace.model.graph import TaskId, graph_of
+from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.directory import DirectoryStore
+from millrace.runtime.meters import Meters
+from millrace.runtime.wire.transport import Keys
+from millrace.runtime.worker.process import WorkerSetup
+from millrace.spark.batches.jobs import Attempt
+from millrace.spark.batches.query import BatchQuery, Stopped
+from millrace.spark.batches.tasks import run_commit, run_rewrite
+from millrace.spark.cluster.placement import SparkTotals
+from millrace.spark.microbatch import batched
+from millrace.state.checkpoint import PieceRef, TaskRecord, blob_name
+from millrace.workloads.audit import StatefulWordCount
+
+GRAPH = batched(graph_of(StatefulWordCount, "words", par={"count": 1}))
+COUNT = TaskId("count", 0)
+
+
+class FakeMaster:
+    """Notes what it is told; calls run at once."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self.topology = TopologyState(1, GRAPH, RUNNING, 1, {task: Place(0, 1) for task in GRAPH.tasks()})
+        self.state = SimpleNamespace(topologies={"words": self.topology}, workers={})
+        self.said: list[Say] = []
+        self.committed_waves: list[int] = []
+        self.batches: list[Any] = []
+        self.deleted: list[Any] = []
+        self.checkpointing = SimpleNamespace(collect=lambda name, epoch: self.deleted.append("all"),
+                                             discard=lambda name, names: self.deleted.append(names))
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def say(self, message: Say) -> None:
+        self.said.append(message)
+
+    def begin_batch(self, name: str) -> None: ...
+
+    def committed(self, name: str, manifest: Any) -> None:
+        self.committed_waves.append(manifest.wave)
+
+    def take_report(self, report: Any) -> None: ...
+
+    def note_batch(self, name: str, record: Any) -> None:
+        self.batches.append(record)
+
+
+class FakeJobs:
+    """Each job fails with the next of `errors`, if there is one and it is not None."""
+
+    def __init__(self, store: DirectoryStore) -> None:
+        self.store = store
+        self.errors: list[Exception | None] = []
+        self.before: Callable[[], None] = lambda: None
+        self.attempts: list[Attempt] = []
+        self.published: list[tuple[int, list[str]]] = []  # the wave, and the manifests in the store at that time
+        self.rewrites = 0
+        self.losing = 0  # attempts whose blob the store loses
+
+    def _fail_if_told(self) -> None:
+        self.before()
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+
+    def run(self, attempt: Attempt, dataframe: Any) -> list[PartitionReport]:
+        self.attempts.append(attempt)
+        self._fail_if_told()
+        blob = blob_name("words", *COUNT, attempt.work.assignment.epoch, attempt.work.wave)
+        if not self.losing:
+            self.store.write(blob, [b"..."])
+        self.losing = max(self.losing - 1, 0)
+        record = TaskRecord(*COUNT, {0: [PieceRef(blob, 0, 3, 0, True)]})
+        task = TaskReport(GRAPH.number(COUNT), {**Meters().report(), "emitted": 1}, {}, {}, record)
+        return [PartitionReport(0, 0, 1, [task], [], {}, 0.0, 0.0, 0.0, 0, 0, 0, {})]
+
+    def run_in_place(self, graph: Any, slots: Any, tasks: list[TaskId], work: Any, body: Any, *more: Any) -> list[bytes]:
+        if body is run_rewrite:
+            self.rewrites += 1
+            return []
+        assert body is run_commit and {task.component for task in tasks} == {"sink"}
+        self._fail_if_told()
+        self.published.append((work.wave, [name for name in self.store.names("") if name.endswith(".manifest")]))
+        return []
+
+
+class Fixture:
+    """A query, and everything around it."""
+
+    def __init__(self, directory: Path, resume: bool = False, epochs: int = 1) -> None:
+        self.store = DirectoryStore(directory)
+        self.master, self.jobs = FakeMaster(), FakeJobs(self.store)
+        numbers = itertools.count(epochs)
+        context = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
+        executors = SimpleNamespace(look=lambda: None, by_id=lambda: {"0": 0}, several=False,
+                                    totals=lambda: SparkTotals(0.0, 0))
+        engine: Any = SimpleNamespace(
+            master=self.master, executors=executors, next_epoch=lambda: next(numbers), runs=lambda: ["run"], spark=context,
+            setup=WorkerSetup("cluster", "", Keys(b"", b"")), free_cores=None, lost="",
+            placement=SimpleNamespace(delete_beside=lambda place, names: None), number=0)
+        checkpoints = Checkpoints(self.store, "words")
+        start = start_from(checkpoints.latest() if resume else None, next(numbers))
+        jobs: Any = self.jobs
+        self.query = BatchQuery(engine, GRAPH, {}, f"run {epochs}", checkpoints, start, "place", [], jobs)
+        self.query.number = 1
+        self.query._store.begin(start.committed)
+
+    def offer(self, number: int) -> None:
+        dataframe: Any = None
+        self.query.on_batch(dataframe, number)
+
+    def texts(self) -> str:
+        return "\n".join(message.text for message in self.master.said)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Fixture:
+    return Fixture(tmp_path)
+
+
+def test_batch_query_commits_before_it_publishes(words: Fixture) -> None:
+    for number in range(3):
+        words.offer(number)
+    assert words.master.committed_waves == [1, 2, 3]
+    assert [(wave, len(manifests)) for wave, manifests in words.jobs.published] == [(1, 1), (2, 2), (3, 3)]
+    assert [record.batch for record in words.master.batches] == [0, 1, 2] and not words.master.said
+    assert words.master.deleted[:2] == ["all", "all"] and len(words.master.deleted[2]) == 2, "a manifest and its blob"
+
+
+def test_batch_query_runs_a_failed_attempt_again_as_a_whole(words: Fixture) -> None:
+    words.offer(0)
+    words.jobs.errors = [BatchFailed("a task died"), OSError("no room")]
+    words.offer(1)
+    second = words.jobs.attempts[1:]
+    assert [attempt.work.again for attempt in second] == [False, True, True]
+    epochs = [attempt.work.assignment.epoch for attempt in second]
+    assert epochs == sorted(set(epochs)) and {attempt.work.wave for attempt in second} == {2}
+    assert {attempt.work.assignment.restore[0] for attempt in second} == {1}
+    assert "attempt 1 at the batch failed; retrying in 0.1 s: a task died" in words.texts()
+    assert words.master.batches[-1].attempts == 3 and words.master.committed_waves == [1, 2]
+
+
+def test_batch_query_publishes_again_until_the_sinks_have_committed(words: Fixture) -> None:
+    words.jobs.errors = [None, LookupError("the table is locked")]
+    words.offer(0)
+    assert len(words.jobs.attempts) == 1 and [wave for wave, _ in words.jobs.published] == [1]
+    assert "cannot commit what the sinks have prepared; retrying in 0.2 s: the table is locked" in words.texts()
+
+
+def test_an_error_that_is_not_about_the_attempt_ends_the_query(words: Fixture) -> None:
+    words.jobs.errors = [ZeroDivisionError("a bug")]
+    with pytest.raises(ZeroDivisionError):
+        words.offer(0)
+    assert not words.master.committed_waves
+
+
+@pytest.mark.parametrize("status", [STOPPING, None])
+def test_a_killed_topology_does_not_run_a_failed_attempt_again(words: Fixture, status: str | None) -> None:
+    words.jobs.errors = [BatchFailed("a task died")]
+    words.jobs.before = lambda: end(words, status)
+    with pytest.raises(Stopped):
+        words.offer(0)
+    assert len(words.jobs.attempts) == 1 and not words.master.committed_waves
+
+
+def end(words: Fixture, status: str | None) -> None:
+    if status is None:
+        words.master.state.topologies.clear()
+    else:
+        words.master.topology.status = status
+
+
+def test_a_killed_topology_finishes_its_batch(words: Fixture) -> None:
+    words.jobs.before = lambda: end(words, STOPPING)
+    words.offer(0)
+    assert words.master.committed_waves == [1] and [wave for wave, _ in words.jobs.published] == [1]
+
+
+def test_a_topology_that_is_gone_commits_nothing(words: Fixture) -> None:
+    words.jobs.before = lambda: end(words, None)
+    with pytest.raises(Stopped):
+        words.offer(0)
+    assert not words.master.committed_waves and not words.jobs.published
+
+
+def test_a_run_that_is_replaced_commits_nothing(words: Fixture, tmp_path: Path) -> None:
+    words.offer(0)
+    later = Fixture(tmp_path, resume=True, epochs=100)
+    with pytest.raises(NotTheAuthor):
+        words.offer(1)
+    later.offer(1)
+    assert [wave for wave, _ in later.jobs.published] == [1, 2], "first what was committed before it"
+
+
+def test_a_resumed_query_does_not_run_a_committed_batch_again(words: Fixture, tmp_path: Path) -> None:
+    words.offer(0)
+    later = Fixture(tmp_path, resume=True, epochs=100)
+    later.offer(0)
+    assert not later.jobs.attempts and [wave for wave, _ in later.jobs.published] == [1]
+    with pytest.raises(CorruptCheckpoint, match="continues 'words' with batch 5"):
+        later.offer(5)
+
+
+def test_a_blob_that_is_lost_and_not_rewritten_fails_the_attempt_and_the_next_writes_all(words: Fixture) -> None:
+    words.offer(0)
+    words.jobs.losing = 1
+    words.offer(1)
+    assert words.jobs.rewrites == REPAIR_ROUNDS
+    assert [attempt.work.whole for attempt in words.jobs.attempts] == [False, False, True]
+    assert "0 of the 1 tasks that need it have written their state again" in words.texts()
+    assert words.master.committed_waves == [1, 2] and words.master.batches[-1].attempts == 2
+
+
+def test_state_that_attempts_miss_and_the_store_has_lost_ends_the_query(words: Fixture) -> None:
+    words.offer(0)
+    words.store.delete(words.store.names("words/count/"))
+    words.jobs.errors = [BatchFailed("millrace.errors.CheckpointMissing: no such blob")] * LACKING
+    with pytest.raises(CheckpointMissing, match=r"the state of count\[0\] of 'words' as of wave 1 is in no process"):
+        words.offer(1)
+    assert len(words.jobs.attempts) == 1 + LACKING
