@@ -224,7 +224,7 @@ class MasterState:
     def _set_paused(self, name: str, paused: bool) -> list[Command]:
         topology = self.topology(name)
         if topology.status == STOPPING:
-            raise TopologyError(f"topology {name!r} is being killed and can be neither paused nor resumed")
+            raise TopologyError(f"topology {name!r} is being killed and can be neither paused nor unpaused")
         topology.paused = paused
         if topology.status not in (RUNNING, PAUSED):
             return [Say("will be paused" if paused else "will run", name)]
