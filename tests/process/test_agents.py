@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from millrace.config import LEASE
 from millrace.control.assignment import Stamp
 from millrace.control.events import Distribute
 from millrace.model.graph import ACKER, TaskId
@@ -31,19 +32,14 @@ CONFIG: dict[str, object] = {"topology.message.timeout.secs": 5.0}  # for stream
 
 @pytest.fixture(scope="module")
 def shared_cluster() -> Iterator[ForkedCluster]:
-    with ForkedCluster(SLOTS, nodes=NODES) as cluster:
+    with ForkedCluster(SLOTS, nodes=NODES, settings={LEASE.key: SECONDS}) as cluster:  # stopped processes are to come back
         yield cluster
 
 
 @pytest.fixture
 def cluster(shared_cluster: ForkedCluster) -> ForkedCluster:
     """All slots alive, whatever the test before has left."""
-    for slot in set(range(SLOTS)) - set(shared_cluster.processes):
-        shared_cluster.start(slot)
-    shared_cluster.master.wait_for_workers(SLOTS, SECONDS)
-    for name in list(shared_cluster.master.state.topologies):  # of a test that failed
-        shared_cluster.master.kill(name, wait=0)
-    assert shared_cluster.master.wait_until(lambda: not shared_cluster.master.state.topologies, SECONDS)
+    shared_cluster.make_whole(SLOTS, SECONDS)
     return shared_cluster
 
 

@@ -32,20 +32,15 @@ GENTLE = {"rate": 1500, "interval": 0.1}
 FURTHER = 200  # lines
 
 
-def cluster_on(store: str | None, slots: int = SLOTS) -> ProcessCluster:
+def cluster_on(store: str | None, slots: int = SLOTS) -> ForkedCluster:
     """The death of a process is noticed at once: a heartbeat that is late on a busy machine is not to be a second fault."""
     settings = {HEARTBEAT_TIMEOUT.key: SECONDS, **({CHECKPOINTS.key: store} if store else {})}
     return ForkedCluster(slots, nodes=slots, settings=settings)
 
 
-def made_whole(cluster: ProcessCluster) -> ProcessCluster:
-    """With all its workers, and without what a test that failed has left."""
-    for slot in set(range(SLOTS)) - set(cluster.processes):
-        cluster.start(slot)
-    cluster.master.wait_for_workers(SLOTS, SECONDS)
-    for name in list(cluster.master.state.topologies):
-        cluster.master.kill(name, wait=0)
-    assert cluster.master.wait_until(lambda: not cluster.master.state.topologies, SECONDS)
+def made_whole(cluster: ForkedCluster) -> ForkedCluster:
+    """The cluster with all its workers, and without topologies or events of earlier tests."""
+    cluster.make_whole(SLOTS, SECONDS)
     cluster.master.call(cluster.master.events.clear)
     return cluster
 
@@ -98,13 +93,13 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptRedis]:
 
 
 @pytest.fixture(scope="module")
-def shared_on_redis(redis: KeptRedis) -> Iterator[ProcessCluster]:
+def shared_on_redis(redis: KeptRedis) -> Iterator[ForkedCluster]:
     with cluster_on(redis.server.url) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def on_redis(shared_on_redis: ProcessCluster) -> ProcessCluster:
+def on_redis(shared_on_redis: ForkedCluster) -> ForkedCluster:
     return made_whole(shared_on_redis)
 
 
@@ -193,13 +188,13 @@ def test_the_disk_is_full_for_a_while(small_disk: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[ProcessCluster]:
+def shared() -> Iterator[ForkedCluster]:
     with cluster_on(None) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def cluster(shared: ProcessCluster) -> ProcessCluster:
+def cluster(shared: ForkedCluster) -> ForkedCluster:
     return made_whole(shared)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.config import LEASE
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact, assert_never_less
 
@@ -18,18 +19,13 @@ SLOTS = 4
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[ForkedCluster]:
-    with ForkedCluster(SLOTS, nodes=SLOTS) as cluster:
+    with ForkedCluster(SLOTS, nodes=SLOTS, settings={LEASE.key: SECONDS}) as cluster:  # a stopped process is to come back
         yield cluster
 
 
 @pytest.fixture
 def cluster(shared: ForkedCluster) -> ForkedCluster:
-    for slot in set(range(SLOTS)) - set(shared.processes):
-        shared.start(slot)
-    shared.master.wait_for_workers(SLOTS, SECONDS)
-    for name in list(shared.master.state.topologies):  # of a test that failed
-        shared.master.kill(name, wait=0)
-    assert shared.master.wait_until(lambda: not shared.master.state.topologies, SECONDS)
+    shared.make_whole(SLOTS, SECONDS)
     return shared
 
 

@@ -177,5 +177,6 @@ def test_a_worker_is_stopped_between_two_lives(tmp_path: Path) -> None:
         processes = list(cluster.processes.values())
         cluster.master.stop()
         os.kill(cluster.processes[1].pid, signal.SIGCONT)
-        processes[1].join(SECONDS)
+        for process in processes:
+            process.join(SECONDS)
         assert [process.exitcode for process in processes] == [0, ENDED_ITSELF]

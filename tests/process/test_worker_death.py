@@ -25,9 +25,7 @@ def shared_cluster() -> Iterator[ForkedCluster]:
 @pytest.fixture
 def cluster(shared_cluster: ForkedCluster) -> ForkedCluster:
     """All slots alive, whatever the test before has left."""
-    for slot in set(range(SLOTS)) - set(shared_cluster.processes):
-        shared_cluster.start(slot)
-    shared_cluster.master.wait_for_workers(SLOTS, SECONDS)
+    shared_cluster.make_whole(SLOTS, SECONDS)
     return shared_cluster
 
 

@@ -17,7 +17,7 @@ SLOTS = 3
 
 @pytest.fixture
 def cluster() -> Iterator[ForkedCluster]:
-    with ForkedCluster(SLOTS, settings={"worker.heartbeat.timeout.secs": 1.0}) as cluster:
+    with ForkedCluster(SLOTS, settings={"worker.heartbeat.timeout.secs": 1.0, "worker.lease.secs": SECONDS}) as cluster:
         yield cluster
 
 

@@ -27,6 +27,7 @@ from millrace.model.graph import graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine, batched
+from support.processes.shared_spark import stop_shared_session
 from support.suites.kept_state import positions_of, state_of
 from support.suites.pages import DOCS, README, ROOT, blocks, put_in, typed_in, write_file
 
@@ -118,6 +119,7 @@ def counts_in(store: str, topology: type[Topology], state: str, of_batches: bool
 
 def run_printed(block: str) -> None:
     """Run a program around `examples.first`, ending it after its first checkpoints instead of after a minute."""
+    stop_shared_session()  # the program starts its own; these tests come before those that use the shared one
     def saved(engine: Engine) -> None:
         until(engine, lambda: (manifest := engine.master.state.topologies["wordcount"].checkpoint) is not None
               and manifest.wave > 1)

@@ -1,4 +1,5 @@
-"""`millrace bench scheduler`: seconds that each scheduler takes to plan, for growing numbers of tasks and slots."""
+"""`millrace bench scheduler`: seconds that each scheduler takes to plan, for growing numbers of tasks and slots, and
+its traffic on small random situations against the optimum."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.bench.results import keep
+from millrace.cli.comparing import compare
 from millrace.model.situation import Situation
 from millrace.schedulers.instances import large_situation
 from millrace.schedulers.registry import SCHEDULERS, make_scheduler
@@ -19,8 +21,8 @@ SIZES = ((100, 10), (1000, 100), (10_000, 1000))  # tasks, slots
 LARGEST = {"optimal": 0}  # tasks: a scheduler is not run beyond these; the exact one would never end
 
 
-def run_scheduler_bench(live: bool) -> dict[str, Any]:
-    """Returns the object of `bench scheduler --json`."""
+def run_scheduler_bench(random: int, live: bool) -> dict[str, Any]:
+    """Returns the object of `bench scheduler --json`. `random`: situations of the comparison; 0 leaves it out."""
     console = Console(stderr=not live)
     sizes: list[dict[str, Any]] = []
     for tasks, slots in SIZES:
@@ -29,8 +31,8 @@ def run_scheduler_bench(live: bool) -> dict[str, Any]:
             if tasks <= LARGEST.get(name, tasks):
                 console.print(f"{name}, {tasks:,} tasks ...")
                 sizes.append({"tasks": tasks, "slots": slots, "scheduler": name, "seconds": _seconds(name, situation)})
-    result = {"sizes": sizes}
     console.print(_table(sizes))
+    result = {"sizes": sizes, "compare": compare(None, random, SEED, (), console) if random else None}
     console.print(f"kept in {keep('scheduler', result)}")
     return result
 

@@ -297,11 +297,13 @@ def bench_memory(minutes: Annotated[float, typer.Option(help="How long.", min=0.
 
 
 @bench_app.command("scheduler")
-def bench_scheduler(as_json: Json = False) -> None:
-    """Seconds to plan, for topologies of growing size."""
+def bench_scheduler(random: Annotated[int, typer.Option(help="Random situations to compare with the optimum; 0: none.",
+                                                        min=0)] = 200,
+                    as_json: Json = False) -> None:
+    """Seconds to plan for topologies of growing size, and plans against the optimum."""
     from millrace.bench.scheduler import run_scheduler_bench
 
-    result = run_scheduler_bench(live=not as_json)
+    result = run_scheduler_bench(random, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
 

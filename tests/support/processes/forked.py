@@ -27,6 +27,17 @@ class ForkedCluster(ProcessCluster):
         process.join()
 
 
+    def make_whole(self, slots: int, seconds: float) -> None:
+        """Start the workers that are missing or have ended, and end the topologies that a failed test has left."""
+        for slot in range(slots):
+            if slot not in self.processes or not self.processes[slot].is_alive():
+                self.start(slot)
+        self.master.wait_for_workers(slots, seconds)
+        for name in list(self.master.state.topologies):
+            self.master.kill(name, wait=0)
+        assert self.master.wait_until(lambda: not self.master.state.topologies, seconds)
+
+
 def forked(target: Callable[..., object], *arguments: Any) -> Any:
     """Starts a process that runs `target`."""
     process = _FORKING.Process(target=_run_in, args=(dict(os.environ), target, arguments), daemon=True)

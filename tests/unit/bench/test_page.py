@@ -39,12 +39,12 @@ MEMORY = {**AT, "minutes": 1.0, "processed": 50_000, "first_third_max_mb": 200.0
 COMPARE = {"instances": 10, "seed": 1, "zero_optimum": 3, "unknown_optimum": 0, "common": 5, "schedulers": {
     name: {"mean_ratio": ratio, "worst_ratio": 2.0, "compared": 7, "overloaded": 0, "common_ratio": None}
     for name, ratio in (("optimal", 1.0), ("tstorm", 1.02), ("even", None))}}
-SCHEDULER = {**AT, "sizes": [{"tasks": 100, "slots": 10, "scheduler": "tstorm", "seconds": 0.1},
+SCHEDULER = {**AT, "compare": COMPARE, "sizes": [{"tasks": 100, "slots": 10, "scheduler": "tstorm", "seconds": 0.1},
                              {"tasks": 10_000, "slots": 1000, "scheduler": "tstorm", "seconds": 2.5}]}
 REPLANNING = {**AT, "slots": 4, "before": {"inter_node_share": 0.25, "largest_worker_load": 0.4}, "tuples_in": 10,
               "tuples_out": 9, "lost": 1, "repeated": 0, "wrong": 0}
 RESULTS: dict[str, dict[str, Any]] = {
-    "wordcount": WORDCOUNT, "engines": ENGINES, "memory": MEMORY, "compare": COMPARE, "scheduler": SCHEDULER,
+    "wordcount": WORDCOUNT, "engines": ENGINES, "memory": MEMORY, "scheduler": SCHEDULER,
     "replanning": REPLANNING, "state": STATE, "faults-exactly-once": FAULTS, "faults-at-least-once": FAULTS}
 
 
@@ -55,8 +55,7 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / page.PAGE).write_text((project_root() / page.PAGE).read_text())
     (tmp_path / page.RESULTS).mkdir()
     for name, result in RESULTS.items():
-        stamp = "" if name == "compare" else "-20260101-120000"
-        (tmp_path / page.RESULTS / f"{name}{stamp}.json").write_text(json.dumps(result))
+        (tmp_path / page.RESULTS / f"{name}-20260101-120000.json").write_text(json.dumps(result))
     return tmp_path
 
 
@@ -66,7 +65,7 @@ def test_every_result_has_its_place_on_the_page(root: Path) -> None:
     text = (root / page.PAGE).read_text()
     assert "No figures yet" not in text
     for expected in ("| 1,234,568 |", "**Checkpointed.**", "| worker killed | 3 | 1 | 1.5 |", "no Redis", "| 1.5 | 76% |",
-                     "| `tstorm` | 0.100 | 2.500 |", "1 lost"):
+                     "| `tstorm` | 0.100 | 2.500 |", "| `tstorm` | 1.020 | 2.00 | 7 |", "1 lost"):
         assert expected in text, expected
 
 

@@ -274,9 +274,9 @@ class Snapshots:
         if self.state is not None and stale:
             self.state.restore_all({group: [pieces[ref] for ref in chain] for group, chain in stale.items()})
             self._chains = {group: chain for group, chain in {**self._chains, **stale}.items() if chain}
-        if record is not None:
-            self._own = record.own
-            self._restored = unpack_value(pieces[record.own]) if record.own is not None else None, record.position
+        if with_own:
+            self._own = own[0] if own else None
+            self._restored = unpack_value(pieces[own[0]]) if own else None, record.position if record is not None else None
         needed = self.blobs()
         self._blocks = {blob: held for blob, held in {**self._blocks, **blocks}.items() if blob in needed}
         if with_own:
