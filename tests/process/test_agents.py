@@ -244,9 +244,9 @@ def test_without_pushes_the_agents_own_looks_bring_the_plan(cluster: ForkedClust
 
     def only_publish(command: Distribute) -> None:
         parts = {node: wire.encode(part) for node, part in command.parts.items()}
-        master.distributing.publisher.publish(command.assignment.stamp, parts)
+        master.distribution.publisher.publish(command.assignment.stamp, parts)
 
-    monkeypatch.setattr(master.distributing, "distribute", only_publish)
+    monkeypatch.setattr(master.distribution, "distribute", only_publish)
     move(cluster, stream)
     stream.until(reached(cluster))
     victim = agent_of(cluster, 1)

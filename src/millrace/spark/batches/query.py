@@ -43,7 +43,8 @@ from millrace.control.batches import (
     WriteRows,
 )
 from millrace.control.events import Say
-from millrace.control.topology_state import PAUSED, STOPPING, WAITING, TopologyState
+from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import PAUSED, STOPPING, WAITING
 from millrace.errors import CheckpointMissing, MillraceError, NotTheAuthor, TopologyError
 from millrace.master.batch_log import REST, RUN_TASKS
 from millrace.microbatch.checkpoints import BatchCheckpoints
