@@ -152,7 +152,7 @@ class WaveControl:
             return []
         recent = self.now - max(topology.broke_at, topology.held_until) < MESSAGE_TIMEOUT.of(topology.graph.config)
         topology.attempt, topology.broke_at = topology.attempt + 1 if recent else 1, self.now
-        pause = min(FIRST_PAUSE * 2 ** (topology.attempt - 2), LAST_PAUSE) if topology.attempt > 1 else 0.0
+        pause = min(FIRST_PAUSE * 2.0 ** min(topology.attempt - 2, 30), LAST_PAUSE) if topology.attempt > 1 else 0.0
         topology.held_until = self.now + pause
         topology.version += 1
         later = f", spouts continue in {pause:g} s" if pause else ""

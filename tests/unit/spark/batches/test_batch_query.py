@@ -13,7 +13,8 @@ import pytest
 from millrace.control.assignment import Place
 from millrace.control.batches import LACKING, REPAIR_ROUNDS, start_from
 from millrace.control.events import Say
-from millrace.control.topology_state import RUNNING, STOPPING, TopologyState
+from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import RUNNING, STOPPING
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
 from millrace.microbatch.work import PartitionReport, TaskReport
 from millrace.microbatch.worker import BatchFailed
