@@ -166,7 +166,7 @@ def test_a_worker_dies_in_the_middle_of(phase: str, slot: int) -> None:
     cluster.kill(slot)
     assert waves(cluster).phase != IDLE and cluster.master.topologies["exact"].epoch > epoch, "the wave was under way"
     cluster.run_until(lambda: waves(cluster).phase == IDLE)
-    assert f"exact: every task has taken up the state of wave {committed}" in cluster.said[before:]
+    assert f"exact: every task has restored the state of wave {committed}" in cluster.said[before:]
     finish(cluster)
     assert_exact()
 
