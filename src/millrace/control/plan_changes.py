@@ -24,7 +24,7 @@ from millrace.model.rescaling import rescaled
 from millrace.schedulers.base import CannotPlace, NewPlan, SchedulingResult
 
 
-class Topologies(Protocol):
+class PlannedTopologies(Protocol):
     """The part of the master's state that plan changes use."""
 
     topologies: dict[str, TopologyState]
@@ -43,7 +43,7 @@ class Topologies(Protocol):
 class PlanChanges:
     """Every method returns the commands to carry out, or raises and has changed nothing."""
 
-    def __init__(self, master: Topologies, waves: WaveControl) -> None:
+    def __init__(self, master: PlannedTopologies, waves: WaveControl) -> None:
         self._master, self._waves = master, waves
 
     # -- events --------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # before spouts continue after the second f
 REPORTED_AT = {10**power for power in range(9)}  # repeats of a trouble that are reported
 
 
-class Topologies(Protocol):
+class WaveTopologies(Protocol):
     """The part of the master's state that wave control uses."""
 
     author: int
@@ -66,7 +66,7 @@ class Topologies(Protocol):
 class WaveControl:
     """Every method returns the commands to carry out. `now` is the time of the last tick."""
 
-    def __init__(self, master: Topologies) -> None:
+    def __init__(self, master: WaveTopologies) -> None:
         self._master = master
         self.now = 0.0
 
