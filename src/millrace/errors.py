@@ -16,6 +16,7 @@
     ├── BadSituation             a file or value that is not a situation to schedule (also a ValueError)
     ├── SchedulerFailed          a scheduler that raised, took too long or returned an invalid plan
     ├── StalePlan                a plan based on an outdated one
+    ├── IllegalTransition        a status that cannot follow the present one of a topology (also a RuntimeError)
     ├── NotTheAuthor             another master has taken over the plans
     ├── StoreUnreachable         a store (of plans, history or checkpoints) does not answer, is full or refuses
     ├── StoreInUse               another master uses the checkpoints of that topology
@@ -115,6 +116,10 @@ class SchedulerFailed(MillraceError):
 
 class StalePlan(MillraceError):
     """The plan is based on another version, other workers or other tasks than the present ones, so it is not carried out."""
+
+
+class IllegalTransition(MillraceError, RuntimeError):
+    """A topology cannot go from one status to the other; names topology, old and new status. A bug in the master."""
 
 
 class NotTheAuthor(MillraceError):

@@ -173,10 +173,10 @@ def test_nonsense_is_refused_and_changes_nothing() -> None:
     with pytest.raises(UnknownName, match="there is no worker 7; there are 0, 1, 2, 3"):
         cluster.move("rows", TaskId("sink", 0), 7)
     cluster.move("rows", TaskId("sink", 0), before[TaskId("sink", 0)])
-    assert cluster.said[-1].endswith("already")
+    assert "is already on worker" in cluster.said[-1]
     assert (cluster.where("rows"), cluster.master.revision) == (before, revision)
     cluster.stop("rows")
-    with pytest.raises(TopologyError, match="is stopping: its tasks can be moved only while it runs or is paused"):
+    with pytest.raises(TopologyError, match="is stopping: its tasks can be moved or rescaled only while it runs or is paused"):
         cluster.move("rows", TaskId("sink", 0), elsewhere(cluster, TaskId("sink", 0)))
 
 
@@ -187,10 +187,10 @@ def test_a_plan_that_was_overtaken_is_not_run() -> None:
     moved = Plan(plan.version + 1, {**plan.placement, sink: elsewhere(cluster, sink)}, plan.key_groups)
     cluster.move("rows", TaskId("through", 0), elsewhere(cluster, TaskId("through", 0)))
     before = cluster.where("rows")
-    with pytest.raises(StalePlan, match="'rows' is at version 2 by now, and the plan was made for version 1"):
+    with pytest.raises(StalePlan, match="'rows' is now at version 2, and the plan was made for version 1"):
         cluster.tell(Replanned({"rows": moved}, {"rows": plan.version}, "late"))
     current = cluster.master.topologies["rows"].plan
-    with pytest.raises(StalePlan, match=r"puts tasks on workers \[9\], which are not there"):
+    with pytest.raises(StalePlan, match=r"puts tasks on workers \[9\], which are gone"):
         cluster.tell(Replanned({"rows": Plan(3, {task: 9 for task in current.placement})}, {"rows": current.version}, "gone"))
     with pytest.raises(StalePlan, match="has other tasks than are running"):
         cluster.tell(Replanned({"rows": Plan(3, {TaskId("sink", 0): 0})}, {"rows": current.version}, "few"))

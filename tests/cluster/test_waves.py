@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from wave_parts import AtLeast, AtMost, Batched, Exact, ExactKeyed, NotReplayable, expected_counts, expected_rows
 
-from millrace.control.events import Paused, Resumed, Submitted
+from millrace.control.events import Paused, Resumed, Submitted, WaveRequested
 from millrace.control.waves import IDLE
 from millrace.errors import StoreUnreachable, TopologyError
 from millrace.model.graph import TaskId, graph_of
@@ -111,7 +111,7 @@ def test_a_worker_dies(slot: int) -> None:
     until_wave(cluster, 2)
     finish(cluster)
     assert_exact()
-    assert any("every task has taken up the state of wave" in text for text in cluster.said)
+    assert any("every task has restored the state of wave" in text for text in cluster.said)
 
 
 def test_it_dies_before_the_first_wave_is_committed() -> None:
@@ -166,7 +166,7 @@ def test_a_worker_dies_in_the_middle_of(phase: str, slot: int) -> None:
     cluster.kill(slot)
     assert waves(cluster).phase != IDLE and cluster.master.topologies["exact"].epoch > epoch, "the wave was under way"
     cluster.run_until(lambda: waves(cluster).phase == IDLE)
-    assert f"exact: every task has taken up the state of wave {committed}" in cluster.said[before:]
+    assert f"exact: every task has restored the state of wave {committed}" in cluster.said[before:]
     finish(cluster)
     assert_exact()
 
@@ -220,7 +220,7 @@ def test_the_driver_dies_after_going_back_from_a_wave_that_was_stored_after_all(
     else:
         waves(cluster).due = float("inf")
         cluster.run_until(lambda: counts(cluster).total() > 300)
-        waves(cluster).due = 0.0
+        cluster.tell(WaveRequested("exact"))
     cluster.run_until(lambda: waves(cluster).phase == "store")
     cluster.kill(1)
     cluster.run_until(lambda: waves(cluster).phase == "init")
@@ -278,7 +278,7 @@ def test_a_store_that_is_away_holds_up_waves_and_not_the_stream() -> None:
     done = counts(cluster).total()
     cluster.run_until(lambda: waves(cluster).given_up >= 3)
     assert counts(cluster).total() > done
-    assert len([text for text in cluster.said if "is given up, and the stream goes on" in text]) == 1  # not each time
+    assert len([text for text in cluster.said if "is abandoned and the stream continues" in text]) == 1  # not each time
     cluster.store.broken = None
     until_wave(cluster, 1)
     cluster.kill(1)
@@ -306,7 +306,7 @@ def test_a_worker_dies_while_the_store_is_away() -> None:
     cluster.kill(1)
     cluster.run(3.0)
     assert cluster.master.topologies["exact"].status == "starting"
-    assert any("cannot take up the state of wave" in text and "bring it back" in text for text in cluster.said)
+    assert any("cannot restore the state of wave" in text and "bring it back" in text for text in cluster.said)
     cluster.store.broken = None
     finish(cluster)
     assert_exact()
@@ -337,7 +337,7 @@ def test_the_last_wave_does_not_wait_for_its_time() -> None:
     cluster = start(**{"topology.checkpoint.interval.secs": 30.0})
     cluster.run_until(lambda: counts(cluster).total() == 2 * LIMIT)
     cluster.store_seconds = 2.0
-    waves(cluster).due = 0.0
+    cluster.tell(WaveRequested("exact"))
     cluster.run_until(lambda: waves(cluster).phase == "prepare")
     cluster.stop("exact", wait=5)
     cluster.run_until(lambda: "exact" not in cluster.master.topologies)
@@ -474,7 +474,7 @@ def test_a_sink_that_could_not_write_brings_everything_back_to_the_last_wave() -
     parts.FAIL_WRITE.append(OSError("the disk is full"))
     finish(cluster)
     assert_exact()
-    assert any("could not write (OSError: the disk is full): back to the last" in text for text in cluster.said)
+    assert any("could not write (OSError: the disk is full): rolled back to the last" in text for text in cluster.said)
 
 
 def test_a_sink_may_be_away_for_long() -> None:
@@ -484,7 +484,7 @@ def test_a_sink_may_be_away_for_long() -> None:
     parts.FAIL_WRITE.extend([OSError("the disk is full")] * 6)
     finish(cluster)
     assert_exact()
-    assert any("back to the last committed wave, and on in 2 s" in text for text in cluster.said)
+    assert any("back to the last committed wave, spouts continue in 2 s" in text for text in cluster.said)
 
 
 def test_a_row_that_can_never_be_written_becomes_a_dead_letter_by_itself() -> None:
@@ -582,7 +582,7 @@ def test_a_worker_dies_while_it_is_being_stopped() -> None:
     cluster.stop("exact", wait=100)
     cluster.kill(1)
     cluster.run_until(lambda: "exact" not in cluster.master.topologies)
-    assert any("it ends as of wave" in text for text in cluster.said)
+    assert any("ends as of wave" in text for text in cluster.said)
     assert 0 < sum(visible().values()) < 2 * LIMIT
     finish(start(store=store, resume=True))
     assert_exact()
@@ -674,7 +674,7 @@ def test_a_checkpoint_of_no_such_run_leaves_the_new_one() -> None:
 
 
 def test_a_checkpoint_made_in_batches_does_not_say_how_far_a_dataframe_was_read() -> None:
-    with pytest.raises(TopologyError, match=r"was made by the microbatch engine.* from its start once more"):
+    with pytest.raises(TopologyError, match=r"was made by the microbatch engine.* from its start again"):
         resubmitted("7-0")
 
 

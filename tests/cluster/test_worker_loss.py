@@ -119,7 +119,7 @@ def test_a_worker_may_die_and_be_started_again_at_once(noticed: bool, slot: int)
         cluster = running(Rows, workers=2, steps=steps)
         cluster.kill(slot, noticed)
         cluster.start(slot)
-        assert (f"worker {slot} lost: it was started again" in cluster.said) == (not noticed)
+        assert (f"worker {slot} lost: it was restarted" in cluster.said) == (not noticed)
         finish(cluster, "rows")
         assert_at_least_once()
 

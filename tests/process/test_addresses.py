@@ -15,7 +15,7 @@ import pytest
 
 from millrace.config import CHECKPOINTS
 from millrace.errors import AddressInUse, MasterUnreachable, MillraceError, UnknownTopology
-from millrace.master.requests.client import ask, cluster_of, running_clusters
+from millrace.master.requests.client import ask, cluster_running, running_clusters
 from millrace.master.requests.server import request_directory
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
@@ -125,14 +125,14 @@ def test_the_cluster_that_has_the_topology(master: Master, tmp_path: Path) -> No
         assert tap.find()[2] == ["number", "word"]
         assert StateOptions.of({"topology": "readable", "component": "out"}).store == str(tmp_path)
         with pytest.raises(MasterUnreachable, match=r"\(here, there\), and none of them runs .*'ghost'.*\.option\(.cluster"):
-            cluster_of("ghost")
+            cluster_running("ghost")
         with ForkedCluster(1, "again") as again:
             again.master.submit(graph_of(Tapped, "readable", {"limit": 1}))
             assert tap.find()[2] == ["number", "word"]
             with pytest.raises(MasterUnreachable, match=r"2 of them run a topology 'readable'.*\.option\(.cluster"):
-                cluster_of("readable")
-        assert cluster_of("readable") == "there"
-    assert cluster_of("readable") == "here", "the only one, which says by itself what it does not have"
+                cluster_running("readable")
+        assert cluster_running("readable") == "there"
+    assert cluster_running("readable") == "here", "the only one, which says by itself what it does not have"
 
 
 def test_ask_for_what_is_not_there(master: Master) -> None:

@@ -22,7 +22,7 @@ from millrace.cli.dashboard import batch_lines
 from millrace.cli.main import main
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.master.batch_log import BatchRecord
-from millrace.master.checkpoints.checkpointing import only_state
+from millrace.master.checkpoints.state_queries import only_state
 from millrace.master.requests.client import ask
 from millrace.master.service import Master
 from millrace.model.cluster import Node
@@ -272,7 +272,7 @@ def test_the_state_that_is_meant(bolt: type[Bolt], state: str) -> None:
 
 
 def test_several_states_are_named() -> None:
-    with pytest.raises(UnknownName, match="'count' of 'words' has the states hits, misses: say which with --name"):
+    with pytest.raises(UnknownName, match="'count' of 'words' has the states hits, misses: choose one with --name"):
         only_state(graph_of(with_bolt(Several), "words"), "count")
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from millrace.cli.main import app
 from millrace.config import BACKUP_BLOCKS, CHECKPOINTS, HEARTBEAT_TIMEOUT
+from millrace.control.events import WaveRequested
 from millrace.errors import UnknownName
 from millrace.master.requests.client import ask
 from millrace.testing.processes import ProcessCluster
@@ -56,7 +57,7 @@ def goes_on_without_waves(stream: StatefulStream) -> None:
     """Waves are given up, people are told once, and the words come through all the same."""
     before, given_up = processed(stream), stream.waves.given_up
     stream.until(lambda: stream.waves.given_up >= given_up + 2 and processed(stream) > before)
-    assert len(said(stream, "is given up, and the stream goes on")) == 1
+    assert len(said(stream, "is abandoned and the stream continues")) == 1
 
 
 # -- Redis ---------------------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def test_a_worker_is_killed_while_redis_is_away(on_redis: ProcessCluster, redis:
     stream.wave(2)
     redis.shut_down()
     on_redis.kill(2)
-    stream.until(lambda: bool(said(stream, "cannot take up the state of wave")))
+    stream.until(lambda: bool(said(stream, "cannot restore the state of wave")))
     assert stream.state.status == "starting"
     redis.come_back()
     stream.wave(2)
@@ -207,7 +208,8 @@ class AtRequest(StatefulStream):
         target = self.waves.committed + count
 
         def asked_for() -> bool:
-            self.waves.due = 0.0
+            if self.waves.committed < target and self.waves.phase == "idle":
+                self.master.tell(WaveRequested(self.name))
             return self.waves.committed >= target and self.waves.phase == "idle" and self.state.status != "starting"
 
         self.until(asked_for)
@@ -233,7 +235,7 @@ def test_state_is_restored_from_fragments(cluster: ProcessCluster, tmp_path: Pat
     for slot in sorted(stream.slots())[:killed]:
         cluster.kill(slot)
     stream.until(lambda: stream.state.epoch >= epoch + killed and stream.state.status == "running")
-    assert said(stream, f"every task has taken up the state of wave {wave}")
+    assert said(stream, f"every task has restored the state of wave {wave}")
     for path, content in good.items():
         path.write_bytes(content)
     assert_all_exact(stream.finish_both())
@@ -249,7 +251,7 @@ def test_without_backups_state_is_restored_from_the_store(cluster: ProcessCluste
     for path, other in hidden.items():
         shutil.move(path, other)
     cluster.kill(1)
-    stream.until(lambda: bool(said(stream, "cannot take up the state of wave")))
+    stream.until(lambda: bool(said(stream, "cannot restore the state of wave")))
     for path, other in hidden.items():
         shutil.move(other, path)
     stream.wave(1)
@@ -324,6 +326,6 @@ def test_another_master_goes_on(cluster: ProcessCluster, tmp_path: Path,
     for stream, wave in zip(again, reached, strict=True):
         stream.wave(1)
         assert stream.waves.committed > wave and min(stream.positions().values()) > FURTHER
-    assert len(said(again[0], "every task has taken up the state of wave")) >= len(again)
+    assert len(said(again[0], "every task has restored the state of wave")) >= len(again)
     for stream, check in zip(again, checks.values(), strict=True):
         check(stream.finish_both())

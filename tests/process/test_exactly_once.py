@@ -55,14 +55,18 @@ def test_a_worker_is_killed_during(cluster: ForkedCluster, tmp_path: Path, phase
     if phase == "init":  # and so a second fault during the recovery from the first
         cluster.kill(0)
     cluster.master.call(cluster.master.events.clear)
-    victim = cluster.processes[1].pid
-    wave = stream.in_phase(phase, lambda: os.kill(victim, signal.SIGKILL), slot=1)
-    losses = stream.state.losses
+    losses: list[int] = []
+
+    def kill() -> None:
+        losses.append(stream.state.losses)
+        os.kill(cluster.processes[1].pid, signal.SIGKILL)
+
+    wave = stream.in_phase(phase, kill, slot=1)
     cluster.kill(1)  # dead already: collects the process
-    stream.until(lambda: stream.state.losses > losses)
+    stream.until(lambda: stream.state.losses > losses[0])
     stream.wave(2)
-    taken_up = [event["text"] for event in cluster.master.events if "every task has taken up the state of" in event["text"]]
-    assert taken_up and f"wave {wave}" in taken_up[-1], taken_up
+    restored = [event["text"] for event in cluster.master.events if "every task has restored the state of" in event["text"]]
+    assert restored and restored[-1].endswith(f"wave {wave}"), restored
     assert_all_exact(stream.finish_both())
 
 

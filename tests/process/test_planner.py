@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from millrace.errors import SchedulerFailed
-from millrace.master.scheduling.planner import Answer, Planner
+from millrace.master.scheduling.scheduler_process import Answer, SchedulerProcess
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import graph_of
 from millrace.model.situation import Situation
@@ -36,22 +36,23 @@ SITUATION = Situation((GRAPH,), CLUSTER, {}, FIRST.plans)
 
 
 @pytest.fixture(scope="module")
-def planner() -> Iterator[Planner]:
+def planner() -> Iterator[SchedulerProcess]:
     """One for all that leave it as it was, whatever its process has been through."""
-    made = Planner()
+    made = SchedulerProcess()
     yield made
     made.close()
 
 
 @pytest.fixture
-def fresh() -> Iterator[Planner]:
+def fresh() -> Iterator[SchedulerProcess]:
     """One whose process is not started yet."""
-    made = Planner()
+    made = SchedulerProcess()
     yield made
     made.close()
 
 
-def begin(planner: Planner, scheduler: str, time_limit: float = SECONDS, **request: Any) -> Future[Answer | SchedulerFailed]:
+def begin(planner: SchedulerProcess, scheduler: str, time_limit: float = SECONDS,
+          **request: Any) -> Future[Answer | SchedulerFailed]:
     future: Future[Answer | SchedulerFailed] = Future()
     name = scheduler if ":" in scheduler or scheduler in ("even", "otd") else f"support.user_schedulers:{scheduler}"
     planner.ask({"scheduler": name, "parameters": {}, "situation": SITUATION.to_json(), **request}, time_limit,
@@ -59,22 +60,22 @@ def begin(planner: Planner, scheduler: str, time_limit: float = SECONDS, **reque
     return future
 
 
-def ask(planner: Planner, scheduler: str, time_limit: float = SECONDS, **request: Any) -> Answer | SchedulerFailed:
+def ask(planner: SchedulerProcess, scheduler: str, time_limit: float = SECONDS, **request: Any) -> Answer | SchedulerFailed:
     return begin(planner, scheduler, time_limit, **request).result(SECONDS)
 
 
-def check(planner: Planner, scheduler: str, **parameters: Any) -> Answer | SchedulerFailed:
+def check(planner: SchedulerProcess, scheduler: str, **parameters: Any) -> Answer | SchedulerFailed:
     future: Future[Answer | SchedulerFailed] = Future()
     planner.ask({"scheduler": scheduler, "parameters": parameters}, SECONDS, future.set_result)
     return future.result(SECONDS)
 
 
-def pid(planner: Planner) -> int:
+def pid(planner: SchedulerProcess) -> int:
     assert planner._child is not None
     return int(planner._child._process.pid)
 
 
-def assert_it_lives(planner: Planner) -> None:
+def assert_it_lives(planner: SchedulerProcess) -> None:
     answer = ask(planner, "even")
     assert isinstance(answer, dict), answer
     check_result(SITUATION, result_from_json(answer))
@@ -90,7 +91,7 @@ def assert_it_lives(planner: Planner) -> None:
     ("Unsendable", "has version 1180591620717411303424 where"),
     ("CannotSay", "Mute"),
 ])
-def test_what_is_wrong_comes_back_and_the_process_lives_on(planner: Planner, scheduler: str, says: str) -> None:
+def test_what_is_wrong_comes_back_and_the_process_lives_on(planner: SchedulerProcess, scheduler: str, says: str) -> None:
     assert_it_lives(planner)
     before = pid(planner)
     for _ in range(2):
@@ -101,11 +102,11 @@ def test_what_is_wrong_comes_back_and_the_process_lives_on(planner: Planner, sch
     assert pid(planner) == before
 
 
-def test_an_error_of_the_users_has_its_place_in_their_code(planner: Planner) -> None:
+def test_an_error_of_the_users_has_its_place_in_their_code(planner: SchedulerProcess) -> None:
     assert "support/user_schedulers.py:" in str(ask(planner, "Raises"))
 
 
-def test_one_that_takes_for_ever_is_stopped(planner: Planner) -> None:
+def test_one_that_takes_for_ever_is_stopped(planner: SchedulerProcess) -> None:
     assert_it_lives(planner)
     process = psutil.Process(pid(planner))
     for _ in range(2):
@@ -116,7 +117,7 @@ def test_one_that_takes_for_ever_is_stopped(planner: Planner) -> None:
     assert_it_lives(planner)
 
 
-def test_what_it_has_started_is_stopped_too(fresh: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_has_started_is_stopped_too(fresh: SchedulerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRANDCHILD", str(tmp_path / "pid"))
     os.mkfifo(tmp_path / "pid")
     asked = begin(fresh, "HangsWithAChild", time_limit=3.0)
@@ -127,13 +128,13 @@ def test_what_it_has_started_is_stopped_too(fresh: Planner, tmp_path: Path, monk
     assert_it_lives(fresh)
 
 
-def test_one_that_ends_its_process(planner: Planner) -> None:
+def test_one_that_ends_its_process(planner: SchedulerProcess) -> None:
     for _ in range(2):
         assert "its process ended with code 3" in str(ask(planner, "Exits"))
     assert_it_lives(planner)
 
 
-def test_a_process_that_was_killed_between_two_questions(planner: Planner) -> None:
+def test_a_process_that_was_killed_between_two_questions(planner: SchedulerProcess) -> None:
     assert_it_lives(planner)
     process = psutil.Process(pid(planner))
     process.kill()
@@ -141,7 +142,7 @@ def test_a_process_that_was_killed_between_two_questions(planner: Planner) -> No
     assert_it_lives(planner)
 
 
-def test_a_talkative_one_disturbs_nobody(fresh: Planner, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_talkative_one_disturbs_nobody(fresh: SchedulerProcess, capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(3):
         answer = ask(fresh, "Prints")
         assert isinstance(answer, dict) and answer["reason"] == "said it all"
@@ -149,13 +150,13 @@ def test_a_talkative_one_disturbs_nobody(fresh: Planner, capfd: pytest.CaptureFi
     assert_it_lives(fresh)
 
 
-def test_one_that_leaks(fresh: Planner) -> None:
+def test_one_that_leaks(fresh: SchedulerProcess) -> None:
     for times in (1, 2, 3):
         assert ask(fresh, "Leaks") == {"kind": "no-change", "reason": f"{times} times 4 MB", "overload": []}
     assert_it_lives(fresh)
 
 
-def test_numbers_of_numpy_come_back_as_numbers(planner: Planner) -> None:
+def test_numbers_of_numpy_come_back_as_numbers(planner: SchedulerProcess) -> None:
     answer = ask(planner, "WithArrays")
     assert isinstance(answer, dict), answer
     result = check_result(SITUATION, result_from_json(answer))
@@ -163,14 +164,14 @@ def test_numbers_of_numpy_come_back_as_numbers(planner: Planner) -> None:
     assert all(type(slot) is int for slot in result.plans["words"].placement.values())
 
 
-def test_a_question_that_is_nonsense(planner: Planner) -> None:
+def test_a_question_that_is_nonsense(planner: SchedulerProcess) -> None:
     assert "format" in str(ask(planner, "even", situation={"format": "x"}))
     assert isinstance(ask(planner, "even", situation=object()), SchedulerFailed)
     assert isinstance(ask(planner, "even", parameters={"n": 2**70}), SchedulerFailed)
     assert_it_lives(planner)
 
 
-def test_someone_who_cannot_take_the_answer(planner: Planner) -> None:
+def test_someone_who_cannot_take_the_answer(planner: SchedulerProcess) -> None:
     def done(answer: Answer | SchedulerFailed) -> None:
         raise RuntimeError("not now")
 
@@ -178,13 +179,13 @@ def test_someone_who_cannot_take_the_answer(planner: Planner) -> None:
     assert_it_lives(planner)
 
 
-def test_many_questions_at_once_are_answered_in_turn(planner: Planner) -> None:
+def test_many_questions_at_once_are_answered_in_turn(planner: SchedulerProcess) -> None:
     names = ["even", "Raises", "Exits", "otd", "ReturnsText", "Prints"] * 2
     answers = [future.result(SECONDS) for future in [begin(planner, name) for name in names]]
     assert [isinstance(answer, dict) for answer in answers] == [name in ("even", "otd", "Prints") for name in names]
 
 
-def test_a_large_question_and_a_large_answer(planner: Planner) -> None:
+def test_a_large_question_and_a_large_answer(planner: SchedulerProcess) -> None:
     graph = graph_of(WordCount, "words", par={"split": 20_000, "count": 100})
     made = Even().schedule((graph,), CLUSTER, {}, {})
     assert isinstance(made, NewPlan)
@@ -200,13 +201,13 @@ def test_a_large_question_and_a_large_answer(planner: Planner) -> None:
     ("support.user_schedulers:NOT_A_SCHEDULER", "is not a class with a method schedule"),
     ("support.user_schedulers:CannotBeMade", "no licence"), ("support.user_schedulers:shifted", "is not a class"),
 ])
-def test_one_that_cannot_be_used(planner: Planner, scheduler: str, says: str) -> None:
+def test_one_that_cannot_be_used(planner: SchedulerProcess, scheduler: str, says: str) -> None:
     answer = check(planner, scheduler)
     assert isinstance(answer, SchedulerFailed) and says in str(answer), answer
     assert_it_lives(planner)
 
 
-def test_parameters_are_checked_where_the_scheduler_is(planner: Planner) -> None:
+def test_parameters_are_checked_where_the_scheduler_is(planner: SchedulerProcess) -> None:
     assert check(planner, "support.user_schedulers:Tuned", least=3) == {
         "parameters": {"least": 3, "label": "x"}, "period": 17.0, "weighs_itself": False}
     assert "out of range" in str(check(planner, "support.user_schedulers:Tuned", least=10))
@@ -215,7 +216,7 @@ def test_parameters_are_checked_where_the_scheduler_is(planner: Planner) -> None
     assert isinstance(answer, dict) and result_from_json(answer) == NoChange("at least 4")
 
 
-def test_one_that_was_mended_is_read_anew(planner: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_was_mended_is_read_anew(planner: SchedulerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # by the second: a file's age is not finer in bytecode
     for reason in ("first", "second"):
@@ -231,7 +232,7 @@ def test_one_that_was_mended_is_read_anew(planner: Planner, tmp_path: Path, monk
         assert isinstance(answer, dict) and answer["reason"] == reason
 
 
-def test_what_takes_for_ever_can_be_given_up(planner: Planner) -> None:
+def test_what_takes_for_ever_can_be_given_up(planner: SchedulerProcess) -> None:
     assert_it_lives(planner)
     process = psutil.Process(pid(planner))
     given_up = [begin(planner, name, time_limit=1e6) for name in ("Hangs", "Hangs", "even")]
@@ -255,7 +256,7 @@ def assert_no_process_but(before: set[int]) -> None:
 
 
 def test_a_process_for_each_question() -> None:
-    before, planner = planner_processes(), Planner(keep=False)
+    before, planner = planner_processes(), SchedulerProcess(keep=False)
     for name in ("Leaks", "Leaks", "Exits", "Leaks"):
         answer = ask(planner, name)
         assert isinstance(answer, SchedulerFailed) if name == "Exits" else answer["reason"] == "1 times 4 MB"  # type: ignore
@@ -263,7 +264,7 @@ def test_a_process_for_each_question() -> None:
     assert_no_process_but(before)
 
 
-def test_it_can_be_closed_while_a_question_is_open(fresh: Planner) -> None:
+def test_it_can_be_closed_while_a_question_is_open(fresh: SchedulerProcess) -> None:
     assert_it_lives(fresh)
     process = psutil.Process(pid(fresh))
     waiting = [begin(fresh, "Hangs", time_limit=1e6) for _ in range(3)]
@@ -274,7 +275,7 @@ def test_it_can_be_closed_while_a_question_is_open(fresh: Planner) -> None:
 
 
 def test_it_can_be_closed_while_its_process_comes_up() -> None:
-    before, planner = planner_processes(), Planner()
+    before, planner = planner_processes(), SchedulerProcess()
     waiting = begin(planner, "Hangs", time_limit=1e6)
     planner.close()
     assert isinstance(waiting.result(0), SchedulerFailed)
@@ -283,12 +284,12 @@ def test_it_can_be_closed_while_its_process_comes_up() -> None:
 
 
 def test_it_can_be_closed_without_ever_having_been_asked() -> None:
-    planner = Planner()
+    planner = SchedulerProcess()
     planner.close()
     planner.close()
 
 
-def test_no_descriptor_is_left_open(planner: Planner) -> None:
+def test_no_descriptor_is_left_open(planner: SchedulerProcess) -> None:
     assert_it_lives(planner)
     gc.collect()  # what earlier tests have left open is closed now, or not before the end
     before = psutil.Process().num_fds()
@@ -302,16 +303,16 @@ def test_no_descriptor_is_left_open(planner: Planner) -> None:
 def test_the_process_ends_when_its_master_is_killed(scheduler: str) -> None:
     code = """
         import sys, threading
-        from millrace.master.scheduling.planner import Planner
+        from millrace.master.scheduling.scheduler_process import SchedulerProcess
         from test_planner import SITUATION, pid, assert_it_lives, begin
-        planner = Planner()
+        planner = SchedulerProcess()
         assert_it_lives(planner)
         begin(planner, sys.argv[1])
         print(pid(planner), flush=True)
         threading.Event().wait()
     """
     here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent)])
+    path = os.pathsep.join([str(here), str(here.parent), *sys.path])
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), scheduler], stdout=subprocess.PIPE, text=True,
                           env={**os.environ, "PYTHONPATH": path}) as master:
         assert master.stdout is not None

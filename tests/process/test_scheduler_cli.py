@@ -154,7 +154,7 @@ def test_a_scheduler_of_ones_own(cli: Cli, stream: AuditedStream) -> None:
     (["tstorm", "--estimator", "nope"], "there is no estimator named 'nope'"),
     (["tstorm", "--estimator", "ewma", "--estimator-set", "a=1"], "never learn"),
     (["tstorm", "--estimator-set", "a"], "KEY=VALUE"),
-    (["off", "gamma=1"], "'off' is no scheduler"),
+    (["off", "gamma=1"], "'off' is not a scheduler"),
 ])
 def test_what_cannot_be_set(cli: Cli, arguments: list[str], says: str) -> None:
     before = value(cli("scheduler", "show", "--json"))

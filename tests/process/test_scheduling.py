@@ -112,7 +112,7 @@ def test_one_that_was_told_of_is_told_of_again_when_it_is_set_again(cluster: For
     ({"name": "tstorm", "estimator": "nope"}, UnknownName, "there is no estimator named 'nope'"),
     ({"name": "tstorm", "estimator": "ewma", "estimator_parameters": {"a": 1.0}}, BadParameter, "never learn"),
     ({"name": "tstorm", "estimator_parameters": {"a": 7}}, BadParameter, "out of range"),
-    ({"name": "off", "parameters": {"gamma": 2}}, BadParameter, "'off' is no scheduler"),
+    ({"name": "off", "parameters": {"gamma": 2}}, BadParameter, "'off' is not a scheduler"),
 ])
 def test_what_cannot_be_chosen_changes_nothing(idle: Master, request_: dict[str, Any], kind: type[MillraceError],
                                                says: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.config import HEARTBEAT_TIMEOUT
 from support.processes.cutting import cut, established, port_of
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import AuditedStream, assert_exact, assert_in_order, assert_nothing_lost
@@ -17,7 +18,8 @@ SOON = {"topology.message.timeout.secs": 1.5}  # what was lost with a connection
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ForkedCluster]:
-    with ForkedCluster(SLOTS, bind="127.0.0.1", apart=True) as cluster:
+    settings = {HEARTBEAT_TIMEOUT.key: 6.0}  # a heartbeat that is late on a busy machine is not to be a fault
+    with ForkedCluster(SLOTS, bind="127.0.0.1", apart=True, settings=settings) as cluster:
         yield cluster
 
 

@@ -152,7 +152,7 @@ def test_checkpoints_survive_a_run_without_resume_or_fresh(run: Callable[..., Ru
     assert (code, out) == (1, "") and "Traceback" not in err
     message = err.splitlines()[-1]
     assert message.startswith("millrace: ") and f"has checkpoints of '{NAME}', the last of wave " in message
-    assert "--resume (resume=True) goes on from there, --fresh (resume=False) begins anew and deletes it" in message
+    assert "Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start over" in message
     for flag in ("--resume", "--fresh"):
         assert ran(flag)[0] == 0
 

@@ -33,7 +33,7 @@ from support.suites.pages import DOCS, FILE_NAME, PAGES, README, ROOT, blocks, p
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PACKAGE = Path(millrace.__file__).parent
 CODE_FILE = re.compile(r"`([\w./-]+\.py)`")
-COMMAND = re.compile(r"^    (?:\S*/)?millrace (.+?)(?:\s{2,}#.*)?$", re.M)
+COMMAND = re.compile(r"^    (?:\S*/)?millrace (.+?)(?:\s+> \S+)?(?:\s{2,}#.*)?$", re.M)  # with what follows > or #
 
 
 def test_the_first_sample_of_the_readme_is_the_example_file() -> None:

@@ -300,7 +300,7 @@ def bench_memory(minutes: Annotated[float, typer.Option(help="How long.", min=0.
 def bench_scheduler(random: Annotated[int, typer.Option(help="Random situations to compare with the optimum; 0: none.",
                                                         min=0)] = 200,
                     as_json: Json = False) -> None:
-    """Seconds to plan for topologies of growing size, and plans against the optimum."""
+    """Measure the time to plan, and plans against the optimum."""
     from millrace.bench.scheduler import run_scheduler_bench
 
     result = run_scheduler_bench(random, live=not as_json)

@@ -18,7 +18,7 @@ from millrace.cli.dashboard import dashboard
 from millrace.config import check_engine_settings, check_topology_config
 from millrace.control.submission import check_settings
 from millrace.errors import MillraceError, NotTheAuthor, TopologyError
-from millrace.master.scheduling.scheduling import OFF
+from millrace.master.scheduling.loop import OFF
 from millrace.model.graph import graph_of, resolve
 from millrace.schedulers.registry import make_scheduler
 from millrace.spark.engine import ResidentEngine, RunningTopology

@@ -1,1 +1,1 @@
-"""Decisions, and nothing but: events in, commands out. No socket, thread, process or clock."""
+"""Pure decisions: events in, commands out. No socket, thread, process or clock."""

@@ -1,4 +1,4 @@
-"""Who keeps the fragments of whose snapshots."""
+"""Placement of backups: the slots that keep the fragments of each task's snapshots."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ NO_BACKUP = "none"
 
 
 def backup_shape(graph: TopologyGraph) -> tuple[int, int] | None:
-    """What the topology asks for: raw and check blocks; None if it leaves that to us."""
-    asked = BACKUP_BLOCKS.of(graph.config)
-    if asked is None:
+    """The topology's setting as (raw, check) blocks; None if it is not set."""
+    setting = BACKUP_BLOCKS.of(graph.config)
+    if setting is None:
         return None
-    if asked == NO_BACKUP:
+    if setting == NO_BACKUP:
         return 0, 0
-    match = re.fullmatch(r"(\d+)\+(\d+)", asked)
+    match = re.fullmatch(r"(\d+)\+(\d+)", setting)
     if match is None:
-        raise TopologyError(f"{BACKUP_BLOCKS.key} = {asked!r} must be r+c, for example 7+3, or {NO_BACKUP}")
+        raise TopologyError(f"{BACKUP_BLOCKS.key} = {setting!r} must be r+c, for example 7+3, or {NO_BACKUP}")
     try:
         code = Code(int(match[1]), int(match[2]))
     except BadParameter as error:
-        raise TopologyError(f"{BACKUP_BLOCKS.key} = {asked!r}: {error}") from None
+        raise TopologyError(f"{BACKUP_BLOCKS.key} = {setting!r}: {error}") from None
     return code.r, code.c
 
 
 def backups(graph: TopologyGraph, slots: Mapping[TaskId, int], node_of: Mapping[int, str]) \
         -> tuple[tuple[int, int], list[tuple[TaskId, list[int]]]]:
-    """The shape of the blocks, and for each task with state the slots that keep its blocks."""
-    asked = backup_shape(graph)
-    r, c = (0, 0) if asked == (0, 0) or len(node_of) < 2 else shape(len(node_of), asked)
+    """(raw, check) blocks, and for each task with state the slots that keep its blocks."""
+    requested = backup_shape(graph)
+    r, c = (0, 0) if requested == (0, 0) or len(node_of) < 2 else shape(len(node_of), requested)
     if not r:
         return (0, 0), []
-    found = []
+    placed = []
     for component in graph.components:
         if not component.stateful:
             continue
@@ -47,5 +47,5 @@ def backups(graph: TopologyGraph, slots: Mapping[TaskId, int], node_of: Mapping[
         for task in layer:
             if task in slots:
                 ring = [slots[other] for other in layer[task.index + 1:] + layer[:task.index] if other in slots]
-                found.append((task, holders(slots[task], upstream, ring, node_of, r + c)))
-    return (r, c), found
+                placed.append((task, holders(slots[task], upstream, ring, node_of, r + c)))
+    return (r, c), placed

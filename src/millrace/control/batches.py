@@ -14,7 +14,8 @@ gives the next step.
     Rewrite          tasks write again what the store has lost                 rewritten
     ReplaceManifest  write the committed manifest again, repaired              stored
     Rest             pause before a step is tried again                        rested
-    Done, Stop       the offered batch is over; the topology is ending         -
+    BatchDone        the offered batch is committed and published              -
+    StopBatches      the topology is ending                                    -
 
 A step that fails is reported with `failed`. Before the commit point a failure discards the attempt: the batch is run again
 as a whole, in a new epoch, from the wave before it. After the commit point the remaining steps are retried until they
@@ -164,21 +165,21 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class BatchDone:
     """The offered batch is committed and published. `ran`: by this offer; not by one that Spark has forgotten."""
 
     ran: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopBatches:
     """The topology is ending; no further step. `unwritten`: what was left to the resumption."""
 
     unwritten: str = ""
 
 
 Step = (AwaitPlan | RunAttempt | CommitPoint | Announce | CommitSinks | WriteRows | Collect | FindLost | Rewrite
-        | ReplaceManifest | Rest | Done | Stop)
+        | ReplaceManifest | Rest | BatchDone | StopBatches)
 RETRIED = CommitPoint, CommitSinks, WriteRows, FindLost, Rewrite, ReplaceManifest
 
 
@@ -247,7 +248,7 @@ class Batches:
         self.attempts = 0  # at the batch under way
         self.repair_rounds = REPAIR_ROUNDS
         self.good: deque[int] = deque(maxlen=GOOD_KNOWN)
-        self._step: Step = Done(ran=False)
+        self._step: Step = BatchDone(ran=False)
         self.batch = -1  # the one that Spark has offered
         self._ran = False  # it was committed since it was offered
         self._lacking = 0  # its last consecutive attempts that missed a part of the state
@@ -280,7 +281,7 @@ class Batches:
     def offered(self, batch: int) -> Step:
         """Spark offers a batch; it offers one again that it does not know to be done. First the sinks publish what an
         earlier run has committed."""
-        self._expect(Done)
+        self._expect(BatchDone)
         self.batch, self._ran = batch, False
         return self._next(self._publish() if not self._published else self._check_offered())
 
@@ -288,7 +289,7 @@ class Batches:
         wave = self.base + self.batch + 1
         committed = self.committed.wave if self.committed is not None else self.base
         if wave == committed:
-            return Done(self._ran)
+            return BatchDone(self._ran)
         if wave != committed + 1:
             raise CorruptCheckpoint(f"Spark continues {self._topology!r} with batch {self.batch}, and the last one in the "
                                     f"store is batch {self.batch_of(committed)}: the two do not belong together. Restore the "
@@ -303,7 +304,7 @@ class Batches:
         state: what the store has lost of it is rewritten first, once for each plan."""
         self._expect(AwaitPlan)
         if life is not Life.RUNNING:
-            return self._next(Stop())
+            return self._next(StopBatches())
         self.attempts += 1
         if self._resident is None or self._resident == version or self.committed is None:
             return self._next(self._attempt())
@@ -318,7 +319,7 @@ class Batches:
         """Every partition has reported, by the plan of that version. `now`: unix time."""
         step = self._expect(RunAttempt)
         if life is Life.GONE:
-            return self._next(Stop())
+            return self._next(StopBatches())
         manifest = Manifest(self._topology, step.wave, step.epoch, graph.key_groups,
                             {component.name: component.par for component in graph.components},
                             sorted(records, key=lambda record: record.task), now, step.epoch, self._offsets)
@@ -432,7 +433,7 @@ class Batches:
         if isinstance(step, CommitPoint) and missing:
             return self._next(self._blobs_missing(step, life))
         if life in (Life.ENDED, Life.GONE) or (isinstance(step, WriteRows) and life is not Life.RUNNING):
-            return self._next(Stop(step.doing if isinstance(step, WriteRows) else ""))
+            return self._next(StopBatches(step.doing if isinstance(step, WriteRows) else ""))
         self._failures += 1
         self._step = Rest(pause_after(self._failures), step, not isinstance(step, WriteRows))
         return self._step
@@ -448,7 +449,7 @@ class Batches:
     def _attempt_failed(self, missing: bool, life: Life) -> Step:
         """State counts as lost only after several attempts: each may have run in another process than the one that has it."""
         if life is not Life.RUNNING:
-            return Stop()
+            return StopBatches()
         self._lacking = self._lacking + 1 if missing else 0
         if self._lacking >= LACKING and self.committed is not None:
             return FindLost(self.committed, Reason.LACKING)

@@ -1,4 +1,4 @@
-"""What happens to the master (events) and what it wants done (commands)."""
+"""Events that the master's state handles, and commands that it returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.state.checkpoint import Manifest, TaskRecord
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker said hello; Spark, or the master's own fencing, had it started."""
+    """A worker has said hello: Spark started it, or it joins again after the master had fenced it off."""
 
     slot: int
     generation: int
@@ -37,7 +37,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """A worker has carried out `revision`; `in_flight` is (topology, tuples) and `positions` (topology, task, position)."""
+    """A worker has carried out `revision`. `in_flight`: (topology, tuples). `positions`: (topology, task, position)."""
 
     slot: int
     generation: int
@@ -49,9 +49,9 @@ class WorkerReported:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """`checkpoint`: the one to go on from, None for the beginning. `after`: the (epoch, wave) of the newest checkpoint that
-    the store has of it, whether it goes on from that or not: its own must come after it. `offsets`: of one that DataFrames
-    feed, the run that Spark's positions are noted under, unless the checkpoint names one."""
+    """A user submitted a topology. `checkpoint`: resume from it; None starts fresh. `after`: (epoch, wave) of the newest
+    checkpoint of the topology in the store, resumed or not; new checkpoints are numbered after it. `offsets`: for a topology
+    fed by DataFrames, the run under which Spark's positions are recorded, unless the checkpoint names one."""
 
     graph: TopologyGraph
     checkpoint: Manifest | None = None
@@ -61,7 +61,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class WaveAcked:
-    """A task has done what a wave asked of it, or says why it cannot."""
+    """A task has carried out a wave's request, or failed to; `error` gives the reason."""
 
     topology: int
     epoch: int
@@ -75,7 +75,7 @@ class WaveAcked:
 
 @dataclass(frozen=True, slots=True)
 class ManifestStored:
-    """What came of a `StoreManifest`; `error` is empty if it is written."""
+    """The outcome of a `StoreManifest`; `error` is empty if the manifest is written."""
 
     name: str
     epoch: int
@@ -85,11 +85,18 @@ class ManifestStored:
 
 @dataclass(frozen=True, slots=True)
 class ChannelBroke:
-    """A worker has missed chunks of a channel, or could not write them: nothing will bring them again but a roll-back."""
+    """A worker has missed chunks of a channel, or a sink could not write: only a roll-back brings the tuples again."""
 
     topology: int
     epoch: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaveRequested:
+    """Someone needs a checkpoint of the topology soon: begin a wave now or, if one is under way, right after it."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """Stop the spouts, let what is in flight finish for up to `wait` seconds, then end the tasks."""
+    """Stop the spouts, let the tuples in flight finish for up to `wait` seconds, then end the tasks."""
 
     name: str
     wait: float
@@ -113,7 +120,7 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Someone wants this task on that slot."""
+    """A user moves a task to a slot."""
 
     name: str
     task: TaskId
@@ -122,7 +129,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """A scheduler has decided: new plans by topology. `based_on`: the versions of the plans that it was asked about."""
+    """A scheduler's new plans, by topology, were accepted. `based_on`: versions of the plans that it was asked about."""
 
     plans: Mapping[str, Plan]
     based_on: Mapping[str, int]
@@ -131,7 +138,7 @@ class Replanned:
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """Someone wants so many tasks of these components, from the next batch on."""
+    """A user changes the number of tasks of these components, from the next batch on."""
 
     name: str
     par: Mapping[str, int]
@@ -139,14 +146,14 @@ class Rescaled:
 
 @dataclass(frozen=True, slots=True)
 class BatchBegan:
-    """A batch of the topology runs, by the plan that is in force now."""
+    """A batch of the topology has begun, under the plan in force."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """This is what the topology goes on from. The batch is not over before its sinks have made visible what they wrote."""
+    """The manifest of a batch is written. The batch is not over until its sinks have published their output."""
 
     name: str
     manifest: Manifest
@@ -154,14 +161,14 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class BatchOver:
-    """Nothing of the batch is left to be done."""
+    """The batch is committed and its sinks have published their output."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class BatchesEnded:
-    """No other batch of the topology will be run."""
+    """The engine will run no other batch of the topology."""
 
     name: str
     how: str
@@ -175,12 +182,13 @@ class Ticked:
 
 
 Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Resumed | Killed | Moved | Replanned | Rescaled
-         | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveAcked | ManifestStored | ChannelBroke)
+         | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked | ManifestStored
+         | ChannelBroke)
 
 
 @dataclass(frozen=True, slots=True)
 class Distribute:
-    """Bring this to every node. `parts`: the same, cut down to what each node must know."""
+    """Send the assignment to every node. `parts`: for each node, the part that concerns it."""
 
     assignment: Assignment
     parts: Mapping[str, Assignment] = field(default_factory=dict)
@@ -188,7 +196,7 @@ class Distribute:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Tell people; `topology` is empty for what concerns the cluster."""
+    """Report something to users; `topology` is empty if it concerns the cluster."""
 
     text: str
     topology: str = ""
@@ -204,7 +212,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class SendWave:
-    """Tell the workers; `tasks`: slot -> numbers of the tasks there."""
+    """Send a wave message to the workers. `tasks`: slot -> numbers of the tasks there."""
 
     topology: int
     epoch: int
@@ -214,7 +222,7 @@ class SendWave:
 
 @dataclass(frozen=True, slots=True)
 class StoreManifest:
-    """Write it, then tell `ManifestStored`. `claim`: it enters an epoch and commits nothing new."""
+    """Write the manifest, then report `ManifestStored`. `claim`: it enters an epoch and commits nothing new."""
 
     manifest: Manifest
     claim: bool = False
@@ -222,7 +230,7 @@ class StoreManifest:
 
 @dataclass(frozen=True, slots=True)
 class CollectCheckpoints:
-    """What the newest checkpoints of the topology do not need may go."""
+    """Delete what the newest checkpoints of the topology no longer need."""
 
     name: str
     epoch: int

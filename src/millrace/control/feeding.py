@@ -1,7 +1,7 @@
-"""Between Spark and a DataFrame spout: what each side remembers of the batches on their way. Both send again rather than lose.
+"""Feeding of a DataFrame spout by Spark: the bookkeeping of both sides for batches in transit. Batches are resent, never lost.
 
-A batch is known by its `Key`. A feeder sends the batches of one partition, a few at a time, and keeps each until it is acked
-(`Outbox`). A spout's task emits each once, however often it comes, and answers whoever sent it (`Intake`).
+A batch is identified by its `Key`. A feeder sends the batches of one partition, a few at a time, and keeps each until it is
+acked (`SendWindow`). A spout's task emits each batch once, however often it arrives, and answers every sender (`Intake`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 NEW, PENDING, DONE = "new", "pending", "done"
-FEED = "millrace.feed"  # the metric under which a task tells its `FeedAddress`
-WINDOW = 16  # batches of a partition that are on their way at the same time
+FEED = "millrace.feed"  # the metric under which a task reports its `FeedAddress`
+WINDOW = 16  # batches of a partition in transit at the same time
 
 
 class Key(NamedTuple):
-    """A batch of a streaming query. `digest` is that of its content: rows that Spark computes again may come in another order,
-    and then the same number stands for other rows, which must not be taken for a repetition."""
+    """A batch of a streaming query. `digest` is a hash of its content: rows that Spark recomputes may come in another order,
+    and then the same number stands for other rows, which must not be taken for a repeat."""
 
     query: str
     batch: int
@@ -27,16 +27,16 @@ class Key(NamedTuple):
 
 
 class Intake:
-    """What one incarnation of a spout's task knows of the batches that it was sent; of one micro-batch at a time, because the
-    next one comes only when all of the last are done."""
+    """Batches that one incarnation of a spout's task has received. Covers one micro-batch at a time, because the next one
+    comes only when all batches of the last are done."""
 
     def __init__(self) -> None:
         self._batch = ("", -1)
-        self._pending: dict[Key, list[Any]] = {}  # who is to hear of its end
+        self._pending: dict[Key, list[Any]] = {}  # senders to answer when it is done
         self._done: set[Key] = set()
 
     def offer(self, key: Key, sender: Any) -> str:
-        """NEW: emit it. PENDING: it is on its way, the sender will hear. DONE: tell the sender."""
+        """Register an arrival. NEW: emit it. PENDING: already emitted, the sender is answered later. DONE: answer now."""
         if (key.query, key.batch) != self._batch:
             self._batch, self._pending, self._done = (key.query, key.batch), {}, set()
         if key in self._done:
@@ -50,20 +50,20 @@ class Intake:
         return PENDING
 
     def done(self, key: Key) -> list[Any]:
-        """It has been processed. Returns those who are to hear of it."""
+        """The batch has been processed. Returns the senders to answer."""
         senders = self._pending.pop(key, None)
-        if senders is None:  # of a micro-batch that nobody waits for any more
+        if senders is None:  # of an earlier micro-batch
             return []
         self._done.add(key)
         return senders
 
     def refused(self, key: Key) -> list[Any]:
-        """It cannot be emitted: forgotten, so that it may be tried again. Returns those who are to hear of it."""
+        """The batch cannot be emitted: forget it, so that it may be sent again. Returns the senders to answer."""
         return self._pending.pop(key, [])
 
 
 class FeedAddress(NamedTuple):
-    """Where a spout's task takes batches in. `boot` names its machine; `ipc` is another one for each incarnation."""
+    """Address at which a spout's task receives batches. `boot` names its machine; `ipc` differs for each incarnation."""
 
     ipc: str
     tcp: str
@@ -71,7 +71,7 @@ class FeedAddress(NamedTuple):
 
 
 def choose(feeds: Sequence[FeedAddress], boot: str, turn: int) -> FeedAddress | None:
-    """Those on this machine in turn; if there are none, all in turn."""
+    """The feed for this turn: round-robin over those on this machine, or over all if there are none here."""
     near = [feed for feed in feeds if boot and feed.boot == boot]
     usable = near or [feed for feed in feeds if feed.tcp]
     return usable[turn % len(usable)] if usable else None
@@ -79,7 +79,7 @@ def choose(feeds: Sequence[FeedAddress], boot: str, turn: int) -> FeedAddress | 
 
 @dataclass(slots=True)
 class Sending:
-    """One batch that is not acked. `target`: the feed that it was sent to, by its ipc address; empty: to none yet."""
+    """One unacked batch. `target`: ipc address of the feed that it was sent to; empty if it is still to be sent."""
 
     sequence: int
     payload: Any
@@ -87,8 +87,8 @@ class Sending:
     at: float = 0.0  # when it was sent
 
 
-class Outbox:
-    """The batches of one partition that are not acked, in order; no more than `window` of them."""
+class SendWindow:
+    """The unacked batches of one partition, in order; at most `window` of them."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -113,20 +113,20 @@ class Outbox:
         self._next += 1
 
     def acked(self, sequence: int) -> bool:
-        """Whether that is news."""
+        """Remove the batch; False if it was acked before."""
         return self._sendings.pop(sequence, None) is not None
 
     def unsent(self) -> list[Sending]:
         return [sending for sending in self._sendings.values() if not sending.target]
 
     def silent(self, before: float) -> bool:
-        """Something was sent before then and is not acked."""
+        """True if something was sent before that time and is not acked."""
         return any(sending.target and sending.at < before for sending in self._sendings.values())
 
     def look_again(self, feeds: Sequence[FeedAddress], sent_before: float) -> None:
-        """These are the feeds now. What went to one that is gone is to be sent again, and so is what was sent before then: it,
-        or the ack, may have been lost with a connection."""
-        there = {feed.ipc for feed in feeds}
+        """Mark batches for resending: those sent to feeds that are gone, and those sent before that time, because they or
+        their acks may have been lost with a connection."""
+        alive = {feed.ipc for feed in feeds}
         for sending in self._sendings.values():
-            if sending.target not in there or sending.at < sent_before:
+            if sending.target not in alive or sending.at < sent_before:
                 sending.target = ""

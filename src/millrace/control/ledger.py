@@ -1,13 +1,13 @@
-"""The XOR ledger: how an acker task knows that everything that came of a root is done.
+"""The XOR ledger, by which an acker task knows that a root is completely processed.
 
 A root is one chunk of a spout. Every chunk on every edge has a random 63-bit id; the ledger keeps only the XOR of the ids
-sent and the ids finished. It is zero when, and (but for a chance of 2^-63) only when, nothing is left.
+sent and the ids finished. It is zero if and only if (except with probability 2^-63) nothing is left.
 """
 
 from __future__ import annotations
 
 Owner = tuple[int, int, int]  # the spout task that sent a root: slot, number, incarnation
-ACKER_SHIFT = 48  # a root's upper bits name its acker task, so whoever finishes a chunk knows whom to tell
+ACKER_SHIFT = 48  # a root's upper bits name its acker task, so every task knows where to send acks
 
 
 def acker_of(root: int) -> int:
@@ -20,21 +20,21 @@ def make_root(acker: int, noise: int) -> int:
 
 
 class Ledger:
-    """The roots one acker task watches over. Messages may come in any order: an ack may arrive before its root."""
+    """The roots of one acker task. Messages may arrive in any order: an ack may come before its root."""
 
     def __init__(self) -> None:
         self._sums: dict[int, int] = {}
         self._owners: dict[int, Owner] = {}
-        self._old: dict[int, int] = {}  # sums not touched since the last `age`: two rounds unheard of, forgotten
-        self._failed_early: set[int] = set()  # failed before the spout's own word came: messages may overtake
+        self._old: dict[int, int] = {}  # sums not touched since the last `age`; forgotten at the next
+        self._failed_early: set[int] = set()  # failed before `open` was called: messages may overtake
         self._failed_before: set[int] = set()  # those of the round before
 
     def __len__(self) -> int:
         return len(self._sums) + len(self._old)
 
     def open(self, root: int, edges: int, owner: Owner) -> bool | None:
-        """A spout sent a root; `edges` is the XOR of its chunks' ids. Returns True if all is done already, False if
-        it has failed already, None if it is open now."""
+        """A spout sent a root; `edges` is the XOR of its chunks' ids. Returns True if it is already complete, False if it has
+        already failed, None if it is open now."""
         if root in self._failed_early or root in self._failed_before:
             self._failed_early.discard(root)
             self._failed_before.discard(root)
@@ -43,7 +43,7 @@ class Ledger:
         return True if self.ack(root, edges) is not None else None
 
     def ack(self, root: int, edges: int) -> Owner | None:
-        """Some chunks of the root came or went. Returns the spout to tell if the root is complete."""
+        """Chunks of the root were sent or finished. Returns the spout to notify if the root is complete."""
         total = self._sums.pop(root, None)
         if total is None:
             total = self._old.pop(root, 0)
@@ -54,7 +54,7 @@ class Ledger:
         return None
 
     def fail(self, root: int) -> Owner | None:
-        """Part of the root failed. Returns the spout to tell; None if it is not, or not yet, or no longer, known."""
+        """Part of the root failed. Returns the spout to notify; None if the root is not known (yet, or any more)."""
         self._sums.pop(root, None)
         self._old.pop(root, None)
         owner = self._owners.pop(root, None)
@@ -63,14 +63,14 @@ class Ledger:
         return owner
 
     def hand_over(self) -> tuple[list[tuple[int, int, Owner | None]], list[int]]:
-        """All that is known, for the ledger of the acker's next incarnation: (root, sum, owner) and the roots that failed
-        early. Sums of two ledgers may be put together in any order, so nothing is lost while both are told of acks."""
+        """The contents, for the ledger of the acker's next incarnation: (root, sum, owner) and the roots that failed early.
+        Sums of two ledgers can be combined in any order, so nothing is lost while both receive acks."""
         sums = [(root, total, self._owners.get(root)) for known in (self._old, self._sums) for root, total in known.items()]
         return sums, [*self._failed_before, *self._failed_early]
 
     def age(self) -> int:
-        """Called once per message timeout: forgets what two rounds have not touched (its spout has timed it out by
-        then, or is gone). Returns how many were forgotten."""
+        """Called once per message timeout: forgets roots that two rounds have not touched, because their spouts have timed
+        them out by then, or are gone. Returns the number of roots forgotten."""
         for root in self._old:
             self._owners.pop(root, None)
         self._failed_early, self._failed_before = set(), self._failed_early

@@ -1,19 +1,20 @@
-"""Estimators: from the loads of single windows to what a scheduler should reckon with.
+"""Smoothing of load: estimators turn the loads of single windows into the load that schedulers see.
 
-An estimator holds one topology's past; a frozen class with its parameters makes a fresh one for each topology. What comes
-out is again a `Load` over the newest window's length, so a scheduler need not know whether it sees a sample or an estimate.
+An estimator holds the history of one topology; a frozen class with its parameters makes a fresh one for each topology. The
+estimate is again a `Load` over the newest window's length, so a scheduler need not know whether it sees a sample or an
+estimate.
 
-Three rules hold for all that smooth:
+All estimators that smooth follow three rules:
 
-- Queue lengths, latencies and `settling` are the newest sample's: they say how things are now.
-- A task that is `settling` was started or moved within the window, so its sample is only a part of the truth. What it gets
-  to do, and the MHz and MB that this takes, belong to the task and not to its place: an estimate from before the move still
-  holds and is kept until a whole window has been seen. A part is taken only while there is nothing better, and then the
-  first whole window replaces it. The same goes for the traffic of a pair if one of the two is settling.
-- A task that is not in the newest sample is gone, and its pairs with it; one that comes back later starts anew. A pair of
-  tasks that are there and said nothing to each other had no traffic.
+- Queue lengths, latencies and `settling` are those of the newest sample: they describe the present.
+- A task that is `settling` was started or moved within the window, so its sample covers only part of it. A task's rates, MHz
+  and MB do not depend on its slot: the estimate from before the move still holds and is kept until a full window has been
+  seen. A partial sample is used only while there is nothing better, and the first full window replaces it. The same holds
+  for the traffic of a pair if either task is settling.
+- A task that is not in the newest sample is gone, and so are its pairs; one that returns later starts afresh. A pair of
+  present tasks without an entry had no traffic.
 
-What comes for a key group has nothing to do with where tasks are, so it is smoothed whoever is settling.
+The load of a key group does not depend on where tasks are, so it is smoothed even if tasks are settling.
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ Row = tuple[float, ...]  # one value for each of COUNTERS, SECONDS and LEVELS; t
 COUNTERS = ("emitted", "transferred", "executed", "acked", "failed")
 SECONDS = ("cpu_seconds", "busy_seconds")
 LEVELS = ("cpu_mhz", "memory_mb")
-NOTHING = 1e-6  # tuples or seconds a second, MHz or MB: what fades below that is over
+NOTHING = 1e-6  # tuples or seconds a second, MHz or MB: smaller values count as zero
 
 
 class Estimator(Protocol):
-    """One topology's past."""
+    """Smooths the load of one topology."""
 
     def add(self, sample: Load) -> Load:
-        """Take the load of one more window; the estimate that follows from all of them."""
+        """Add the load of one more window; returns the new estimate."""
 
 
 class EstimatorParameters(Protocol):
     """A frozen dataclass whose fields are the parameters of an estimator."""
 
     def fresh(self) -> Estimator:
-        """An estimator that has seen nothing yet."""
+        """An estimator without history."""
 
 
 @dataclass(frozen=True)
 class Ewma:
-    """T-Storm's: an exponentially weighted moving average, Y = a·Y + (1 - a)·sample."""
+    """Exponentially weighted moving average, as in T-Storm: Y = a·Y + (1 - a)·sample."""
 
     a: float = parameter(0.5, "Weight of the past, from 0 up to but not including 1; small is sensitive.", low=0.0, high=1.0)
 
@@ -70,7 +71,7 @@ class Ewma:
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """Sl-Stream's: the mean of the last samples without the single largest and smallest, so that a spike triggers nothing."""
+    """Mean of the last samples without the largest and the smallest, as in Sl-Stream: a single spike has no effect."""
 
     window: int = parameter(5, "Samples that the mean is taken over; with fewer than 3, none is left out.", low=1, high=1000)
 
@@ -83,7 +84,7 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class Last:
-    """The newest sample as it is."""
+    """The newest sample, unsmoothed."""
 
     def fresh(self) -> Estimator:
         return _Last()
@@ -97,14 +98,14 @@ ESTIMATORS = {
 
 
 def estimator_class(name: str) -> type[Any]:
-    """The parameter class of that name: one of ours, or a user's `module:Class`."""
+    """The parameter class of that name: a built-in estimator, or a user's `module:Class`."""
     if name not in ESTIMATORS and ":" not in name:
         raise UnknownName(f"there is no estimator named {name!r}; there are {', '.join(ESTIMATORS)}, and your own as "
                           "module:Class")
-    found = resolve(ESTIMATORS.get(name, name))
-    if not isinstance(found, type) or not callable(getattr(found, "fresh", None)):
+    cls = resolve(ESTIMATORS.get(name, name))
+    if not isinstance(cls, type) or not callable(getattr(cls, "fresh", None)):
         raise UnknownName(f"{name!r} is not a class with a method fresh() that makes an estimator")
-    return found
+    return cls
 
 
 def make_estimator(name: str, parameters: Mapping[str, Any] | None = None) -> EstimatorParameters:
@@ -130,7 +131,7 @@ class _Ewma:
         self.tasks: dict[TaskId, Row] = {}
         self.pairs: dict[Pair, float] = {}
         self.groups: dict[str, Row] = {}
-        self.known: set[TaskId] = set()  # tasks of which a whole window has been seen
+        self.known: set[TaskId] = set()  # tasks of which a full window has been seen
         self.newest = Load()
 
     def add(self, sample: Load) -> Load:
@@ -138,7 +139,7 @@ class _Ewma:
             return self.newest
         settling = set(sample.settling)
         self.known &= sample.tasks.keys()
-        pairs = self._pairs(sample, settling)  # before the tasks: whether both were known until now matters
+        pairs = self._pairs(sample, settling)  # before `known` is updated
         self.tasks = {task: self._task(task, _row(sample, measured), settling) for task, measured in sample.tasks.items()}
         self.known |= sample.tasks.keys() - settling
         self.pairs = pairs
@@ -157,7 +158,7 @@ class _Ewma:
         return tuple(map(self._mixed, old, new)) if len(old) == len(new) else new
 
     def _pairs(self, sample: Load, settling: set[TaskId]) -> dict[Pair, float]:
-        found: dict[Pair, float] = {}
+        rates: dict[Pair, float] = {}
         silent = [pair for pair in self.pairs if pair not in sample.traffic
                   and pair[0] in sample.tasks and pair[1] in sample.tasks]
         for pair in (*sample.traffic, *silent):
@@ -170,8 +171,8 @@ class _Ewma:
             else:
                 value = self._mixed(was, now)
             if value > 0:
-                found[pair] = value
-        return found
+                rates[pair] = value
+        return rates
 
     def _mixed(self, was: float, now: float) -> float:
         value = self.a * was + (1 - self.a) * now
@@ -189,7 +190,7 @@ class _TrimmedMean:
         rows = {task: _row(sample, measured) for task, measured in sample.tasks.items()}
         traffic = {pair: _clean(tuples / sample.window_seconds) for pair, tuples in sample.traffic.items()}
         for window in self.past:
-            window.whole &= rows.keys()  # a task that is gone starts anew when it comes back
+            window.whole &= rows.keys()  # a task that is gone and returns starts afresh
         self.past.append(_Window(rows, traffic, rows.keys() - set(sample.settling), _group_rates(sample)))
         tasks = {task: self._task(task, newest) for task, newest in rows.items()}
         self.newest = _load(sample, tasks, self._pairs(rows, traffic), self._groups())
@@ -204,26 +205,26 @@ class _TrimmedMean:
                 for name in self.past[-1].groups}
 
     def _pairs(self, rows: Mapping[TaskId, Row], newest: Mapping[Pair, float]) -> dict[Pair, float]:
-        """Of each pair that had traffic in any window. Windows are picked by bits, since there may be very many pairs."""
+        """Mean rate of each pair that had traffic in any window. Windows are selected by bit mask: there are many pairs."""
         whole = {task: sum(1 << bit for bit, window in enumerate(self.past) if task in window.whole) for task in rows}
         picked: dict[int, list[Mapping[Pair, float]]] = {}
-        found: dict[Pair, float] = {}
+        means: dict[Pair, float] = {}
         for pair in set().union(*(window.traffic for window in self.past)):
             source, target = pair
-            if source not in whole or target not in whole:  # gone, or nothing else is known of it: no mean to take
-                found[pair] = newest.get(pair, 0.0)
+            if source not in whole or target not in whole:  # one of the tasks is gone: no mean to take
+                means[pair] = newest.get(pair, 0.0)
                 continue
             bits = whole[source] & whole[target]
             if bits not in picked:
                 picked[bits] = [window.traffic for bit, window in enumerate(self.past) if bits >> bit & 1]
             rates = [traffic.get(pair, 0.0) for traffic in picked[bits]]
-            found[pair] = _trimmed_mean(rates) if rates else newest.get(pair, 0.0)
-        return found
+            means[pair] = _trimmed_mean(rates) if rates else newest.get(pair, 0.0)
+        return means
 
 
 @dataclass(slots=True)
 class _Window:
-    """One sample; `whole` are the tasks that it can be trusted about."""
+    """One sample. `whole`: tasks for which it covers the full window."""
 
     tasks: Mapping[TaskId, Row]
     traffic: Mapping[Pair, float]
@@ -238,12 +239,12 @@ def _trimmed_mean(values: Sequence[float]) -> float:
 
 
 def _has_length(sample: Load) -> bool:
-    """A window without a length says nothing of rates."""
+    """False for a window without a length, from which no rate can be computed."""
     return sample.window_seconds > 0 and math.isfinite(sample.window_seconds)
 
 
 def _clean(value: float) -> float:
-    """Not negative and not beyond what can be added up; what is no number counts as nothing."""
+    """The value, limited to the range from 0 to `MOST`; NaN and infinity count as 0."""
     return min(max(value, 0.0), MOST) if math.isfinite(value) else 0.0
 
 
@@ -259,7 +260,7 @@ def _group_rates(sample: Load) -> dict[str, Row]:
 
 
 def _load(sample: Load, tasks: Mapping[TaskId, Row], pairs: Mapping[Pair, float], groups: Mapping[str, Row]) -> Load:
-    """The estimate over the newest window's length; all else as the sample has it."""
+    """The estimate over the newest window's length; all other values are the sample's."""
     seconds = sample.window_seconds
     return Load(
         window_seconds=seconds,

@@ -1,6 +1,6 @@
-"""The master's decisions: the life of topologies and what to do when workers come and go.
+"""The master's state machine: the life of topologies, and what to do when workers join and are lost.
 
-`handle` is the only way to change it: the same events in the same order always give the same commands.
+`MasterState.handle` is the only way to change it: the same events in the same order always give the same commands.
 """
 
 from __future__ import annotations
@@ -31,23 +31,18 @@ from millrace.control.events import (
     Submitted,
     Ticked,
     WaveAcked,
+    WaveRequested,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
 )
-from millrace.control.plan_changes import Replanning
+from millrace.control.plan_changes import PlanChanges
 from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
-from millrace.control.topology_state import (
-    PAUSED,
-    RUNNING,
-    STARTING,
-    STOPPING,
-    WAITING,
-    TopologyState,
-)
-from millrace.control.wave_control import Recovery
+from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import ENDED, PAUSED, RUNNING, STARTING, STOPPING, WAITING
+from millrace.control.wave_control import WaveControl
 from millrace.control.wording import tasks_named, workers_named
-from millrace.control.workers import WorkerView, agents_of, cluster_of
+from millrace.control.workers import WorkerView, agents_of, cluster_from
 from millrace.errors import TopologyError, UnknownTopology
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TaskId, TopologyGraph
@@ -56,22 +51,22 @@ from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, Scheduling
 from millrace.schedulers.even import Even
 from millrace.state.checkpoint import fits
 
-QUIET_REPORTS = 2  # reports in a row without anything in flight before a topology counts as drained
+QUIET_REPORTS = 2  # consecutive reports with nothing in flight before a topology counts as drained
 
 
 class MasterState:
-    """Workers, topologies and the assignment in force. `author`: the number of this master among those that have written
-    plans for the cluster."""
+    """Workers, topologies and the assignment in force. `author`: this master's number among those that have written plans
+    for the cluster."""
 
     def __init__(self, first: Scheduler | None = None, author: int = 0) -> None:
         self.author = author
-        self.first = first or Even(spread_back=False)  # places a topology, and re-places what was lost
+        self.first = first or Even(spread_back=False)  # places new topologies and lost tasks
         self.workers: dict[int, WorkerView] = {}
         self.topologies: dict[str, TopologyState] = {}
         self.agents: dict[str, int] = {}  # node -> slot of the worker whose agent keeps the node's plan store
         self.revision = 0
-        self._recovery = Recovery(self)
-        self._replanning = Replanning(self, self._recovery)
+        self._waves = WaveControl(self)
+        self._plan_changes = PlanChanges(self, self._waves)
         self._numbers = 0
 
     def handle(self, event: Event) -> list[Command]:
@@ -91,11 +86,11 @@ class MasterState:
             case Killed():
                 return self._killed(event)
             case Moved():
-                return self._replanning.moved(event)
+                return self._plan_changes.moved(event)
             case Replanned():
-                return self._replanning.replanned(event)
+                return self._plan_changes.replanned(event)
             case Rescaled():
-                return self._replanning.rescaled(event)
+                return self._plan_changes.rescaled(event)
             case BatchBegan():
                 self._batched(event.name).in_batch = True
                 return []
@@ -108,20 +103,22 @@ class MasterState:
                 return self.end(self._batched(event.name), event.how)
             case Ticked():
                 return self._ticked(event.now)
+            case WaveRequested():
+                return self._waves.requested(event)
             case WaveAcked():
-                return self._recovery.acked(event)
+                return self._waves.acked(event)
             case ManifestStored():
-                return self._recovery.stored(event)
+                return self._waves.stored(event)
             case ChannelBroke():
-                return self._recovery.broke(event)
+                return self._waves.broke(event)
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
     def _joined(self, event: WorkerJoined) -> list[Command]:
         commands: list[Command] = []
-        if event.slot in self.workers:  # Spark started the slot again before anyone noticed that it was gone
+        if event.slot in self.workers:  # Spark restarted the slot before its loss was noticed
             old = self.workers[event.slot].address
-            commands += self._lost(WorkerLost(event.slot, old.generation, "it was started again"))
+            commands += self._lost(WorkerLost(event.slot, old.generation, "it was restarted"))
         address = WorkerAddress(event.slot, event.generation, event.node.name, event.boot, event.ipc, event.tcp,
                                 event.backup_ipc, event.backup_tcp)
         self.workers[event.slot] = WorkerView(address, event.executor, event.node)
@@ -130,7 +127,7 @@ class MasterState:
             if self._unplaced(topology):
                 commands += self._place(topology)
             else:
-                commands += self._replanning.move_home(topology, event.slot)
+                commands += self._plan_changes.move_home(topology, event.slot)
         return [*commands, self.distribute()]
 
     def _lost(self, event: WorkerLost) -> list[Command]:
@@ -140,12 +137,12 @@ class MasterState:
         del self.workers[event.slot]
         commands: list[Command] = [Say(f"worker {event.slot} lost: {event.cause}", level="warning")]
         for topology in self.topologies.values():
-            gone = [task for task, place in topology.places.items() if place.slot == event.slot]
+            lost = [task for task, place in topology.places.items() if place.slot == event.slot]
             topology.quiet.pop(event.slot, None)
             topology.starting.pop(event.slot, None)
-            if gone:
+            if lost:
                 topology.losses += 1
-                for task in gone:
+                for task in lost:
                     del topology.places[task]
                 commands += self._place(topology)
         return [*commands, self.distribute()]
@@ -158,7 +155,7 @@ class MasterState:
         by_number = {topology.number: topology for topology in self.topologies.values()}
         for number, task_number, position in event.positions:
             topology = by_number.get(number)
-            if topology is None or topology.batched:  # the positions of a batch are those of its manifest
+            if topology is None or topology.batched:  # its manifest has the positions of a batch
                 continue
             if topology.waves is None or event.revision >= topology.ready_at:
                 task = topology.graph.task(task_number)
@@ -179,15 +176,16 @@ class MasterState:
         if topology.status in (PAUSED, STOPPING) and event.revision >= topology.ready_at:
             topology.quiet[event.slot] = topology.quiet.get(event.slot, 0) + 1 if in_flight == 0 else 0
             if topology.status == STOPPING and self.drained(topology):
-                return self._recovery.close(topology)
+                return self._waves.close(topology)
         return []
 
     def all_up(self, topology: TopologyState) -> list[Command]:
-        topology.status = PAUSED if topology.paused else RUNNING
+        """All tasks are up: let the spouts run, unless the topology is paused."""
+        topology.become(PAUSED if topology.paused else RUNNING)
         return [Say(f"all {len(topology.places)} tasks are up", topology.graph.name), self.distribute()]
 
     def drained(self, topology: TopologyState) -> bool:
-        """Its spouts have stopped and nothing that they sent is left anywhere."""
+        """True if its spouts have stopped and none of their tuples is in flight."""
         if topology.batched:
             return topology.status == PAUSED and not topology.in_batch
         return (topology.status in (PAUSED, STOPPING) and bool(self.workers)
@@ -209,28 +207,28 @@ class MasterState:
         if graph.batched:
             self._prepare_batches(topology, event)
         elif graph.waves:
-            self._recovery.prepare(topology, event)
+            self._waves.prepare(topology, event)
         self.topologies[graph.name] = topology
         try:
             placed = self._place(topology)
         except Exception:
-            del self.topologies[graph.name]  # refused as a whole: nothing of it stays
+            del self.topologies[graph.name]  # refused as a whole
             raise
         keys = {key for config in (graph.config, *(component.config for component in graph.components)) for key in config}
-        warned = [Say(text, graph.name, "warning") for text in (*settings_without_effect(keys), *weak_points(graph))]
+        notes = [Say(text, graph.name, "warning") for text in (*settings_without_effect(keys), *weak_points(graph))]
         if event.checkpoint is None and event.after != (0, 0):
-            warned.append(Say(f"begins anew: what the store has of earlier runs, up to wave {event.after[1]}, goes when it has "
-                              "committed waves of its own", graph.name))
-        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *warned, *placed, self.distribute()]
+            notes.append(Say(f"starts fresh: checkpoints of earlier runs, up to wave {event.after[1]}, are deleted once this "
+                             "run has committed waves of its own", graph.name))
+        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *notes, *placed, self.distribute()]
 
     def _set_paused(self, name: str, paused: bool) -> list[Command]:
         topology = self.topology(name)
         if topology.status == STOPPING:
-            raise TopologyError(f"topology {name!r} is being killed and can be neither paused nor resumed")
+            raise TopologyError(f"topology {name!r} is being killed and can be neither paused nor unpaused")
         topology.paused = paused
         if topology.status not in (RUNNING, PAUSED):
             return [Say("will be paused" if paused else "will run", name)]
-        topology.status = PAUSED if paused else RUNNING
+        topology.become(PAUSED if paused else RUNNING)
         distribute = self.distribute()
         topology.ready_at, topology.quiet = self.revision, {}
         return [Say("paused" if paused else "unpaused", name), distribute]
@@ -239,18 +237,21 @@ class MasterState:
         topology = self.topology(event.name)
         if topology.status == WAITING:
             return self.end(topology, "killed before it had a slot")
-        topology.status, topology.deadline, topology.quiet = STOPPING, event.now + event.wait, {}
+        topology.become(STOPPING)
+        topology.deadline, topology.quiet = event.now + event.wait, {}
         distribute = self.distribute()
         topology.ready_at = self.revision
-        what = "the batch that runs is the last" if topology.batched else "spouts stop"
-        return [Say(f"{what}; up to {event.wait:g} s for what is in flight", event.name), distribute]
+        what = "the running batch is the last" if topology.batched else "spouts stop"
+        return [Say(f"{what}; up to {event.wait:g} s for tuples in flight", event.name), distribute]
 
     def _ticked(self, now: float) -> list[Command]:
         late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]
         commands = [command for topology in late for command in self.end(topology, _killed_how(topology))]
-        return commands + self._recovery.tick(now)
+        return commands + self._waves.tick(now)
 
     def end(self, topology: TopologyState, how: str) -> list[Command]:
+        """Remove the topology; `how` is reported to users."""
+        topology.become(ENDED)
         del self.topologies[topology.graph.name]
         return [Say(how, topology.graph.name), self.distribute(), Ended(topology.graph.name)]
 
@@ -265,11 +266,12 @@ class MasterState:
     def _batched(self, name: str) -> TopologyState:
         topology = self.topology(name)
         if not topology.batched:
-            raise TopologyError(f"{name!r} runs on resident workers: it has no batches")
+            raise TopologyError(f"{name!r} runs on resident workers and has no batches")
         return topology
 
     def _prepare_batches(self, topology: TopologyState, event: Submitted) -> None:
-        """Each batch is a wave. As for other waves, epochs rise from run to run: no name in the store is used twice."""
+        """Set up a topology that runs in batches. Each batch is a wave; epochs rise from run to run as for other waves, so
+        that no name in the store is used twice."""
         if event.checkpoint is not None:
             fits(event.checkpoint, event.graph)
             topology.positions = event.checkpoint.positions()
@@ -285,47 +287,51 @@ class MasterState:
     # -- placement ---------------------------------------------------------------------------------------------------
 
     def cluster(self) -> Cluster:
-        return cluster_of(self.workers)
+        return cluster_from(self.workers)
 
     def _unplaced(self, topology: TopologyState) -> Sequence[TaskId]:
         return [task for task in topology.graph.tasks() if task not in topology.places]
 
     def _place(self, topology: TopologyState) -> list[Command]:
-        """Find a slot for every task that has none; nothing else moves."""
+        """Find a slot for every task that has none; other tasks stay where they are."""
         name = topology.graph.name
-        homeless = self._unplaced(topology)
+        unplaced = self._unplaced(topology)
         result = self.placed(topology.graph, topology.plan)
         if isinstance(result, CannotPlace):
-            topology.status = WAITING if topology.status != STOPPING else STOPPING
+            if topology.status != STOPPING:
+                topology.become(WAITING)
             return [Say(f"waits: {result.reason}", name, "warning")]
         if not isinstance(result, NewPlan):
             return []
         placement = result.plans[name].placement
         topology.version += 1
-        for task in homeless:
+        for task in unplaced:
             topology.places[task] = Place(placement[task], topology.version)
             topology.homes.setdefault(task, placement[task])
         topology.key_groups = dict(topology.key_groups or key_groups_for(topology.graph, None))
         if topology.status == WAITING:
-            topology.status, topology.ready_at = STARTING, self.revision + 1
-        if topology.batched and topology.status == STARTING:  # there is nothing to start before its next batch
-            topology.status = PAUSED if topology.paused else RUNNING
-        placed = Say(f"{tasks_named(homeless)} placed on {workers_named(placement[task] for task in homeless)}", name)
-        return [placed, *self._recovery.go_back(topology)] if topology.waves is not None else [placed]
+            topology.ready_at = self.revision + 1
+            if not topology.batched:
+                topology.become(STARTING)
+            else:  # nothing starts before its next batch
+                topology.become(PAUSED if topology.paused else RUNNING)
+        placed = Say(f"{tasks_named(unplaced)} placed on {workers_named(placement[task] for task in unplaced)}", name)
+        return [placed, *self._waves.roll_back(topology)] if topology.waves is not None else [placed]
 
     def placed(self, graph: TopologyGraph, plan: Plan) -> SchedulingResult:
-        """Where its tasks that have no slot should go, beside all that runs."""
+        """Ask the first scheduler for slots for the tasks without one, leaving all other tasks where they are."""
         others = {name: other.plan for name, other in self.topologies.items() if name != graph.name}
         return self.first.schedule([graph], self.cluster(), {}, {**others, graph.name: plan})
 
-    # -- what workers are told ---------------------------------------------------------------------------------------
+    # -- assignments --------------------------------------------------------------------------------------------------
 
     def distribute(self) -> Distribute:
+        """The command that sends out the assignment under a new revision."""
         self.revision += 1
         return self.distribution()
 
     def distribution(self) -> Distribute:
-        """What is in force, whole and by node."""
+        """The assignment in force, whole and by node."""
         self.agents = agents_of(self.workers, self.agents)
         whole, nodes = self.assignment(), self._nodes()
         for topology in self.topologies.values():
@@ -333,7 +339,7 @@ class MasterState:
         return Distribute(whole, parts_of(whole, {topology.number: topology.hosted for topology in self.topologies.values()}))
 
     def assignment(self) -> Assignment:
-        """The whole truth, as of this revision."""
+        """The complete assignment of this revision."""
         nodes = self._nodes()
         return Assignment(
             self.revision,
@@ -352,4 +358,4 @@ def _killed_how(topology: TopologyState) -> str:
         return "killed"
     else:
         wave = topology.waves.committed
-    return f"killed as of wave {wave}: what came after it is not committed, --resume goes on from there"
+    return f"killed as of wave {wave}: later input is not committed, --resume continues from there"

@@ -1,55 +1,74 @@
-"""Changes of plan while topologies run: tasks that people move, a scheduler's plans, other numbers of tasks, workers that are
-back. On resident workers what has state moves with a wave; a topology that runs in batches changes with the next of them."""
+"""Applies changes of plan to running topologies: accepted plans of a scheduler, moved tasks, rescaled components, and tasks
+that return to a worker that is back.
+
+On resident workers, tasks with state move after a wave. A topology that runs in batches changes with its next batch. When a
+scheduler is asked is decided in schedule_generator.py, whether its plan is accepted in plan_acceptance.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from millrace.control.assignment import Place
-from millrace.control.events import Command, Moved, Replanned, Rescaled, Say
-from millrace.control.topology_state import PAUSED, RUNNING, STARTING, TopologyState
-from millrace.control.wave_control import Recovery
+from millrace.control.events import Command, Distribute, Moved, Replanned, Rescaled, Say
+from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import PAUSED, RUNNING, STARTING
+from millrace.control.wave_control import WaveControl
 from millrace.control.wording import counts_named, tasks_named, workers_named
+from millrace.control.workers import WorkerView
 from millrace.errors import StalePlan, TopologyError, UnknownName
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.model.plan import Plan, rescaled_key_groups
 from millrace.model.rescaling import rescaled
-from millrace.schedulers.base import CannotPlace, NewPlan
-
-if TYPE_CHECKING:
-    from millrace.control.master_state import MasterState
+from millrace.schedulers.base import CannotPlace, NewPlan, SchedulingResult
 
 
-class Replanning:
-    """Every method returns what is to be done, or raises and has changed nothing."""
+class PlannedTopologies(Protocol):
+    """The part of the master's state that plan changes use."""
 
-    def __init__(self, master: MasterState, recovery: Recovery) -> None:
-        self._master, self._recovery = master, recovery
+    topologies: dict[str, TopologyState]
+    workers: dict[int, WorkerView]
+
+    def topology(self, name: str) -> TopologyState:
+        """The running topology of that name; `UnknownTopology` if there is none."""
+
+    def placed(self, graph: TopologyGraph, plan: Plan) -> SchedulingResult:
+        """Slots for the tasks of the graph that the plan has none for."""
+
+    def distribute(self) -> Distribute:
+        """The command that sends out the assignment under a new revision."""
+
+
+class PlanChanges:
+    """Every method returns the commands to carry out, or raises and has changed nothing."""
+
+    def __init__(self, master: PlannedTopologies, waves: WaveControl) -> None:
+        self._master, self._waves = master, waves
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     def moved(self, event: Moved) -> list[Command]:
         topology, workers = self._master.topology(event.name), self._master.workers
         if event.task not in topology.places:
-            of = [str(task) for task in sorted(topology.places) if task.component == event.task.component]
+            siblings = [str(task) for task in sorted(topology.places) if task.component == event.task.component]
             raise UnknownName(f"{event.name!r} has no running task {event.task}; it has "
-                              f"{', '.join(of) or ', '.join(sorted({task.component for task in topology.places}))}")
+                              f"{', '.join(siblings) or ', '.join(sorted({task.component for task in topology.places}))}")
         if event.slot not in workers:
             raise UnknownName(f"there is no worker {event.slot}; there are {', '.join(map(str, sorted(workers)))}")
         source = topology.places[event.task].slot
         if not topology.graph.movable(event.task):
-            raise TopologyError(f"{event.task} is a spout whose source cannot be read again: what it has in flight is its own "
-                                "alone, so it stays where it is. A ReplayableSpout can be moved")
+            raise TopologyError(f"{event.task} is a spout whose source cannot be read again: only this task can replay what it "
+                                "has in flight, so it cannot be moved. A ReplayableSpout can")
         if source == event.slot:
-            topology.moves.pop(event.task, None)  # it was to leave with the next wave
-            return [Say(f"{event.task} is on worker {event.slot} already", event.name)]
+            topology.moves.pop(event.task, None)  # cancels a move that waits for the next wave
+            return [Say(f"{event.task} is already on worker {event.slot}", event.name)]
         _check_changeable(topology)
         return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name),
                 *self._enact(topology, {event.task: event.slot}), self._master.distribute()]
 
     def replanned(self, event: Replanned) -> list[Command]:
-        """All plans or none: they were made together."""
+        """Apply all plans or none: they were made together."""
         for name, plan in event.plans.items():
             self._check_plan(self._master.topology(name), plan, event.based_on.get(name))
         commands: list[Command] = []
@@ -65,12 +84,12 @@ class Replanning:
         return [*commands, self._master.distribute()] if commands else []
 
     def rescaled(self, event: Rescaled) -> list[Command]:
-        """More tasks or fewer, all of what is asked for or nothing. As few key groups as possible change hands."""
+        """Change the number of tasks, for all components named or none. As few key groups as possible change owner."""
         topology = self._master.topology(event.name)
         graph = rescaled(topology.graph, event.par)
         _check_changeable(topology)
         if graph is topology.graph:
-            return [Say(f"has {counts_named(event.par)} already", event.name)]
+            return [Say(f"already has {counts_named(event.par)}", event.name)]
         stay = {task: place.slot for task, place in topology.places.items() if task in set(graph.tasks())}
         result = self._master.placed(graph, Plan(topology.version, stay, topology.key_groups))
         if isinstance(result, CannotPlace):
@@ -82,27 +101,27 @@ class Replanning:
         return [Say(f"{counts_named(event.par)} from the next batch on", event.name), self._master.distribute()]
 
     def move_home(self, topology: TopologyState, slot: int) -> list[Command]:
-        """Tasks that had to leave this slot go back, so that it is used again. Spouts and ackers stay where they are:
-        what they have in flight is theirs alone. Between two batches nothing is."""
+        """Return tasks to the slot that they had to leave, so that it is used again. Spouts and ackers stay where they are,
+        because nobody else knows what they have in flight; between two batches nothing is in flight."""
         if topology.status not in (RUNNING, PAUSED, STARTING):
             return []
-        back = [task for task, place in topology.places.items()
-                if topology.homes.get(task) == slot and place.slot != slot and task.component != ACKER
-                and (topology.batched or topology.graph.component(task.component).kind == "bolt")]
-        if not back:
+        returning = [task for task, place in topology.places.items()
+                     if topology.homes.get(task) == slot and place.slot != slot and task.component != ACKER
+                     and (topology.batched or topology.graph.component(task.component).kind == "bolt")]
+        if not returning:
             return []
-        return [Say(f"worker {slot} is back: {tasks_named(back)} moved there", topology.graph.name),
-                *self._enact(topology, dict.fromkeys(back, slot))]
+        return [Say(f"worker {slot} is back: {tasks_named(returning)} moved there", topology.graph.name),
+                *self._enact(topology, dict.fromkeys(returning, slot))]
 
-    # -- how -----------------------------------------------------------------------------------------------------------
+    # -- checks and changes --------------------------------------------------------------------------------------------
 
     def _check_plan(self, topology: TopologyState, plan: Plan, based_on: int | None) -> None:
-        """One that was made for another plan than that in force, or for workers that are gone, must not be run."""
+        """Refuse a plan that was made for another version than that in force, or for workers that are gone."""
         name = topology.graph.name
         _check_changeable(topology)
         if based_on != topology.version:
-            raise StalePlan(f"{name!r} is at version {topology.version} by now, and the plan was made for version "
-                            f"{based_on}: nothing of it is run. Ask the scheduler again")
+            raise StalePlan(f"{name!r} is now at version {topology.version}, and the plan was made for version {based_on}: "
+                            "none of it is applied. Ask the scheduler again")
         gone = sorted({slot for slot in plan.placement.values() if slot not in self._master.workers})
         stuck = sorted(task for task, slot in plan.placement.items() if task in topology.places
                        and topology.places[task].slot != slot and not topology.graph.movable(task))
@@ -110,15 +129,15 @@ class Replanning:
             raise TopologyError(f"the plan for {name!r} moves {stuck[0]}, a spout whose source cannot be read again")
         graph = rescaled(topology.graph, plan.parallelism) if topology.batched else topology.graph
         if gone or set(plan.placement) != set(graph.tasks()) or len(topology.places) != len(topology.graph.tasks()):
-            raise StalePlan(f"the plan for {name!r} " + (f"puts tasks on workers {gone}, which are not there" if gone else
-                            "has other tasks than are running") + ": nothing of it is run. Ask the scheduler again")
+            raise StalePlan(f"the plan for {name!r} " + (f"puts tasks on workers {gone}, which are gone" if gone else
+                            "has other tasks than are running") + ": none of it is applied. Ask the scheduler again")
 
     def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
-        """Put the tasks there. What has state to take along waits for a wave, so that little is done twice."""
+        """Move the tasks: at once, or after the next wave if the topology takes waves, so that little is replayed."""
         for task, slot in moves.items():
             topology.homes[task] = slot
         if topology.waves is not None:
-            return self._recovery.move(topology, moves)
+            return self._waves.move(topology, moves)
         topology.version += 1
         for task, slot in moves.items():
             topology.places[task] = Place(slot, topology.version)
@@ -130,21 +149,21 @@ class Replanning:
         if not changed:
             return []
         _take_plan(topology, rescaled(topology.graph, plan.parallelism), plan.placement, plan.key_groups)
-        what = [f"{tasks_named(tasks)} {how}" for tasks, how in ((changed.moved, "moved"), (changed.started, "begun"),
-                                                                 (changed.stopped, "ended")) if tasks]
-        what += [f"{len(changed.key_groups)} key groups given to other tasks"] if changed.key_groups else []
+        what = [f"{tasks_named(tasks)} {how}" for tasks, how in ((changed.moved, "moved"), (changed.started, "started"),
+                                                                 (changed.stopped, "stopped")) if tasks]
+        what += [f"{len(changed.key_groups)} key groups reassigned"] if changed.key_groups else []
         return [Say(f"{', '.join(what)}, from the next batch on: {reason}", topology.graph.name)]
 
 
 def _check_changeable(topology: TopologyState) -> None:
     if topology.status not in (STARTING, RUNNING, PAUSED):
-        raise TopologyError(f"topology {topology.graph.name!r} is {topology.status}: its tasks can be moved only while it "
-                            "runs or is paused, and so can their number be changed")
+        raise TopologyError(f"topology {topology.graph.name!r} is {topology.status}: its tasks can be moved or rescaled only "
+                            "while it runs or is paused")
 
 
 def _take_plan(topology: TopologyState, graph: TopologyGraph, placement: Mapping[TaskId, int],
                key_groups: Mapping[str, tuple[int, ...]]) -> None:
-    """The next batch runs by it. Tasks that stay keep their incarnation."""
+    """Use the plan from the next batch on. Tasks that stay keep their incarnation."""
     topology.version += 1
     before = topology.places
     topology.places = {task: before[task] if task in before and before[task].slot == slot else Place(slot, topology.version)

@@ -1,4 +1,4 @@
-"""The worker's diff of plans: which tasks to start, retire and drop to get from what runs to what an assignment says."""
+"""The worker's diff of plans: tasks to start, retire and drop to get from the running tasks to those of an assignment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millrace.model.graph import TaskId
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """What a worker has to do to get from what it runs to what it should run."""
+    """Tasks that a worker must start, retire and drop."""
 
     start: list[tuple[int, TaskId, int]]  # topology, task, incarnation
     retire: list[tuple[int, TaskId]]  # moved elsewhere: drain, then end
@@ -18,7 +18,7 @@ class PlanDiff:
 
 
 def plan_diff(running: dict[tuple[int, TaskId], int], assignment: Assignment, slot: int) -> PlanDiff:
-    """Compare what a worker runs with what it is told to run."""
+    """Compare the tasks that a worker runs with those that the assignment gives its slot."""
     wanted = assignment.tasks_at(slot)
     alive = {topology.number for topology in assignment.topologies}
     start = [(*key, incarnation) for key, incarnation in wanted.items() if running.get(key) != incarnation]

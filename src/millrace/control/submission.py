@@ -1,4 +1,4 @@
-"""Checks of a submitted topology: its settings, its guarantee, and what an earlier run has left to resume from."""
+"""Checks of a submitted topology: its settings, its guarantee, and the checkpoints of earlier runs to resume from."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from millrace.state.checkpoint import Manifest
 
 
 def check_not_running(name: str, running: Container[str]) -> None:
-    """`TopologyError` if one of that name runs."""
+    """Raise `TopologyError` if a topology of that name is running."""
     if name in running:
         raise TopologyError(f"a topology named {name!r} is running already: kill it first, or give this one another name")
 
 
 def check_settings(graph: TopologyGraph) -> None:
-    """`TopologyError` for a value that a worker would choke on: better here than in every worker at once."""
+    """Raise `TopologyError` for an invalid value here rather than in every worker at once."""
     for conf in (graph.config, *(component.config for component in graph.components)):
         for setting in SETTINGS:
             setting.of(conf)
 
 
 def check_guarantee(graph: TopologyGraph) -> None:
-    """`TopologyError` for a guarantee that the topology's spouts cannot keep."""
+    """Raise `TopologyError` for a guarantee that the topology's spouts cannot keep."""
     backup_shape(graph)
     if graph.exactly_once:
         stuck = [spout.name for spout in graph.spouts if not spout.movable]
@@ -38,54 +38,55 @@ def check_guarantee(graph: TopologyGraph) -> None:
             if graph.batched:
                 why, instead = f"runs in batches, which is always {EXACTLY_ONCE}", "run it on the resident engine"
             raise TopologyError(f"{graph.name!r} {why}, and {', '.join(stuck)} cannot be read again from a position: derive it "
-                                f"from ReplayableSpout (GeneratorSpout, FileSpout and RedisLogSpout are), or {instead}")
+                                f"from ReplayableSpout (as GeneratorSpout, FileSpout and RedisLogSpout are), or {instead}")
 
 
 def weak_points(graph: TopologyGraph) -> list[str]:
-    """What the guarantee does not cover, for people to know."""
-    found = []
+    """Warnings about what the guarantee does not cover."""
+    warnings = []
     if graph.exactly_once:
         writing = [bolt.name for bolt in graph.bolts if _acts_outside(bolt)]
         if writing:
-            found.append(f"{EXACTLY_ONCE} does not cover what {', '.join(writing)} may write outside: after a failure it is "
-                         "written again. A TwoPhaseSink is covered")
+            warnings.append(f"{EXACTLY_ONCE} does not cover what {', '.join(writing)} may write to other systems: after a "
+                            "failure it is written again. A TwoPhaseSink is covered")
     elif graph.waves and GUARANTEE.of(graph.config) == AT_LEAST_ONCE:
         stuck = [spout.name for spout in graph.spouts if not spout.movable]
         if stuck:
-            found.append(f"{', '.join(stuck)} cannot be read again: state that is lost with a worker goes back to the last "
-                         "wave, and what came since is missing from it")
-    return found
+            warnings.append(f"{', '.join(stuck)} cannot be read again: state lost with a worker is restored as of the last "
+                            "wave, without the tuples that came after it")
+    return warnings
 
 
 def _acts_outside(bolt: ComponentDef) -> bool:
-    """One that emits nothing but dead letters and keeps no state is there for what it does outside. Of others nothing is known,
-    and most do nothing there. What a sink keeps in its snapshot, as those for DataFrames and taps do, is covered."""
+    """True for a bolt that emits nothing but dead letters and keeps no state: its purpose must be a side effect. Nothing is
+    known about other bolts, and most have none. What a sink keeps in its snapshot, as for DataFrames and taps, is covered."""
     return all(stream.name == DEAD_LETTERS for stream in bolt.outputs) and not bolt.stateful and not bolt.commits
 
 
 def ackers_for(graph: TopologyGraph, workers: int) -> int:
-    """How many acker tasks a topology gets: as many as it says, or one for each worker; none without tracking."""
+    """Number of acker tasks: as configured, or one for each worker; none without tracking."""
     if GUARANTEE.of(graph.config) != AT_LEAST_ONCE:
         return 0
-    asked = ACKERS.of(graph.config)
-    return workers if asked is None else int(asked)
+    configured = ACKERS.of(graph.config)
+    return workers if configured is None else int(configured)
 
 
-def check_choice(resume: bool | None, found: Manifest | None, store: str) -> None:
-    """`TopologyError` if there is something to go on from, and nobody has said whether to. The manifest of an epoch that began
-    at the beginning, before its first wave, is nothing to go on from."""
-    if resume is None and found is not None and found.wave > 0:
-        raise not_said(f"{store} has checkpoints of {found.topology!r}, the last of {_which(found)}{when(found.at)}")
+def check_choice(resume: bool | None, manifest: Manifest | None, store: str) -> None:
+    """Raise `TopologyError` if there is a checkpoint to resume from and the user chose neither --resume nor --fresh. A fresh
+    epoch that has committed no wave is nothing to resume from."""
+    if resume is None and manifest is not None and manifest.wave > 0:
+        raise choice_required(f"{store} has checkpoints of {manifest.topology!r}, the last of "
+                              f"{_which(manifest)}{when(manifest.at)}")
 
 
-def not_said(there: str) -> TopologyError:
-    """`there`: what is there, and where. It is deleted by nobody who does not say so."""
-    return TopologyError(f"{there}. Say what is to become of that: --resume (resume=True) goes on from there, --fresh "
-                         "(resume=False) begins anew and deletes it once the new run has committed something of its own")
+def choice_required(remains: str) -> TopologyError:
+    """The error that asks for --resume or --fresh. `remains`: a sentence on what an earlier run has left, and where."""
+    return TopologyError(f"{remains}. Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start "
+                         "over; what is there is deleted once the new run has committed something of its own")
 
 
 def when(at: float) -> str:
-    """As a part of a sentence; nothing if it is not known."""
+    """The time as part of a sentence; empty if it is not known."""
     return f", made {datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}" if at else ""
 
 
@@ -97,8 +98,8 @@ def _which(manifest: Manifest) -> str:
 
 
 def as_scaled(graph: TopologyGraph, manifest: Manifest, chosen: frozenset[str]) -> tuple[TopologyGraph, str]:
-    """The graph with as many tasks as the checkpoint has, and what is to be said of that. Not of components in `chosen`, nor
-    of those that cannot be scaled while they run: there the number was changed in the declaration."""
+    """The graph with the checkpoint's numbers of tasks, and a message about it. Components in `chosen` keep their number, and
+    so do those that cannot be rescaled while they run: there the number was changed in the declaration."""
     scaled = {component.name: manifest.parallelism[component.name] for component in graph.bolts
               if component.name in manifest.parallelism and component.name not in chosen and not component.own_state}
     changed = [f"{component.name} x {scaled[component.name]}" for component in graph.bolts
@@ -106,17 +107,17 @@ def as_scaled(graph: TopologyGraph, manifest: Manifest, chosen: frozenset[str]) 
     if not changed:
         return graph, ""
     components = tuple(replace(component, par=scaled.get(component.name, component.par)) for component in graph.components)
-    return replace(graph, components=components), f"goes on with {', '.join(changed)}, as it was scaled"
+    return replace(graph, components=components), f"resumes with {', '.join(changed)}, as it was rescaled"
 
 
 def owners_in(manifest: Manifest, graph: TopologyGraph) -> dict[str, tuple[int, ...]]:
-    """Who owns the key groups of each keyed component: who had them, as far as there are as many tasks now."""
+    """Owners of the key groups of each keyed component: the previous owners, redistributed if the parallelism changed."""
     return {component.name: _owners(manifest, component) for component in graph.bolts if component.keyed}
 
 
 def _owners(manifest: Manifest, component: ComponentDef) -> tuple[int, ...]:
     before = manifest.parallelism[component.name]
-    owners = list(initial_key_groups(manifest.key_groups, before))  # of groups that nothing was kept in yet
+    owners = list(initial_key_groups(manifest.key_groups, before))  # for groups without state
     for record in manifest.records:
         if record.component == component.name:
             for group in record.chains:

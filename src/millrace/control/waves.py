@@ -1,13 +1,13 @@
-"""The waves of one topology, decided: when one begins, whose word it waits for, when it is committed or given up.
+"""The waves of one topology: when one begins, whose acks it waits for, when it is committed or abandoned.
 
-    CLAIM     a new epoch is entered in the store                            (written: INIT)
-    INIT      every task takes up the state of the last committed wave       (all acked: the spouts may run)
+    CLAIM     the new epoch is entered in the store                          (written: INIT)
+    INIT      every task restores the state of the last committed wave       (all acked: the spouts may run)
     PREPARE   every task snapshots, at the same point of the stream          (all acked: the manifest is written)
-    COMMIT    the manifest is written: sinks make visible what they prepared (all acked: the next wave may come)
-    ROLLBACK  a wave that was not prepared in time, or not stored, is given up
+    COMMIT    the manifest is written: sinks publish what they prepared      (all acked: the next wave may begin)
+    ROLLBACK  a wave that was not prepared in time, or not stored, is abandoned
 
-The commit point is the manifest: before it a failure goes back to the wave before, after it to this one. Everything is
-sent again until it is acked, and every task answers a second asking like the first.
+The manifest is the commit point: a failure before it rolls back to the previous wave, a failure after it to this one.
+Every request is sent again until it is acked, and tasks answer a repeated request like the first.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from millrace.model.graph import TaskId
 from millrace.state.checkpoint import TaskRecord
 
 PREPARE, COMMIT, ROLLBACK, INIT = "prepare", "commit", "rollback", "init"
-IDLE, STORING, CLAIM = "idle", "store", "claim"  # phases beside those that bear the name of what is being sent
+IDLE, STORING, CLAIM = "idle", "store", "claim"  # the other phases have the name of the message being sent
 RESEND_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Tell these tasks. `sweep`: only the spouts begin, the others when it has come to them along every channel; one that
-    has done it already acks again. `wave` was prepared in `wave_epoch`. `whole`: no deltas, the store has lost some."""
+    """Send a wave message to these tasks. `sweep`: only the spouts begin, other tasks follow when the wave has reached them
+    on every channel; a task that has done it already acks again. `wave` was prepared in `wave_epoch`. `whole`: write no
+    deltas, because the store has lost some."""
 
     kind: str
     wave: int
@@ -38,7 +39,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Every task is prepared: write the manifest."""
+    """Write the manifest: every task is prepared."""
 
     wave: int
     records: tuple[TaskRecord, ...]
@@ -51,7 +52,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Every task has taken up its state."""
+    """Every task has restored its state."""
 
     wave: int
 
@@ -76,8 +77,8 @@ class Waves:
 
     interval: float
     timeout: float
-    wave: int = 0  # number of the last one begun; numbers are never used again
-    committed: int = 0  # number of the last one committed,
+    wave: int = 0  # number of the last wave begun; numbers are never reused
+    committed: int = 0  # number of the last wave committed,
     committed_epoch: int = 0  # and the epoch it was prepared in
     phase: str = IDLE
     tasks: tuple[TaskId, ...] = ()
@@ -90,12 +91,23 @@ class Waves:
     sent: float = 0.0
     took: float = 0.0  # seconds from the beginning of the last committed wave to its commit
     given_up: int = 0
-    refused: bool = False  # the claim was: it is to be tried again
-    closing: bool = False  # the next wave is the last one and does not wait for its time
+    refused: bool = False  # the store refused the claim: try again
+    requested: bool = False  # a wave is wanted after the one under way, without waiting for the interval
+    closing: bool = False  # the next wave is the last one: repeat it without a pause until it is committed
+
+    def request(self, now: float) -> None:
+        """Make a wave due now; if one is under way, as soon as it is over."""
+        self.due = min(self.due, now)
+        self.requested = self.phase != IDLE
+
+    def close(self, now: float) -> int:
+        """Make one last wave due now. Returns its number."""
+        self.due, self.closing = now, True
+        return self.wave + 1
 
     def restore(self, tasks: Iterable[TaskId], epoch: int, claim: bool, now: float) -> list[Step]:
-        """The tasks start, anew or for the first time: they wait for INIT. Whatever was going on is over. `claim`: nothing is
-        thrown away before the store knows of the new epoch."""
+        """Start the tasks, for the first time or again: they wait for INIT. A wave under way is dropped. `claim`: nothing is
+        discarded before the new epoch is in the store."""
         self.tasks, self.epoch = tuple(tasks), epoch
         self.records, self.waiting = {}, set()
         if not claim:
@@ -104,7 +116,7 @@ class Waves:
         return [Claim()]
 
     def claimed(self, wave: int, error: str, now: float) -> list[Step]:
-        """The epoch is entered in the store, or could not be: it is tried again."""
+        """The epoch is entered in the store, or could not be and is tried again."""
         if self.phase != CLAIM or wave != self.committed:
             return []
         if error:
@@ -113,11 +125,11 @@ class Waves:
         return [self._send(INIT, now)]
 
     def begin(self, now: float) -> list[Step]:
-        """A wave, now; nothing if one is under way."""
+        """Begin a wave now, unless one is under way."""
         if self.phase != IDLE or not self.tasks:
             return []
         self.wave += 1
-        self.began, self.records = now, {}
+        self.began, self.records, self.requested = now, {}, False
         return [self._send(PREPARE, now)]
 
     def tick(self, now: float) -> list[Step]:
@@ -134,11 +146,11 @@ class Waves:
         return [self._again(now)]
 
     def acked(self, kind: str, wave: int, task: TaskId, record: TaskRecord | None, error: str, now: float) -> list[Step]:
-        """A task's word. Only of what is being asked, and in order: anything else is late or a repetition."""
+        """Take a task's ack. Acks of anything but the current request are late or repeated, and ignored."""
         if kind != self.phase or wave != self._asked() or task not in self.waiting:
             return []
         if error:
-            return self.give_up(f"{task}: {error}", now) if kind == PREPARE else []  # the others are asked again
+            return self.give_up(f"{task}: {error}", now) if kind == PREPARE else []  # other requests are sent again
         self.waiting.discard(task)
         if record is not None:
             self.records[task] = record
@@ -150,9 +162,9 @@ class Waves:
             return [Store(self.wave, tuple(self.records[task] for task in sorted(self.records)))]
         kind, self.phase = self.phase, IDLE
         if kind == INIT:
-            self.due = now  # a first one soon: until then the beginning is all there is to go back to
+            self.due = now  # a first wave soon: until then a failure would roll back to the start
             return [Restored(self.committed)]
-        self.due = now if self.closing else max(now, self.began + self.interval)
+        self.due = now if self.closing or self.requested else max(now, self.began + self.interval)
         if kind == COMMIT:
             return [Committed(self.wave)]
         return []
@@ -162,14 +174,14 @@ class Waves:
         if self.phase != STORING or wave != self.wave:
             return []
         if error:
-            self.whole = True  # what the deltas build upon may be gone
+            self.whole = True  # the deltas' base may be gone
             return self.give_up(error, now)
         self.committed, self.committed_epoch, self.whole = self.wave, self.epoch, False
         self.took = now - self.began
         return [self._send(COMMIT, now)]
 
     def give_up(self, reason: str, now: float) -> list[Step]:
-        """The wave under way is rolled back; the next one covers it."""
+        """Roll the wave under way back; the next one covers it."""
         if self.phase not in (PREPARE, STORING):
             return []
         self.given_up += 1

@@ -1,4 +1,4 @@
-"""How tasks, workers and numbers of tasks are named in what the master says."""
+"""Wording of tasks, workers and task counts in the master's messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from millrace.model.graph import TaskId
 
-NAMED = 6  # more tasks than that are counted
+NAMED = 6  # longer lists of tasks are given as a count
 
 
 def counts_named(par: Mapping[str, int]) -> str:
@@ -18,5 +18,5 @@ def tasks_named(tasks: Sequence[TaskId]) -> str:
 
 
 def workers_named(slots: Iterable[int]) -> str:
-    found = sorted(set(slots))
-    return f"worker {found[0]}" if len(found) == 1 else f"workers {', '.join(map(str, found))}"
+    numbers = sorted(set(slots))
+    return f"worker {numbers[0]}" if len(numbers) == 1 else f"workers {', '.join(map(str, numbers))}"

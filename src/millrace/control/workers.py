@@ -1,4 +1,4 @@
-"""The workers that a master has: what they amount to for a scheduler, and which of them is the agent of its node."""
+"""The master's view of its workers: the cluster that schedulers see, and the agent of each node."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ class WorkerView:
     revision: int = 0
 
 
-def cluster_of(workers: Mapping[int, WorkerView]) -> Cluster:
-    found = sorted(workers.items())
-    nodes = {worker.node.name: worker for _, worker in found}
-    on_machine = Counter(worker.address.boot for _, worker in found)
-    on_node = Counter(worker.node.name for _, worker in found)
+def cluster_from(workers: Mapping[int, WorkerView]) -> Cluster:
+    """The nodes and slots of these workers, as schedulers see them."""
+    by_slot = sorted(workers.items())
+    nodes = {worker.node.name: worker for _, worker in by_slot}
+    on_machine = Counter(worker.address.boot for _, worker in by_slot)
+    on_node = Counter(worker.node.name for _, worker in by_slot)
     shares = [_share(worker.node, on_node[name], on_machine[worker.address.boot]) for name, worker in sorted(nodes.items())]
-    return Cluster(tuple(shares), tuple(Slot(worker.node.name, worker.executor, slot) for slot, worker in found))
+    return Cluster(tuple(shares), tuple(Slot(worker.node.name, worker.executor, slot) for slot, worker in by_slot))
 
 
 def _share(node: Node, workers: int, all_workers: int) -> Node:
-    """Nodes that are on one machine, as executors may be, share what it has by the number of their workers."""
+    """Split a machine's resources among the nodes on it, as executors may be, by their numbers of workers."""
     if workers == all_workers:
         return node
     share = workers / all_workers
@@ -38,8 +39,8 @@ def _share(node: Node, workers: int, all_workers: int) -> Node:
 
 
 def agents_of(workers: Mapping[int, WorkerView], before: Mapping[str, int]) -> dict[str, int]:
-    """Every node has one agent: the same as `before` as long as it lives, then the worker with the lowest slot."""
+    """node -> slot of its agent: the agent of `before` while it lives, otherwise the worker with the lowest slot."""
     lowest = {worker.node.name: slot for slot, worker in sorted(workers.items(), reverse=True)
-              if worker.address.ipc}  # an executor has no address, and no agent
+              if worker.address.ipc}  # a Spark executor has no address and no agent
     still = {node: slot for node, slot in before.items() if slot in workers and workers[slot].node.name == node}
     return {**lowest, **still}

@@ -1,1 +1,1 @@
-"""The control side, in the Spark driver: listens to workers and people, and carries out what control/ decides."""
+"""The master, in the Spark driver: serves workers and users' requests, and carries out what control/ decides."""

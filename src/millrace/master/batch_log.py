@@ -1,4 +1,4 @@
-"""What became of the batches of a topology: the last ones each by itself, all of them as totals."""
+"""Log of a topology's batches: a record of each recent one, and totals of all."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 RECORDS_KEPT = 200
-RUN_TASKS = "run its tasks"  # what most of a batch is
+RUN_TASKS = "run its tasks"  # the longest step of a batch
 REST = "rest before the next attempt"
-RECENT = 20  # batches that a mean is taken over
+RECENT = 20  # batches in the mean
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch. `misplaced`: tasks that ran on another executor than the plan says. `resident`, `restored`: tasks that found
-    their state in their process, and that had to load it. `spark_run_seconds`, `own_busy_seconds`: the time in partitions, by
-    Spark and by us; Spark tells of its own with delay, so neither is a part of the other."""
+    """One batch. `misplaced`: tasks that ran on another executor than planned. `resident`: tasks that found their state in
+    their process; `restored`: tasks that had to load it. `spark_run_seconds`, `own_busy_seconds`: time spent in partitions as
+    measured by Spark and by Millrace; Spark reports its figure late, so neither includes the other."""
 
     batch: int
     wave: int
@@ -38,8 +38,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that has been running for a while. `doing`: what it is at; `tasks`: those of its tasks that have a core.
-    `committed`: its state is; what its sinks have is still to be written. `error`: why it was tried again last."""
+    """A batch that has been running for a while. `doing`: its current step. `tasks`: its tasks that have a core. `committed`:
+    its state is committed, but its sinks have not published yet. `error`: why its last attempt failed."""
 
     batch: int
     attempt: int
@@ -75,7 +75,7 @@ class BatchLog:
             setattr(self, name, getattr(self, name) + getattr(record, name))
 
     def summary(self) -> dict[str, Any]:
-        """What `status` shows."""
+        """The log as `status` shows it."""
         recent = list(self.records)[-RECENT:]
         last = recent[-1] if recent else None
         return {

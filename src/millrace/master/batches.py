@@ -1,27 +1,26 @@
-"""The master's side of topologies that run in batches, and of the slots that run them: Spark's executors, workers without a
-socket, of which the engine in this process tells."""
+"""The master's side of topologies that run in batches. Their slots are filled by Spark executors, which have no connection to
+the master: the engine in this process reports for them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from millrace.control.events import BatchBegan, BatchCommitted, BatchesEnded, BatchOver, WorkerJoined, WorkerLost
+from millrace.control.events import BatchBegan, BatchCommitted, BatchesEnded, BatchOver, Event, WorkerJoined, WorkerLost
+from millrace.control.master_state import MasterState
 from millrace.master.batch_log import BatchLog, BatchRecord, UnderWay
+from millrace.master.load.observed import TopologyObserved
 from millrace.model.cluster import Node
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import Manifest
 
-if TYPE_CHECKING:
-    from millrace.master.service import Master
-
 
 @dataclass(slots=True)
 class Enlisted:
-    """An executor that fills a slot, and what its processes have used, as was last told of it."""
+    """An executor that fills a slot, and the last reported use of its processes."""
 
     generation: int
     cpu_seconds: float = 0.0
@@ -30,54 +29,60 @@ class Enlisted:
 
 
 class Batching:
-    """Called on the master's thread. What is told of a topology or a slot that is gone by now is dropped."""
+    """Called on the master's thread. Reports of a topology or a slot that is gone are dropped.
 
-    def __init__(self, master: Master) -> None:
-        self._master = master
+    `tell` lets the master decide on an event, `take` adds up a report, `new_generation` numbers a process that joins.
+    """
+
+    def __init__(self, state: MasterState, observed: Mapping[str, TopologyObserved], tell: Callable[[Event], None],
+                 take: Callable[[Enlisted, wire.Report], None], new_generation: Callable[[], int]) -> None:
+        self._state, self._observed = state, observed
+        self._tell, self._take, self._new_generation = tell, take, new_generation
         self.enlisted: dict[int, Enlisted] = {}
         self.logs: dict[str, BatchLog] = {}
 
     def enlist(self, slot: int, node: Node, executor: str, boot: str) -> None:
-        enlisted = self.enlisted[slot] = Enlisted(self._master.new_generation())
-        self._master.tell(WorkerJoined(slot, enlisted.generation, node, boot or node.name, executor, "", ""))
+        enlisted = self.enlisted[slot] = Enlisted(self._new_generation())
+        self._tell(WorkerJoined(slot, enlisted.generation, node, boot or node.name, executor, "", ""))
 
     def dismiss(self, slot: int, cause: str) -> None:
         enlisted = self.enlisted.pop(slot, None)
         if enlisted is not None:
-            self._master.tell(WorkerLost(slot, enlisted.generation, cause))
+            self._tell(WorkerLost(slot, enlisted.generation, cause))
 
     def take_report(self, report: wire.Report) -> None:
-        """It lacks what only the master knows. Whoever told it runs by the newest plan at the next batch, and by no other."""
+        """Complete the report with generation and revision: a batch always runs under the newest plan."""
         enlisted = self.enlisted.get(report.slot)
         if enlisted is not None:
-            self._master.take(enlisted, msgspec.structs.replace(report, generation=enlisted.generation,
-                                                                revision=self._master.state.revision))
+            self._take(enlisted, msgspec.structs.replace(report, generation=enlisted.generation,
+                                                         revision=self._state.revision))
 
     def began(self, name: str) -> None:
-        if name in self._master.state.topologies:
-            self._master.tell(BatchBegan(name))
+        if name in self._state.topologies:
+            self._tell(BatchBegan(name))
 
     def under_way(self, name: str, batch: UnderWay | None) -> None:
-        """It takes long. None: it does not any more."""
-        if name in self._master.state.topologies:
+        """Record a slow batch; None clears it."""
+        if name in self._state.topologies:
             self.logs.setdefault(name, BatchLog()).under_way = batch
 
     def committed(self, name: str, manifest: Manifest) -> None:
-        if name in self._master.state.topologies:
-            self._master.tell(BatchCommitted(name, manifest))
+        if name in self._state.topologies:
+            self._tell(BatchCommitted(name, manifest))
 
     def note(self, name: str, record: BatchRecord) -> None:
-        if name in self._master.state.topologies:
+        """Record a batch that is over."""
+        if name in self._state.topologies:
             self.logs.setdefault(name, BatchLog()).add(record)
-            self._master.tell(BatchOver(name))
+            self._tell(BatchOver(name))
 
     def note_error(self, name: str, component: str, text: str, stack: str) -> None:
-        """Of what the engine itself has run for the component, in the driver."""
-        observed = self._master.observed.get(name)
+        """Record an error in code of the component that the engine ran in the driver."""
+        observed = self._observed.get(name)
         if observed is not None:
             observed.note_error({"topology": name, "task": component, "error": text, "traceback": stack})
 
     def finish(self, name: str, how: str) -> None:
         self.under_way(name, None)
-        if name in self._master.state.topologies:
-            self._master.tell(BatchesEnded(name, how))
+        if name in self._state.topologies:
+            self._tell(BatchesEnded(name, how))

@@ -1,4 +1,4 @@
-"""The master at work: one thread that listens to workers and people and carries out what `MasterState` decides."""
+"""The master: one thread that serves workers and users' requests and carries out the commands of `MasterState`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from millrace.config import CHECKPOINTS
+from millrace.config import CHECKPOINTS, COORDINATION
 from millrace.control.events import (
     CollectCheckpoints,
     Distribute,
@@ -38,14 +38,17 @@ from millrace.errors import NotEnoughSlots, NotTheAuthor
 from millrace.master.batch_log import BatchLog, BatchRecord
 from millrace.master.batches import Batching, Enlisted
 from millrace.master.checkpoints.checkpointing import Checkpointing, default_store
+from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.load.observed import TopologyObserved
-from millrace.master.plans.distribution import Distributing
-from millrace.master.requests.handlers import RequestHandlers
-from millrace.master.requests.server import RequestSocket
+from millrace.master.plans.distribution import PlanDistribution
+from millrace.master.requests.handlers import TopologyVerbs, reading_verbs, scheduler_verbs
+from millrace.master.requests.server import RequestServer, RequestSocket, Verb
 from millrace.master.requests.status import status_of
-from millrace.master.scheduling.scheduling import Scheduling
+from millrace.master.requests.taps import TapDirectory
+from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.thread import MasterThread
-from millrace.master.workers.port import Connection, WorkerPort
+from millrace.master.workers.feeds import feeds_for
+from millrace.master.workers.port import Connection, WorkerHandlers, WorkerPort
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime.wire import messages as wire
@@ -60,27 +63,33 @@ FINISHED_KEPT = 20
 
 
 class Master:
-    """Thread-safe from outside: everything runs on its own thread, `call` hands work to it."""
+    """Runs on a thread of its own; public methods may be called from any thread, `call` hands work over. Its parts get the
+    state, the few functions or the small protocol that they need."""
+
+    endpoint = ""
 
     def __init__(self, name: str, host: str = "127.0.0.1", port: int = 0, settings: dict[str, Any] | None = None,
                  scheduler: Scheduler | None = None) -> None:
         self.name = name
         self.settings = {CHECKPOINTS.key: default_store(name), **(settings or {})}
-        self.superseded = ""  # by another master: why this one must not decide anything any more
-        self.distributing = Distributing(self)
+        self.superseded = ""  # why this master must not decide anything any more: another one has taken over
         self.state = MasterState(scheduler)
-        self.scheduling = Scheduling(self)
-        self.checkpointing = Checkpointing(self)
-        self.batching = Batching(self)
         self.observed: dict[str, TopologyObserved] = {}
         self.finished: dict[str, TopologyObserved] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self.keys = Keys.make()
         self.cluster = uuid.uuid4().hex[:12]
         self.listeners: list[Callable[[Say], None]] = []
-        self.before_kill: dict[str, Callable[[Killed], None]] = {}  # by topology: asked once, tells the event again when ready
+        self.before_kill: dict[str, Callable[[Killed], None]] = {}  # by topology: called once, tells the event again when ready
         self._generation = 0
         self._thread = MasterThread(self._sources, self._hear, self._tick)
+        self.worker_port = WorkerPort(self.settings, self.keys)
+        self.connections = self.worker_port.connections
+        self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.state, self.worker_port, self)
+        self.scheduling = SchedulingLoop(name, self.settings, self)
+        self.batching = Batching(self.state, self.observed, self.tell, self.take, self.new_generation)
+        self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state, self)
+        self.state_queries = StateQueries(self.state, self.worker_port, self.checkpointing, self.batching.logs)
         self._context = zmq.Context()
         self._gate = Gate(self._context, self.keys)
         self._request_socket: RequestSocket | None = None
@@ -91,14 +100,27 @@ class Master:
             raise
 
     def _open(self, host: str, port: int) -> None:
-        self.worker_port = WorkerPort(self, self._context, host, port)
-        self.connections, self.endpoint = self.worker_port.connections, self.worker_port.endpoint
+        taps = TapDirectory(self.state, self.observed, self.connections, lambda: self.endpoint, self.keys)
+        self.worker_port.open(self._context, host, port, WorkerHandlers(
+            admit=self._admit, tell=self.tell, report=self.take, plan=self.distribution.answer,
+            answer=self.state_queries.answered, taps=taps.answer,
+            feeds=lambda request: feeds_for(request, self.state.topologies, self.observed)))
+        self.endpoint = self.worker_port.endpoint
         self._request_socket = RequestSocket.open(self.name)
-        self._people = RequestHandlers(self, self._request_socket.listen(self._context))
-        self.state.author = self.distributing.publisher.claim()  # not before the name is ours: it ends another master's reign
+        self._requests = RequestServer(self._request_socket.listen(self._context), self._verbs(taps), self.later)
+        self.state.author = self.distribution.publisher.claim()  # last, since it ends any other master of this name
+
+    def _verbs(self, taps: TapDirectory) -> dict[str, Verb]:
+        return {"status": lambda request: status_of(self),
+                **TopologyVerbs(self.state, self.tell).verbs(),
+                **scheduler_verbs(self.scheduling, self.state),
+                **reading_verbs(self.state, self.state_queries, taps, self.checkpointing.place)}
+
+    def _admit(self) -> wire.Welcome:
+        return wire.Welcome(self.new_generation(), self.settings, self.state.author, self.name)
 
     def setup(self, bind: str = "", path: tuple[str, ...] = ()) -> WorkerSetup:
-        """What workers need to find this master; the launcher ships it."""
+        """What workers need to join this master; the launcher ships it."""
         return WorkerSetup(self.cluster, self.endpoint, self.keys, bind, path, self.settings)
 
     # -- its thread --------------------------------------------------------------------------------------------------
@@ -115,7 +137,7 @@ class Master:
         self._thread.later(work)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until the condition, which is asked on the master's thread, holds. False if time ran out."""
+        """Wait until the condition, which is evaluated on the master's thread, holds. False if time ran out."""
         return self._thread.wait_until(condition, seconds)
 
     def wait_for_workers(self, count: int, seconds: float) -> None:
@@ -124,7 +146,7 @@ class Master:
                                  f"{count} free task slots on the Spark cluster, and can its hosts reach {self.endpoint}?")
 
     def stop(self, wait: float = 5.0) -> None:
-        """Tell every worker to end, then end."""
+        """Stop every worker, then the master."""
         if self._thread.runs:
             try:
                 self.call(self.worker_port.stop_workers)
@@ -137,17 +159,17 @@ class Master:
     def _close(self) -> None:
         if not self._context.closed:
             self._gate.close()
-            self.distributing.publisher.close()
+            self.distribution.publisher.close()
             self.scheduling.close()
             self.checkpointing.close()
             if self._request_socket is not None:
                 self._request_socket.close()
             self._context.destroy(linger=500)
 
-    # -- from people and programs, on any thread ---------------------------------------------------------------------
+    # -- requests, on any thread -------------------------------------------------------------------------------------
 
     def submit(self, graph: TopologyGraph, resume: bool | None = None, offsets: str = "") -> None:
-        """Start it; `resume`: as in `Checkpointing.submission`. `offsets`: as in `Submitted`."""
+        """Start a topology. `resume`: as in `Checkpointing.submission`. `offsets`: as in `Submitted`."""
         event = replace(self.checkpointing.submission(graph, resume), offsets=offsets)
         try:
             self.call(lambda: self._submit(event))
@@ -166,16 +188,16 @@ class Master:
         self.call(lambda: self.tell(Killed(name, wait, time.monotonic())))
 
     def move(self, name: str, task: TaskId, slot: int) -> None:
-        """Put one running task on another worker; nothing else is touched."""
+        """Move one running task to another worker; tasks with state move after the next wave."""
         self.call(lambda: self.tell(Moved(name, task, slot)))
 
     def rescale(self, name: str, par: Mapping[str, int]) -> None:
-        """So many tasks of these components, from the next batch on; for topologies that run in batches."""
+        """Change the number of tasks of these components from the next batch on; for topologies that run in batches."""
         self.call(lambda: self.tell(Rescaled(name, dict(par))))
 
     def set_scheduler(self, name: str, parameters: dict[str, Any], policy: dict[str, Any], estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Use this scheduler from now on; returns what is in use then, or raises what is wrong with it."""
+        """Use this scheduler from now on; returns the settings in use, or raises if something is wrong with it."""
         chosen: Future[dict[str, Any]] = self.call(
             lambda: self.scheduling.choose(name, parameters, policy, estimator, estimator_parameters))
         return chosen.result()
@@ -188,15 +210,15 @@ class Master:
 
     @property
     def batches(self) -> dict[str, BatchLog]:
-        """What became of the batches, by topology; still there after it ended."""
+        """Logs of batches, by topology; kept for a while after it ended."""
         return self.batching.logs
 
     def enlist(self, slot: int, node: Node, executor: str, boot: str = "") -> None:
-        """A Spark executor fills this slot from now on. `boot` names its machine, if several nodes may be on one."""
+        """Register a Spark executor that fills this slot. `boot` names its machine, if several nodes may be on one."""
         self.call(lambda: self.batching.enlist(slot, node, executor, boot))
 
     def dismiss(self, slot: int, cause: str) -> None:
-        """It is gone: its tasks go to those that are left."""
+        """The executor is gone: its tasks go to the others."""
         self.call(lambda: self.batching.dismiss(slot, cause))
 
     def submit_batched(self, event: Submitted) -> None:
@@ -204,45 +226,45 @@ class Master:
         self.call(lambda: self._submit(event))
 
     def begin_batch(self, name: str) -> None:
-        """A batch runs until `note_batch` is told: whoever drains the topology waits for it."""
+        """A batch has begun; the topology is not drained until `note_batch` is called."""
         self.call(lambda: self.batching.began(name))
 
     def committed(self, name: str, manifest: Manifest) -> None:
-        """Its positions and its state are what people are shown. The sinks may still have to make visible what they wrote."""
+        """A batch is committed: queries show its positions and state. Its sinks may not have published yet."""
         self.call(lambda: self.batching.committed(name, manifest))
 
     def take_report(self, report: wire.Report) -> None:
-        """What tasks on an enlisted slot have done; generation and revision are filled in here."""
+        """Take a report of tasks on an enlisted slot; generation and revision are filled in here."""
         self.call(lambda: self.batching.take_report(report))
 
     def note_batch(self, name: str, record: BatchRecord) -> None:
-        """The batch is over."""
+        """Record a batch that is over."""
         self.call(lambda: self.batching.note(name, record))
 
     def finish(self, name: str, how: str = "its last batch is committed") -> None:
-        """No other batch of it will be run."""
+        """End the topology: no other batch of it will be run."""
         self.call(lambda: self.batching.finish(name, how))
 
     # -- on the thread -----------------------------------------------------------------------------------------------
 
     def _sources(self) -> list[Any]:
-        return [*self.worker_port.sources(), self._people.socket]
+        return [*self.worker_port.sources(), self._requests.socket]
 
-    def _hear(self, found: Mapping[Any, int]) -> None:
-        self.worker_port.hear(found)
-        if self._people.socket in found:
-            self._people.listen()
+    def _hear(self, ready: Mapping[Any, int]) -> None:
+        self.worker_port.hear(ready)
+        if self._requests.socket in ready:
+            self._requests.listen()
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self.worker_port.give_up_the_silent(now)
+        self.worker_port.give_up_silent(now)
         self.tell(Ticked(now))
-        self.checkpointing.tick(now)
+        self.state_queries.tick(now)
         if not self.superseded:
             self.scheduling.tick(now)
 
     def tell(self, event: Event) -> None:
-        """Let the state decide, and do it. Only on the master's thread."""
+        """Let the state decide, and carry out its commands. Only on the master's thread."""
         if self.superseded and isinstance(event, Submitted | Paused | Resumed | Moved | Replanned | Rescaled):
             raise NotTheAuthor(self.superseded)
         if isinstance(event, Killed) and event.name in self.before_kill:
@@ -250,7 +272,7 @@ class Master:
             return
         for command in self.state.handle(event):
             if isinstance(command, Distribute):
-                self.distributing.distribute(command)
+                self.distribution.distribute(command)
             elif isinstance(command, Say):
                 self.say(command)
             elif isinstance(command, SendWave):
@@ -272,7 +294,7 @@ class Master:
                     self.observed[name].follow(topology.graph)
 
     def processes(self) -> Mapping[int, Connection | Enlisted]:
-        """All that report, by slot."""
+        """All processes that report, by slot."""
         return {**self.connections, **self.batching.enlisted}
 
     def new_generation(self) -> int:
@@ -280,17 +302,19 @@ class Master:
         return self._generation
 
     def give_way(self, error: NotTheAuthor) -> None:
-        """Another master has taken over, as the coordination store or the checkpoints say."""
+        """Stop deciding, because another master has taken over the coordination store or the checkpoints."""
         self.superseded = str(error)
-        self.say(Say(f"another master has taken over cluster {self.name!r}; this one ends its workers: {error}", level="error"))
+        self.say(Say(f"another master has taken over cluster {self.name!r}; this one stops its workers: {error}",
+                     level="error"))
         self.worker_port.stop_workers()
 
-    def say(self, said: Say) -> None:
-        self.events.append({"time": time.time(), "topology": said.topology, "text": said.text, "level": said.level})
-        log.log({"warning": logging.WARNING, "error": logging.ERROR}.get(said.level, logging.INFO), "%s%s",
-                f"{said.topology}: " if said.topology else "", said.text)
+    def say(self, message: Say) -> None:
+        """Report something to users: in the events, the log, and to the listeners."""
+        self.events.append({"time": time.time(), "topology": message.topology, "text": message.text, "level": message.level})
+        log.log({"warning": logging.WARNING, "error": logging.ERROR}.get(message.level, logging.INFO), "%s%s",
+                f"{message.topology}: " if message.topology else "", message.text)
         for listener in self.listeners:
-            listener(said)
+            listener(message)
 
     def _submit(self, event: Submitted) -> None:
         self.tell(event)
@@ -299,7 +323,7 @@ class Master:
         self.observed[name] = TopologyObserved(self.state.topologies[name].graph, time.monotonic())
 
     def take(self, connection: Connection | Enlisted, report: wire.Report) -> None:
-        """What a worker, or an engine for it, has reported."""
+        """Take the report of a worker, or of an engine that reports for an executor."""
         by_number = {topology.number: name for name, topology in self.state.topologies.items()}
         for task in report.tasks:
             name = by_number.get(task["topology"])

@@ -1,4 +1,4 @@
-"""Where what must outlive a master is kept if nothing else is said."""
+"""Default directory for data that outlives a master."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def state_home() -> Path:
-    """A directory of the user's own, where such things are kept: $XDG_STATE_HOME or ~/.local/state."""
-    given = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".local" / "state") / "millrace"
+    """Millrace's directory in the user's state home: $XDG_STATE_HOME or ~/.local/state."""
+    configured = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (configured if configured.is_absolute() else Path.home() / ".local" / "state") / "millrace"

@@ -1,4 +1,4 @@
-"""The thread that a master's work is done on."""
+"""The master's thread."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TICK_SECONDS = 0.1
 
 
 class MasterThread:
-    """Listens, works off what other threads have handed over, and ticks. `sources` are the sockets and file descriptors to
-    listen to, asked before each turn; `hear` is called with those that have something to say."""
+    """Polls sockets, runs the work that other threads hand over, and ticks. `sources` returns the sockets and file descriptors
+    to poll, before each turn; `hear` is called with those that are readable."""
 
     def __init__(self, sources: Callable[[], Iterable[Any]], hear: Callable[[Mapping[Any, int]], None],
                  tick: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ class MasterThread:
         """Run `work` on the thread and return its result, or raise what it raised."""
         if self._ending or self._thread is None:
             raise MillraceError("the master is not running")
-        if threading.current_thread() is self._thread:  # a condition that someone waits for, or a listener
+        if threading.current_thread() is self._thread:  # called by a condition or a listener
             return work()
         future: Future[Any] = Future()
         self._hand_over(work, future)
@@ -66,9 +66,9 @@ class MasterThread:
         self._hand_over(work, Future())
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until the condition, which is asked on the thread, holds. False if time ran out."""
+        """Wait until the condition, which is evaluated on the thread, holds. False if time ran out."""
         waiter = Waiter(condition)
-        self.later(lambda: self._waiters.append(waiter))  # the list is the thread's own
+        self.later(lambda: self._waiters.append(waiter))  # only the thread touches the list
         try:
             return bool(waiter.future.result(timeout=seconds))
         except FutureTimeout:
@@ -84,7 +84,7 @@ class MasterThread:
 
     def _hand_over(self, work: Callable[[], Any], future: Future[Any]) -> None:
         self._calls.put((work, future))
-        if self._thread is not None:  # otherwise it will look when it begins
+        if self._thread is not None:  # otherwise it finds the work when it starts
             self._wake()
 
     def _wake(self) -> None:
@@ -96,15 +96,15 @@ class MasterThread:
     def _run(self) -> None:
         next_tick = 0.0
         while not self._ending:
-            found = self._poll()
+            ready = self._poll()
             try:
-                self._hear(found)
-                self._work_off(found)
+                self._hear(ready)
+                self._run_calls(ready)
                 if time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + TICK_SECONDS
                     self._tick()
             except Exception:
-                log.exception("the master goes on after an unexpected error")
+                log.exception("the master continues after an unexpected error")
             self._ask_waiters()
         for waiter in self._waiters:
             waiter.ask()
@@ -116,8 +116,8 @@ class MasterThread:
             poller.register(source, zmq.POLLIN)
         return dict(poller.poll(int(TICK_SECONDS * 1000)))
 
-    def _work_off(self, found: Mapping[Any, int]) -> None:
-        if self._wake_fd in found:
+    def _run_calls(self, ready: Mapping[Any, int]) -> None:
+        if self._wake_fd in ready:
             os.read(self._wake_fd, 4096)
         while not self._calls.empty():
             work, future = self._calls.get()
@@ -134,7 +134,7 @@ class MasterThread:
 
 
 class Waiter:
-    """Someone who waits for a condition on the master's state."""
+    """A condition on the master's state that another thread waits for."""
 
     def __init__(self, condition: Callable[[], bool]) -> None:
         self._condition = condition

@@ -25,7 +25,7 @@ class KeyGroupMove(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanChanges:
+class PlanDifference:
     """The changes from one plan to another, in sorted order."""
 
     started: tuple[TaskId, ...]
@@ -71,14 +71,14 @@ class Plan:
                    {name: tuple(map(int, owners)) for name, owners in data["key_groups"].items()})
 
     @staticmethod
-    def diff(old: Plan, new: Plan) -> PlanChanges:
+    def diff(old: Plan, new: Plan) -> PlanDifference:
         """The changes from `old` to `new`. Versions are not compared."""
         before, after = old.placement, new.placement
         for name, owners in new.key_groups.items():
             if len(old.key_groups.get(name, owners)) != len(owners):
                 raise ValueError(f"{name!r} has {len(old.key_groups[name])} key groups in one plan and {len(owners)} "
                                  "in the other: their number is fixed while a topology runs")
-        return PlanChanges(
+        return PlanDifference(
             started=tuple(task for task in after if task not in before),
             stopped=tuple(task for task in before if task not in after),
             moved=tuple(task for task in after if task in before and before[task] != after[task]),

@@ -17,11 +17,11 @@ from millrace.control.backup_placement import backups
 from millrace.control.batches import (
     Announce,
     AwaitPlan,
+    BatchDone,
     Batches,
     Collect,
     CommitPoint,
     CommitSinks,
-    Done,
     FindLost,
     ReplaceManifest,
     Rest,
@@ -126,7 +126,7 @@ class LocalBatches:
         """Run the next batch up to its end, or up to a step that fails: then raise its error. The call after that tries the
         failed step again, where Spark's driver would pause."""
         step = self._begin()
-        while not isinstance(step, Done):
+        while not isinstance(step, BatchDone):
             if isinstance(step, Rest):
                 raise self._error
             step = self._carry_out(step)
@@ -137,7 +137,7 @@ class LocalBatches:
         if isinstance(step, Rest):
             return self.decider.rested()
         wave = self.committed.wave if self.committed is not None else self.decider.base
-        return self.decider.offered(self.decider.batch_of(wave + 1)) if isinstance(step, Done) else step
+        return self.decider.offered(self.decider.batch_of(wave + 1)) if isinstance(step, BatchDone) else step
 
     def _carry_out(self, step: Step) -> Step:
         try:

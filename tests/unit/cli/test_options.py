@@ -18,7 +18,7 @@ def test_the_key_says_whose_setting_it_is() -> None:
     assert sorted_settings(None) == Settings()
 
 
-@pytest.mark.parametrize("key", [*TOPOLOGY_SETTINGS, *OTHER_KEYS])
+@pytest.mark.parametrize("key", [*TOPOLOGY_SETTINGS, *sorted(OTHER_KEYS)])
 def test_every_setting_of_a_topology_is_accepted(key: str) -> None:
     assert sorted_settings([f"{key}=1"]) == Settings(topology={key: 1})
 

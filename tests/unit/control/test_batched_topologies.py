@@ -137,7 +137,7 @@ def scaled(*owners: int, par: int = 3) -> Manifest:
 def test_it_goes_on_with_the_tasks_that_it_was_scaled_to() -> None:
     found, said = as_scaled(batched(), scaled(0, 1, 2), frozenset())
     assert {component.name: component.par for component in found.components} == {"lines": 1, "count": 3, "top": 2}
-    assert said == "goes on with count x 3, as it was scaled"
+    assert said == "resumes with count x 3, as it was rescaled"
     assert as_scaled(found, scaled(0, 1, 2), frozenset()) == (found, "")
     assert as_scaled(batched(), scaled(0, 1, 2), frozenset(["count"])) == (batched(), "")
 
@@ -181,7 +181,7 @@ def test_a_spout_that_cannot_be_read_again_is_refused() -> None:
 
 def test_killed_it_ends_after_the_batch_that_runs() -> None:
     story = running()
-    assert said(story.on(Killed("words", 10, 100.0))) == ["the batch that runs is the last; up to 10 s for what is in flight"]
+    assert said(story.on(Killed("words", 10, 100.0))) == ["the running batch is the last; up to 10 s for tuples in flight"]
     assert story.on(Ticked(105.0)) == [] and story.status() == "stopping"
     commands = story.on(BatchesEnded("words", "its last batch is committed"))
     assert said(commands) == ["its last batch is committed"] and commands[-1] == Ended("words")
@@ -192,8 +192,7 @@ def test_killed_it_ends_in_time_even_if_the_batch_does_not() -> None:
     story = running()
     story.on(BatchCommitted("words", manifest(3, 30)))
     story.on(Killed("words", 10, 100.0))
-    assert said(story.on(Ticked(110.0))) == ["killed as of wave 3: what came after it is not committed, --resume goes on from "
-                                             "there"]
+    assert said(story.on(Ticked(110.0))) == ["killed as of wave 3: later input is not committed, --resume continues from there"]
 
 
 def test_killed_without_a_slot_it_ends_at_once() -> None:
@@ -227,7 +226,7 @@ def test_a_new_plan_moves_tasks_and_key_groups() -> None:
     owners = (1, *plan.key_groups["count"][1:])
     new = Plan(plan.version + 1, {**plan.placement, COUNT0: 0, COUNT1: 0}, {"count": owners})
     commands = story.on(Replanned({"words": new}, {"words": plan.version}, "balance"))
-    assert said(commands) == ["count[0] moved, 1 key groups given to other tasks, from the next batch on: balance"]
+    assert said(commands) == ["count[0] moved, 1 key groups reassigned, from the next batch on: balance"]
     topology = story.state.topologies["words"]
     assert (topology.key_groups["count"], topology.version) == (owners, plan.version + 1)
     assert topology.places[COUNT0] == Place(0, topology.version)
@@ -245,7 +244,7 @@ def test_a_new_plan_may_have_other_numbers_of_tasks() -> None:
     topology = story.state.topologies["words"]
     assert topology.graph.component("count").par == 3 and topology.graph.component("top").par == 1
     assert set(topology.places) == set(topology.graph.tasks()) and topology.key_groups["count"] == owners
-    assert said(commands)[0].startswith("count[2] begun, top[1] ended, 8 key groups given to other tasks")
+    assert said(commands)[0].startswith("count[2] started, top[1] stopped, 8 key groups reassigned")
 
 
 def test_a_plan_that_changes_nothing_is_no_new_version() -> None:
@@ -294,7 +293,7 @@ def test_fewer_tasks_leave_their_key_groups_to_those_that_stay() -> None:
 
 def test_as_many_as_there_are_is_no_new_version() -> None:
     story = running()
-    assert said(story.on(Rescaled("words", {"count": 2}))) == ["has 2 tasks of count already"]
+    assert said(story.on(Rescaled("words", {"count": 2}))) == ["already has 2 tasks of count"]
     assert story.state.topologies["words"].version == 1
 
 

@@ -21,11 +21,11 @@ from millrace.control.batches import (
     REPAIR_ROUNDS,
     Announce,
     AwaitPlan,
+    BatchDone,
     Batches,
     Collect,
     CommitPoint,
     CommitSinks,
-    Done,
     FindLost,
     Life,
     ReplaceManifest,
@@ -34,7 +34,7 @@ from millrace.control.batches import (
     RunAttempt,
     Start,
     Step,
-    Stop,
+    StopBatches,
     WriteRows,
     needs_offsets,
     pause_after,
@@ -103,7 +103,7 @@ class World:
         for _ in range(1000):
             self._check(step)
             self.steps.append(step)
-            if isinstance(step, Done | Stop):
+            if isinstance(step, BatchDone | StopBatches):
                 return step
             step = self._carry_out(step, life)
         raise AssertionError("the batch does not end")
@@ -198,7 +198,7 @@ def after(batches: int, **more: Any) -> World:
     """A world in which so many batches are done; what was recorded of them is cleared."""
     world = World(**more)
     for _ in range(batches):
-        assert world.offer() == Done(ran=True)
+        assert world.offer() == BatchDone(ran=True)
     world.steps.clear()
     return world
 
@@ -208,15 +208,15 @@ def after(batches: int, **more: Any) -> World:
 
 def test_the_steps_of_a_batch_in_order() -> None:
     world = World(writes_rows=True)
-    assert world.offer() == Done(ran=True)
-    assert world.kinds() == [AwaitPlan, RunAttempt, CommitPoint, Announce, CommitSinks, WriteRows, Collect, Done]
+    assert world.offer() == BatchDone(ran=True)
+    assert world.kinds() == [AwaitPlan, RunAttempt, CommitPoint, Announce, CommitSinks, WriteRows, Collect, BatchDone]
     assert (world.committed, world.published, world.written) == ([1], [1], [1])
 
 
 def test_a_topology_without_sinks_publishes_nothing() -> None:
     world = World(graph=graph_with(sinks=0))
     world.offer()
-    assert world.kinds() == [AwaitPlan, RunAttempt, CommitPoint, Announce, Collect, Done]
+    assert world.kinds() == [AwaitPlan, RunAttempt, CommitPoint, Announce, Collect, BatchDone]
 
 
 def test_all_tasks_of_all_sinks_publish_as_they_were_committed() -> None:
@@ -233,7 +233,7 @@ def _steps_of_one_batch(world: World) -> list[Step]:
 
 def test_a_batch_that_spark_offers_again_is_done_already() -> None:
     world = after(2)
-    assert world.offer(1) == Done(ran=False) and world.kinds() == [Done]
+    assert world.offer(1) == BatchDone(ran=False) and world.kinds() == [BatchDone]
 
 
 @pytest.mark.parametrize("batch", [0, 3, 7])
@@ -299,14 +299,14 @@ def test_pauses_double_up_to_a_limit_however_many_failures() -> None:
 def test_a_failed_attempt_of_an_ending_topology_is_not_run_again(life: Life) -> None:
     world = after(1)
     world.outcomes = iter([FAILS])
-    assert world.offer(life=life) == Stop() and world.committed == [1]
+    assert world.offer(life=life) == StopBatches() and world.committed == [1]
 
 
 @pytest.mark.parametrize("life", OTHER_ENDINGS)
 def test_no_attempt_is_begun_when_the_topology_is_ending(life: Life) -> None:
     decider = World().decider
     decider.offered(0)
-    assert decider.planned(1, life) == Stop()
+    assert decider.planned(1, life) == StopBatches()
 
 
 @pytest.mark.parametrize("life", Life)
@@ -315,7 +315,7 @@ def test_only_a_topology_that_is_gone_does_not_commit_a_finished_attempt(life: L
     decider.offered(0)
     decider.planned(1)
     step = decider.attempted(graph_with(), 1, [], 0.0, life)
-    assert step == Stop() if life is Life.GONE else isinstance(step, CommitPoint)
+    assert step == StopBatches() if life is Life.GONE else isinstance(step, CommitPoint)
 
 
 def test_committed_epochs_are_remembered_up_to_a_limit() -> None:
@@ -334,7 +334,7 @@ def test_lost_blobs_are_rewritten_in_the_attempt_that_misses_them() -> None:
     world.blobs.clear()
     world.offer()
     assert world.kinds() == [AwaitPlan, RunAttempt, CommitPoint, FindLost, Rewrite, CommitPoint, Announce, CommitSinks, Collect,
-                             Done]
+                             BatchDone]
     manifest = world.decider.committed
     assert manifest is not None and world.decider.attempts == 1 and manifest.blobs() <= world.blobs
     assert manifest.wave_epoch < manifest.epoch, "prepared by the attempt, entered by the repair"
@@ -372,7 +372,7 @@ def test_state_that_several_attempts_have_missed_and_the_store_lacks_is_lost() -
 def test_state_that_the_store_still_has_is_not_lost_however_often_it_is_missed() -> None:
     world = after(1)
     world.outcomes = iter([*[MISSES] * (LACKING - 1), *[MISSES, OK] * 4])
-    assert world.offer() == Done(ran=True)
+    assert world.offer() == BatchDone(ran=True)
     assert sum(isinstance(step, FindLost) for step in world.steps) == 4
 
 
@@ -380,7 +380,7 @@ def test_only_consecutive_misses_count() -> None:
     world = after(1)
     world.blobs.clear()
     world.outcomes = iter([*[MISSES] * (LACKING - 1), FAILS, *[MISSES] * (LACKING - 1)])
-    assert world.offer() == Done(ran=True)
+    assert world.offer() == BatchDone(ran=True)
     assert all(step.reason.name == "COMMIT" for step in world.steps if isinstance(step, FindLost))
 
 
@@ -417,7 +417,7 @@ def failing_at(kind: type, writes_rows: bool = True) -> Iterator[str]:
 def test_steps_after_the_attempt_are_retried_by_themselves(kind: type) -> None:
     world = after(1, writes_rows=True)
     world.outcomes = itertools.chain(failing_at(kind), [FAILS, FAILS])
-    assert world.offer() == Done(ran=True)
+    assert world.offer() == BatchDone(ran=True)
     assert world.kinds().count(kind) == 4 and world.kinds().count(RunAttempt) == 1
     rests = [step for step in world.steps if isinstance(step, Rest)]
     assert [rest.seconds for rest in rests] == [pause_after(failures) for failures in (1, 2, 3)]
@@ -431,9 +431,9 @@ def test_rows_are_left_to_the_resumption_and_the_rest_only_if_nobody_waits(kind:
     world.outcomes = failing_at(kind)
     ended = world.offer(life=life)
     if kind is WriteRows:
-        assert ended == Stop("write what the sinks have kept")
+        assert ended == StopBatches("write what the sinks have kept")
     else:
-        assert ended == (Done(ran=True) if life is Life.STOPPING else Stop())
+        assert ended == (BatchDone(ran=True) if life is Life.STOPPING else StopBatches())
     assert world.committed == ([1] if kind is CommitPoint and life is not Life.STOPPING else [1, 2])
 
 
@@ -480,18 +480,18 @@ def test_offsets_of_other_runs_go_once_all_manifests_are_of_this_run() -> None:
 def test_a_resumed_run_publishes_first_and_then_runs_the_offered_batch() -> None:
     world = after(2)
     world.outcomes = failing_at(CommitSinks, writes_rows=False)
-    assert world.offer(life=Life.ENDED) == Stop() and (world.committed, world.published) == ([1, 2, 3], [1, 2])
+    assert world.offer(life=Life.ENDED) == StopBatches() and (world.committed, world.published) == ([1, 2, 3], [1, 2])
     world.resume()
     world.steps.clear()
-    assert world.offer(2) == Done(ran=False), "Spark does not know that it is done"
-    assert world.kinds() == [CommitSinks, Collect, Done] and world.published == [1, 2, 3]
-    assert world.offer(3) == Done(ran=True) and world.published == [1, 2, 3, 4]
+    assert world.offer(2) == BatchDone(ran=False), "Spark does not know that it is done"
+    assert world.kinds() == [CommitSinks, Collect, BatchDone] and world.published == [1, 2, 3]
+    assert world.offer(3) == BatchDone(ran=True) and world.published == [1, 2, 3, 4]
 
 
 def test_a_resumed_run_that_is_offered_the_next_batch_publishes_first_too() -> None:
     world = after(2)
     world.resume()
-    assert world.offer(2) == Done(ran=True)
+    assert world.offer(2) == BatchDone(ran=True)
     assert world.kinds()[:4] == [CommitSinks, Collect, AwaitPlan, RunAttempt] and world.published == [1, 2, 2, 3]
 
 
@@ -553,14 +553,14 @@ def test_any_sequence_of_failures_commits_and_publishes_each_wave(history: list[
             except CheckpointMissing:
                 assert _is_damaged(world), "state is given up that the store has"
                 return
-            if isinstance(ended, Stop):
+            if isinstance(ended, StopBatches):
                 if _is_damaged(world):
                     return  # what the store has lost dies with the processes
                 world.resume()
         elif kind == "offer again" and world.committed:
             world.offer(world.decider.batch_of(world.committed[-1]))
     world.outcomes = iter(())
-    assert world.offer() == Done(ran=True)
+    assert world.offer() == BatchDone(ran=True)
     assert world.committed == list(range(1, len(world.committed) + 1))
     assert list(dict.fromkeys(world.published)) == world.committed and world.published == sorted(world.published)
     assert list(dict.fromkeys(world.written)) == (world.committed if writes_rows else [])

@@ -18,8 +18,8 @@ def manifest(wave: int, at: float = AT, offsets: str = "") -> Manifest:
 
 
 @pytest.mark.parametrize(("found", "says"), [
-    (manifest(7), "/store has checkpoints of 'words', the last of wave 7, made 2026-03-01 12:30:00. Say "),
-    (manifest(7, at=0.0), "the last of wave 7. Say "),
+    (manifest(7), "/store has checkpoints of 'words', the last of wave 7, made 2026-03-01 12:30:00. Choose "),
+    (manifest(7, at=0.0), "the last of wave 7. Choose "),
     (manifest(7, offsets="1699"), "the last of wave 7, made "),  # that of a run that DataFrames feed
     (manifest(7, offsets="4-0"), "the last of batch 6 (wave 7), made "),
     (manifest(7, offsets="4-5"), "the last of batch 1 (wave 7), made "),
@@ -28,7 +28,7 @@ def test_what_is_there_and_what_can_be_done(found: Manifest, says: str) -> None:
     with pytest.raises(TopologyError) as refused:
         check_choice(None, found, "/store")
     assert says in str(refused.value)
-    assert "--resume (resume=True) goes on from there, --fresh (resume=False) begins anew and deletes it" in str(refused.value)
+    assert "Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start over" in str(refused.value)
 
 
 @pytest.mark.parametrize("resume", [True, False])

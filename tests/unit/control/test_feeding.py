@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.control.feeding import DONE, NEW, PENDING, FeedAddress, Intake, Key, Outbox, choose
+from millrace.control.feeding import DONE, NEW, PENDING, FeedAddress, Intake, Key, SendWindow, choose
 
 HERE = FeedAddress("ipc:///here", "tcp://10.0.0.1:1", "boot-1")
 ALSO_HERE = FeedAddress("ipc:///here-too", "tcp://10.0.0.1:2", "boot-1")
@@ -78,8 +78,8 @@ def test_without_one_here_all_that_can_be_reached_take_turns() -> None:
     assert choose([], "boot-1", 0) is None
 
 
-def filled(*payloads: str, window: int = 4) -> Outbox:
-    outbox = Outbox(window)
+def filled(*payloads: str, window: int = 4) -> SendWindow:
+    outbox = SendWindow(window)
     for payload in payloads:
         outbox.put(payload)
     return outbox
@@ -98,7 +98,7 @@ def test_no_more_than_the_window_waits_for_acks() -> None:
     assert outbox.empty
 
 
-def send_all(outbox: Outbox, feed: FeedAddress, at: float) -> None:
+def send_all(outbox: SendWindow, feed: FeedAddress, at: float) -> None:
     for sending in outbox.unsent():
         sending.target, sending.at = feed.ipc, at
 

@@ -200,7 +200,7 @@ def test_a_slot_started_again_before_its_loss_was_noticed_counts_as_lost_and_joi
     story = Story(workers=2).running()
     before = story.places()
     commands = story.join(1)
-    assert said(commands) == ["worker 1 lost: it was started again", "count[0], top[0] placed on worker 0",
+    assert said(commands) == ["worker 1 lost: it was restarted", "count[0], top[0] placed on worker 0",
                               "worker 1 joined on host", "worker 1 is back: count[0], top[0] moved there"]
     assert last(commands).topologies[0].losses == 1
     assert last(commands).workers == [address(0, 1), address(1, 3)]
@@ -310,7 +310,7 @@ def test_a_paused_topology_is_drained_when_all_workers_say_twice_that_nothing_is
 def test_kill_lets_what_is_in_flight_finish() -> None:
     story = Story(workers=2).running()
     commands = story.on(Killed("words", 10, now=100))
-    assert said(commands) == ["spouts stop; up to 10 s for what is in flight"]
+    assert said(commands) == ["spouts stop; up to 10 s for tuples in flight"]
     assert not last(commands).topologies[0].active
     assert story.report(0) == story.report(0) == story.report(1, in_flight=5) == story.report(1) == []
     assert story.report(1) == [Say("drained", "words"), distribute(Assignment(5 + 1, [address(0, 1), address(1, 2)])),

@@ -23,8 +23,8 @@ from millrace.control.schedule_generator import (
     PERIOD,
     Choice,
     Decision,
-    Generator,
     Policy,
+    ScheduleGenerator,
     overloads,
 )
 from millrace.errors import BadParameter
@@ -68,9 +68,9 @@ def sample(queue: int = 0, node: float = 0.0, worker: float = 0.0, name: str = "
     return WindowSample(0.0, 1.0, {name: load}, {}, {0: WorkerLoad("n0", worker)}, {"n0": NodeLoad(node)})
 
 
-def generator(**policy: Any) -> Generator:
+def generator(**policy: Any) -> ScheduleGenerator:
     """One that was asked at START, so that it is due again a period later."""
-    made = Generator(CHOICE, Policy(**policy))
+    made = ScheduleGenerator(CHOICE, Policy(**policy))
     assert made.due(START, sample(), CLUSTER) == PERIOD
     return made
 
@@ -111,7 +111,7 @@ def test_what_is_overloaded_is_said_in_words() -> None:
     assert not list(overloads(sample(), Cluster((Node("n0", 4, 0.0, 1),), (Slot("n0", "e", 0),)), 0.0))
 
 
-def windows(made: Generator, *queues: int) -> list[str | None]:
+def windows(made: ScheduleGenerator, *queues: int) -> list[str | None]:
     return [made.due(START + 1 + number, sample(queue), CLUSTER) for number, queue in enumerate(queues)]
 
 
@@ -162,29 +162,31 @@ def test_never_while_it_cools_down_and_at_once_after_it(why: str) -> None:
 def test_traffic_must_fall_by_the_least_gain(before: float, after: float, outcome: str) -> None:
     # a is with b, and goes to d: what a and b say to each other then crosses, what a and d say no longer does
     given = situation(plan(0, 0, 0, 2), {(A, D): before, (A, B): after})
-    assert Generator(CHOICE, Policy(min_gain=0.02)).weigh(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == outcome
+    decision = ScheduleGenerator(CHOICE, Policy(min_gain=0.02)).decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
+    assert decision.outcome == outcome
 
 
 def test_with_no_least_gain_there_must_still_be_a_gain() -> None:
     given = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 100.0})
-    made = Generator(CHOICE, Policy(min_gain=0.0))
-    assert made.weigh(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == NOT_WORTH_IT
+    made = ScheduleGenerator(CHOICE, Policy(min_gain=0.0))
+    assert made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == NOT_WORTH_IT
     given = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 99.9})
-    assert made.weigh(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == ENACTED
+    assert made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == ENACTED
 
 
 def test_a_whole_least_gain_takes_only_what_leaves_nothing() -> None:
-    made = Generator(CHOICE, Policy(min_gain=1.0))
+    made = ScheduleGenerator(CHOICE, Policy(min_gain=1.0))
     given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
-    assert made.weigh(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == ENACTED
+    assert made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == ENACTED
     given = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 0.1})
-    assert made.weigh(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == NOT_WORTH_IT
+    assert made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == NOT_WORTH_IT
 
 
 @pytest.mark.parametrize(("mhz", "outcome"), [(899.0, NOT_WORTH_IT), (900.0, ENACTED), (5000.0, ENACTED)])
 def test_an_overloaded_worker_is_relieved(mhz: float, outcome: str) -> None:
     given = situation(plan(0, 0, 2, 2), a=mhz / 2, b=mhz / 2)
-    assert Generator(CHOICE, Policy(overload=0.9)).weigh(given, new(plan(1, 0, 2, 2, 2)), PERIOD, 1.0).outcome == outcome
+    decision = ScheduleGenerator(CHOICE, Policy(overload=0.9)).decide(given, new(plan(1, 0, 2, 2, 2)), PERIOD, 1.0)
+    assert decision.outcome == outcome
 
 
 @pytest.mark.parametrize(("mhz", "outcome"), [(1700.0, NOT_WORTH_IT), (1800.0, ENACTED)])
@@ -194,7 +196,7 @@ def test_an_overloaded_node_is_relieved_even_if_that_costs_traffic(mhz: float, o
     given = situation(plan(0, 1, 2, 2), {(A, B): 50.0}, a=mhz / 2, b=mhz / 2, c=0.0, d=0.0)
     given = Situation(given.graphs, weak, given.load, given.plan)
     policy = Policy(overload=0.9, min_gain=0.1)
-    assert Generator(CHOICE, policy).weigh(given, new(plan(0, 3, 2, 2, 2)), PERIOD, 1.0).outcome == outcome
+    assert ScheduleGenerator(CHOICE, policy).decide(given, new(plan(0, 3, 2, 2, 2)), PERIOD, 1.0).outcome == outcome
 
 
 @pytest.mark.parametrize(("busy", "outcome"), [(0.95, ENACTED), (0.89, NOT_WORTH_IT)])
@@ -205,21 +207,21 @@ def test_a_worker_without_time_left_is_relieved_though_it_gets_little_cpu(busy: 
     made.due(START + 1, seen, CLUSTER)
     together = situation(plan(0, 0, 2, 2), {(A, B): 50.0}, a=150.0, b=150.0)
     apart = situation(plan(0, 2, 2, 2), {(A, B): 50.0}, a=150.0, b=150.0)
-    assert made.weigh(together, new(plan(0, 2, 2, 2, 2)), OVERLOAD, 1.0).outcome == outcome
-    back = made.weigh(apart, new(plan(0, 0, 2, 2, 2)), PERIOD, 2.0).outcome
+    assert made.decide(together, new(plan(0, 2, 2, 2, 2)), OVERLOAD, 1.0).outcome == outcome
+    back = made.decide(apart, new(plan(0, 0, 2, 2, 2)), PERIOD, 2.0).outcome
     assert back == (NOT_WORTH_IT if outcome == ENACTED else ENACTED)
 
 
 def test_a_relief_below_the_least_gain_is_none() -> None:
     given = situation(plan(0, 0, 2, 2), a=1000.0, b=10.0)
-    made = Generator(CHOICE, Policy(overload=0.9, min_gain=0.02))
-    assert made.weigh(given, new(plan(0, 1, 2, 2, 2)), OVERLOAD, 1.0).outcome == NOT_WORTH_IT
+    made = ScheduleGenerator(CHOICE, Policy(overload=0.9, min_gain=0.02))
+    assert made.decide(given, new(plan(0, 1, 2, 2, 2)), OVERLOAD, 1.0).outcome == NOT_WORTH_IT
 
 
 def test_fewer_nodes_at_no_cost_are_worth_it_and_at_a_cost_are_not() -> None:
-    made = Generator(CHOICE, Policy())
-    assert made.weigh(situation(plan(0, 0, 0, 2)), new(plan(0, 0, 0, 0, 2)), PERIOD, 1.0).outcome == ENACTED
-    assert made.weigh(situation(plan(0, 0, 0, 0)), new(plan(0, 0, 0, 2, 2)), PERIOD, 1.0).outcome == NOT_WORTH_IT
+    made = ScheduleGenerator(CHOICE, Policy())
+    assert made.decide(situation(plan(0, 0, 0, 2)), new(plan(0, 0, 0, 0, 2)), PERIOD, 1.0).outcome == ENACTED
+    assert made.decide(situation(plan(0, 0, 0, 0)), new(plan(0, 0, 0, 2, 2)), PERIOD, 1.0).outcome == NOT_WORTH_IT
 
 
 @pytest.mark.parametrize("traffic", [100.0, 0.0])
@@ -227,105 +229,106 @@ def test_what_would_overload_is_no_gain(traffic: float) -> None:
     """Less traffic, or fewer nodes: once there, relief would bring it all back, and so on for ever."""
     together, apart = plan(0, 0, 0, 0), plan(0, 0, 0, 2)
     mhz = {"a": 500.0, "d": 450.0}
-    made = Generator(CHOICE, Policy(overload=0.9))
-    decision = made.weigh(situation(apart, {(A, D): traffic}, **mhz), new(together), PERIOD, 1.0)
+    made = ScheduleGenerator(CHOICE, Policy(overload=0.9))
+    decision = made.decide(situation(apart, {(A, D): traffic}, **mhz), new(together), PERIOD, 1.0)
     assert decision.outcome == NOT_WORTH_IT
     assert "of a worker" in decision.reason and "overload" in decision.reason
-    assert made.weigh(situation(together, {(A, D): traffic}, **mhz), new(apart), OVERLOAD, 1.0).outcome == ENACTED
+    assert made.decide(situation(together, {(A, D): traffic}, **mhz), new(apart), OVERLOAD, 1.0).outcome == ENACTED
 
 
 def test_an_overload_that_is_there_already_keeps_nobody_from_a_gain() -> None:
     given = situation(plan(0, 0, 1, 2), {(C, D): 100.0}, a=2000.0)
-    assert Generator(CHOICE, Policy()).weigh(given, new(plan(0, 0, 3, 2, 2)), PERIOD, 1.0).outcome == ENACTED
+    assert ScheduleGenerator(CHOICE, Policy()).decide(given, new(plan(0, 0, 3, 2, 2)), PERIOD, 1.0).outcome == ENACTED
 
 
 def test_tasks_without_a_place_get_one_whatever_it_costs() -> None:
     given = situation(plan(0, 0, 9, 0), {(A, C): 100.0}, c=5000.0)
-    decision = Generator(CHOICE, Policy(min_gain=1.0)).weigh(given, new(plan(0, 0, 2, 0, 2)), PERIOD, 1.0)
+    decision = ScheduleGenerator(CHOICE, Policy(min_gain=1.0)).decide(given, new(plan(0, 0, 2, 0, 2)), PERIOD, 1.0)
     assert (decision.outcome, decision.moved) == (ENACTED, ("t/c[0]: worker 9 -> 2",))
 
 
 def test_a_dry_run_only_advises() -> None:
     given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
-    decision = Generator(CHOICE, Policy(dry_run=True)).weigh(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
+    decision = ScheduleGenerator(CHOICE, Policy(dry_run=True)).decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
     assert (decision.outcome, decision.moved) == (ADVISED, ("t/a[0]: worker 0 -> 2",))
     assert decision.expected["before"]["inter_node"] == 100.0 and decision.expected["after"]["inter_node"] == 0.0
 
 
 def test_a_plan_without_moves_is_no_change() -> None:
     given = situation(plan(0, 0, 0, 2))
-    decision = Generator(CHOICE, Policy()).weigh(given, new(plan(0, 0, 0, 2, 2)), PERIOD, 1.0)
+    decision = ScheduleGenerator(CHOICE, Policy()).decide(given, new(plan(0, 0, 0, 2, 2)), PERIOD, 1.0)
     assert (decision.outcome, decision.moved) == (NO_CHANGE, ())
-    assert Generator(CHOICE, Policy()).weigh(given, NoChange("all is well"), PERIOD, 1.0).reason == "all is well"
+    assert ScheduleGenerator(CHOICE, Policy()).decide(given, NoChange("all is well"), PERIOD, 1.0).reason == "all is well"
 
 
 def test_what_cannot_be_placed_is_said() -> None:
-    decision = Generator(CHOICE, Policy()).weigh(situation(plan(0, 0, 0, 0)), CannotPlace({"t": (A,)}, "no room"), PERIOD, 5.0)
+    given = situation(plan(0, 0, 0, 0))
+    decision = ScheduleGenerator(CHOICE, Policy()).decide(given, CannotPlace({"t": (A,)}, "no room"), PERIOD, 5.0)
     assert (decision.outcome, decision.reason, decision.at) == (CANNOT_PLACE, "no room", 5.0)
 
 
 def test_the_overload_that_stays_is_in_the_reason() -> None:
     given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
     over = Overload("node n1", 5000.0, 4000.0)
-    decision = Generator(CHOICE, Policy()).weigh(given, new(plan(2, 0, 0, 2, 2), over), PERIOD, 1.0)
+    decision = ScheduleGenerator(CHOICE, Policy()).decide(given, new(plan(2, 0, 0, 2, 2), over), PERIOD, 1.0)
     assert decision.reason == "because; node n1 would need 5,000 MHz and has 4,000"
 
 
 def test_two_plans_that_are_each_a_little_better_in_turn_are_not_run_in_turn() -> None:
     """The load sways by 1 %: each time, the other plan is the better one."""
-    made = Generator(CHOICE, Policy())
+    made = ScheduleGenerator(CHOICE, Policy())
     one, other = plan(0, 0, 0, 2), plan(2, 0, 0, 2)
     for turn in range(20):
         less, more = (99.0, 100.0) if turn % 2 else (100.0, 99.0)
         given = situation(one, {(A, D): max(less, more), (A, B): min(less, more)})
-        assert made.weigh(given, new(other), PERIOD, float(turn)).outcome == NOT_WORTH_IT
+        assert made.decide(given, new(other), PERIOD, float(turn)).outcome == NOT_WORTH_IT
         given = situation(other, {(A, B): max(less, more), (A, D): min(less, more)})
-        assert made.weigh(given, new(one), PERIOD, float(turn)).outcome == NOT_WORTH_IT
+        assert made.decide(given, new(one), PERIOD, float(turn)).outcome == NOT_WORTH_IT
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_decision_again_is_one_line() -> None:
-    made = Generator(CHOICE, Policy())
+    made = ScheduleGenerator(CHOICE, Policy())
     given = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 100.0})
     for at in range(5):
-        made.weigh(given, NoChange("all is well"), PERIOD, float(at))
+        made.decide(given, NoChange("all is well"), PERIOD, float(at))
     for at in range(5, 8):
         made.failed("it raised", PERIOD, float(at))
     for at in range(8, 10):
-        made.weigh(given, new(plan(2, 0, 0, 2, 2)), PERIOD, float(at))
+        made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, float(at))
     made.failed("it raised", OVERLOAD, 10.0)
     found = [(decision.number, decision.outcome, decision.times, decision.at) for decision in made.decisions]
     assert found == [(1, NO_CHANGE, 5, 4.0), (2, FAILED, 3, 7.0), (3, NOT_WORTH_IT, 2, 9.0), (4, FAILED, 1, 10.0)]
 
 
 def test_what_was_enacted_is_never_counted_as_the_same() -> None:
-    made = Generator(CHOICE, Policy())
+    made = ScheduleGenerator(CHOICE, Policy())
     given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
     for _ in range(2):
-        made.weigh(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
+        made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
     assert [(decision.number, decision.times) for decision in made.decisions] == [(1, 1), (2, 1)]
 
 
 def test_the_same_from_another_scheduler_is_another_line() -> None:
-    made = Generator(CHOICE, Policy())
+    made = ScheduleGenerator(CHOICE, Policy())
     made.failed("x", PERIOD, 1.0)
     made.set(Choice("mine", {"gamma": 2.0}, 300.0), Policy())
     made.failed("x", PERIOD, 2.0)
     assert [dict(decision.parameters) for decision in made.decisions] == [{"gamma": 1.5}, {"gamma": 2.0}]
 
 
-def enacted(made: Generator, now: float = START) -> Decision:
+def enacted(made: ScheduleGenerator, now: float = START) -> Decision:
     given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
-    decision = made.weigh(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
+    decision = made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
     assert decision.outcome == ENACTED
     made.enacted(decision, now)
     return decision
 
 
 def test_what_came_of_it_is_from_the_first_window_in_which_nothing_settles() -> None:
-    made = Generator(CHOICE, Policy())
+    made = ScheduleGenerator(CHOICE, Policy())
     decision = enacted(made)
     after = {(A, B): 30.0, (A, D): 100.0}
     assert made.observe(situation(plan(2, 0, 0, 2, 2), after, settling=(A,))) is None
@@ -338,15 +341,15 @@ def test_what_came_of_it_is_from_the_first_window_in_which_nothing_settles() -> 
 
 
 def test_nothing_came_of_what_was_not_enacted() -> None:
-    made = Generator(CHOICE, Policy())
+    made = ScheduleGenerator(CHOICE, Policy())
     made.failed("x", PERIOD, 1.0)
     assert made.observe(situation(plan(0, 0, 0, 0))) is None
 
 
 def test_a_decision_that_was_overtaken_cools_nothing_down() -> None:
-    made = Generator(CHOICE, Policy(period=1))
+    made = ScheduleGenerator(CHOICE, Policy(period=1))
     given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
-    decision = made.weigh(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
+    decision = made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
     over = made.overtaken(decision, "a worker was lost")
     assert (over.outcome, over.number) == (OVERTAKEN, decision.number)
     assert over.reason.endswith("(a worker was lost)")
@@ -356,21 +359,21 @@ def test_a_decision_that_was_overtaken_cools_nothing_down() -> None:
 
 def test_numbers_go_on_from_those_of_the_masters_before() -> None:
     past = [Decision(number, 1.0, "x", {}, PERIOD, FAILED, str(number)) for number in (7, 8, 12)]
-    made = Generator(CHOICE, Policy())
+    made = ScheduleGenerator(CHOICE, Policy())
     made.remember(past)
     assert made.failed("new", PERIOD, 2.0).number == 13
     assert [decision.number for decision in made.decisions] == [7, 8, 12, 13]
 
 
 def test_only_the_newest_decisions_are_kept() -> None:
-    made = Generator(CHOICE, Policy())
+    made = ScheduleGenerator(CHOICE, Policy())
     for number in range(DECISIONS_KEPT + 5):
         made.failed(str(number), PERIOD, 1.0)
     assert len(made.decisions) == DECISIONS_KEPT and made.decisions[-1].number == DECISIONS_KEPT + 5
 
 
 def test_a_decision_survives_json() -> None:
-    made = Generator(CHOICE, Policy())
+    made = ScheduleGenerator(CHOICE, Policy())
     enacted(made)
     decision = made.observe(situation(plan(2, 0, 0, 2, 2), {(A, B): 3.0}))
     assert decision is not None and decision.came_of
@@ -402,7 +405,7 @@ def test_a_change_of_policy_keeps_the_rest() -> None:
 @given(st.floats(0, 20), st.lists(st.tuples(st.floats(0, 15), st.sampled_from(["window", "busy", "queues", "set", "observe"]),
                                             st.integers(0, 4)), max_size=40))
 def test_no_two_plans_are_enacted_within_the_cool_down(cool_down: float, steps: list[tuple[float, str, int]]) -> None:
-    made = Generator(CHOICE, Policy(cool_down=cool_down, period=1.0))
+    made = ScheduleGenerator(CHOICE, Policy(cool_down=cool_down, period=1.0))
     given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
     answers = [new(plan(2, 0, 0, 2, 2)), NoChange("x"), new(plan(0, 0, 0, 2, 2)), CannotPlace({"t": (A,)}, "y"),
                new(plan(2, 0, 0, 2, 2))]
@@ -416,7 +419,7 @@ def test_no_two_plans_are_enacted_within_the_cool_down(cool_down: float, steps: 
         else:
             seen = sample(answer * 10 if step == "queues" else 0, 9999.0 if step == "busy" else 0.0)
             trigger = made.due(now, seen, CLUSTER)
-            decision = made.weigh(given, answers[answer], trigger, now) if trigger is not None else None
+            decision = made.decide(given, answers[answer], trigger, now) if trigger is not None else None
             if decision is not None and decision.outcome == ENACTED:
                 assert last is None or now - last >= cool_down
                 last = now

@@ -43,7 +43,7 @@ class Sinks(Topology):
 
 def test_only_what_can_be_there_for_nothing_else_is_said_to_write_outside() -> None:
     [said] = weak_points(graph_of(Sinks, config={"topology.guarantee": "exactly-once"}))
-    assert said.startswith("exactly-once does not cover what mailer may write outside")
+    assert said.startswith("exactly-once does not cover what mailer may write to other systems")
     assert weak_points(graph_of(Sinks)) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.errors import TopologyError
 from millrace.model.graph import TaskId
-from millrace.model.plan import KEY_GROUPS, KeyGroupMove, Plan, PlanChanges, initial_key_groups, rescaled_key_groups
+from millrace.model.plan import KEY_GROUPS, KeyGroupMove, Plan, PlanDifference, initial_key_groups, rescaled_key_groups
 
 A0, A1, B0 = TaskId("a", 0), TaskId("a", 1), TaskId("b", 0)
 PLAN = Plan(3, {B0: 1, A1: 2, A0: 1}, {"b": (0, 0, 0)})
@@ -57,15 +57,15 @@ def test_the_difference_of_two_plans() -> None:
     b1 = TaskId("b", 1)
     new = Plan(4, {A0: 2, B0: 1, b1: 2}, {"b": (0, 0, 1)})
     diff = Plan.diff(PLAN, new)
-    assert diff == PlanChanges(started=(b1,), stopped=(A1,), moved=(A0,), key_groups=(KeyGroupMove("b", 2, 0, 1),))
+    assert diff == PlanDifference(started=(b1,), stopped=(A1,), moved=(A0,), key_groups=(KeyGroupMove("b", 2, 0, 1),))
     assert diff
     back = Plan.diff(new, PLAN)
-    assert back == PlanChanges(started=(A1,), stopped=(b1,), moved=(A0,), key_groups=(KeyGroupMove("b", 2, 1, 0),))
+    assert back == PlanDifference(started=(A1,), stopped=(b1,), moved=(A0,), key_groups=(KeyGroupMove("b", 2, 1, 0),))
 
 
 def test_plans_that_place_alike_do_not_differ() -> None:
     assert not Plan.diff(PLAN, dataclasses.replace(PLAN, version=9))
-    assert Plan.diff(Plan(0, {}), PLAN) == PlanChanges(started=(A0, A1, B0), stopped=(), moved=())
+    assert Plan.diff(Plan(0, {}), PLAN) == PlanDifference(started=(A0, A1, B0), stopped=(), moved=())
 
 
 def test_the_number_of_key_groups_is_fixed() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from by_hand import cluster
 
 from millrace.api.grouping import Grouping
-from millrace.control.schedule_generator import ENACTED, NOT_WORTH_IT, Choice, Generator, Policy
+from millrace.control.schedule_generator import ENACTED, NOT_WORTH_IT, Choice, Policy, ScheduleGenerator
 from millrace.model.graph import ComponentDef, Input, TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
@@ -106,9 +106,10 @@ def test_key_groups_that_move_are_a_decision() -> None:
     load = {"t": Load(5.0, key_groups={"count": (5000.0, 100.0, 100.0, 100.0, 100.0, 100.0)})}
     situation = Situation((GRAPH,), CLUSTER, load, {"t": Plan(3, PLACES, {"count": HALVES})})
     result = asked(load["t"].key_groups["count"])
-    decision = Generator(Choice("balance", {}, 5.0, weighs_itself=True), Policy()).weigh(situation, result, "period", 0.0)
+    generator = ScheduleGenerator(Choice("balance", {}, 5.0, weighs_itself=True), Policy())
+    decision = generator.decide(situation, result, "period", 0.0)
     assert (decision.outcome, decision.moved) == (ENACTED, ("t/count: 2 key groups, task 0 -> 1",))
-    picky = Generator(Choice("balance", {}, 5.0, weighs_itself=True), Policy(min_gain=0.02))
-    assert picky.weigh(situation, result, "period", 0.0).outcome == ENACTED, "the most loaded task has less to do"
-    pickier = Generator(Choice("balance", {}, 5.0, weighs_itself=True), Policy(min_gain=0.9))
-    assert pickier.weigh(situation, result, "period", 0.0).outcome == NOT_WORTH_IT
+    picky = ScheduleGenerator(Choice("balance", {}, 5.0, weighs_itself=True), Policy(min_gain=0.02))
+    assert picky.decide(situation, result, "period", 0.0).outcome == ENACTED, "the most loaded task has less to do"
+    pickier = ScheduleGenerator(Choice("balance", {}, 5.0, weighs_itself=True), Policy(min_gain=0.9))
+    assert pickier.decide(situation, result, "period", 0.0).outcome == NOT_WORTH_IT

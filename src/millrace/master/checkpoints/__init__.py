@@ -1,1 +1,1 @@
-"""Manifests: written, collected, resumed from and shown."""
+"""Checkpoints: writing manifests, deleting old ones, resuming, and queries about state."""

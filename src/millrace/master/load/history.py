@@ -1,7 +1,7 @@
-"""The history: what was measured and decided, in a database that outlives the master.
+"""The history of measurements and decisions, in a database that outlives the master.
 
-The master hands a window or a decision over and goes on; a thread of its own writes. A database that is slow or gone costs
-windows (the oldest first, and they are counted), never a decision, and never the master's time.
+The master hands a window or a decision over without waiting; a writer thread stores it. If the database is slow or gone,
+windows are dropped (the oldest first) and counted; decisions are never dropped, and the master never waits.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from millrace.model.sample import WindowSample
 
 log = logging.getLogger("millrace.history")
 
-WINDOWS_WAITING = 100  # most windows that wait for the database
-ROWS_WAITING = 1_000_000  # and most rows in them, since a large topology's windows are large
-PRUNE_SECONDS = 60.0  # between two looks for what is too old
-RETRY_SECONDS = (0.1, 5.0)  # the pause after a failure, doubled up to the second
+WINDOWS_WAITING = 100  # maximum of windows that wait for the database
+ROWS_WAITING = 1_000_000  # and of rows in them, since windows of a large topology are large
+PRUNE_SECONDS = 60.0  # between two searches for outdated rows
+RETRY_SECONDS = (0.1, 5.0)  # pause after a failure: doubled from the first value up to the second
 CONNECT_SECONDS = 5
-SILENT_SECONDS = 30  # after which a server that does not answer is given up
-SQLITE_LOCK_SECONDS = 10  # how long a writer waits for another master's transaction
+SILENT_SECONDS = 30  # after which a server that does not answer counts as unreachable
+SQLITE_LOCK_SECONDS = 10  # maximum wait for another master's transaction
 CLOSE_SECONDS = 5.0
 WINDOWS_AT_A_TIME = 50  # when reading
 INSTALL_POSTGRES = "pip install millrace[postgres]"
-SCHEMA_LOCK = 0x6D696C6C  # PostgreSQL's advisory lock that two masters take turns with when they make the tables
+SCHEMA_LOCK = 0x6D696C6C  # PostgreSQL advisory lock held while tables are created
 
 
 def default_history_url() -> str:
-    """A file of the user's own."""
+    """A SQLite file in the user's state home."""
     return URL.create("sqlite", database=str(state_home() / "history.db")).render_as_string()
 
 
 class History:
-    """What is remembered of one cluster. Several masters, of the same or of other clusters, may share a database.
+    """The history of one cluster. Several masters, of the same or of other clusters, may share a database.
 
-    url: SQLAlchemy's, for SQLite (a file) or PostgreSQL. Rows older than `retention_seconds` are deleted, those of a
-    cluster whose master is gone too, by whichever master writes. `StoreUnreachable` if the database cannot be used now;
-    once it could, the history waits for it to come back.
+    url: a SQLAlchemy url for SQLite (a file) or PostgreSQL. Any master that writes deletes rows older than their cluster's
+    retention, also those of clusters whose master is gone. `StoreUnreachable` if the database cannot be used at the start;
+    later, the history waits for it to come back.
     """
 
     def __init__(self, url: str, cluster: str, retention_seconds: float, clock: Callable[[], float] = time.time) -> None:
@@ -71,7 +71,7 @@ class History:
         self._url = _parsed(url)
         self._engine = _engine_for(self._url)
         self._writes = self._engine.execution_options(writes=True)
-        self._changed = threading.Condition()  # guards all that follows
+        self._changed = threading.Condition()  # guards all fields below
         self._waiting: deque[WindowSample] = deque()
         self._rows_waiting = 0
         self._decisions: dict[int, dict[str, Any]] = {}
@@ -85,10 +85,10 @@ class History:
         self._thread = threading.Thread(target=self._run, daemon=True, name="millrace history")
         self._thread.start()
 
-    # -- for the master: none of these waits for the database --
+    # -- called by the master; none of these waits for the database --
 
     def record_window(self, sample: WindowSample) -> None:
-        """Keep a window. If too many wait already, the oldest of them is dropped and counted."""
+        """Store a window. If too many are waiting, the oldest is dropped and counted."""
         with self._changed:
             if self._closing:
                 self._dropped += 1
@@ -99,17 +99,17 @@ class History:
             self._changed.notify_all()
 
     def record_decision(self, decision: Mapping[str, Any]) -> None:
-        """Keep a decision, or add to the one that has this `number`: only what is given is changed. Never dropped."""
+        """Store a decision, or update the one with this `number`: fields that are omitted stay. Never dropped."""
         number, values = decision_values(decision)
         with self._changed:
             if self._closing:
-                log.warning("decision %s came after the history was closed: it is not kept", number)
+                log.warning("decision %s came after the history was closed and is not stored", number)
                 return
             self._decisions[number] = {**self._decisions.get(number, {}), **values}
             self._changed.notify_all()
 
     def prune(self, now: float) -> None:
-        """Delete what is older than its cluster's retention at that time; done by the writer, bit by bit."""
+        """Let the writer delete, bit by bit, rows that are older than their cluster's retention at that time."""
         with self._changed:
             self._prune_as_of = now
             self._changed.notify_all()
@@ -121,15 +121,15 @@ class History:
                     "windows_waiting": len(self._waiting), "decisions_waiting": len(self._decisions),
                     "errors": self._errors, "last_error": self._last_error}
 
-    # -- for those who can wait --
+    # -- these wait for the database --
 
     def flush(self, timeout: float) -> bool:
-        """Wait until nothing is left to write or to prune; False if that took too long."""
+        """Wait until nothing is left to write or to prune; False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._working or self._has_work()), timeout)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Write what waits if the database takes it, and end."""
+        """Write what is waiting, if the database is reachable, and end."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -153,9 +153,9 @@ class History:
         query = (select(windows).where(windows.c.cluster == self._cluster, windows.c.at >= since)
                  .order_by(windows.c.at, windows.c.id))
         with self._reading() as connection:
-            found = connection.execute(query).all()
-            return [past for start in range(0, len(found), WINDOWS_AT_A_TIME)
-                    for past in read_windows(connection, found[start:start + WINDOWS_AT_A_TIME], topology)]
+            rows = connection.execute(query).all()
+            return [past for start in range(0, len(rows), WINDOWS_AT_A_TIME)
+                    for past in read_windows(connection, rows[start:start + WINDOWS_AT_A_TIME], topology)]
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -175,13 +175,13 @@ class History:
                 continue
             with self._changed:
                 if self._closing:
-                    return  # what is left is left: the database does not take it
+                    return  # the rest stays unwritten: the database does not accept it
                 self._working = False
-                self._changed.wait_for(lambda: self._closing, pause)  # then one last attempt
+                self._changed.wait_for(lambda: self._closing, pause)  # if closing: one last attempt
             pause = min(2 * pause, RETRY_SECONDS[1])
 
     def _next_work(self) -> bool:
-        """Wait until there is something to do. False: there is nothing, and nothing more will come."""
+        """Wait for work. False if there is none and the history is closing."""
         with self._changed:
             self._working = False
             self._changed.notify_all()
@@ -190,7 +190,7 @@ class History:
                 self._next_prune = time.monotonic() + PRUNE_SECONDS
                 self._prune_as_of = self._clock()
             if self._closing:
-                self._prune_as_of = None  # another master, or the next one, will do it
+                self._prune_as_of = None  # left to another master, or the next one
             self._working = not self._closing or self._has_work()
             return self._working
 
@@ -198,7 +198,7 @@ class History:
         return bool(self._waiting or self._decisions) or self._prune_as_of is not None
 
     def _turn(self) -> bool:
-        """A bit of everything that is to be done, so that nothing waits for long behind the rest. True if all went well."""
+        """Do a bit of each job, so that none waits long for the others. True if all succeeded."""
         if not self._connected and not self._attempt(self._prepare):
             return False
         with self._changed:
@@ -211,19 +211,19 @@ class History:
     def _attempt(self, job: Callable[[], None]) -> bool:
         try:
             job()
-        except Exception as error:  # whatever it is: the writer lives on, and status() tells of it
-            said = self._said(error)
+        except Exception as error:  # the writer lives on, and status() reports it
+            text = self._describe(error)
             with self._changed:
-                if self._connected:  # else it has been said
-                    log.warning("writing the history to %s failed: %s", _shown(self._url), said)
+                if self._connected:  # otherwise it is reported already
+                    log.warning("writing the history to %s failed: %s", _shown(self._url), text)
                 self._errors += 1
-                self._last_error = said
+                self._last_error = text
                 self._connected = self._connected and _is_about_the_data(error)
             return False
         return True
 
     def _write_decisions(self) -> None:
-        """Each in a transaction of its own: one that is refused stays, and those behind it are written all the same."""
+        """Write each in its own transaction: one that is refused stays, and does not hold up the others."""
         with self._changed:
             todo = dict(self._decisions)
         refused: Exception | None = None
@@ -236,7 +236,7 @@ class History:
                     raise
                 refused = error
                 continue
-            with self._changed:  # what was added to it meanwhile stays to be written
+            with self._changed:  # keep it if it was updated meanwhile
                 if self._decisions[number] is values:
                     del self._decisions[number]
         if refused is not None:
@@ -244,8 +244,8 @@ class History:
 
     def _put_decision(self, connection: Connection, number: int, values: Mapping[str, Any]) -> None:
         this = (decisions.c.cluster == self._cluster, decisions.c.number == number)
-        found = connection.execute(select(decisions.c.number).where(*this)).first()
-        if found is None:
+        row = connection.execute(select(decisions.c.number).where(*this)).first()
+        if row is None:
             values = {"at": self._clock(), **values}
             connection.execute(insert(decisions).values(cluster=self._cluster, number=number, **values))
         elif values:
@@ -262,7 +262,7 @@ class History:
                 insert_window(connection, self._cluster, sample)
         except Exception as error:
             with self._changed:
-                if _is_about_the_data(error):  # it would fail again, and hold up those behind it
+                if _is_about_the_data(error):  # it would fail again and hold up the others
                     self._dropped += 1
                 else:
                     self._waiting.appendleft(sample)
@@ -273,13 +273,13 @@ class History:
             self._written += 1
 
     def _drop_oldest(self) -> None:
-        """Make room: the newest window always has a place."""
+        """Drop the oldest windows beyond the limits; the newest always stays."""
         while len(self._waiting) > 1 and (len(self._waiting) > WINDOWS_WAITING or self._rows_waiting > ROWS_WAITING):
             self._rows_waiting -= _size(self._waiting.popleft())
             self._dropped += 1
 
     def _prune_some(self) -> None:
-        """One window in one short transaction: no other master waits long for its turn. Decisions are few: all at last."""
+        """Delete one window in one short transaction, so that no other master waits long; all decisions at the end."""
         now = self._prune_as_of
         if now is None:
             return
@@ -295,14 +295,14 @@ class History:
             kept = select(clusters.c.retention_seconds).where(clusters.c.cluster == decisions.c.cluster).scalar_subquery()
             connection.execute(delete(decisions).where(decisions.c.at < now - kept))
         with self._changed:
-            if self._prune_as_of == now:  # else it was asked for anew
+            if self._prune_as_of == now:  # otherwise `prune` was called again meanwhile
                 self._prune_as_of = None
 
     # -- the database --
 
     def _first_contact(self) -> None:
         try:
-            self._make_room()
+            self._create_file()
             self._prepare()
         except (exc.SQLAlchemyError, OSError) as error:
             self._engine.dispose()
@@ -311,17 +311,17 @@ class History:
             self._engine.dispose()
             raise
 
-    def _make_room(self) -> None:
-        """SQLite's file, for its owner's eyes only if it is new: loads and reasons tell what a business does."""
+    def _create_file(self) -> None:
+        """Create SQLite's file readable by its owner only: loads and reasons reveal what a business does."""
         if self._url.get_backend_name() == "sqlite":
             path = Path(self._url.database or "")
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
 
     def _prepare(self) -> None:
-        """Make what tables are missing, and say which cluster this is and how long its rows are kept."""
+        """Create missing tables, and record this cluster and its retention."""
         with self._writes.begin() as connection:
-            if connection.dialect.name == "postgresql":  # two that make the same table at once would get in each other's way
+            if connection.dialect.name == "postgresql":  # concurrent creation of a table would fail
                 connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
             connection.execute(CreateTable(schema, if_not_exists=True))
             self._check_version(connection)
@@ -338,22 +338,22 @@ class History:
             connection.execute(insert(schema).values(version=SCHEMA_VERSION))
         elif version > SCHEMA_VERSION:
             raise MillraceError(f"the history in {_shown(self._url)} has tables of version {version}, and this Millrace "
-                                f"knows those up to version {SCHEMA_VERSION}: update Millrace, or name another database")
+                                f"supports up to version {SCHEMA_VERSION}: update Millrace, or name another database")
 
     def _unreachable(self, what: str, error: Exception) -> StoreUnreachable:
         if self._url.get_backend_name() == "sqlite":
-            advice = "See that its directory can be written to, or name another file"
+            advice = "Check that its directory can be written to, or name another file"
         else:
-            advice = "See that the server runs there and lets this user in, or name another database"
-        return StoreUnreachable(f"the history's database {_shown(self._url)} {what}: {self._said(error)}. {advice}")
+            advice = "Check that the server runs there and accepts this user, or name another database"
+        return StoreUnreachable(f"the history's database {_shown(self._url)} {what}: {self._describe(error)}. {advice}")
 
-    def _said(self, error: Exception) -> str:
-        """The error in one line, without the statement, and without the password should the driver repeat it."""
-        said = getattr(error, "orig", None) or error
-        line = " ".join(str(said).split())[:500]
+    def _describe(self, error: Exception) -> str:
+        """The error in one line, without the SQL statement, and without the password in case the driver repeats it."""
+        cause = getattr(error, "orig", None) or error
+        line = " ".join(str(cause).split())[:500]
         for secret in filter(None, (self._url.password, *_secrets_in_query(self._url))):
             line = line.replace(str(secret), "***")
-        return f"{type(said).__name__}: {line}"
+        return f"{type(cause).__name__}: {line}"
 
 
 # -- urls and engines -----------------------------------------------------------------------------------------------------
@@ -362,8 +362,8 @@ class History:
 def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except (exc.ArgumentError, ValueError):  # their messages may hold the whole url, and so the password
-        raise BadParameter("the history's url is not one: write sqlite:////absolute/path/history.db or "
+    except (exc.ArgumentError, ValueError):  # their messages may contain the url, and so the password
+        raise BadParameter("the history's url is not valid: write sqlite:////absolute/path/history.db or "
                            "postgresql+psycopg://user:password@host/database") from None
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
@@ -380,7 +380,7 @@ def _secrets_in_query(url: URL) -> list[str]:
 
 
 def _shown(url: URL) -> str:
-    """For people: without any password."""
+    """The url without any password."""
     hidden = [name for name in url.query if "password" in name.lower()]
     return url.difference_update_query(hidden).render_as_string(hide_password=True)
 
@@ -389,7 +389,7 @@ def _engine_for(url: URL) -> Engine:
     arguments: dict[str, Any] = {}
     if url.get_backend_name() == "sqlite":
         arguments = {"timeout": SQLITE_LOCK_SECONDS}
-    elif url.get_driver_name() in ("psycopg", "psycopg2"):  # a host that vanished must not hold the writer for ever
+    elif url.get_driver_name() in ("psycopg", "psycopg2"):  # a host that vanished must not block the writer for ever
         limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": SILENT_SECONDS * 1000,
                   "keepalives_idle": SILENT_SECONDS, "application_name": "millrace"}
         arguments = {name: value for name, value in limits.items() if name not in url.query}
@@ -408,20 +408,20 @@ def _engine_for(url: URL) -> Engine:
 
 
 def _sqlite_connected(connection: sqlite3.Connection, record: Any) -> None:
-    connection.isolation_level = None  # the driver would begin transactions late, and not at all before a CREATE
-    with contextlib.suppress(sqlite3.OperationalError):  # locked: another master is at the same switch
-        connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not wait for each other
+    connection.isolation_level = None  # the driver would begin transactions late, and none before a CREATE
+    with contextlib.suppress(sqlite3.OperationalError):  # locked: another master is switching it on
+        connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
     connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last windows, never the file
 
 
 def _sqlite_begin(connection: Connection) -> None:
-    # A transaction that reads first and writes later is refused if another wrote in between: take the lock at once.
+    # A transaction that reads first and writes later is refused if another wrote in between: take the lock at the start.
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _is_about_the_data(error: Exception) -> bool:
-    """Whether the same rows would be refused again by a database that is well."""
+    """True if a healthy database would refuse the same rows again."""
     if isinstance(error, exc.DBAPIError):
         return isinstance(error, exc.DataError | exc.IntegrityError)
     return isinstance(error, exc.StatementError) or not isinstance(error, exc.SQLAlchemyError | MillraceError | OSError)

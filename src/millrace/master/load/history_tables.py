@@ -1,4 +1,4 @@
-"""The history's tables, and how windows and decisions become rows and rows become values again."""
+"""The history's tables, and the conversion of windows and decisions to rows and back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _measures(*names: str) -> list[Column[Any]]:
 
 
 def _of_window(name: str, *columns: Column[Any]) -> Table:
-    """A table of what was measured in a window. Its rows lie in the order of their key: no second index to keep up."""
+    """A table of measurements in a window. Rows are stored in the order of their key, so no second index is needed."""
     window = Column("window_id", BigInteger, primary_key=True, autoincrement=False)
     return Table(f"millrace_{name}", TABLES, window, *columns, sqlite_with_rowid=False)
 
@@ -87,7 +87,7 @@ OF_WINDOW = (loads, task_loads, traffic, component_loads, worker_loads, node_loa
 
 @dataclass(frozen=True, slots=True)
 class PastWindow:
-    """A window as it is read back: loads and placements by topology, workers by slot number, nodes by name."""
+    """A window read from the database: loads and placements by topology, workers by slot number, nodes by name."""
 
     at: float
     seconds: float
@@ -101,12 +101,12 @@ class PastWindow:
 
 
 def _number(value: float) -> float:
-    """What is no number counts as nothing, as for the estimators; SQLite cannot keep it. A plain float, not numpy's."""
+    """A plain float; NaN and infinity, which SQLite cannot store, count as 0, as for the estimators."""
     return float(value) if math.isfinite(value) else 0.0
 
 
 def decision_values(decision: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """The number, and the columns: copied, since the caller may go on changing what it gave."""
+    """The number, and the columns: copies, since the caller may change its values later."""
     known = ("cluster", "number", "at", *DECISION_TEXTS, *DECISION_VALUES)
     number = decision.get("number")
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 63:
@@ -117,7 +117,7 @@ def decision_values(decision: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         values: dict[str, Any] = {name: _plain(msgspec.to_builtins(decision[name], str_keys=True))
                                   for name in DECISION_VALUES if name in decision}
     except TypeError as error:
-        raise BadParameter(f"decision {number} cannot be kept as JSON: {error}. Give plain data") from error
+        raise BadParameter(f"decision {number} cannot be stored as JSON: {error}. Use plain data") from error
     for name in DECISION_TEXTS:
         if name in decision:
             values[name] = None if decision[name] is None else _plain(str(decision[name]))
@@ -127,7 +127,7 @@ def decision_values(decision: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Without what a database cannot take: numbers that are none, and characters that are none."""
+    """The value without what a database cannot store: NaN, infinity, lone surrogates and null characters."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
     if isinstance(value, float):
@@ -141,7 +141,7 @@ def insert_window(connection: Connection, cluster: str, sample: WindowSample) ->
     row = {"cluster": cluster, "at": _number(sample.at), "seconds": _number(sample.seconds)}
     number = connection.execute(insert(windows).values(row).returning(windows.c.id)).scalar_one()
     for table, rows in _rows(sample):
-        values = [{"window_id": number, **found} for found in rows]
+        values = [{"window_id": number, **columns} for columns in rows]
         if values and connection.dialect.name == "postgresql":
             _insert_columns(connection, table, values)
         elif values:
@@ -149,7 +149,7 @@ def insert_window(connection: Connection, cluster: str, sample: WindowSample) ->
 
 
 def _insert_columns(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
-    """All rows in one statement, column by column: PostgreSQL's driver takes two to three times as long row by row."""
+    """Insert all rows in one statement, column by column: row by row, PostgreSQL's driver takes two to three times as long."""
     columns = [func.unnest(literal([row[name] for row in rows], ARRAY(table.c[name].type))) for name in rows[0]]
     connection.execute(insert(table).from_select(list(rows[0]), select(*columns)))
 
@@ -188,15 +188,15 @@ def _task_rows(topology: str, load: Load, placement: Mapping[TaskId, int]) -> It
 
 
 def _component_rows(topology: str, load: Load) -> Iterator[dict[str, Any]]:
-    """λ and μ of each component, asked of a load that holds only what concerns it: one pass over the traffic for all."""
+    """λ and μ of each component, computed from its part of the load: one pass over the traffic serves all components."""
     tasks: defaultdict[str, dict[TaskId, TaskLoad]] = defaultdict(dict)
     arriving: defaultdict[str, dict[tuple[TaskId, TaskId], float]] = defaultdict(dict)
     for task, measured in load.tasks.items():
         tasks[task.component][task] = measured
     for pair, tuples in load.traffic.items():
         arriving[pair[1].component][pair] = _number(tuples)
-    for component, own in tasks.items():
-        part = Load(load.window_seconds, own, arriving[component])
+    for component, measured_tasks in tasks.items():
+        part = Load(load.window_seconds, measured_tasks, arriving[component])
         true_rate = part.true_processing_rate(component)
         yield {"topology": topology, "component": component, "arrival_rate": _number(part.arrival_rate(component)),
                "true_processing_rate": None if true_rate is None else _number(true_rate)}
@@ -205,9 +205,9 @@ def _component_rows(topology: str, load: Load) -> Iterator[dict[str, Any]]:
 # -- rows to values -------------------------------------------------------------------------------------------------------
 
 
-def read_windows(connection: Connection, found: Iterable[Row[Any]], topology: str | None) -> list[PastWindow]:
-    found = list(found)
-    numbers = [row.id for row in found]
+def read_windows(connection: Connection, window_rows: Iterable[Row[Any]], topology: str | None) -> list[PastWindow]:
+    window_rows = list(window_rows)
+    numbers = [row.id for row in window_rows]
 
     def rows(table: Table) -> Mapping[int, list[Row[Any]]]:
         query = select(table).where(table.c.window_id.in_(numbers)).order_by(*table.primary_key.columns)
@@ -228,28 +228,28 @@ def read_windows(connection: Connection, found: Iterable[Row[Any]], topology: st
                            for worker in workers[row.id]}),
         nodes=FrozenMap({node.node: NodeLoad(node.cpu_mhz, node.capacity_mhz, node.memory_mb, node.memory_used_mb)
                          for node in nodes[row.id]}),
-    ) for row in found if topology is None or heads[row.id]]
+    ) for row in window_rows if topology is None or heads[row.id]]
 
 
 def _read_load(head: Row[Any], tasks: Iterable[Row[Any]], pairs: Iterable[Row[Any]]) -> Load:
-    task_of = functools.cache(TaskId.parse)  # a name comes up in many pairs
-    own = {TaskId(row.component, row.task): row for row in tasks if row.topology == head.topology}
+    task_of = functools.cache(TaskId.parse)  # names occur in many pairs
+    task_rows = {TaskId(row.component, row.task): row for row in tasks if row.topology == head.topology}
     return Load(
         window_seconds=head.seconds,
-        tasks={task: _read_task(row) for task, row in own.items()},
+        tasks={task: _read_task(row) for task, row in task_rows.items()},
         traffic={(task_of(row.source), task_of(row.target)): row.tuples
                  for row in pairs if row.topology == head.topology},
-        settling=tuple(task for task, row in own.items() if row.settling),
+        settling=tuple(task for task, row in task_rows.items() if row.settling),
     )
 
 
 def _read_task(row: Row[Any]) -> TaskLoad:
     values = row._mapping
-    found: dict[str, Any] = {name: values[name] for name in TASK_NUMBERS + TASK_MEASURES}
+    fields: dict[str, Any] = {name: values[name] for name in TASK_NUMBERS + TASK_MEASURES}
     for name in LATENCIES:
         p50, p99 = values[f"{name}_latency_p50_ms"], values[f"{name}_latency_p99_ms"]
-        found[f"{name}_latency_ms"] = None if p50 is None else Latency(p50, p99)
-    return TaskLoad(**found)
+        fields[f"{name}_latency_ms"] = None if p50 is None else Latency(p50, p99)
+    return TaskLoad(**fields)
 
 
 def _read_placement(topology: str, tasks: Iterable[Row[Any]]) -> Mapping[TaskId, int]:

@@ -1,4 +1,4 @@
-"""The load monitor: at the end of each window, what every task, worker and node did in it."""
+"""The load monitor: measures the load of every task, worker and node in each window."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNTED = ("emitted", "transferred", "executed", "acked", "failed")
 
 @dataclass(frozen=True, slots=True)
 class WorkerMeters:
-    """What a worker's process has used since it started, as it last said."""
+    """CPU and memory use of a worker's process since it started, as last reported."""
 
     generation: int
     cpu_seconds: float
@@ -29,7 +29,7 @@ class WorkerMeters:
 
 @dataclass(slots=True)
 class _Mark:
-    """A task at the end of a window."""
+    """Counters of a task at the end of a window."""
 
     incarnation: int
     queue_length: int
@@ -40,20 +40,20 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Work:
-    """A task within a window, before the CPU and the memory of its worker are shared out."""
+    """The work of a task within a window, before the CPU and memory of its worker are shared out."""
 
     slot: int
     counts: dict[str, float]
     queue_length: int
     queue_floor: int
     latencies: dict[str, LatencyHistogram]
-    blocking: bool  # it has a thread of its own, and waiting there takes no time of the loop
+    blocking: bool  # it runs on its own thread: its waiting takes no time of the loop
     settled: bool
 
 
 @dataclass(slots=True)
-class _Totals:
-    """All tasks of a worker in a window."""
+class _WorkerTotals:
+    """Sums over the tasks of a worker in a window."""
 
     cpu: float = 0.0
     busy: float = 0.0
@@ -63,7 +63,7 @@ class _Totals:
 
 @dataclass(slots=True)
 class LoadMonitor:
-    """Call `end_window` once in a while: each window lasts from one call to the next."""
+    """Each window lasts from one call of `end_window` to the next."""
 
     since: float
     _marks: dict[tuple[str, TaskId], _Mark] = field(default_factory=dict)
@@ -78,11 +78,11 @@ class LoadMonitor:
         groups: dict[str, dict[str, tuple[float, ...]]] = {}
         for name, topology in observed.items():
             placed = plans[name].placement if name in plans else {}
-            seen = {task: found for task, found in topology.tasks.items() if task in placed}
+            seen = {task: task_seen for task, task_seen in topology.tasks.items() if task in placed}
             traffic[name] = self._traffic(name, topology, seen)
-            groups[name] = summed(self._groups(name, task, found) for task, found in seen.items())
-            work[name] = {task: self._work(name, task, found, placed[task], topology.graph.component(task.component))
-                          for task, found in seen.items()}
+            groups[name] = summed(self._groups(name, task, task_seen) for task, task_seen in seen.items())
+            work[name] = {task: self._work(name, task, task_seen, placed[task], topology.graph.component(task.component))
+                          for task, task_seen in seen.items()}
         used = self._used(workers, seconds)
         totals = _totals(work)
         loads = {name: replace(self._load(seconds, tasks, traffic[name], totals, used, cluster), key_groups=groups[name])
@@ -91,22 +91,22 @@ class LoadMonitor:
 
     def _traffic(self, name: str, topology: TopologyObserved,
                  seen: Mapping[TaskId, TaskObserved]) -> dict[tuple[TaskId, TaskId], float]:
-        found: dict[tuple[TaskId, TaskId], float] = {}
+        traffic: dict[tuple[TaskId, TaskId], float] = {}
         for task, observed in seen.items():
             before = self._marks[name, task].sent if (name, task) in self._marks else {}
             for number, count in observed.sent().items():
                 if count > before.get(number, 0):
-                    found[task, topology.task(number)] = count - before.get(number, 0)
-        return found
+                    traffic[task, topology.task(number)] = count - before.get(number, 0)
+        return traffic
 
     def _groups(self, name: str, task: TaskId, observed: TaskObserved) -> dict[str, list[int]]:
-        """What the task sent to each key group in the window, by component."""
+        """Tuples that the task sent to each key group in the window, by component."""
         before = self._marks[name, task].sent_to_groups if (name, task) in self._marks else {}
-        return {component: [max(now - had, 0) for now, had in zip_longest(counts, before.get(component, ()), fillvalue=0)]
+        return {component: [max(now - old, 0) for now, old in zip_longest(counts, before.get(component, ()), fillvalue=0)]
                 for component, counts in observed.sent_to_groups().items()}
 
     def _work(self, name: str, task: TaskId, observed: TaskObserved, slot: int, component: ComponentDef) -> _Work:
-        queue = observed.queue_length if component.kind == "bolt" else 0  # a spout has no inbox: it counts what is in flight
+        queue = observed.queue_length if component.kind == "bolt" else 0  # a spout has no inbox: it reports tuples in flight
         before = self._marks.get((name, task))
         totals = {key: observed.total(key) for key in COUNTED + SECONDS}
         self._marks[name, task] = _Mark(observed.incarnation, queue, totals, observed.sent(), observed.sent_to_groups())
@@ -116,8 +116,8 @@ class LoadMonitor:
                      before is not None and before.incarnation == observed.incarnation and observed.slot == slot)
 
     def _used(self, workers: Mapping[int, WorkerMeters], seconds: float) -> dict[int, WorkerMeters]:
-        """CPU seconds of each worker in the window. A process that has joined in it may have lived before: if it has used
-        more than there was time for, how much of that was in the window is not known."""
+        """CPU seconds of each worker in the window. A process that joined in the window may be older: if it has used more than
+        the window's length, the share that falls into the window is unknown and counts as 0."""
         used = {}
         for slot, meters in workers.items():
             before = self._workers.get(slot)
@@ -130,59 +130,60 @@ class LoadMonitor:
         return used
 
     def _load(self, seconds: float, tasks: Mapping[TaskId, _Work], traffic: Mapping[tuple[TaskId, TaskId], float],
-              totals: Mapping[int, _Totals], used: Mapping[int, WorkerMeters], cluster: Cluster) -> Load:
-        """A task's part of its worker's CPU is by its part of the tasks' thread time, so that what the worker does for all of
-        them (sockets, encoding, the loop) is shared out too; its part of the memory is by its part of the tuples."""
+              totals: Mapping[int, _WorkerTotals], used: Mapping[int, WorkerMeters], cluster: Cluster) -> Load:
+        """Share out each worker's CPU in proportion to the tasks' thread time, so that its overhead (sockets, encoding, the
+        loop) is included, and its memory in proportion to their tuples."""
         alive = {slot.number for slot in cluster.slots}
-        found: dict[TaskId, TaskLoad] = {}
-        for task, own in tasks.items():
-            worker = used.get(own.slot) if own.slot in alive else None
+        loads: dict[TaskId, TaskLoad] = {}
+        for task, work in tasks.items():
+            worker = used.get(work.slot) if work.slot in alive else None
             mhz = memory = 0.0
             if worker is not None:
-                mhz = _part(own.counts["cpu_seconds"], totals[own.slot].cpu) * worker.cpu_seconds / seconds
-                mhz *= cluster.node_of(own.slot).mhz
-                memory = _part(own.counts["executed"] + own.counts["emitted"], totals[own.slot].tuples) * worker.memory_mb
-            found[task] = _task_load(own, mhz, memory)
-        settling = tuple(sorted(task for task, own in tasks.items() if not own.settled))
-        return Load(seconds, found, traffic, settling)
+                total = totals[work.slot]
+                mhz = _part(work.counts["cpu_seconds"], total.cpu) * worker.cpu_seconds / seconds
+                mhz *= cluster.node_of(work.slot).mhz
+                memory = _part(work.counts["executed"] + work.counts["emitted"], total.tuples) * worker.memory_mb
+            loads[task] = _task_load(work, mhz, memory)
+        settling = tuple(sorted(task for task, work in tasks.items() if not work.settled))
+        return Load(seconds, loads, traffic, settling)
 
-    def _machines(self, totals: Mapping[int, _Totals], used: Mapping[int, WorkerMeters], seconds: float,
+    def _machines(self, totals: Mapping[int, _WorkerTotals], used: Mapping[int, WorkerMeters], seconds: float,
                   cluster: Cluster) -> tuple[dict[int, WorkerLoad], dict[str, NodeLoad]]:
         workers: dict[int, WorkerLoad] = {}
         by_node: defaultdict[str, list[WorkerLoad]] = defaultdict(list)
         for slot in cluster.slots:
-            meters, own = used.get(slot.number, WorkerMeters(0, 0.0, 0.0)), totals.get(slot.number, _Totals())
+            meters, total = used.get(slot.number, WorkerMeters(0, 0.0, 0.0)), totals.get(slot.number, _WorkerTotals())
             mhz = meters.cpu_seconds / seconds * cluster.node_of(slot.number).mhz
-            workers[slot.number] = WorkerLoad(slot.node, mhz, meters.memory_mb, own.queue_length, own.busy / seconds)
+            workers[slot.number] = WorkerLoad(slot.node, mhz, meters.memory_mb, total.queue_length, total.busy / seconds)
             by_node[slot.node].append(workers[slot.number])
         return workers, {node.name: NodeLoad(sum(worker.cpu_mhz for worker in by_node[node.name]), node.capacity_mhz,
                                              node.memory_mb, sum(worker.memory_mb for worker in by_node[node.name]))
                          for node in cluster.nodes}
 
     def forget(self, topology: str) -> None:
-        """It has ended."""
+        """Forget a topology that has ended."""
         for key in [key for key in self._marks if key[0] == topology]:
             del self._marks[key]
 
 
-def _totals(work: Mapping[str, Mapping[TaskId, _Work]]) -> dict[int, _Totals]:
-    found: defaultdict[int, _Totals] = defaultdict(_Totals)
+def _totals(work: Mapping[str, Mapping[TaskId, _Work]]) -> dict[int, _WorkerTotals]:
+    totals: defaultdict[int, _WorkerTotals] = defaultdict(_WorkerTotals)
     for tasks in work.values():
-        for own in tasks.values():
-            total = found[own.slot]
-            total.cpu += own.counts["cpu_seconds"]
-            total.busy += 0.0 if own.blocking else own.counts["busy_seconds"]
-            total.tuples += own.counts["executed"] + own.counts["emitted"]
-            total.queue_length += own.queue_length
-    return found
+        for of_task in tasks.values():
+            total = totals[of_task.slot]
+            total.cpu += of_task.counts["cpu_seconds"]
+            total.busy += 0.0 if of_task.blocking else of_task.counts["busy_seconds"]
+            total.tuples += of_task.counts["executed"] + of_task.counts["emitted"]
+            total.queue_length += of_task.queue_length
+    return totals
 
 
-def _part(own: float, total: float) -> float:
-    return own / total if total > 0 else 0.0
+def _part(value: float, total: float) -> float:
+    return value / total if total > 0 else 0.0
 
 
-def _task_load(own: _Work, mhz: float, memory: float) -> TaskLoad:
-    latencies = {f"{name}_ms": percentiles(own.latencies[name]) for name in LATENCIES}
-    return TaskLoad(**{key: int(own.counts[key]) for key in COUNTED}, **latencies,  # type: ignore[arg-type]
-                    queue_length=own.queue_length, queue_floor=own.queue_floor, cpu_seconds=own.counts["cpu_seconds"],
-                    busy_seconds=own.counts["busy_seconds"], cpu_mhz=mhz, memory_mb=memory)
+def _task_load(work: _Work, mhz: float, memory: float) -> TaskLoad:
+    latencies = {f"{name}_ms": percentiles(work.latencies[name]) for name in LATENCIES}
+    return TaskLoad(**{key: int(work.counts[key]) for key in COUNTED}, **latencies,  # type: ignore[arg-type]
+                    queue_length=work.queue_length, queue_floor=work.queue_floor, cpu_seconds=work.counts["cpu_seconds"],
+                    busy_seconds=work.counts["busy_seconds"], cpu_mhz=mhz, memory_mb=memory)

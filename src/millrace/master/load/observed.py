@@ -1,4 +1,4 @@
-"""What the workers have reported, summed up by task: counters that only rise, latencies since the start and lately."""
+"""Workers' reports, summed up by task: counters that only rise, and latencies since the start and in the last window."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TaskObserved:
 
     incarnation: int = -1
     slot: int = -1
-    at: float = 0.0  # when the last report was taken, by the worker's clock
+    at: float = 0.0  # time of the last report, by the worker's clock
     queue_length: int = 0
     current: dict[str, float] = field(default_factory=dict)
     before: dict[str, float] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class TaskObserved:
 
     def take(self, slot: int, at: float, report: dict[str, Any]) -> None:
         if report["incarnation"] < self.incarnation:
-            return  # from the worker that it left, which did not know that yet
+            return  # from the task's previous worker, which did not have the new plan yet
         if report["incarnation"] != self.incarnation:
             self.before = {name: self.total(name) for name in TOTALS}
             self.traffic_before, self.groups_before = self.sent(), self.sent_to_groups()
@@ -86,13 +86,13 @@ class TopologyObserved:
         self.graph, self.since = graph, now
         self.tasks: dict[TaskId, TaskObserved] = {}
         self.errors: list[dict[str, Any]] = []
-        self._former: dict[int, TaskId] = {}  # tasks of graphs that it had before: what was sent to them still counts
+        self._former: dict[int, TaskId] = {}  # tasks of earlier graphs: traffic to them still counts
 
     def note_error(self, error: dict[str, Any]) -> None:
         self.errors = [*self.errors, error][-ERRORS_KEPT:]
 
     def follow(self, graph: TopologyGraph) -> None:
-        """Some component has another number of tasks from now on."""
+        """Use a graph with other numbers of tasks from now on."""
         self._former |= {self.graph.number(task): task for task in self.graph.tasks()}
         self.graph = graph
 
@@ -105,12 +105,12 @@ class TopologyObserved:
         self.tasks.setdefault(task, TaskObserved()).take(slot, at, report)
 
     def forget_latencies(self) -> None:
-        """Start the histograms anew, as after a warm-up."""
+        """Reset the histograms, as after a warm-up."""
         for observed in self.tasks.values():
             observed.latencies, observed.recent = _histograms(), _histograms()
 
     def marks(self, component: str, name: str) -> dict[TaskId, tuple[float, float]]:
-        """(when, how many) for each task of the component; two of these give a rate by the workers' own clocks."""
+        """(time, total) for each task of the component; `rate_between` computes a rate from two of these."""
         return {task: (observed.at, observed.total(name)) for task, observed in self.tasks.items()
                 if task.component == component}
 
@@ -126,7 +126,7 @@ class TopologyObserved:
         return merged
 
     def load(self, now: float) -> Load:
-        """Everything since the topology was submitted, as one immutable value."""
+        """The load since the topology was submitted."""
         tasks = {task: _task_load(observed) for task, observed in self.tasks.items()}
         traffic = {(task, self.task(number)): count
                    for task, observed in self.tasks.items() for number, count in observed.sent().items() if count}
@@ -135,12 +135,12 @@ class TopologyObserved:
 
 
 def summed(counts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, tuple[float, ...]]:
-    """What was sent to each key group, by component, by all of them together."""
-    found: dict[str, tuple[float, ...]] = {}
-    for each in counts:
-        for name, groups in each.items():
-            found[name] = tuple(map(sum, zip_longest(found.get(name, ()), groups, fillvalue=0)))
-    return found
+    """Tuples sent to each key group, by component, summed over all counts."""
+    totals: dict[str, tuple[float, ...]] = {}
+    for sent in counts:
+        for name, groups in sent.items():
+            totals[name] = tuple(map(sum, zip_longest(totals.get(name, ()), groups, fillvalue=0)))
+    return totals
 
 
 def _task_load(observed: TaskObserved) -> TaskLoad:
@@ -156,10 +156,10 @@ def percentiles(histogram: LatencyHistogram) -> Latency | None:
 
 
 def rate_between(before: dict[TaskId, tuple[float, float]], after: dict[TaskId, tuple[float, float]]) -> float:
-    """Per second, summed over the tasks that are in both."""
+    """Rate per second between two `marks`, summed over the tasks that are in both."""
     rate = 0.0
-    for task, (then, had) in before.items():
-        now, has = after.get(task, (then, had))
+    for task, (then, old) in before.items():
+        now, new = after.get(task, (then, old))
         if now > then:
-            rate += (has - had) / (now - then)
+            rate += (new - old) / (now - then)
     return rate

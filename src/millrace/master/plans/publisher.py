@@ -1,4 +1,4 @@
-"""Brings plans from the master to the coordination store, without ever making the master wait for it."""
+"""Publishes plans to the coordination store, without making the master wait for it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ log = logging.getLogger("millrace.master")
 AGAIN_SECONDS = 1.0
 
 
-class Publisher:
-    """`failed` is told, on a thread of this class, when the store is away and when it is back (with no error), and when
-    another master has become the author. Only the newest plan counts: one that could not be written in time is skipped."""
+class PlanPublisher:
+    """Calls `failed`, on a thread of its own, when the store is away, when it is back (with None), and when another master has
+    become the author. Only the newest plan counts: an older one that could not be written in time is skipped."""
 
     def __init__(self, url: str, cluster: str, failed: Callable[[Exception | None], None]) -> None:
-        self.store: CoordinationStore = EmbeddedStore()  # until `claim` opens the one that is meant
+        self.store: CoordinationStore = EmbeddedStore()  # until `claim` opens the configured one
         self.embedded = url == EMBEDDED
         self._url, self._cluster = url, cluster
         self._failed = failed
-        self._newest: tuple[Stamp, Mapping[str, bytes]] | None = None  # what is not written yet
-        self._last: tuple[Stamp, Mapping[str, bytes]] | None = None  # what is, or is being written
+        self._newest: tuple[Stamp, Mapping[str, bytes]] | None = None  # the plan to write
+        self._last: tuple[Stamp, Mapping[str, bytes]] | None = None  # the plan written last, or being written
         self._work = threading.Condition()
         self._ended = False
         self._thread: threading.Thread | None = None
 
     def claim(self) -> int:
-        """Become the author of the cluster's plans, whoever has been: the last thing to do before being a master."""
+        """Become the author of the cluster's plans, in place of any other master: the last step before acting as master."""
         self.store = open_store(self._url, self._cluster)
         author = self.store.claim()
         if not self.embedded:
@@ -41,8 +41,8 @@ class Publisher:
         return author
 
     def _look_again(self) -> None:
-        """Somebody has written a plan, or the store was away: writing ours again changes nothing, or tells that another
-        master is the author now. One that has nothing to plan would never find out."""
+        """A plan was written, or the store was away: write the last plan again. That changes nothing, or shows that another
+        master is the author now, which an idle master would never learn otherwise."""
         with self._work:
             self._newest = self._newest or self._last
             self._work.notify()
@@ -63,7 +63,7 @@ class Publisher:
             except NotTheAuthor as error:
                 self._failed(error)
                 return
-            except Exception as error:  # mostly that it is away; without this thread no plan would get anywhere
+            except Exception as error:  # usually the store is away; this thread must live on, or no plan would ever be written
                 self._put_back(todo)
                 if not away:
                     self._failed(error)
@@ -74,7 +74,7 @@ class Publisher:
             away = False
 
     def _next(self, pause: float | None) -> tuple[Stamp, Mapping[str, bytes]] | None:
-        """The newest plan that is not written yet, after a pause if the store was away; None at the end."""
+        """Wait for a plan to write, after a pause if the store was away. None: the publisher is closed."""
         with self._work:
             if pause is not None:
                 self._work.wait_for(lambda: self._ended, timeout=pause)

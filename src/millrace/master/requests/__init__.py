@@ -1,1 +1,1 @@
-"""Requests of the CLI and of other processes to a running master, and their answers."""
+"""Requests to a running master, by the CLI and other processes, and their answers."""

@@ -16,7 +16,7 @@ ANSWER_SECONDS = 10.0
 
 
 def running_clusters() -> list[str]:
-    """Names of the clusters of this user on this machine whose master is alive."""
+    """Names of this user's clusters on this machine whose master is alive."""
     names = []
     for path in sorted(request_directory().glob("*.lock")):
         with path.open("r+") as lock:
@@ -28,7 +28,7 @@ def running_clusters() -> list[str]:
 
 
 def ask(cluster: str | None, verb: str, *, seconds: float = ANSWER_SECONDS, **arguments: Any) -> Any:
-    """Ask a running master. Without a name: the one that is running, if there is just one."""
+    """Send a request to a running master and return the answer. Without a name: to the only one running."""
     name = cluster or _only_cluster()
     path = request_directory() / f"{name}.ipc"
     if name not in running_clusters():
@@ -39,7 +39,7 @@ def ask(cluster: str | None, verb: str, *, seconds: float = ANSWER_SECONDS, **ar
         socket.connect(f"ipc://{path}")
         socket.send(msgspec.msgpack.encode({"verb": verb, **arguments}))
         if not socket.poll(int(seconds * 1000)):
-            raise MasterUnreachable(f"the master of cluster {name!r} is there but does not answer within {seconds:g} s")
+            raise MasterUnreachable(f"the master of cluster {name!r} is running but did not answer within {seconds:g} s")
         answer = msgspec.msgpack.decode(socket.recv())
     if "error" in answer:
         kind = getattr(errors, answer.get("kind", ""), MillraceError)
@@ -47,21 +47,21 @@ def ask(cluster: str | None, verb: str, *, seconds: float = ANSWER_SECONDS, **ar
     return answer["ok"]
 
 
-def cluster_of(topology: str) -> str:
-    """The running cluster that has the topology; the only one there is, whatever it has."""
+def cluster_running(topology: str) -> str:
+    """Name of the cluster that runs the topology; if only one cluster is running, that one."""
     names = running_clusters()
     if len(names) < 2:
         return _only_cluster()
-    having = [name for name in names if _has(name, topology)]
-    if len(having) == 1:
-        return having[0]
-    what = f"{len(having)} of them run" if having else "none of them runs"
-    raise MasterUnreachable(f"{len(names)} clusters are running ({', '.join(names)}), and {what} a topology {topology!r}: say "
-                            "which one with .option(\"cluster\", ...)")
+    matches = [name for name in names if _has(name, topology)]
+    if len(matches) == 1:
+        return matches[0]
+    what = f"{len(matches)} of them run" if matches else "none of them runs"
+    raise MasterUnreachable(f"{len(names)} clusters are running ({', '.join(names)}), and {what} a topology {topology!r}: "
+                            "choose one with .option(\"cluster\", ...)")
 
 
 def _has(cluster: str, topology: str) -> bool:
-    """One that does not answer, or ends just now, is none that could be read from."""
+    """False also for a master that does not answer or is ending: nothing can be read from it."""
     try:
         return bool(ask(cluster, "has", topology=topology))
     except MillraceError:
@@ -75,4 +75,4 @@ def _only_cluster() -> str:
     if not names:
         raise MasterUnreachable("no Millrace cluster is running on this machine. Start one with `millrace run "
                                 "module:Topology`, or `millrace demo`.")
-    raise MasterUnreachable(f"{len(names)} clusters are running ({', '.join(names)}): say which, such as --cluster {names[0]}")
+    raise MasterUnreachable(f"{len(names)} clusters are running ({', '.join(names)}): choose one, such as --cluster {names[0]}")

@@ -1,4 +1,4 @@
-"""The socket where a master takes requests: ipc, in a directory that only its user can enter.
+"""The master's request socket: ipc, in a directory that only its user can enter.
 
     request: {"verb": "status", ...}    answer: {"ok": ...} or {"error": "...", "kind": "UnknownTopology"}
 """
@@ -9,18 +9,25 @@ import fcntl
 import os
 import re
 import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
 from millrace.errors import AddressInUse, MillraceError
 from millrace.runtime.wire.transport import private_directory
 
+Request = dict[str, Any]
+Verb = Callable[[Request], Any]  # returns the answer, or a Future of it
+
 
 def request_directory() -> Path:
-    """One per user: the names of the running clusters are its `.lock` files."""
+    """The user's directory of request sockets. Its `.lock` files name the running clusters."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.path.isdir(base) and os.access(base, os.W_OK):
         return private_directory(os.path.join(base, "millrace"))
@@ -29,7 +36,7 @@ def request_directory() -> Path:
 
 @dataclass(slots=True)
 class RequestSocket:
-    """Holds the cluster's name for as long as the master's process lives."""
+    """Holds the cluster's name while the master's process lives."""
 
     name: str
     path: Path
@@ -66,3 +73,52 @@ class RequestSocket:
         self.path.unlink(missing_ok=True)
         self.path.with_suffix(".lock").unlink(missing_ok=True)
         os.close(self._lock)
+
+
+class RequestServer:
+    """Answers requests, on the master's thread. While a verb's answer is a Future that is not done, others are answered.
+    `later` runs work on the master's thread and may be called from any thread."""
+
+    def __init__(self, socket: zmq.Socket[Any], verbs: Mapping[str, Verb], later: Callable[[Callable[[], Any]], None]) -> None:
+        self.socket, self._verbs, self._later = socket, verbs, later
+
+    def listen(self) -> None:
+        """Answer the requests that have arrived."""
+        while self.socket.poll(0):
+            *sender, body = self.socket.recv_multipart()
+            future: Future[Any] = Future()
+            try:
+                answer = self._answer(msgspec.msgpack.decode(body))
+                if isinstance(answer, Future):
+                    future = answer
+                else:
+                    future.set_result(answer)
+            except Exception as error:
+                future.set_exception(error)
+            if future.done():
+                self._reply(sender, future)
+            else:
+                future.add_done_callback(partial(self._reply_later, sender))
+
+    def _answer(self, request: Request) -> Any:
+        verb = str(request.get("verb"))
+        if verb not in self._verbs:
+            raise MillraceError(f"unknown verb {verb!r}; there are {', '.join(self._verbs)}")
+        return self._verbs[verb](request)
+
+    def _reply_later(self, sender: list[bytes], future: Future[Any]) -> None:
+        """Called on any thread."""
+        self._later(lambda: self._reply(sender, future))
+
+    def _reply(self, sender: list[bytes], future: Future[Any]) -> None:
+        error = future.exception()
+        if error is None:
+            answer = {"ok": future.result()}
+        else:
+            known = isinstance(error, MillraceError)
+            answer = {"error": str(error) if known else f"{type(error).__name__}: {error}", "kind": type(error).__name__}
+        try:
+            body = msgspec.msgpack.encode(answer)
+        except (TypeError, OverflowError, ValueError) as failure:  # a user's own parameters may be anything
+            body = msgspec.msgpack.encode({"error": f"the answer cannot be sent: {failure}", "kind": "MillraceError"})
+        self.socket.send_multipart([*sender, body])

@@ -1,9 +1,10 @@
-"""The state of a master as plain data: what `status` prints, as a table or as JSON."""
+"""The master's status, plans and load as plain data, for the CLI to print."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
@@ -13,18 +14,45 @@ from millrace.control.master_state import MasterState
 from millrace.control.topology_state import TopologyState
 from millrace.master.batch_log import BatchLog
 from millrace.master.load.observed import TopologyObserved, percentiles
+from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.runtime.meters import LATENCIES
 
-if TYPE_CHECKING:
-    from millrace.master.service import Master
-
 SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats")
-ADDRESSES = (FEED, TAP_METRIC)  # told as metrics, and meant for feeders and readers only
+ADDRESSES = (FEED, TAP_METRIC)  # reported as metrics, for feeders and readers only
 
 
-def status_of(master: Master) -> dict[str, Any]:
+class Port(Protocol):
+    refused: int
+    malformed: int
+
+
+class Overview(Protocol):
+    """A read-only view of the master. Connections and processes are by slot."""
+
+    name: str
+    endpoint: str
+    superseded: str
+
+    @property
+    def state(self) -> MasterState: ...
+    @property
+    def worker_port(self) -> Port: ...
+    @property
+    def observed(self) -> Mapping[str, TopologyObserved]: ...
+    @property
+    def batches(self) -> Mapping[str, BatchLog]: ...
+    @property
+    def events(self) -> Iterable[dict[str, Any]]: ...
+    @property
+    def scheduling(self) -> SchedulingLoop: ...
+    @property
+    def connections(self) -> Mapping[int, Any]: ...
+    def processes(self) -> Mapping[int, Any]: ...
+
+
+def status_of(master: Overview) -> dict[str, Any]:
     return {
         "cluster": master.name, "endpoint": master.endpoint, "revision": master.state.revision,
         "refused_connections": master.worker_port.refused, "malformed": master.worker_port.malformed,
@@ -37,7 +65,7 @@ def status_of(master: Master) -> dict[str, Any]:
     }
 
 
-def _worker(master: Master, slot: int) -> dict[str, Any]:
+def _worker(master: Overview, slot: int) -> dict[str, Any]:
     view, connection, process = master.state.workers[slot], master.connections.get(slot), master.processes().get(slot)
     tasks = [f"{name}/{task}" for name, topology in master.state.topologies.items()
              for task, place in sorted(topology.places.items()) if place.slot == slot]
@@ -59,10 +87,10 @@ def topology_status(state: TopologyState, observed: TopologyObserved, batches: B
 
 
 def _metrics(observed: TopologyObserved) -> dict[str, dict[str, Any]]:
-    """What tasks report of their own accord, by task."""
-    found = {str(task): {name: value for name, value in seen.custom.items() if name not in ADDRESSES}
-             for task, seen in sorted(observed.tasks.items())}
-    return {task: metrics for task, metrics in found.items() if metrics}
+    """Custom metrics that tasks report, by task."""
+    by_task = {str(task): {name: value for name, value in seen.custom.items() if name not in ADDRESSES}
+               for task, seen in sorted(observed.tasks.items())}
+    return {task: metrics for task, metrics in by_task.items() if metrics}
 
 
 def _component(state: TopologyState, observed: TopologyObserved, name: str, kind: str, par: int,
@@ -71,8 +99,8 @@ def _component(state: TopologyState, observed: TopologyObserved, name: str, kind
     row.update({key: int(observed.total(name, key)) for key in SHOWN})
     row["queue_length"] = sum(task.queue_length for key, task in observed.tasks.items() if key.component == name)
     for latency in LATENCIES:
-        found = percentiles(observed.latency(name, latency))
-        row[f"{latency}_ms"] = {"p50": found.p50, "p99": found.p99} if found else None
+        measured = percentiles(observed.latency(name, latency))
+        row[f"{latency}_ms"] = {"p50": measured.p50, "p99": measured.p99} if measured else None
     row["cpu_seconds"] = round(observed.total(name, "cpu_seconds"), 3)
     row["capacity"] = round(observed.total(name, "busy_seconds") / max(seconds * par, 1e-9), 3)
     return row
@@ -86,17 +114,17 @@ def plans_of(state: MasterState) -> dict[str, Any]:
                            for name, topology in state.topologies.items()}}
 
 
-def load_of(master: Master, topology: str | None) -> dict[str, Any]:
-    """What `load` prints: the last window, and the estimates that schedulers see."""
-    scheduling, names = master.scheduling, [topology] if topology else list(master.state.topologies)
+def load_of(state: MasterState, scheduling: SchedulingLoop, topology: str | None) -> dict[str, Any]:
+    """The last window and the estimates that schedulers see: what `load` prints."""
+    names = [topology] if topology else list(state.topologies)
     for name in names:
-        master.state.topology(name)
+        state.topology(name)  # raises if there is none
     sample = scheduling.sample
     return {
         "window_seconds": scheduling.window_seconds,
         "workers": {slot: msgspec.to_builtins(load) for slot, load in sample.workers.items()} if sample else {},
         "nodes": {name: msgspec.to_builtins(load) for name, load in sample.nodes.items()} if sample else {},
-        "topologies": {name: _estimate(master.state.topologies[name].graph, scheduling.load[name])
+        "topologies": {name: _estimate(state.topologies[name].graph, scheduling.load[name])
                        for name in names if name in scheduling.load},
     }
 
@@ -104,10 +132,10 @@ def load_of(master: Master, topology: str | None) -> dict[str, Any]:
 def _estimate(graph: TopologyGraph, load: Load) -> dict[str, Any]:
     components = {}
     for component in graph.components:
-        own = [measured for task, measured in load.tasks.items() if task.component == component.name]
+        tasks = [measured for task, measured in load.tasks.items() if task.component == component.name]
         components[component.name] = {
             "arrival_rate": load.arrival_rate(component.name),
             "true_processing_rate": load.true_processing_rate(component.name),
-            "cpu_mhz": sum(measured.cpu_mhz for measured in own), "memory_mb": sum(measured.memory_mb for measured in own),
-            "queue_length": sum(measured.queue_length for measured in own)}
+            "cpu_mhz": sum(measured.cpu_mhz for measured in tasks), "memory_mb": sum(measured.memory_mb for measured in tasks),
+            "queue_length": sum(measured.queue_length for measured in tasks)}
     return {"components": components, **load.to_json()}

@@ -1,1 +1,1 @@
-"""The schedule generator at work, and the process that runs schedulers."""
+"""The scheduling loop, and the process that runs schedulers."""

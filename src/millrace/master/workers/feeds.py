@@ -1,24 +1,25 @@
-"""Where the tasks of a DataFrame spout take batches in: each tells it as a metric of its own, and feeders ask the master."""
+"""Directory of feeds: the addresses at which the tasks of a DataFrame spout receive batches. Each task reports its own as a
+metric, and feeders ask the master."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from millrace.control.feeding import FEED, FeedAddress
+from millrace.control.topology_state import TopologyState
+from millrace.master.load.observed import TopologyObserved
 from millrace.runtime.wire import messages as wire
 
-if TYPE_CHECKING:
-    from millrace.master.service import Master
 
-
-def feeds_for(master: Master, asked: wire.AskFeeds) -> wire.Feeds:
-    """Only of tasks that are where the plan says: an incarnation that has been replaced may still listen for a while."""
-    topology, observed = master.state.topologies.get(asked.topology), master.observed.get(asked.topology)
-    if topology is None or observed is None:
+def feeds_for(request: wire.AskFeeds, topologies: Mapping[str, TopologyState],
+              observed: Mapping[str, TopologyObserved]) -> wire.Feeds:
+    """Feeds of the tasks that the plan has: a replaced incarnation, which may still listen for a while, is left out."""
+    topology, measured = topologies.get(request.topology), observed.get(request.topology)
+    if topology is None or measured is None:
         return wire.Feeds("", [])
-    found = []
+    feeds = []
     for task, place in sorted(topology.places.items()):
-        seen = observed.tasks.get(task)
-        if task.component == asked.component and seen is not None and seen.incarnation == place.incarnation:
-            found += [FeedAddress(*seen.custom[FEED])] if FEED in seen.custom else []
-    return wire.Feeds(topology.status, found)
+        seen = measured.tasks.get(task)
+        if task.component == request.component and seen is not None and seen.incarnation == place.incarnation:
+            feeds += [FeedAddress(*seen.custom[FEED])] if FEED in seen.custom else []
+    return wire.Feeds(topology.status, feeds)

@@ -1,4 +1,4 @@
-"""Notices the death of a process on this host at once, through a pidfd, without being its parent."""
+"""Notices the end of a process on this host at once, through a pidfd, without being its parent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 class PidWatch:
-    """`fd` becomes readable when the process ends. `open` gives None where the system cannot watch it."""
+    """`fd` becomes readable when the process ends. `open` returns None if the process cannot be watched."""
 
     def __init__(self, pid: int, fd: int) -> None:
         self.pid, self.fd = pid, fd
@@ -18,7 +18,7 @@ class PidWatch:
         try:
             return cls(pid, os.pidfd_open(pid))
         except (OSError, OverflowError):
-            return None  # gone already, or another user's: the heartbeats will tell
+            return None  # ended already, or another user's process: heartbeats show its end
 
     def close(self) -> None:
         os.close(self.fd)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import zmq
 
 from millrace.config import FRAME_LIMIT
-from millrace.control.feeding import WINDOW, FeedAddress, Outbox, choose
+from millrace.control.feeding import WINDOW, FeedAddress, SendWindow, choose
 from millrace.errors import FeedingFailed, WireError
 from millrace.runtime.feeds.messages import Push, Refused, read_answer
 from millrace.runtime.wire import messages as wire
@@ -51,7 +51,7 @@ class Feeder:
 
     def __init__(self, feeding: Feeding, partition: int) -> None:
         self._feeding, self._partition = feeding, partition
-        self._outbox = Outbox(WINDOW)
+        self._outbox = SendWindow(WINDOW)
         self._boot = boot_id()
         self._context = zmq.Context()
         self._poller = zmq.Poller()

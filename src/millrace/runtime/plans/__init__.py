@@ -1,1 +1,1 @@
-"""How plans reach workers: coordination store, one agent per node, plan store."""
+"""The path of a plan to the workers: coordination store, one agent per node, plan store."""

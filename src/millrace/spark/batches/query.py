@@ -26,11 +26,11 @@ from millrace.control.batches import (
     RETRIED,
     Announce,
     AwaitPlan,
+    BatchDone,
     Batches,
     Collect,
     CommitPoint,
     CommitSinks,
-    Done,
     FindLost,
     Life,
     ReplaceManifest,
@@ -39,11 +39,12 @@ from millrace.control.batches import (
     RunAttempt,
     Start,
     Step,
-    Stop,
+    StopBatches,
     WriteRows,
 )
 from millrace.control.events import Say
-from millrace.control.topology_state import PAUSED, STOPPING, WAITING, TopologyState
+from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import PAUSED, STOPPING, WAITING
 from millrace.errors import CheckpointMissing, MillraceError, NotTheAuthor, TopologyError
 from millrace.master.batch_log import REST, RUN_TASKS
 from millrace.microbatch.checkpoints import BatchCheckpoints
@@ -210,7 +211,7 @@ class BatchQuery:
         step = batches.offered(number)
         if batches.committed is not None and isinstance(step, CommitSinks | WriteRows):  # of an earlier run
             self._long.is_committed(batches.batch_of(batches.committed.wave))
-        while not isinstance(step, Done):
+        while not isinstance(step, BatchDone):
             step = self._carry_out(step, dataframe)
         if not step.ran:
             return False
@@ -218,7 +219,7 @@ class BatchQuery:
         return self._reports.take(number, attempt, reports, batches.attempts, self._began).tuples_in == 0
 
     def _carry_out(self, step: Step, dataframe: DataFrame) -> Step:
-        if isinstance(step, Stop):
+        if isinstance(step, StopBatches):
             self._unwritten = step.unwritten
             raise Stopped(f"{self.name!r} is being killed")
         if isinstance(step, Rest):

@@ -22,8 +22,8 @@ from millrace.config import (
     FRAME_LIMIT,
     GUARANTEE,
 )
-from millrace.control.events import Killed, Say
-from millrace.control.submission import not_said, when
+from millrace.control.events import Killed, Say, WaveRequested
+from millrace.control.submission import choice_required, when
 from millrace.errors import FeedingFailed, MillraceError
 from millrace.master.service import Master
 from millrace.model.graph import ComponentDef, TopologyGraph
@@ -67,8 +67,8 @@ class FeedingQueries:
             return
         last = max(positions, key=lambda position: position.number)
         if resume is None:
-            raise not_said(f"{last.place} records how far an earlier run of {self.name!r} has read: up to Spark's batch "
-                           f"{last.batch}{when(last.at)}")
+            raise choice_required(f"{last.place} records how far an earlier run of {self.name!r} has read: up to Spark's batch "
+                                  f"{last.batch}{when(last.at)}")
         self.run = last.run
 
     def start(self, resume: bool | None) -> None:
@@ -294,9 +294,9 @@ class FeedingQuery:
 
     def _ask_for_wave(self) -> int:
         """Make a wave due. Returns the number of the last one that has begun."""
+        self._master.tell(WaveRequested(self._graph.name))
         waves = self._master.state.topology(self._graph.name).waves
         assert waves is not None
-        waves.due = 0.0
         return waves.wave
 
     def _committed(self) -> int:

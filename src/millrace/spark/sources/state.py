@@ -18,8 +18,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from millrace.errors import CheckpointMissing, MillraceError, StoreUnreachable, UnknownName
-from millrace.master.checkpoints.checkpointing import DEFAULT_STATE, default_store
-from millrace.master.requests.client import ask, cluster_of, running_clusters
+from millrace.master.checkpoints.checkpointing import default_store
+from millrace.master.checkpoints.state_queries import DEFAULT_STATE
+from millrace.master.requests.client import ask, cluster_running, running_clusters
 from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store, shown_place
 from millrace.spark.sources.columns import record_batch
@@ -80,7 +81,7 @@ def _store_of(cluster: str | None, topology: str) -> str:
     name if none runs."""
     running = running_clusters()
     if cluster is None and running:
-        cluster = cluster_of(topology)
+        cluster = cluster_running(topology)
     if cluster in running:
         return str(ask(cluster, "store"))
     return default_store(cluster or "default")

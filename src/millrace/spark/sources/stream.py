@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from millrace.errors import MillraceError
-from millrace.master.requests.client import ask, cluster_of
+from millrace.master.requests.client import ask, cluster_running
 from millrace.runtime.taps.client import HasAnotherReader, NoAnswer, TapLinks, as_place
 from millrace.runtime.taps.messages import TapPlace
 from millrace.runtime.taps.reader import (
@@ -59,7 +59,7 @@ class TapOptions:
 
     def find(self) -> tuple[TapAddress, dict[int, TapPlace], list[str]]:
         """The tap's address, the current places of its tasks, and its fields."""
-        self.cluster = self.cluster or cluster_of(self.topology)
+        self.cluster = self.cluster or cluster_running(self.topology)
         tap = ask(self.cluster, "taps", topology=self.topology, component=self.stream)
         address = TapAddress(tap["master"], Keys(tap["public"], tap["secret"]), self.topology, self.stream, tap["exactly_once"])
         return address, {int(task): as_place(place) for task, place in tap["places"].items()}, tap["fields"]

@@ -95,13 +95,13 @@ def test_large_windows_wait_in_smaller_number(history: History, path: Path, monk
 def test_a_locked_database_is_tried_again_and_again(history: History, path: Path, monkeypatch: pytest.MonkeyPatch,
                                                     caplog: pytest.LogCaptureFixture) -> None:
     failed = threading.Event()
-    said = history._said
+    said = history._describe
 
     def noticed(error: Exception) -> str:
         failed.set()
         return said(error)
 
-    monkeypatch.setattr(history, "_said", noticed)
+    monkeypatch.setattr(history, "_describe", noticed)
     stuck = Stuck(history, path)
     event.listen(history._engine, "checkout", lambda connection, *_: connection.execute("PRAGMA busy_timeout = 1"))
     with caplog.at_level(logging.INFO, "millrace.history"):
@@ -217,8 +217,8 @@ def test_the_default_is_a_file_in_the_users_state(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("url", "message"), [
-    ("no url with s3cret", "is not one: write sqlite"),
-    ("postgresql://u:s3cret@host:port/db", "is not one: write sqlite"),
+    ("no url with s3cret", "is not valid: write sqlite"),
+    ("postgresql://u:s3cret@host:port/db", "is not valid: write sqlite"),
     ("mysql://u:s3cret@host/db", "cannot be kept in 'mysql'"),
     ("postgresql+nothing://u:s3cret@host/db", "knows no driver 'postgresql.nothing'"),
     ("sqlite://", "does not name a file"),
@@ -245,7 +245,7 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_server_that_is_not_there() -> None:
     pytest.importorskip("psycopg")
-    with pytest.raises(StoreUnreachable, match=r"cannot be used: OperationalError.*See that the server runs") as caught:
+    with pytest.raises(StoreUnreachable, match=r"cannot be used: OperationalError.*Check that the server runs") as caught:
         History("postgresql://u:s3cret@127.0.0.1:1/db?sslpassword=s3cret", "c", 1.0)
     assert "s3cret" not in str(caught.value) and "u:***@127.0.0.1:1/db" in str(caught.value)
 
@@ -259,7 +259,7 @@ def test_a_file_that_is_no_database(path: Path, url: str) -> None:
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreUnreachable, match="See that its directory can be written to"):
+    with pytest.raises(StoreUnreachable, match="Check that its directory can be written to"):
         History(f"sqlite:///{tmp_path}/file/history.db", "c", 1.0)
 
 
@@ -272,6 +272,6 @@ def test_a_decision_that_is_none(history: History, decision: dict[str, Any]) -> 
 
 def test_the_password_is_never_shown(history: History) -> None:
     history._url = history_module._parsed("postgresql://u:s3cret@h/db?password=hidden")
-    said = history._said(RuntimeError("connection of u with s3cret and hidden refused\nhint"))
+    said = history._describe(RuntimeError("connection of u with s3cret and hidden refused\nhint"))
     assert said == "RuntimeError: connection of u with *** and *** refused hint"
     assert history.status()["url"] == "postgresql+psycopg://u:***@h/db"

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from millrace.control.assignment import Place
 from millrace.control.feeding import FEED, FeedAddress
-from millrace.master.load.observed import TaskObserved
+from millrace.control.topology_state import TopologyState
+from millrace.master.load.observed import TaskObserved, TopologyObserved
 from millrace.master.workers.feeds import feeds_for
-from millrace.model.graph import TaskId
+from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime.wire import messages as wire
 
 ADDRESS = ["ipc:///there", "", "boot"]
 
 
-def master(places: dict[TaskId, Place], tasks: dict[TaskId, TaskObserved]) -> Any:
-    return SimpleNamespace(state=SimpleNamespace(topologies={"t": SimpleNamespace(status="running", places=places)}),
-                           observed={"t": SimpleNamespace(tasks=tasks)})
+def feeds(places: dict[TaskId, Place], tasks: dict[TaskId, TaskObserved], name: str = "t") -> wire.Feeds:
+    graph = TopologyGraph("t", (), {})
+    topology, observed = TopologyState(1, graph, places=places), TopologyObserved(graph, 0.0)
+    observed.tasks = tasks
+    return feeds_for(wire.AskFeeds(name, "lines"), {"t": topology}, {"t": observed})
 
 
 def seen(incarnation: int, **metrics: Any) -> TaskObserved:
@@ -28,17 +30,16 @@ def test_tasks_that_have_told_their_address() -> None:
     places = {TaskId("lines", 0): Place(0, 1), TaskId("lines", 1): Place(1, 1), TaskId("other", 0): Place(1, 1)}
     tasks = {TaskId("lines", 0): seen(1, **{FEED: ADDRESS}), TaskId("lines", 1): seen(1), TaskId("other", 0): seen(
         1, **{FEED: ADDRESS})}
-    assert feeds_for(master(places, tasks), wire.AskFeeds("t", "lines")) == wire.Feeds("running", [FeedAddress(*ADDRESS)])
+    assert feeds(places, tasks) == wire.Feeds("waiting", [FeedAddress(*ADDRESS)])
 
 
 def test_an_incarnation_that_was_replaced_is_not_shown() -> None:
     places = {TaskId("lines", 0): Place(0, 2)}
-    assert feeds_for(master(places, {TaskId("lines", 0): seen(1, **{FEED: ADDRESS})}),
-                     wire.AskFeeds("t", "lines")).feeds == []
+    assert feeds(places, {TaskId("lines", 0): seen(1, **{FEED: ADDRESS})}).feeds == []
 
 
 def test_a_topology_that_is_gone_has_no_status() -> None:
-    assert feeds_for(master({}, {}), wire.AskFeeds("gone", "lines")) == wire.Feeds("", [])
+    assert feeds({}, {}, name="gone") == wire.Feeds("", [])
 
 
 def test_the_answer_travels() -> None:

@@ -13,7 +13,8 @@ import pytest
 from millrace.control.assignment import Place
 from millrace.control.batches import LACKING, REPAIR_ROUNDS, start_from
 from millrace.control.events import Say
-from millrace.control.topology_state import RUNNING, STOPPING, TopologyState
+from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import RUNNING, STOPPING
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
 from millrace.microbatch.work import PartitionReport, TaskReport
 from millrace.microbatch.worker import BatchFailed
@@ -40,7 +41,8 @@ class FakeMaster:
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
-        self.topology = TopologyState(1, GRAPH, RUNNING, 1, {task: Place(0, 1) for task in GRAPH.tasks()})
+        self.topology = TopologyState(1, GRAPH, version=1, places={task: Place(0, 1) for task in GRAPH.tasks()})
+        self.topology.become(RUNNING)
         self.state = SimpleNamespace(topologies={"words": self.topology}, workers={})
         self.said: list[Say] = []
         self.committed_waves: list[int] = []
@@ -188,7 +190,7 @@ def end(words: Fixture, status: str | None) -> None:
     if status is None:
         words.master.state.topologies.clear()
     else:
-        words.master.topology.status = status
+        words.master.topology.become(status)
 
 
 def test_a_killed_topology_finishes_its_batch(words: Fixture) -> None:

@@ -1,23 +1,34 @@
-"""The load monitor, the history and the schedule generator at work, on the master's thread."""
+"""The scheduling loop, on the master's thread: at the end of each load window it records the load, asks the scheduler if the
+schedule generator says so, and enacts plans that are accepted.
+
+    control/schedule_generator.py   decides when to ask, and what to do with the answer
+    control/plan_acceptance.py      decides whether a plan is worth its moves
+    scheduler_process.py            runs the scheduler, in a process of its own
+    control/plan_changes.py         applies an accepted plan to the running topologies
+    master/plans/distribution.py    sends the new plan to the nodes
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD
-from millrace.control.events import Replanned, Say
+from millrace.control.events import Event, Replanned, Say
 from millrace.control.load_smoothing import Estimator, EstimatorParameters, make_estimator
-from millrace.control.schedule_generator import ENACTED, Choice, Decision, Generator, Policy
-from millrace.control.topology_state import PAUSED, RUNNING, TopologyState
+from millrace.control.master_state import MasterState
+from millrace.control.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
+from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import PAUSED, RUNNING
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed
 from millrace.master.load.history import History, default_history_url
 from millrace.master.load.monitor import LoadMonitor, WorkerMeters
-from millrace.master.scheduling.planner import Answer, Planner
+from millrace.master.load.observed import TopologyObserved
+from millrace.master.scheduling.scheduler_process import Answer, SchedulerProcess
 from millrace.model.load import Load
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
@@ -26,22 +37,51 @@ from millrace.schedulers.parameters import parameters_of
 from millrace.schedulers.registry import PERIOD_SECONDS, make_scheduler, traits
 from millrace.schedulers.rules import check_result, result_from_json
 
-if TYPE_CHECKING:
-    from millrace.master.service import Master
-
 log = logging.getLogger("millrace.master")
-OFF = "off"  # no scheduler: tasks stay where they are put first, and move only when their worker is lost
+OFF = "off"  # no scheduler: tasks stay where they were first placed, and move only when their worker is lost
 KEEP_NOTHING = "none"
-DECISIONS_REMEMBERED = 20  # of earlier masters of the same cluster
-CHECK_SECONDS = 30.0  # for a user's scheduler to be imported and made
+DECISIONS_REMEMBERED = 20  # by earlier masters of the same cluster
+CHECK_SECONDS = 30.0  # to import and construct a user's scheduler
 NOTHING_CHOSEN = Choice(OFF, {}, PERIOD_SECONDS)
 
 
-class Scheduling:
-    """What the master does about load. `tick` and everything else is called on the master's thread."""
+class Process(Protocol):
+    """A process that reports for a slot: a worker, or a Spark executor."""
 
-    def __init__(self, master: Master) -> None:
-        self._master, settings = master, master.settings
+    generation: int
+    cpu_seconds: float
+    memory_mb: float
+
+
+class SchedulingPort(Protocol):
+    """The part of the master that the scheduling loop uses."""
+
+    @property
+    def state(self) -> MasterState:
+        """Workers, topologies and plans."""
+
+    @property
+    def observed(self) -> Mapping[str, TopologyObserved]:
+        """Reports of the tasks, by topology."""
+
+    def processes(self) -> Mapping[int, Process]:
+        """All processes that report, by slot."""
+
+    def tell(self, event: Event) -> None:
+        """Let the master decide."""
+
+    def say(self, message: Say) -> None:
+        """Report something to users."""
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        """Run the work on the master's thread; callable from any thread."""
+
+
+class SchedulingLoop:
+    """Called on the master's thread. `cluster`: name of the cluster, for the history."""
+
+    def __init__(self, cluster: str, settings: Mapping[str, Any], port: SchedulingPort) -> None:
+        self._cluster, self._port = cluster, port
         self._window_seconds: float = LOAD_PERIOD.of(settings)
         self._history_url: str | None = HISTORY.of(settings)
         self._retention: float = HISTORY_RETENTION.of(settings) * 3600
@@ -49,21 +89,21 @@ class Scheduling:
         self._monitor = LoadMonitor(time.monotonic())
         self._estimator = ("ewma", make_estimator("ewma"))
         self._estimators: dict[str, Estimator] = {}
-        self._planner = Planner()
-        self._trials = Planner(keep=False)  # of schedulers that are not in use yet: they must not wait for the one that is
-        self._asking = False  # the planner has not answered yet
-        self._told = ""  # the last failure that people were told of
-        self.generator = Generator(NOTHING_CHOSEN, Policy())
+        self._process = SchedulerProcess()
+        self._trials = SchedulerProcess(keep=False)  # for schedulers not in use yet: they must not wait for the one in use
+        self._asking = False  # the scheduler has not answered yet
+        self._reported = ""  # the last failure that was reported
+        self.generator = ScheduleGenerator(NOTHING_CHOSEN, Policy())
         self.sample: WindowSample | None = None
         self.load: dict[str, Load] = {}  # estimates, by topology
         if self._history_url not in (None, KEEP_NOTHING):
-            self._open_history()  # asked for by name: if it cannot be reached the master must not start
+            self._open_history()  # named by the user: if it cannot be reached, the master must not start
 
     # -- windows -------------------------------------------------------------------------------------------------------
 
     @property
     def window_seconds(self) -> float:
-        """Windows are no longer than the scheduler's period: it needs a fresh load each time."""
+        """Length of a load window, at most the scheduler's period: it needs a fresh load each time."""
         if self.generator.choice.name == OFF:
             return self._window_seconds
         return min(self._window_seconds, self.generator.period)
@@ -73,20 +113,20 @@ class Scheduling:
             self.end_window(now)
 
     def end_window(self, now: float) -> None:
-        master = self._master
-        plans = {name: topology.plan for name, topology in master.state.topologies.items() if name in master.observed}
-        workers = {slot: WorkerMeters(connection.generation, connection.cpu_seconds, connection.memory_mb)
-                   for slot, connection in master.processes().items() if connection.memory_mb}  # it has reported
-        observed = {name: master.observed[name] for name in plans}
-        sample = self._monitor.end_window(now, time.time(), observed, plans, workers, master.state.cluster())
+        state = self._port.state
+        plans = {name: topology.plan for name, topology in state.topologies.items() if name in self._port.observed}
+        workers = {slot: WorkerMeters(process.generation, process.cpu_seconds, process.memory_mb)
+                   for slot, process in self._port.processes().items() if process.memory_mb}  # 0 before its first report
+        observed = {name: self._port.observed[name] for name in plans}
+        sample = self._monitor.end_window(now, time.time(), observed, plans, workers, state.cluster())
         self.sample, self.load = sample, self._estimate(sample)
         self._record(lambda history: history.record_window(sample))
         if self.generator.choice.name == OFF:
             return
         situation = self.situation()
-        seen = self.generator.observe(situation)
-        if seen is not None:
-            self._keep(seen)
+        measured = self.generator.observe(situation)
+        if measured is not None:
+            self._record_decision(measured)
         if not self._asking and situation.graphs:
             trigger = self.generator.due(now, sample, situation.cluster)
             if trigger is not None:
@@ -95,13 +135,13 @@ class Scheduling:
     def _estimate(self, sample: WindowSample) -> dict[str, Load]:
         try:
             self._estimators = {name: self._estimators.get(name) or self._estimator[1].fresh() for name in sample.loads}
-            found = {name: self._estimators[name].add(load) for name, load in sample.loads.items()}
-            if not all(isinstance(load, Load) for load in found.values()):
+            estimates = {name: self._estimators[name].add(load) for name, load in sample.loads.items()}
+            if not all(isinstance(load, Load) for load in estimates.values()):
                 raise TypeError("it must return a Load")
-            return found
+            return estimates
         except Exception as error:  # a user's own estimator may raise anything
-            self._master.say(Say(f"estimator {self._estimator[0]} failed ({type(error).__name__}: {error}): loads are taken as "
-                                 "they are measured from now on", level="warning"))
+            self._port.say(Say(f"estimator {self._estimator[0]} failed ({type(error).__name__}: {error}): loads are used "
+                               "unsmoothed from now on", level="warning"))
             self._estimator, self._estimators = ("last", make_estimator("last")), {}
             return dict(sample.loads)
 
@@ -111,10 +151,10 @@ class Scheduling:
         self.load.pop(topology, None)
 
     def situation(self) -> Situation:
-        """What a scheduler is asked about: the topologies that run with all their tasks."""
-        state = self._master.state
-        asked = [topology for topology in state.topologies.values() if _can_be_planned(topology)]
-        return Situation(tuple(topology.graph for topology in asked), state.cluster(), dict(self.load),
+        """The scheduler's input: the topologies that run with all their tasks, the cluster, loads and plans."""
+        state = self._port.state
+        planned = [topology for topology in state.topologies.values() if _can_be_planned(topology)]
+        return Situation(tuple(topology.graph for topology in planned), state.cluster(), dict(self.load),
                          {name: topology.plan for name, topology in state.topologies.items()})
 
     # -- decisions -----------------------------------------------------------------------------------------------------
@@ -123,17 +163,17 @@ class Scheduling:
         choice, policy = self.generator.choice, self.generator.policy
         request = {"scheduler": choice.name, "parameters": dict(choice.parameters), "situation": situation.to_json()}
 
-        def done(answer: Answer | SchedulerFailed) -> None:  # on the planner's thread
+        def done(answer: Answer | SchedulerFailed) -> None:  # on another thread
             with suppress(MillraceError):  # the master is ending
-                self._master.call(lambda: self._answered(situation, trigger, choice, answer))
+                self._port.call(lambda: self._answered(situation, trigger, choice, answer))
 
         self._asking = True
-        self._planner.ask(request, policy.time_limit, done)
+        self._process.ask(request, policy.time_limit, done)
 
     def _answered(self, situation: Situation, trigger: str, choice: Choice, answer: Answer | SchedulerFailed) -> None:
         self._asking = False
         if choice is not self.generator.choice:
-            return  # another scheduler has been chosen meanwhile: it will be asked
+            return  # another scheduler was chosen meanwhile and will be asked
         if isinstance(answer, SchedulerFailed):
             self._failed(self.generator.failed(str(answer), trigger, time.time()))
             return
@@ -142,58 +182,58 @@ class Scheduling:
         except (MillraceError, KeyError, TypeError, ValueError) as error:
             self._failed(self.generator.failed(str(error), trigger, time.time()))
             return
-        decision = self.generator.weigh(situation, result, trigger, time.time())
+        decision = self.generator.decide(situation, result, trigger, time.time())
         if decision.outcome == ENACTED and isinstance(result, NewPlan):
             decision = self._enact(situation, result, decision)
-        self._told = ""
-        self._keep(decision)
+        self._reported = ""
+        self._record_decision(decision)
 
     def _failed(self, decision: Decision) -> None:
-        if decision.reason != self._told:  # once is enough: it will fail the same way each time
-            self._told = decision.reason
-            self._master.say(Say(f"scheduler {decision.scheduler} failed, the plan stays as it is: {decision.reason}. It will "
-                                 "be asked again; mend it, or take another with `millrace scheduler set`", level="warning"))
-        self._keep(decision)
+        if decision.reason != self._reported:  # repeats of the same failure are not reported
+            self._reported = decision.reason
+            self._port.say(Say(f"scheduler {decision.scheduler} failed, the plan stays as it is: {decision.reason}. It will be "
+                               "asked again; fix it, or choose another with `millrace scheduler set`", level="warning"))
+        self._record_decision(decision)
 
     def _enact(self, situation: Situation, result: NewPlan, decision: Decision) -> Decision:
         based_on = {name: plan.version for name, plan in situation.plan.items()}
         try:
-            self._master.tell(Replanned(result.plans, based_on, f"{decision.scheduler}: {result.reason}"))
+            self._port.tell(Replanned(result.plans, based_on, f"{decision.scheduler}: {result.reason}"))
         except MillraceError as error:
             return self.generator.overtaken(decision, str(error))
         self.generator.enacted(decision, time.monotonic())
         return decision
 
-    def _keep(self, decision: Decision) -> None:
+    def _record_decision(self, decision: Decision) -> None:
         log.info("scheduler %s: %s (%s)", decision.scheduler, decision.outcome, decision.reason)
         self._record(lambda history: history.record_decision(decision.to_json()))
 
-    # -- what people ask for -------------------------------------------------------------------------------------------
+    # -- requests of users ---------------------------------------------------------------------------------------------
 
     def choose(self, name: str, parameters: dict[str, Any], policy: dict[str, Any],
                estimator: str | None = None, estimator_parameters: dict[str, Any] | None = None) -> Future[dict[str, Any]]:
-        """Use this scheduler from now on; nothing changes if anything about it is wrong. Users' own are tried out in the
-        planner's process first, so the answer comes later."""
+        """Use this scheduler from now on; nothing changes if anything about it is wrong. Users' own schedulers are first
+        constructed in another process, so the answer comes later."""
         new_policy = self.generator.policy.changed(policy)
         if name == self.generator.choice.name:
             parameters = {**self.generator.choice.parameters, **parameters}
         if name == OFF and parameters:
-            raise BadParameter(f"{OFF!r} is no scheduler and has no parameter {', '.join(map(repr, parameters))}")
-        made = self._changed_estimator(estimator, estimator_parameters or {})
+            raise BadParameter(f"{OFF!r} is not a scheduler and has no parameter {', '.join(map(repr, parameters))}")
+        new_estimator = self._changed_estimator(estimator, estimator_parameters or {})
         future: Future[dict[str, Any]] = Future()
 
         def choose(values: dict[str, Any], period: float, weighs_itself: bool) -> None:
-            if made is not self._estimator:
-                self._estimator, self._estimators = made, {}
+            if new_estimator is not self._estimator:
+                self._estimator, self._estimators = new_estimator, {}
             self.generator.set(Choice(name, values, period, weighs_itself), new_policy)
-            self._told = ""
-            self._planner.renew()
-            given = ", ".join(f"{key}={value}" for key, value in values.items())
+            self._reported = ""
+            self._process.renew()
+            shown = ", ".join(f"{key}={value}" for key, value in values.items())
             advice = ", giving advice only" if new_policy.dry_run else ""
-            self._master.say(Say(f"scheduler {name}({given}) is in use{advice}"))
-            future.set_result(self.shown())
+            self._port.say(Say(f"scheduler {name}({shown}) is in use{advice}"))
+            future.set_result(self.settings())
 
-        if ":" not in name:  # one of ours, or none at all
+        if ":" not in name:  # a built-in scheduler, or off
             if name == OFF:
                 choose({}, NOTHING_CHOSEN.period, False)
             else:
@@ -204,7 +244,7 @@ class Scheduling:
         return future
 
     def _changed_estimator(self, name: str | None, parameters: dict[str, Any]) -> tuple[str, EstimatorParameters]:
-        """What is not given stays as it is."""
+        """The estimator with these changes; whatever is omitted stays as it is."""
         current, values = self._estimator[0], parameters_of(self._estimator[1])
         if not parameters and name in (None, current):
             return self._estimator
@@ -213,18 +253,18 @@ class Scheduling:
 
     def _try_out(self, name: str, parameters: dict[str, Any], choose: Callable[[dict[str, Any], float, bool], None],
                  future: Future[dict[str, Any]]) -> None:
-        def done(answer: Answer | SchedulerFailed) -> None:  # on the planner's thread
+        def done(answer: Answer | SchedulerFailed) -> None:  # on another thread
             try:
                 if isinstance(answer, SchedulerFailed):
                     raise SchedulerFailed(f"scheduler {name!r} cannot be used, nothing has changed: {answer}")
-                self._master.call(lambda: choose(answer["parameters"], answer["period"], answer["weighs_itself"]))
+                self._port.call(lambda: choose(answer["parameters"], answer["period"], answer["weighs_itself"]))
             except Exception as error:
                 future.set_exception(error)
 
         self._trials.ask({"scheduler": name, "parameters": parameters}, CHECK_SECONDS, done)
 
-    def shown(self) -> dict[str, Any]:
-        """What `scheduler show` prints."""
+    def settings(self) -> dict[str, Any]:
+        """Scheduler, policy and estimator in use: what `scheduler show` prints."""
         generator = self.generator
         return {"scheduler": generator.choice.name, "parameters": dict(generator.choice.parameters),
                 "policy": {**parameters_of(generator.policy), "period": generator.period, "min_gain": generator.min_gain},
@@ -234,7 +274,7 @@ class Scheduling:
                 "history": self._history.status() if self._history is not None else None}
 
     def past(self, limit: int) -> list[dict[str, Any]]:
-        """The newest decisions, the oldest first."""
+        """The newest decisions, in order of time."""
         return [decision.to_json() for decision in list(self.generator.decisions)[-limit:]] if limit > 0 else []
 
     # -- history -------------------------------------------------------------------------------------------------------
@@ -245,17 +285,17 @@ class Scheduling:
                 self._open_history()
             except MillraceError as error:
                 self._history_url = KEEP_NOTHING
-                self._master.say(Say(f"no history is kept: {error}", level="warning"))
+                self._port.say(Say(f"no history is kept: {error}", level="warning"))
         if self._history is not None:
             record(self._history)
 
     def _open_history(self) -> None:
-        self._history = History(self._history_url or default_history_url(), self._master.name, self._retention)
+        self._history = History(self._history_url or default_history_url(), self._cluster, self._retention)
         past = reversed(self._history.decisions(DECISIONS_REMEMBERED))
-        self.generator.remember(Decision.from_json(found) for found in past)
+        self.generator.remember(Decision.from_json(row) for row in past)
 
     def close(self) -> None:
-        self._planner.close()
+        self._process.close()
         self._trials.close()
         if self._history is not None:
             self._history.close()

@@ -1,5 +1,5 @@
-"""Runs schedulers in a process of their own: one that hangs is killed, one that crashes takes nothing with it, and the
-master goes on listening to its workers while ten thousand tasks are being placed."""
+"""Runs schedulers in a process of their own: one that hangs is killed, one that crashes does no other harm, and the master
+keeps listening to its workers while ten thousand tasks are being placed. scheduler_child.py is the other end."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ import msgspec
 from millrace.errors import SchedulerFailed
 
 log = logging.getLogger("millrace.master")
-START_SECONDS = 60.0  # for the process to come up: importing takes a while on a busy machine
+START_SECONDS = 60.0  # for the process to start: importing takes a while on a busy machine
 LENGTH = struct.Struct("<Q")
 Answer = dict[str, Any]
 Done = Callable[[Answer | SchedulerFailed], None]
 
 
-class Planner:
-    """`ask` returns at once; `done` is called later, on this class's thread, with the answer or what went wrong.
+class SchedulerProcess:
+    """`ask` returns at once; `done` is called later, on this class's thread, with the answer or the failure.
 
-    `keep`: one process for all requests, until it fails or `renew` is called; else each gets one of its own.
+    `keep`: use one process for all requests, until it fails or `renew` is called; otherwise a new one for each request.
     """
 
     def __init__(self, keep: bool = True) -> None:
@@ -39,12 +39,12 @@ class Planner:
         self._requests: SimpleQueue[tuple[int, Answer, float, Done] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._child: _Child | None = None
-        self._era = 0  # requests of an earlier one are given up
+        self._era = 0  # requests of earlier eras are dropped
         self._closing = False
 
     def ask(self, request: Answer, time_limit: float, done: Done) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True, name="millrace planner")
+            self._thread = threading.Thread(target=self._run, daemon=True, name="millrace scheduler")
             self._thread.start()
         self._requests.put((self._era, request, time_limit, done))
 
@@ -53,33 +53,33 @@ class Planner:
             era, request, time_limit, done = todo
             try:
                 answer: Answer | SchedulerFailed = self._answer(era, request, time_limit)
-            except Exception as error:  # whatever it was: the next request gets a new process
+            except Exception as error:  # the next request gets a new process
                 self._end_child()
                 answer = (error if isinstance(error, SchedulerFailed)
-                          else SchedulerFailed(f"the planner failed: {type(error).__name__}: {error}"))
+                          else SchedulerFailed(f"its process failed: {type(error).__name__}: {error}"))
             if not self._keep:
                 self._end_child()
             try:
                 done(answer)
             except Exception:
-                log.exception("the planner goes on after an unexpected error")
+                log.exception("an unexpected error after a scheduler's answer")
         self._end_child()
 
     def _answer(self, era: int, request: Answer, time_limit: float) -> Answer | SchedulerFailed:
-        self._go_on(era)
+        self._check_current(era)
         if self._child is None or not self._child.alive:
             self._end_child()
             self._child = _Child()
-            self._go_on(era)
-            self._child.receive(START_SECONDS, "the planner's process did not come up")
+            self._check_current(era)
+            self._child.receive(START_SECONDS, "its process did not start in time")
         self._child.send(request)
         answer = self._child.receive(time_limit, f"it gave no answer within {time_limit:g} s and was stopped: give it more "
-                                                 "with `millrace scheduler set ... --time-limit`, or take another scheduler")
+                                                 "time with `millrace scheduler set ... --time-limit`, or choose another one")
         return SchedulerFailed(answer["error"]) if "error" in answer else answer
 
-    def _go_on(self, era: int) -> None:
+    def _check_current(self, era: int) -> None:
         if self._closing or era != self._era:
-            raise SchedulerFailed("it was given up: the master is ending, or another scheduler was chosen")
+            raise SchedulerFailed("the request was dropped: the master is ending, or another scheduler was chosen")
 
     def _end_child(self) -> None:
         if self._child is not None:
@@ -87,8 +87,7 @@ class Planner:
             self._child = None
 
     def renew(self) -> None:
-        """Give up all that was asked so far, and read users' code anew for the next request. Call it on the thread that
-        asks."""
+        """Drop all pending requests, and read users' code again for the next one. Called on the thread that asks."""
         self._era += 1
         child = self._child
         if child is not None:
@@ -98,17 +97,17 @@ class Planner:
         self._closing = True
         if self._thread is not None:
             self._requests.put(None)
-            self.renew()  # it may be in the middle of something that takes for ever
+            self.renew()  # a request may be running that never ends
             self._thread.join(timeout=10)
 
 
 class _Child:
-    """The process: requests go in and answers come out through pipes of its own, so it may print what it likes."""
+    """The process. Requests and answers go through pipes of their own, so that user code may print."""
 
     def __init__(self) -> None:
         request_read, self._to = os.pipe()
         self._from, answer_write = os.pipe()
-        code = f"from millrace.master.scheduling.planner_child import serve; serve({request_read}, {answer_write})"
+        code = f"from millrace.master.scheduling.scheduler_child import serve; serve({request_read}, {answer_write})"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=(request_read, answer_write),
                                          stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
@@ -121,7 +120,7 @@ class _Child:
         return self._process.poll() is None
 
     def send(self, request: Answer) -> None:
-        write_frame(self._to, msgspec.msgpack.encode(request))
+        write_message(self._to, msgspec.msgpack.encode(request))
 
     def receive(self, seconds: float, too_late: str) -> Answer:
         deadline, data = time.monotonic() + seconds, bytearray()
@@ -138,7 +137,7 @@ class _Child:
         return answer
 
     def kill(self) -> None:
-        """With whatever it has started: its session is its own."""
+        """Kill the process and all that it has started: it leads a session of its own."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -153,18 +152,18 @@ class _Child:
 def _has_fd() -> bool:
     try:
         return sys.stderr is not None and sys.stderr.fileno() >= 0
-    except (OSError, ValueError):  # a test, or a notebook, has put something else there
+    except (OSError, ValueError):  # a test or a notebook has replaced it
         return False
 
 
-def write_frame(fd: int, body: bytes) -> None:
+def write_message(fd: int, body: bytes) -> None:
     view = memoryview(LENGTH.pack(len(body)) + body)
     while view:
         view = view[os.write(fd, view):]
 
 
-def read_frame(fd: int) -> bytes | None:
-    """The next frame; None when the other end is closed."""
+def read_message(fd: int) -> bytes | None:
+    """The next message; None when the other end is closed."""
     with os.fdopen(os.dup(fd), "rb", buffering=0) as stream:
         head = stream.read(LENGTH.size)
         if not head:
