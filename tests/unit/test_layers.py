@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "millrace"
 
 # A folder (or module) imports only itself and those before it.
-ORDER = ["errors", "config", "api", "model", "schedulers", "migration", "state", "control", "runtime", "microbatch",
+ORDER = ["errors", "checkout", "config", "api", "model", "schedulers", "migration", "state", "control", "runtime", "microbatch",
          "connectors", "workloads", "master", "spark", "cli"]
 # The same inside a folder with rooms: a room (or module) imports only itself and those before it.
 ROOMS = {

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from millrace.cli.testing import project_root
+from millrace.checkout import project_root
 
 RESULTS = Path("bench-results")  # in the checkout; not tracked
 

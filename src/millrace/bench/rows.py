@@ -22,7 +22,7 @@ from millrace.bench.other_engines.reporting import Rule, RunRequest
 from millrace.bench.other_engines.run import run_child, run_other_engine
 from millrace.bench.other_engines.spark_common import scratch_directory
 from millrace.bench.topologies import SEED
-from millrace.cli.testing import project_root
+from millrace.checkout import project_root
 from millrace.spark.session.java import ensure_java
 
 WARM_UP_SECONDS = 5.0

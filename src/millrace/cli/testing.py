@@ -10,19 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from millrace.errors import MillraceError
+from millrace.checkout import project_root
 
 # Tests wait for processes most of the time: two files at once cost little. tests/support/order.py has the order of files.
 WHOLE_SUITE = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 NO_TESTS_COLLECTED = 5  # exit code of pytest
-
-
-def project_root() -> Path:
-    """The checkout this package runs from; the tests are not part of an installed package."""
-    root = Path(__file__).resolve().parents[3]
-    if not (root / "tests").is_dir():
-        raise MillraceError("the tests are only in a checkout of the project: clone it and run ./millrace test there")
-    return root
 
 
 def run_tests(arguments: list[str], install: bool = True, require_servers: bool = False) -> int:
