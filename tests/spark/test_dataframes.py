@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from millrace.bench.faults import stored_counts
+from millrace.bench.stored_counts import stored_counts
 from millrace.config import CHECKPOINTS
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import TaskId, graph_of

@@ -21,7 +21,7 @@ def test_skewed_keys_are_shared_out_while_they_come() -> None:
     assert result["skew_batch_ratio"] > 0
     case, = result["details"]["skew"]["cases"]
     assert "key groups of count move to other tasks" in case["decisions"][0]
-    assert case["shared_out"] < case["hashed"] < 1 and 0.5 <= case["hashed_by_spark"] < 1
+    assert case["rebalanced"] < case["hashed"] < 1 and 0.5 <= case["hashed_by_spark"] < 1
 
 
 @pytest.mark.slow

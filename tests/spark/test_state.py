@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from millrace.bench.faults import stored_counts
+from millrace.bench.stored_counts import stored_counts
 from millrace.errors import MasterUnreachable
 from millrace.master.requests.client import ask
 from millrace.runtime.checkpoints.checkpoints import Checkpoints

@@ -91,7 +91,7 @@ def _skew_case(engine: MicrobatchEngine, batches: int, config: dict[str, Any]) -
     truth = skewed_truth(stored_positions(store, "skewed", "words"), config["zipf"])
     checked = check_counts(stored_counts(store, "skewed"), truth)
     reasons = [decision["reason"] for decision in decisions if decision["outcome"] == "enacted"]
-    return {**skew_figures(before, after), "hashed": share_before, "shared_out": share_after, "decisions": reasons, **checked}
+    return {**skew_figures(before, after), "hashed": share_before, "rebalanced": share_after, "decisions": reasons, **checked}
 
 
 def skewed_truth(positions: Sequence[int], exponent: float) -> Counter[str]:

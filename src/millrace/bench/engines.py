@@ -134,5 +134,5 @@ def _print_rescale(console: Console, gaps: dict[str, Any]) -> None:
 def _print_skew(console: Console, cases: list[dict[str, Any]]) -> None:
     for case in cases:
         console.print(f"Zipf {case['zipf']}: a batch takes {case['after_ms']} ms instead of {case['before_ms']} ms "
-                      f"({case['skew_batch_ratio']}); the hottest of two tasks has {case['shared_out']:.1%} of the "
+                      f"({case['skew_batch_ratio']}); the hottest of two tasks has {case['rebalanced']:.1%} of the "
                       f"words instead of {case['hashed']:.1%}, by Spark's hash it would have {case['hashed_by_spark']:.1%}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from millrace.bench.results import RESULTS
 from millrace.bench.rows import GROUPS
-from millrace.cli.testing import project_root
+from millrace.checkout import project_root
 from millrace.errors import MillraceError
 
 Result = dict[str, Any]
@@ -212,7 +212,7 @@ def engines_tables(result: Result) -> list[str]:
     if "skew" in result["details"]:
         lines += table(("Zipf exponent", "hotter task before", "after", "by Spark's hash", "batch before, ms", "after",
                         "ratio"),
-                       ((case["zipf"], f"{case['hashed']:.0%}", f"{case['shared_out']:.0%}", f"{case['hashed_by_spark']:.0%}",
+                       ((case["zipf"], f"{case['hashed']:.0%}", f"{case['rebalanced']:.0%}", f"{case['hashed_by_spark']:.0%}",
                          f"{case['before_ms']:,}", f"{case['after_ms']:,}", case["skew_batch_ratio"])
                         for case in result["details"]["skew"]["cases"]))
     return lines

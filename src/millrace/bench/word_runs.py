@@ -88,7 +88,7 @@ def measure_latency(request: RunRequest, guarantee: str) -> Result:
 
 def due_to_visible(started: list[float], arrivals: list[tuple[float, int]], request: RunRequest) -> list[float]:
     """Latencies of the lines that were due after the warm-up, by the rule of LatencyMeter: when the sinks have had `n` words,
-    the first `n / 10` lines are through. `started`: when the timetable of each spout task began."""
+    the first `n / 10` lines are delivered. `started`: when the timetable of each spout task began."""
     tasks = len(started)
     due = sorted(start + line * tasks / request.rate for task, start in enumerate(started)
                  for line in range((request.paced_lines + tasks - 1 - task) // tasks))

@@ -287,7 +287,7 @@ def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each 
 
 
 @bench_app.command("memory")
-def bench_memory(minutes: Annotated[float, typer.Option(help="How long.", min=0.1)] = 10, as_json: Json = False) -> None:
+def bench_memory(minutes: Annotated[float, typer.Option(help="Minutes to run.", min=0.1)] = 10, as_json: Json = False) -> None:
     """Memory while a bolt is slower than its spout: must stay flat."""
     from millrace.bench.memory import run_memory
 
@@ -322,7 +322,7 @@ def bench_state(quick: Annotated[bool, typer.Option(help="Small sizes only.")] =
 
 
 @bench_app.command("faults")
-def bench_faults(minutes: Annotated[float, typer.Option(help="How long.", min=0.1)] = 5,
+def bench_faults(minutes: Annotated[float, typer.Option(help="Minutes to run.", min=0.1)] = 5,
                  seed: Annotated[int, typer.Option(help="Seed of the plan of faults.")] = 1,
                  guarantee: Annotated[str, typer.Option(metavar="NAME", help="exactly-once or "
                                                                              "at-least-once.")] = "exactly-once",

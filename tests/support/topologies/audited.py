@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from millrace.api.topology import Topology
-from millrace.bench.faults import stored_counts
+from millrace.bench.stored_counts import stored_counts
 from millrace.control.topology_state import TopologyState
 from millrace.control.waves import IDLE, Waves
 from millrace.master.service import Master

@@ -11,7 +11,7 @@ import pytest
 from millrace.bench import page
 from millrace.bench.rows import ROWS
 from millrace.bench.wordcount import RATIOS
-from millrace.cli.testing import project_root
+from millrace.checkout import project_root
 from millrace.errors import MillraceError
 
 AT = {"at": 0.0, "machine": {"cores": 2, "python": "3.11", "load_average": 0.5}}
@@ -33,7 +33,7 @@ STATE = {**AT, "shape": [7, 3], "encode_mb_s": 1000, "decode_mb_s": 400, "wave_c
 ENGINES = {**AT, "skew_batch_ratio": 0.7, "rescale": {}, "details": {
     "rescale": {"gaps": {"microbatch_first_gap_ms": 9, "microbatch_gap_ms": 1, "microbatch_usual_ms": 4, "spark_usual_ms": 5,
                          "spark_restart_first_gap_ms": 8, "spark_restart_gap_ms": 7}},
-    "skew": {"cases": [{"zipf": 1.5, "hashed": 0.76, "shared_out": 0.5, "hashed_by_spark": 0.66, "before_ms": 1700,
+    "skew": {"cases": [{"zipf": 1.5, "hashed": 0.76, "rebalanced": 0.5, "hashed_by_spark": 0.66, "before_ms": 1700,
                         "after_ms": 1100, "skew_batch_ratio": 0.7}]}}}
 MEMORY = {**AT, "minutes": 1.0, "processed": 50_000, "first_third_max_mb": 200.0, "last_third_max_mb": 250.0, "samples_mb": []}
 COMPARE = {"instances": 10, "seed": 1, "zero_optimum": 3, "unknown_optimum": 0, "common": 5, "schedulers": {
