@@ -92,8 +92,8 @@ ALL_AIMS = (
     Aim("state", "largest state: fragments to a local file, seconds", _restore_ratio("directory"), 1.0, at_most=True),
     Aim("state", "share of the throughput that a wave every second takes", lambda result: result["wave_cost"], 0.10,
         at_most=True),
-    Aim("faults-exactly-once", "words lost, repeated or wrong, and wrong counts, exactly once",
-        _forbidden("lost", "repeated", "wrong", "beyond", "counts_wrong"), 0, at_most=True),
+    Aim("faults-exactly-once", "words lost, repeated, torn or wrong, and wrong counts, exactly once",
+        _forbidden("lost", "repeated", "wrong", "beyond", "torn_bytes", "counts_wrong"), 0, at_most=True),
     Aim("faults-at-least-once", "words lost or wrong, and counts too low, at least once",
         _forbidden("lost", "wrong", "counts_less"), 0, at_most=True),
 )
@@ -269,10 +269,10 @@ def faults_tables(result: Result) -> list[str]:
     return [*table(("fault", "with effect", "without", "two waves committed after, at worst, s"),
                    ((kind, count, result["without_effect"][kind], f"{recovery[kind] / 1000:.1f}" if kind in recovery else "")
                     for kind, count in result["faults"].items())),
-            *table(("rate, lines/s", "highest rate", "words in", "out", "lost", "repeated", "counts wrong",
+            *table(("rate, lines/s", "highest rate", "words in", "out", "lost", "repeated", "torn bytes", "counts wrong",
                     "longest gap at the sink", "longest time between commits"),
                    [(f"{result['rate']:,}", f"{result['saturation']:,}", f"{result['tuples_in']:,}",
-                     f"{result['tuples_out']:,}", result["lost"], f"{result['repeated']:,}",
+                     f"{result['tuples_out']:,}", result["lost"], f"{result['repeated']:,}", result["torn_bytes"],
                      f"{result['counts_wrong']:,} of {result['words']:,}",
                      f"{result['longest_gap_ms'] / 1000:.1f} s", f"{result['longest_uncommitted_ms'] / 1000:.1f} s")])]
 

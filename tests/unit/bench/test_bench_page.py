@@ -25,7 +25,7 @@ WORDCOUNT = {
 FAULTS = {
     **AT, "stuck": None, "guarantee": "exactly-once", "rate": 800, "saturation": 1000, "faults": {"worker killed": 3},
     "without_effect": {"worker killed": 1}, "recovery_ms": {"worker killed": 1500}, "tuples_in": 10, "tuples_out": 10,
-    "words": 5, "lost": 0, "repeated": 0, "wrong": 0, "beyond": 0, "counts_wrong": 0, "counts_less": 0,
+    "words": 5, "lost": 0, "repeated": 0, "wrong": 0, "beyond": 0, "torn_bytes": 0, "counts_wrong": 0, "counts_less": 0,
     "longest_gap_ms": 2500, "longest_uncommitted_ms": 3500}
 STATE = {**AT, "shape": [7, 3], "encode_mb_s": 1000, "decode_mb_s": 400, "wave_cost": 0.05, "skipped": {"redis": "no Redis"},
          "restore_s": {"2": {"fragments": 0.5, "redis": None, "directory": 0.4}},
@@ -101,7 +101,7 @@ def test_a_run_that_got_stuck_is_shown_as_such(root: Path) -> None:
     page.run_page([], root)
     text = (root / page.PAGE).read_text()
     assert "**The run got stuck:** no wave was committed\n" in text
-    assert "| words lost, repeated or wrong, and wrong counts, exactly once | inf | at most 0 | **missed** |" in text
+    assert "| words lost, repeated, torn or wrong, and wrong counts, exactly once | inf | at most 0 | **missed** |" in text
 
 
 def test_unknown_results_and_missing_marks_are_refused(root: Path) -> None:

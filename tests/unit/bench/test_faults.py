@@ -6,18 +6,28 @@ import os
 import signal
 import subprocess
 import sys
-from itertools import islice
+from collections.abc import Callable
+from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from millrace.bench.faults import (
     KINDS,
+    NAME,
+    PAUSE,
     QUIET_SECONDS,
+    STORE_AWAY,
+    Fault,
     LongestGap,
+    Soak,
     TakenAway,
+    Victim,
     broken_promise,
     executor_of,
     is_gone,
@@ -25,10 +35,11 @@ from millrace.bench.faults import (
     plan_of_faults,
 )
 from millrace.errors import StoreUnreachable
+from millrace.model.graph import TaskId
 from millrace.runtime.checkpoints.directory import DirectoryStore
 
-GOOD = {"stuck": None, "guarantee": "exactly-once", "lost": 0, "wrong": 0, "beyond": 0, "repeated": 0, "counts_wrong": 0,
-        "counts_less": 0}
+GOOD = {"stuck": None, "guarantee": "exactly-once", "lost": 0, "wrong": 0, "beyond": 0, "repeated": 0, "torn_bytes": 0,
+        "counts_wrong": 0, "counts_less": 0}
 
 
 @given(seed=st.integers())
@@ -38,6 +49,12 @@ def test_the_seed_alone_decides_and_every_kind_comes_in_each_round(seed: int) ->
     for start in range(0, len(plan), len(KINDS)):
         assert {fault.kind for fault in plan[start : start + len(KINDS)]} == set(KINDS)
     assert all(0 <= fault.quiet <= QUIET_SECONDS for fault in plan)
+
+
+@given(seed=st.integers())
+def test_a_pause_comes_only_after_the_fault_before_it_is_recovered_from(seed: int) -> None:
+    plan = list(islice(plan_of_faults(seed), 4 * len(KINDS)))
+    assert all(before.alone for before, fault in pairwise(plan) if fault.kind == PAUSE)
 
 
 def test_other_seeds_other_plans() -> None:
@@ -80,8 +97,8 @@ def test_the_longest_gap() -> None:
 
 def test_each_guarantee_forbids_its_own_results() -> None:
     assert broken_promise(GOOD) == ""
-    again = {**GOOD, "repeated": 3, "counts_wrong": 2, "beyond": 1}
-    assert broken_promise(again) == "repeated 3, beyond 1, counts_wrong 2"
+    again = {**GOOD, "repeated": 3, "counts_wrong": 2, "beyond": 1, "torn_bytes": 7}
+    assert broken_promise(again) == "repeated 3, beyond 1, torn_bytes 7, counts_wrong 2"
     assert broken_promise({**again, "guarantee": "at-least-once"}) == ""
     assert broken_promise({**GOOD, "guarantee": "at-least-once", "lost": 1, "counts_less": 2}) == "lost 1, counts_less 2"
     assert broken_promise({"stuck": "no wave", "guarantee": "exactly-once"}) == "no wave"
@@ -101,3 +118,68 @@ def test_the_operating_system_shows_the_effect_of_signals() -> None:
         child.kill()
         child.communicate()
     assert is_gone(child.pid) and not is_stopped(child.pid) and executor_of(child.pid) is None
+
+
+TASK = TaskId("count", 0)
+
+
+class FakeMaster:
+    """One worker, generation 5 in slot 0, with one task. A condition is looked at once, after `happens`."""
+
+    def __init__(self) -> None:
+        self.topology = SimpleNamespace(waves=SimpleNamespace(given_up=0, committed=0, refused=False), troubled="",
+                                        places={TASK: SimpleNamespace(slot=0, incarnation=1)})
+        self.worker = SimpleNamespace(address=SimpleNamespace(generation=5))
+        self.state = SimpleNamespace(topologies={NAME: self.topology}, workers={0: self.worker})
+        self.happens: Callable[[], None] = lambda: None
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        self.happens()
+        return condition()
+
+
+class BrokenSoak(Soak):
+    """Opens the proofs to the tests."""
+
+    def is_proved(self) -> bool:
+        return self._are_replaced({0: Victim(1, 5)}, self._incarnations([0]))
+
+    def break_store(self) -> bool:
+        return self._take_store_away(Fault(STORE_AWAY, 0.0, 0, True))
+
+
+def soak_on(master: FakeMaster, base: Path) -> BrokenSoak:
+    running = SimpleNamespace(observed=lambda: SimpleNamespace(total=lambda component, meter: 0))
+    return BrokenSoak(cast(Any, SimpleNamespace(master=master)), cast(Any, running), TakenAway(base), Console(stderr=True))
+
+
+@pytest.mark.parametrize(("generation", "incarnation", "proved"), [(5, 2, False), (6, 1, False), (6, 2, True)])
+def test_new_incarnations_prove_a_kill_only_if_this_worker_was_lost(tmp_path: Path, generation: int, incarnation: int,
+                                                                    proved: bool) -> None:
+    """A roll-back by another fault gives every task a new incarnation, and leaves the worker as it is."""
+    master = FakeMaster()
+
+    def happens() -> None:
+        master.worker.address.generation = generation
+        master.topology.places[TASK].incarnation = incarnation
+
+    master.happens = happens
+    assert soak_on(master, tmp_path).is_proved() == proved
+
+
+@pytest.mark.parametrize(("reason", "proved"), [("not prepared within 5 s: count.0", False),
+                                                ("the checkpoint store {} was asked to write and cannot", True)])
+def test_an_abandoned_wave_proves_the_store_away_only_if_the_reason_names_it(tmp_path: Path, reason: str, proved: bool) -> None:
+    master = FakeMaster()
+
+    def happens() -> None:
+        master.topology.waves.given_up, master.topology.troubled = 1, reason.format(tmp_path / "checkpoints")
+
+    soak = soak_on(master, tmp_path)
+    steps = iter([lambda: None, happens])
+    master.happens = lambda: next(steps)()
+    assert soak.break_store() == proved
+    assert (tmp_path / "checkpoints").is_dir()  # it is back
