@@ -31,6 +31,7 @@ CHECKPOINT_SECONDS = 1.0
 LIMIT_SECONDS = 400.0  # for one run
 LINES_PER_SECOND = 1000  # of a latency run
 LATENCY_SECONDS = 5.0
+NOT_FASTER = 2  # sizes in a row that end the search: a single slow trial may be noise
 
 AT_MOST_ONCE, AT_LEAST_ONCE, CHECKPOINTED = "at most once", "at least once", "checkpointed"
 GROUPS = {
@@ -42,8 +43,8 @@ GROUPS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row. `sizes`: lines in a batch, rising; with more than one they are tried until the rate stops rising. `latency`: the
-    program of its latency run, if it has one."""
+    """One row. `sizes`: lines in a batch, rising; with more than one they are tried until two in a row are not faster than the
+    best before them. `latency`: the program of its latency run, if it has one."""
 
     name: str
     group: str
@@ -100,18 +101,21 @@ def corpus_in_memory(files: int = FILES, lines_per_file: int = LINES_PER_FILE) -
 
 
 def measure_row(row: Row, corpus: Path, rule: Rule, console: Console) -> dict[str, Any]:
-    """Measure one row; `trials` has the sizes of a batch that were tried."""
+    """Measure one row. `trials`: the sizes of a batch that were tried; `still_rising`: the last of them was the fastest, so a
+    larger one may be faster still."""
     trials: list[dict[str, Any]] = []
-    for size in row.sizes if len(row.sizes) > 1 else ():
+    fastest = 0
+    for number, size in enumerate(row.sizes if len(row.sizes) > 1 else ()):
         trial = _run(row, _request(row, corpus, replace(rule, rounds=1), size), console)
-        faster = not trials or trial["words_per_s"] > max(earlier["words_per_s"] for earlier in trials)
         trials.append({"batch_lines": size, "words_per_s": trial["words_per_s"]})
-        if not faster:
+        if trial["words_per_s"] > trials[fastest]["words_per_s"]:
+            fastest = number
+        if number - fastest >= NOT_FASTER:
             break
-    size = max(trials, key=lambda trial: float(trial["words_per_s"]))["batch_lines"] if trials else row.sizes[0]
+    size = row.sizes[fastest]
     result = _run(row, _request(row, corpus, rule, size), console)
     return {"name": row.name, "group": row.group, "how": row.how, **result, "engine": row.engine, "batch_lines": size,
-            "trials": trials}
+            "trials": trials, "still_rising": bool(trials) and fastest == len(trials) - 1}
 
 
 def measure_latency(row: Row, corpus: Path, rule: Rule, console: Console) -> dict[str, Any]:

@@ -41,19 +41,19 @@ def end_run(running: RunningTopology) -> None:
         raise MillraceError(f"{running.name} had errors, so its figures mean nothing: {errors[-1]}")
 
 
-def window_rates(running: RunningTopology, rule: Rule) -> list[float]:
-    """Words per second in each window, by the clocks of the workers; the warm-up is over."""
+def window_rates(running: RunningTopology, rule: Rule, component: str = "count", words: int = 1) -> list[float]:
+    """Words per second in each window, by the clocks of the workers; the warm-up is over. They are counted where `component`
+    has processed a tuple, which stands for so many `words`."""
+    def processed(observed: TopologyObserved) -> dict[TaskId, tuple[float, float]]:
+        return observed.marks(component, "executed")
+
     rates = []
-    marks = running.measured(counted)
+    marks = running.measured(processed)
     for _ in range(rule.rounds):
         time.sleep(rule.seconds)
-        before, marks = marks, running.measured(counted)
-        rates.append(round(rate_between(before, marks), 1))
+        before, marks = marks, running.measured(processed)
+        rates.append(round(words * rate_between(before, marks), 1))
     return rates
-
-
-def counted(observed: TopologyObserved) -> dict[TaskId, tuple[float, float]]:
-    return observed.marks("count", "executed")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -50,7 +50,7 @@ RATIOS = {
 
 def run_wordcount(seconds: float, others: bool, live: bool) -> dict[str, Any]:
     """Returns the object of `bench wordcount --json`."""
-    console = Console(stderr=not live)
+    console, began = Console(stderr=not live), time.monotonic()
     rule = Rule(WARM_UP_SECONDS, seconds, ROUNDS)
     console.print("Word Count on two cores, one engine after the other; nothing else should run on this machine.")
     console.print(f"Every row: {rule.warm_up:g} s of warm-up, then the best of {rule.rounds} windows of {rule.seconds:g} s.")
@@ -65,19 +65,22 @@ def run_wordcount(seconds: float, others: bool, live: bool) -> dict[str, Any]:
     words = {name: row["words_per_s"] for name, row in measured.items()}
     result = {"rule": rule_of(rule), "words_per_s": words, "ratios": ratios(words), "latency_ms": percentiles(latency),
               "hop_us": hops, "rows": list(measured.values()), "latency": latency,
+              "seconds": round(time.monotonic() - began, 1),
               "failed": failed | {f"latency of {name}": error for name, error in failed_latency.items()}}
     print_words(console, list(measured.values()))
     for title in ("latency_ms", "hop_us", "ratios"):
         console.print(f"{title}: {result[title]}")
-    console.print(f"kept in {keep('wordcount', result)}")
+    console.print(f"took {result['seconds'] / 60:.1f} minutes; kept in {keep('wordcount', result)}")
     return result
 
 
-def attempt(rows: Iterable[Row], measure: Callable[[Row], dict[str, Any]],
+def attempt(rows: Sequence[Row], measure: Callable[[Row], dict[str, Any]],
             console: Console) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Measure each row. Returns the results and the errors by name: one row that fails does not cost the others."""
     results, errors = {}, {}
-    for row in rows:
+    began = time.monotonic()
+    for number, row in enumerate(rows, 1):
+        console.print(f"{number} of {len(rows)}, after {time.monotonic() - began:.0f} s: {row.name}", markup=False)
         try:
             results[row.name] = measure(row)
         except EngineFailed as error:

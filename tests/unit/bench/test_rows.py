@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from millrace.bench import rows, word_runs
 from millrace.bench.other_engines.reporting import Rule, RunRequest
 from millrace.bench.other_engines.run import OTHER_ENGINES, EngineFailed
 from millrace.bench.wordcount import attempt
+from millrace.model.graph import graph_of
 
 RULE = Rule(warm_up=1.0, seconds=2.0, rounds=3)
 ROW = rows.Row("arrow", rows.CHECKPOINTED, "engine", "how", (1, 2, 4, 8))
@@ -31,18 +33,31 @@ class FakeRuns:
 
 
 def test_sizes_rise_until_the_rate_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = FakeRuns(monkeypatch, {1: 10.0, 2: 30.0, 4: 29.0, 8: 99.0})
-    result = rows.measure_row(ROW, Path("corpus"), RULE, Console(stderr=True))
-    assert [trial["batch_lines"] for trial in result["trials"]] == [1, 2, 4]
+    runs = FakeRuns(monkeypatch, {1: 10.0, 2: 30.0, 4: 29.0, 8: 28.0, 16: 99.0})
+    result = rows.measure_row(replace(ROW, sizes=(1, 2, 4, 8, 16)), Path("corpus"), RULE, Console(stderr=True))
+    assert [trial["batch_lines"] for trial in result["trials"]] == [1, 2, 4, 8]
     assert (result["batch_lines"], result["words_per_s"], result["engine"]) == (2, 30.0, "engine")
-    assert [(request.batch_lines, request.rule.rounds) for request in runs.requests] == [(1, 1), (2, 1), (4, 1), (2, 3)]
+    assert [(request.batch_lines, request.rule.rounds) for request in runs.requests] == [(1, 1), (2, 1), (4, 1), (8, 1), (2, 3)]
+    assert result["still_rising"] is False
     assert {request.checkpoint_seconds for request in runs.requests} == {rows.CHECKPOINT_SECONDS}
+
+
+def test_one_slow_trial_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRuns(monkeypatch, {1: 10.0, 2: 30.0, 4: 29.0, 8: 99.0})
+    result = rows.measure_row(ROW, Path("corpus"), RULE, Console(stderr=True))
+    assert (result["batch_lines"], result["still_rising"]) == (8, True)
+
+
+def test_words_are_counted_somewhere_for_every_program_and_that_is_in_its_topology() -> None:
+    assert word_runs.COUNTED_AT.keys() == word_runs.TOPOLOGIES.keys()
+    for program, (component, _) in word_runs.COUNTED_AT.items():
+        assert component in {definition.name for definition in graph_of(word_runs.TOPOLOGIES[program]).components}
 
 
 def test_a_row_with_one_size_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = FakeRuns(monkeypatch, {5: 10.0})
     result = rows.measure_row(ROW.with_size(5), Path("corpus"), RULE, Console(stderr=True))
-    assert result["trials"] == [] and [request.rule for request in runs.requests] == [RULE]
+    assert result["trials"] == [] and result["still_rising"] is False and [request.rule for request in runs.requests] == [RULE]
 
 
 def test_a_row_that_fails_does_not_cost_the_others() -> None:
