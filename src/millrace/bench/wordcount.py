@@ -63,14 +63,15 @@ def run_wordcount(seconds: float, others: bool, live: bool) -> dict[str, Any]:
         latency, failed_latency = attempt([row for row in rows if row.latency],
                                           lambda row: measure_latency(row, corpus, rule, console), console)
     words = {name: row["words_per_s"] for name, row in measured.items()}
+    took = round(time.monotonic() - began, 1)
     result = {"rule": rule_of(rule), "words_per_s": words, "ratios": ratios(words), "latency_ms": percentiles(latency),
               "hop_us": hops, "rows": list(measured.values()), "latency": latency,
-              "seconds": round(time.monotonic() - began, 1),
+              "seconds": took,
               "failed": failed | {f"latency of {name}": error for name, error in failed_latency.items()}}
     print_words(console, list(measured.values()))
     for title in ("latency_ms", "hop_us", "ratios"):
         console.print(f"{title}: {result[title]}")
-    console.print(f"took {result['seconds'] / 60:.1f} minutes; kept in {keep('wordcount', result)}")
+    console.print(f"took {took / 60:.1f} minutes; kept in {keep('wordcount', result)}")
     return result
 
 
