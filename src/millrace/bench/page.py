@@ -1,8 +1,9 @@
-"""`millrace bench page`: writes the figures of the newest results into docs/BENCHMARKS.md.
+"""`millrace bench page`: writes the figures of the newest results into docs/BENCHMARKS.md and README.md.
 
 The page has a pair of marks for each result, `<!-- figures: NAME -->` and `<!-- end: NAME -->`; the text between them is
-replaced by tables made from the JSON. A result without marks is refused; marks without a result keep their text. The JSON is
-copied to docs/benchmarks/, so that every figure on the page can be traced to its run.
+replaced by tables made from the JSON. The README has one pair, for its comparison of engines. A result without marks is
+refused; marks without a result keep their text. The JSON is copied to docs/benchmarks/, so that every figure can be traced to
+its run, and both pages can be made again from these copies alone.
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ from millrace.errors import MillraceError
 
 Result = dict[str, Any]
 PAGE = Path("docs") / "BENCHMARKS.md"
+README = Path("README.md")
 COPIES = Path("docs") / "benchmarks"
 AIMS = "aims"  # name of the marks around the table of aims
+COMPARISON = "comparison"  # name of the marks in the README
+# The rows that the README shows, in its order within each guarantee.
+SHOWN = ("process", "process_arrow", "bytewax_per_item", "bytewax", "pathway", "process_acked", "process_checkpointed",
+         "process_arrow_combined_checkpointed", "microbatch_arrow", "bytewax_per_item_checkpointed", "bytewax_checkpointed",
+         "pathway_checkpointed", "spark_sql", "spark_python")
 _STAMP = re.compile(r"-\d{8}-\d{6}$")
 
 
@@ -100,18 +107,32 @@ ALL_AIMS = (
 
 
 def run_page(paths: Sequence[str], root: Path | None = None) -> list[str]:
-    """Write the figures into the page. Returns the names of the results that it has now. `paths`: results to use; empty: the
+    """Write the figures into the page and the README. Returns the names of the new results. `paths`: results to use; empty: the
     newest of each kind."""
     root = root or project_root()
     results = read_results([Path(path) for path in paths] or newest(root / RESULTS))
-    text = (root / PAGE).read_text()
+    texts = pages_of(root, copies_in(root) | results)
     (root / COPIES).mkdir(exist_ok=True)
     for name, result in results.items():
-        text = replaced(text, name, [described(result), *TABLES[name](result)])
         (root / COPIES / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    copies = {path.stem: json.loads(path.read_text()) for path in sorted((root / COPIES).glob("*.json"))}
-    (root / PAGE).write_text(replaced(text, AIMS, aims_table(copies)))
+    for path, text in texts.items():
+        (root / path).write_text(text)
     return list(results)
+
+
+def copies_in(root: Path) -> dict[str, Result]:
+    return read_results(sorted((root / COPIES).glob("*.json")))
+
+
+def pages_of(root: Path, results: dict[str, Result]) -> dict[Path, str]:
+    """The texts of the page and the README with the figures of these results."""
+    page, readme = (root / PAGE).read_text(), (root / README).read_text()
+    for name, result in results.items():
+        page = replaced(page, name, [described(result), *TABLES[name](result)])
+    page = replaced(page, AIMS, aims_table(results))
+    if "wordcount" in results:
+        readme = replaced(readme, COMPARISON, comparison_table(results["wordcount"]), README)
+    return {PAGE: page, README: readme}
 
 
 def newest(directory: Path) -> list[Path]:
@@ -137,11 +158,11 @@ def kind_of(path: Path) -> str:
     return _STAMP.sub("", path.stem)
 
 
-def replaced(text: str, name: str, lines: Iterable[str]) -> str:
+def replaced(text: str, name: str, lines: Iterable[str], page: Path = PAGE) -> str:
     """Replace the text between the marks of `name`."""
     begin, end = f"<!-- figures: {name} -->", f"<!-- end: {name} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise MillraceError(f"{PAGE} must have {begin!r} and {end!r} once each")
+        raise MillraceError(f"{page} must have {begin!r} and {end!r} once each")
     before, _, rest = text.partition(begin)
     return f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{rest.partition(end)[2]}"
 
@@ -171,10 +192,25 @@ def aims_table(results: dict[str, Result]) -> list[str]:
     return table(("aim", "measured", "bound", ""), rows)
 
 
+def comparison_table(result: Result) -> list[str]:
+    """The README's table: rows by guarantee, because only rows of one guarantee can be compared."""
+    measured = {row["name"]: row for row in result["rows"]}
+    rows = [measured[name] for group in GROUPS for name in SHOWN if name in measured and measured[name]["group"] == group]
+    return [described(result), *table(
+        ("guarantee", "engine", "program", "words/s", "latency p50 / p99"),
+        ((row["group"], f"{row['engine']} {row['version']}", row["how"], f"{row['words_per_s'] / 1e6:.2f} M",
+          _latency(result["latency_ms"].get(row["name"]))) for row in rows)), ""]
+
+
+def _latency(percentiles: dict[str, float] | None) -> str:
+    return "not measured" if percentiles is None else " / ".join(
+        f"{percentiles[name]:{'.2f' if percentiles[name] < 10 else ',.0f'}}" for name in ("p50", "p99")) + " ms"
+
+
 def wordcount_tables(result: Result) -> list[str]:
     rule = result["rule"]
     lines = ["", f"Rule for every row: {rule['warm_up_seconds']:g} s of warm-up, then the best of {rule['best_of']} windows of "
-             f"{rule['window_seconds']:g} s."]
+             f"{rule['window_seconds']:g} s. The whole command took {result['seconds'] / 60:.1f} minutes."]
     for group, meaning in GROUPS.items():
         rows = [row for row in result["rows"] if row["group"] == group]
         if rows:
@@ -185,10 +221,14 @@ def wordcount_tables(result: Result) -> list[str]:
     if result.get("failed"):
         lines += ["", f"**Not measured, because they failed:** {', '.join(result['failed'])}."]
     tried = [row for row in result["rows"] if row["trials"]]
-    lines += ["", "Batch sizes tried, rising until words/s did not, in lines:",
-              *table(("row", "words/s by lines in a batch"),
+    lines += ["", "Batch sizes tried, rising until two in a row were not faster, in lines:",
+              *table(("row", "words/s by lines in a batch", "the largest was the fastest"),
                      ((f"`{row['name']}`", ", ".join(f"{trial['batch_lines']:,}: {trial['words_per_s']:,.0f}"
-                                                     for trial in row["trials"])) for row in tried))]
+                                                     for trial in row["trials"]),
+                       "yes: still rising" if row["still_rising"] else "no") for row in tried))]
+    fixed = [row for row in result["rows"] if not row["trials"] and row["batch_lines"] > 1]
+    names = ", ".join(f"`{row['name']}` ({row['batch_lines']:,})" for row in fixed) or "none"
+    lines += ["", f"One fixed size, in lines, without a search: {names}. The other rows have no batch size."]
     lines += ["", "Ratios of rows with the same guarantee:",
               *table(("ratio", "measured"),
                      ((name.replace("_to_", " to "), ratio) for name, ratio in result["ratios"].items()))]

@@ -371,10 +371,10 @@ def bench_replanning(seconds: Annotated[float, typer.Option(help="Length of each
 @bench_app.command("page")
 def bench_page(results: Annotated[list[str] | None, typer.Argument(metavar="[RESULT]...", help="Unset: the newest of each "
                                                                                              "benchmark.")] = None) -> None:
-    """Write the figures of results into docs/BENCHMARKS.md."""
+    """Write figures into docs/BENCHMARKS.md and README.md."""
     from millrace.bench.page import run_page
 
-    typer.echo(f"docs/BENCHMARKS.md has new figures of {', '.join(run_page(results or []))}")
+    typer.echo(f"docs/BENCHMARKS.md and README.md have new figures of {', '.join(run_page(results or []))}")
 
 
 def _ask(cluster: str | None, verb: str, topology: str, done: str, as_json: bool, **arguments: Any) -> None:

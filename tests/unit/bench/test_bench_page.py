@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millrace.bench import page
-from millrace.bench.rows import ROWS
+from millrace.bench.rows import GROUPS, ROWS
 from millrace.bench.wordcount import RATIOS
 from millrace.checkout import project_root
 from millrace.errors import MillraceError
@@ -18,8 +18,9 @@ AT = {"at": 0.0, "machine": {"cores": 2, "python": "3.11", "load_average": 0.5}}
 WORDCOUNT = {
     **AT, "rule": {"warm_up_seconds": 5.0, "window_seconds": 4.0, "best_of": 3},
     "rows": [{"name": row.name, "group": row.group, "engine": row.engine, "version": "1", "how": row.how, "setting": "set",
-              "words_per_s": 1234567.8, "trials": [{"batch_lines": size, "words_per_s": 5.0} for size in row.sizes[1:]]}
-             for row in ROWS],
+              "words_per_s": 1234567.8, "trials": [{"batch_lines": size, "words_per_s": 5.0} for size in row.sizes[1:]],
+              "batch_lines": row.sizes[0], "still_rising": row.name == "bytewax"} for row in ROWS],
+    "seconds": 90.0,
     "ratios": {name: 1.5 for name in RATIOS}, "latency_ms": {"process": {"p50": 0.5, "p99": 2.0}},
     "hop_us": {"inside_a_worker": {"p50": 40.0, "p99": 200.0}}}
 FAULTS = {
@@ -50,9 +51,10 @@ RESULTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout with the real page and one result of each benchmark."""
+    """A checkout with the real page, the real README and one result of each benchmark."""
     (tmp_path / "docs").mkdir()
     (tmp_path / page.PAGE).write_text((project_root() / page.PAGE).read_text())
+    (tmp_path / page.README).write_text((project_root() / page.README).read_text())
     (tmp_path / page.RESULTS).mkdir()
     for name, result in RESULTS.items():
         (tmp_path / page.RESULTS / f"{name}-20260101-120000.json").write_text(json.dumps(result))
@@ -65,8 +67,37 @@ def test_every_result_has_its_place_on_the_page(root: Path) -> None:
     text = (root / page.PAGE).read_text()
     assert "No figures yet" not in text
     for expected in ("| 1,234,568 |", "**Checkpointed.**", "| worker killed | 3 | 1 | 1.5 |", "no Redis", "| 1.5 | 76% |",
-                     "| `tstorm` | 0.100 | 2.500 |", "| `tstorm` | 1.020 | 2.00 | 7 |", "1 lost"):
+                     "| `tstorm` | 0.100 | 2.500 |", "| `tstorm` | 1.020 | 2.00 | 7 |", "1 lost",
+                     "20,000: 5, 40,000: 5 | yes: still rising |", "`spark_python` (500,000)", "took 1.5 minutes"):
         assert expected in text, expected
+
+
+def test_the_readme_has_rows_by_guarantee_with_their_latency(root: Path) -> None:
+    page.run_page([], root)
+    text = (root / page.README).read_text()
+    lines = text.partition("<!-- figures: comparison -->")[2].partition("<!-- end: comparison -->")[0].splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][2:]
+    assert len(cells) == len(page.SHOWN)
+    assert list(dict.fromkeys(row[0] for row in cells)) == list(GROUPS)
+    assert [row[0] for row in cells] == sorted((row[0] for row in cells), key=list(GROUPS).index)
+    assert cells[0][3:] == ["1.23 M", "0.50 / 2.00 ms"] and cells[1][4] == "not measured"
+
+
+def test_the_readme_shows_every_row_with_a_latency_run() -> None:
+    assert {row.name for row in ROWS if row.latency} <= set(page.SHOWN) <= {row.name for row in ROWS}
+
+
+def test_pages_have_the_figures_of_the_results_beside_them() -> None:
+    root = project_root()
+    if not (root / page.COPIES).is_dir():
+        pytest.skip("no results yet: run the benchmarks, then millrace bench page")
+    for path, text in page.pages_of(root, page.copies_in(root)).items():
+        assert (root / path).read_text() == text, f"{path} differs from docs/benchmarks/*.json: run millrace bench page"
+
+
+def test_pages_made_from_the_copies_are_those_that_were_written(root: Path) -> None:
+    page.run_page([], root)
+    assert page.pages_of(root, page.copies_in(root)) == {path: (root / path).read_text() for path in (page.PAGE, page.README)}
 
 
 def test_aims_are_met_or_missed(root: Path) -> None:
