@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from millrace.bench import rows, word_runs
+from millrace.bench.other_engines.job import WORDS_PER_LINE, write_corpus
 from millrace.bench.other_engines.reporting import Rule, RunRequest
 from millrace.bench.other_engines.run import OTHER_ENGINES, EngineFailed
 from millrace.bench.wordcount import attempt
-from millrace.model.graph import graph_of
+from millrace.testing.local_cluster import LocalCluster
 
 RULE = Rule(warm_up=1.0, seconds=2.0, rounds=3)
 ROW = rows.Row("arrow", rows.CHECKPOINTED, "engine", "how", (1, 2, 4, 8))
@@ -48,10 +49,23 @@ def test_one_slow_trial_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch)
     assert (result["batch_lines"], result["still_rising"]) == (8, True)
 
 
-def test_words_are_counted_somewhere_for_every_program_and_that_is_in_its_topology() -> None:
-    assert word_runs.COUNTED_AT.keys() == word_runs.TOPOLOGIES.keys()
-    for program, (component, _) in word_runs.COUNTED_AT.items():
-        assert component in {definition.name for definition in graph_of(word_runs.TOPOLOGIES[program]).components}
+@pytest.mark.parametrize("program", word_runs.TOPOLOGIES)
+def test_the_rate_counts_every_word_once(program: str, tmp_path: Path) -> None:
+    """Also where many words are one row: combined before the shuffle, or one update for each different word."""
+    files, lines = 2, 500
+    write_corpus(tmp_path / "corpus", 1, files, lines)
+    cluster = LocalCluster(workers=2)
+    cluster.submit(word_runs.TOPOLOGIES[program],
+                   config={"corpus": str(tmp_path / "corpus"), "batch": lines, "limit": files * lines})
+    component, words = word_runs.COUNTED_AT[program]
+
+    def executed() -> int:
+        return sum(task.meters.executed for task in cluster.tasks(component))
+
+    expected = files * lines * WORDS_PER_LINE
+    cluster.run_until(lambda: sum(sum(dict(task.component.counts.items()).values()) for task in cluster.tasks("count"))
+                      >= expected and executed() * words >= expected, seconds=1e6)
+    assert executed() * words == expected
 
 
 def test_a_row_with_one_size_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:

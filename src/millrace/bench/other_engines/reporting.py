@@ -91,7 +91,7 @@ def throughput_fields(rates: list[float], rule: Rule) -> dict[str, object]:
 class LatencyMeter:
     """Latency from the moment a line was due to the moment its counts were at the sink, at a steady rate.
 
-    Lines are identified by their place in the input: when the sink has had `n` words, the first `n / 10` lines are through.
+    Lines are identified by their place in the input: when the sink has had `n` words, the first `n / 10` lines are delivered.
     The clock starts when a line is due and not when the source gets round to it, or an engine that holds up its source would
     look fast. Lines that are due during the first `settle` seconds are sent but not recorded.
     """
