@@ -330,6 +330,10 @@ class Snapshots:
         self._under_way.add((mark.kind, mark.wave))
         return True
 
+    def dropped(self, mark: WaveMark) -> None:
+        """The wave was abandoned before it was carried out; no answer follows."""
+        self._under_way.discard((mark.kind, mark.wave))
+
     def answers_again(self, mark: WaveMark) -> bool:
         """Send the answer again if this was done before and the master has not heard of it."""
         known = self._answers.get(mark.kind)
