@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.control.batches import CommitSinks, Step
+from millrace.control.batches import BatchStep, CommitSinks
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.store import open_store
@@ -36,7 +36,7 @@ def commits_seen(engine: MicrobatchEngine, name: str, monkeypatch: pytest.Monkey
     query, seen = engine._queries[name], list[tuple[int, int]]()
     commit_sinks = query._commit_sinks
 
-    def watched(step: CommitSinks) -> Callable[[], Step]:
+    def watched(step: CommitSinks) -> Callable[[], BatchStep]:
         stored, shown = query._store.checkpoints.latest(), engine.master.state.topologies[name].checkpoint
         if stored is not None and shown is not None:
             seen.append((stored.wave, shown.wave))

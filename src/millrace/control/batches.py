@@ -160,7 +160,7 @@ class Rest:
     """Pause before `step` is tried again. `patient`: also while the topology is being killed."""
 
     seconds: float
-    step: Step
+    step: BatchStep
     patient: bool
 
 
@@ -178,7 +178,7 @@ class StopBatches:
     unwritten: str = ""
 
 
-Step = (AwaitPlan | RunAttempt | CommitPoint | Announce | CommitSinks | WriteRows | Collect | FindLost | Rewrite
+BatchStep = (AwaitPlan | RunAttempt | CommitPoint | Announce | CommitSinks | WriteRows | Collect | FindLost | Rewrite
         | ReplaceManifest | Rest | BatchDone | StopBatches)
 RETRIED = CommitPoint, CommitSinks, WriteRows, FindLost, Rewrite, ReplaceManifest
 
@@ -248,7 +248,7 @@ class Batches:
         self.attempts = 0  # at the batch under way
         self.repair_rounds = REPAIR_ROUNDS
         self.good: deque[int] = deque(maxlen=GOOD_KNOWN)
-        self._step: Step = BatchDone(ran=False)
+        self._step: BatchStep = BatchDone(ran=False)
         self.batch = -1  # the one that Spark has offered
         self._ran = False  # it was committed since it was offered
         self._lacking = 0  # its last consecutive attempts that missed a part of the state
@@ -263,7 +263,7 @@ class Batches:
         self._list_all, self._forgot_runs = True, False
 
     @property
-    def step(self) -> Step:
+    def step(self) -> BatchStep:
         return self._step
 
     @property
@@ -278,14 +278,14 @@ class Batches:
 
     # -- a batch is offered --------------------------------------------------------------------------------------------
 
-    def offered(self, batch: int) -> Step:
+    def offered(self, batch: int) -> BatchStep:
         """Spark offers a batch; it offers one again that it does not know to be done. First the sinks publish what an
         earlier run has committed."""
         self._expect(BatchDone)
         self.batch, self._ran = batch, False
         return self._next(self._publish() if not self._published else self._check_offered())
 
-    def _check_offered(self) -> Step:
+    def _check_offered(self) -> BatchStep:
         wave = self.base + self.batch + 1
         committed = self.committed.wave if self.committed is not None else self.base
         if wave == committed:
@@ -299,7 +299,7 @@ class Batches:
 
     # -- attempts ------------------------------------------------------------------------------------------------------
 
-    def planned(self, version: int, life: Life = Life.RUNNING) -> Step:
+    def planned(self, version: int, life: Life = Life.RUNNING) -> BatchStep:
         """The topology has a plan, or is ending. Under a new plan tasks leave their processes, which then forget their
         state: what the store has lost of it is rewritten first, once for each plan."""
         self._expect(AwaitPlan)
@@ -315,7 +315,7 @@ class Batches:
         return RunAttempt(self.base + self.batch + 1, self._advance_epoch(), self.attempts, self._whole, tuple(self.good))
 
     def attempted(self, graph: TopologyGraph, version: int, records: Iterable[TaskRecord], now: float,
-                  life: Life = Life.RUNNING) -> Step:
+                  life: Life = Life.RUNNING) -> BatchStep:
         """Every partition has reported, by the plan of that version. `now`: unix time."""
         step = self._expect(RunAttempt)
         if life is Life.GONE:
@@ -339,7 +339,7 @@ class Batches:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    def stored(self) -> Step:
+    def stored(self) -> BatchStep:
         """The manifest is in the store."""
         step = self._expect(CommitPoint, ReplaceManifest)
         self.committed = step.manifest
@@ -348,27 +348,27 @@ class Batches:
             self.good.append(step.manifest.wave_epoch)
         return self._next(Announce(step.manifest))
 
-    def announced(self) -> Step:
+    def announced(self) -> BatchStep:
         self._expect(Announce)
         return self._next(self._attempt() if self._published else self._publish())
 
     # -- publish -------------------------------------------------------------------------------------------------------
 
-    def _publish(self) -> Step:
+    def _publish(self) -> BatchStep:
         """Sinks make visible what was committed, in this run or before it."""
         tasks = tuple(TaskId(component.name, index) for component in self._graph.components if component.commits
                       for index in range(component.par))
         return CommitSinks(self._graph, tasks, self._advance_epoch()) if tasks else self._write_rows()
 
-    def sinks_committed(self) -> Step:
+    def sinks_committed(self) -> BatchStep:
         self._expect(CommitSinks)
         return self._next(self._write_rows())
 
-    def _write_rows(self) -> Step:
+    def _write_rows(self) -> BatchStep:
         assert self.committed is not None
         return WriteRows(self.committed) if self._writes_rows else self._collect()
 
-    def rows_written(self) -> Step:
+    def rows_written(self) -> BatchStep:
         self._expect(WriteRows)
         return self._next(self._collect())
 
@@ -391,13 +391,13 @@ class Batches:
         forget, self._forgot_runs = not self._forgot_runs, True
         return Collect((name, *sorted(oldest.blobs() - needed)), self.committed.epoch, forget)
 
-    def collected(self) -> Step:
+    def collected(self) -> BatchStep:
         self._expect(Collect)
         return self._next(self._check_offered())
 
     # -- repair --------------------------------------------------------------------------------------------------------
 
-    def lost(self, blobs: Collection[str]) -> Step:
+    def lost(self, blobs: Collection[str]) -> BatchStep:
         """The blobs of the manifest that the store has lost."""
         step = self._expect(FindLost)
         if step.reason is Reason.LACKING:
@@ -408,7 +408,7 @@ class Batches:
             return self._next(CommitPoint(step.manifest) if step.reason is Reason.COMMIT else self._attempt())
         return self._next(Rewrite(step.manifest, tuple(records), frozenset(blobs), self._advance_epoch(), step.reason))
 
-    def rewritten(self, records: Iterable[TaskRecord]) -> Step:
+    def rewritten(self, records: Iterable[TaskRecord]) -> BatchStep:
         """Records of the tasks that still had their state."""
         step = self._expect(Rewrite)
         self._list_all = True  # blobs that were rewritten and are still there are in no manifest
@@ -425,7 +425,7 @@ class Batches:
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    def failed(self, missing: bool = False, life: Life = Life.RUNNING) -> Step:
+    def failed(self, missing: bool = False, life: Life = Life.RUNNING) -> BatchStep:
         """The step could not be carried out. `missing`: a part of the state was neither in the store nor in a process."""
         step = self._expect(AwaitPlan, RunAttempt, *RETRIED)
         if isinstance(step, AwaitPlan | RunAttempt):
@@ -438,7 +438,7 @@ class Batches:
         self._step = Rest(pause_after(self._failures), step, not isinstance(step, WriteRows))
         return self._step
 
-    def _blobs_missing(self, step: CommitPoint, life: Life) -> Step:
+    def _blobs_missing(self, step: CommitPoint, life: Life) -> BatchStep:
         """Tasks that still have the state rewrite it. Failing that, the next attempt writes all state whole."""
         if self._rounds_left:
             self._rounds_left -= 1
@@ -446,7 +446,7 @@ class Batches:
         self._whole = True
         return self._attempt_failed(True, life)
 
-    def _attempt_failed(self, missing: bool, life: Life) -> Step:
+    def _attempt_failed(self, missing: bool, life: Life) -> BatchStep:
         """State counts as lost only after several attempts: each may have run in another process than the one that has it."""
         if life is not Life.RUNNING:
             return StopBatches()
@@ -458,8 +458,8 @@ class Batches:
     def _rest_after_attempt(self) -> Rest:
         return Rest(pause_after(self.attempts - 1), AwaitPlan(), patient=False)
 
-    def rested(self) -> Step:
-        step: Step = self._expect(Rest).step
+    def rested(self) -> BatchStep:
+        step: BatchStep = self._expect(Rest).step
         if isinstance(step, CommitSinks | Rewrite):
             step = replace(step, epoch=self._advance_epoch())
         self._step = step
@@ -467,7 +467,7 @@ class Batches:
 
     # -- steps and epochs ----------------------------------------------------------------------------------------------
 
-    def _next(self, step: Step) -> Step:
+    def _next(self, step: BatchStep) -> BatchStep:
         self._step, self._failures = step, 0
         return step
 

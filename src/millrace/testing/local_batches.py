@@ -19,6 +19,7 @@ from millrace.control.batches import (
     AwaitPlan,
     BatchDone,
     Batches,
+    BatchStep,
     Collect,
     CommitPoint,
     CommitSinks,
@@ -27,14 +28,13 @@ from millrace.control.batches import (
     Rest,
     Rewrite,
     RunAttempt,
-    Step,
     start_from,
 )
 from millrace.errors import CheckpointMissing
 from millrace.microbatch import records
 from millrace.microbatch.checkpoints import BatchCheckpoints
-from millrace.microbatch.fragment_holder import Holding
-from millrace.microbatch.host import Hosted, Out
+from millrace.microbatch.fragment_holder import FragmentHolder
+from millrace.microbatch.host import Out, TopologyHost
 from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report, repair_work
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
@@ -45,7 +45,7 @@ from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup
 from millrace.state.checkpoint import Manifest
 
-Fault = Callable[[int, int], bool]  # (stage, partition) -> whether the attempt breaks off after it
+InjectedFault = Callable[[int, int], bool]  # (stage, partition) -> whether the attempt breaks off after it
 
 
 class AttemptFailed(Exception):
@@ -74,8 +74,8 @@ class LocalBatches:
         self.decider = Batches(graph, start, lambda: next(epochs), keep=KEPT)
         self._store.begin(start.committed)
         self.random = random.Random(seed)
-        self.processes: list[Hosted | None] = [None] * processes
-        self.fault: Fault = lambda stage, partition: False
+        self.processes: list[TopologyHost | None] = [None] * processes
+        self.fault: InjectedFault = lambda stage, partition: False
         self.before_publishing: Callable[[], None] = lambda: None  # may raise
         # Spark may take any process.
         self.choose: Callable[[TaskId], int] = lambda task: self.random.randrange(len(self.processes))
@@ -132,14 +132,14 @@ class LocalBatches:
             step = self._carry_out(step)
         return self._reports
 
-    def _begin(self) -> Step:
+    def _begin(self) -> BatchStep:
         step = self.decider.step
         if isinstance(step, Rest):
             return self.decider.rested()
         wave = self.committed.wave if self.committed is not None else self.decider.base
         return self.decider.offered(self.decider.batch_of(wave + 1)) if isinstance(step, BatchDone) else step
 
-    def _carry_out(self, step: Step) -> Step:
+    def _carry_out(self, step: BatchStep) -> BatchStep:
         try:
             report = self._do(step)
         except BaseException as error:  # tests raise one that user code cannot catch
@@ -147,7 +147,7 @@ class LocalBatches:
             return self.decider.failed(missing=isinstance(error, CheckpointMissing))
         return report()
 
-    def _do(self, step: Step) -> Callable[[], Step]:
+    def _do(self, step: BatchStep) -> Callable[[], BatchStep]:
         """Carry out the step; returns the report of its outcome."""
         decider = self.decider
         match step:
@@ -178,7 +178,7 @@ class LocalBatches:
                 return decider.collected
         raise AssertionError(f"{step} is not for this driver")
 
-    def _attempt(self, step: RunAttempt) -> Callable[[], Step]:
+    def _attempt(self, step: RunAttempt) -> Callable[[], BatchStep]:
         work = msgspec.structs.replace(self.work(step.wave, step.epoch), good=list(step.good), again=step.attempt > 1,
                                        whole=step.whole)
         self._reports = reports = self._run(work)
@@ -232,12 +232,12 @@ class LocalBatches:
                 raise AttemptFailed(f"after {number} records of a partition")
             yield each
 
-    def _process(self, work: BatchWork, task: TaskId) -> Hosted:
+    def _process(self, work: BatchWork, task: TaskId) -> TopologyHost:
         self.last = number = self.choose(task)
         process = self.processes[number]
         if process is None:
-            holding = Holding(self.setup) if self.holds else None
-            process = self.processes[number] = Hosted(work, number, holding)
+            holding = FragmentHolder(self.setup) if self.holds else None
+            process = self.processes[number] = TopologyHost(work, number, holding)
             process.worker.clock = self.clock or process.worker.clock
         process.set_work(work)
         return process

@@ -23,6 +23,7 @@ from millrace.control.batches import (
     AwaitPlan,
     BatchDone,
     Batches,
+    BatchStep,
     Collect,
     CommitPoint,
     CommitSinks,
@@ -33,7 +34,6 @@ from millrace.control.batches import (
     Rewrite,
     RunAttempt,
     Start,
-    Step,
     StopBatches,
     WriteRows,
     needs_offsets,
@@ -72,7 +72,7 @@ class World:
         self.written: list[int] = []  # waves whose rows the driver wrote
         self.committed: list[int] = []
         self.announced: list[Manifest] = []
-        self.steps: list[Step] = []
+        self.steps: list[BatchStep] = []
         self.version = 1
         self.keeps_state = True  # processes still have what the last attempt left
         self.answers_rewrites = True
@@ -94,7 +94,7 @@ class World:
         self.keeps_state = False
         self.decider = self._started(self.newest())
 
-    def offer(self, batch: int | None = None, life: Life = Life.RUNNING) -> Step:
+    def offer(self, batch: int | None = None, life: Life = Life.RUNNING) -> BatchStep:
         """Offer the next batch and carry out its steps up to the end. `life`: as of the first step that fails."""
         decider = self.decider
         if batch is None:
@@ -108,7 +108,7 @@ class World:
             step = self._carry_out(step, life)
         raise AssertionError("the batch does not end")
 
-    def _check(self, step: Step) -> None:
+    def _check(self, step: BatchStep) -> None:
         newest = self.newest()
         match step:
             case CommitSinks() | WriteRows():
@@ -120,7 +120,7 @@ class World:
             earlier = [old.epoch for old in self.steps if isinstance(old, RunAttempt | CommitSinks | Rewrite)]
             assert step.epoch > max(earlier, default=0), "epochs do not rise"
 
-    def _carry_out(self, step: Step, life: Life) -> Step:
+    def _carry_out(self, step: BatchStep, life: Life) -> BatchStep:
         decider = self.decider
         if isinstance(step, Rest):
             assert 0 < step.seconds <= LAST_PAUSE
@@ -225,7 +225,7 @@ def test_all_tasks_of_all_sinks_publish_as_they_were_committed() -> None:
     assert sinks.tasks == (TaskId("sink", 0), TaskId("sink", 1))
 
 
-def _steps_of_one_batch(world: World) -> list[Step]:
+def _steps_of_one_batch(world: World) -> list[BatchStep]:
     world.steps.clear()
     world.offer()
     return world.steps
@@ -246,7 +246,7 @@ def test_a_batch_that_does_not_follow_the_store_is_refused(batch: int) -> None:
 def test_a_report_of_another_step_than_the_one_under_way_is_refused() -> None:
     decider = World().decider
     for report in [decider.stored, decider.rested, decider.collected, decider.failed, lambda: decider.planned(1)]:
-        with pytest.raises(RuntimeError, match="the step under way is Done"):
+        with pytest.raises(RuntimeError, match="the step under way is BatchDone"):
             report()
     decider.offered(0)
     with pytest.raises(RuntimeError, match="the step under way is AwaitPlan"):

@@ -67,9 +67,9 @@ class Snapshots:
 
     # -- keyed state -------------------------------------------------------------------------------------------------
 
-    def attach(self, component: Component, anew: bool) -> None:
-        """Give the component its state; `anew`: an empty one, otherwise the one of the component before it."""
-        if not anew:
+    def attach(self, component: Component, empty_state: bool) -> None:
+        """Give the component its state; `empty_state`: a new one, otherwise that of the component before it."""
+        if not empty_state:
             if self.state is not None:
                 vars(component).update(self.state.states)
             return

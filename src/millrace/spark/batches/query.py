@@ -28,6 +28,7 @@ from millrace.control.batches import (
     AwaitPlan,
     BatchDone,
     Batches,
+    BatchStep,
     Collect,
     CommitPoint,
     CommitSinks,
@@ -38,7 +39,6 @@ from millrace.control.batches import (
     Rewrite,
     RunAttempt,
     Start,
-    Step,
     StopBatches,
     WriteRows,
 )
@@ -218,7 +218,7 @@ class BatchQuery:
         attempt, reports = self._ran[batches.restore[1]]
         return self._reports.take(number, attempt, reports, batches.attempts, self._began).tuples_in == 0
 
-    def _carry_out(self, step: Step, dataframe: DataFrame) -> Step:
+    def _carry_out(self, step: BatchStep, dataframe: DataFrame) -> BatchStep:
         if isinstance(step, StopBatches):
             self._unwritten = step.unwritten
             raise Stopped(f"{self.name!r} is being killed")
@@ -238,7 +238,7 @@ class BatchQuery:
             return report()
         return self._failed(step, failure)
 
-    def _failed(self, step: Step, error: Exception) -> Step:
+    def _failed(self, step: BatchStep, error: Exception) -> BatchStep:
         """Called outside of the handler: Spark chokes on an exception whose causes have long texts."""
         self._error = str(error) if isinstance(error, WriteFailed) else first_words(error)
         self._long.failed(self._error)
@@ -264,7 +264,7 @@ class BatchQuery:
                 return
             self._ended.wait(min(left, LOOK_SECONDS))
 
-    def _do(self, step: Step, dataframe: DataFrame) -> Callable[[], Step]:
+    def _do(self, step: BatchStep, dataframe: DataFrame) -> Callable[[], BatchStep]:
         """Carry out the step; returns the report of its outcome."""
         batches = self._batches
         match step:
@@ -299,7 +299,7 @@ class BatchQuery:
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
-    def _await_plan(self) -> Callable[[], Step]:
+    def _await_plan(self) -> Callable[[], BatchStep]:
         while True:
             self._engine.executors.look()
             topology, life = self._topology(), self._life()
@@ -315,7 +315,7 @@ class BatchQuery:
         self._long.begins(self._batches.batch, self._batches.attempts + 1)
         return partial(self._batches.planned, topology.version)
 
-    def _attempt(self, step: RunAttempt, dataframe: DataFrame) -> Callable[[], Step]:
+    def _attempt(self, step: RunAttempt, dataframe: DataFrame) -> Callable[[], BatchStep]:
         topology = self._topology()
         if topology is None:
             return partial(self._batches.failed, life=Life.GONE)
@@ -365,7 +365,7 @@ class BatchQuery:
         if batch == self._batches.batch:
             self._long.is_committed(batch)
 
-    def _commit_sinks(self, step: CommitSinks) -> Callable[[], Step]:
+    def _commit_sinks(self, step: CommitSinks) -> Callable[[], BatchStep]:
         topology = self._topology()
         if topology is None:
             return partial(self._batches.failed, life=Life.GONE)
@@ -393,7 +393,7 @@ class BatchQuery:
             log.warning("Spark's offsets of earlier runs of %s are not deleted: %s", self.name, first_words(error))
 
 
-def _failures_of(step: Step) -> tuple[type[Exception], ...]:
+def _failures_of(step: BatchStep) -> tuple[type[Exception], ...]:
     """Exceptions that make the step fail; any other ends the query. A store, Spark, or a function of the user's may raise
     anything."""
     if isinstance(step, AwaitPlan | RunAttempt):
