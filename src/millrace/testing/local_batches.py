@@ -5,33 +5,34 @@ from __future__ import annotations
 import itertools
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 
 from millrace.config import CHECKPOINTS
 from millrace.control.assignment import Place, TopologyAssignment, WorkerAddress
 from millrace.control.backup_placement import backups
-from millrace.control.batches import (
+from millrace.control.batch_steps import (
+    MAY_FAIL,
     Announce,
-    AwaitPlan,
     BatchDone,
-    Batches,
     BatchStep,
     Collect,
     CommitPoint,
     CommitSinks,
     FindLost,
+    Life,
     ReplaceManifest,
     Rest,
     Rewrite,
     RunAttempt,
-    start_from,
+    WriteRows,
 )
+from millrace.control.batches import Batches, start_from
 from millrace.errors import CheckpointMissing
 from millrace.microbatch import records
+from millrace.microbatch.batch_actions import Attempted, carry_out
 from millrace.microbatch.checkpoints import BatchCheckpoints
 from millrace.microbatch.fragment_holder import FragmentHolder
 from millrace.microbatch.host import Out, TopologyHost
@@ -43,7 +44,7 @@ from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import Clock
 from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup
-from millrace.state.checkpoint import Manifest
+from millrace.state.checkpoint import Manifest, TaskRecord
 
 InjectedFault = Callable[[int, int], bool]  # (stage, partition) -> whether the attempt breaks off after it
 
@@ -141,57 +142,60 @@ class LocalBatches:
 
     def _carry_out(self, step: BatchStep) -> BatchStep:
         try:
-            report = self._do(step)
+            report = carry_out(step, self.decider, self)
         except BaseException as error:  # tests raise one that user code cannot catch
+            if not isinstance(step, MAY_FAIL):
+                raise
             self._error = error
             return self.decider.failed(missing=isinstance(error, CheckpointMissing))
         return report()
 
-    def _do(self, step: BatchStep) -> Callable[[], BatchStep]:
-        """Carry out the step; returns the report of its outcome."""
-        decider = self.decider
-        match step:
-            case AwaitPlan():
-                return partial(decider.planned, self.version)
-            case RunAttempt():
-                return self._attempt(step)
-            case FindLost():
-                return partial(decider.lost, self._store.lost(step.manifest))
-            case Rewrite():
-                work = repair_work(self._ran[step.manifest.wave_epoch], step.manifest, step.records, step.epoch)
-                rewritten = [self._process(work, record.task).rewrite(record, step.lost) for record in work.records]
-                return partial(decider.rewritten, filter(None, rewritten))
-            case CommitPoint():
-                self._store.commit(step.manifest)
-                return decider.stored
-            case ReplaceManifest():
-                self._store.enter(step.manifest)
-                return decider.stored
-            case Announce():
-                self._ran = {epoch: work for epoch, work in self._ran.items() if epoch == step.manifest.wave_epoch}
-                return decider.announced
-            case CommitSinks():
-                self._commit_sinks(step)
-                return decider.sinks_committed
-            case Collect():
-                self.checkpoints.collect() if step.names is None else self.checkpoints.discard(step.names)
-                return decider.collected
-        raise AssertionError(f"{step} is not for this driver")
+    # -- actions -------------------------------------------------------------------------------------------------------
 
-    def _attempt(self, step: RunAttempt) -> Callable[[], BatchStep]:
+    def life(self) -> Life:
+        return Life.RUNNING
+
+    def await_plan(self) -> int:
+        return self.version
+
+    def run_attempt(self, step: RunAttempt) -> Attempted:
         work = msgspec.structs.replace(self.work(step.wave, step.epoch), good=list(step.good), again=step.attempt > 1,
                                        whole=step.whole)
         self._reports = reports = self._run(work)
         self._ran[step.epoch] = work
         self.addresses.update({report.slot: report.address for report in reports if report.address is not None})
-        return partial(self.decider.attempted, self.graph, self.version,
-                       [task.record for report in reports for task in report.tasks], 0.0)
+        return Attempted(self.graph, self.version, [task.record for report in reports for task in report.tasks], 0.0)
 
-    def _commit_sinks(self, step: CommitSinks) -> None:
+    def find_lost(self, step: FindLost) -> Collection[str]:
+        return self._store.lost(step.manifest)
+
+    def rewrite(self, step: Rewrite) -> list[TaskRecord]:
+        work = repair_work(self._ran[step.manifest.wave_epoch], step.manifest, step.records, step.epoch)
+        rewritten = [self._process(work, record.task).rewrite(record, step.lost) for record in work.records]
+        return [record for record in rewritten if record is not None]
+
+    def commit(self, step: CommitPoint) -> None:
+        self._store.commit(step.manifest)
+
+    def replace_manifest(self, step: ReplaceManifest) -> None:
+        self._store.enter(step.manifest)
+
+    def announce(self, step: Announce) -> None:
+        self._ran = {epoch: work for epoch, work in self._ran.items() if epoch == step.manifest.wave_epoch}
+
+    def commit_sinks(self, step: CommitSinks) -> None:
         self.before_publishing()
         work = self.work(self.decider.restore[0], step.epoch, step.graph)
         for task in step.tasks:
             self._process(work, task).commit(task)
+
+    def write_rows(self, step: WriteRows) -> None:
+        raise AssertionError("there is no Spark to write rows")
+
+    def collect(self, step: Collect) -> None:
+        self.checkpoints.collect() if step.names is None else self.checkpoints.discard(step.names)
+
+    # -- work ----------------------------------------------------------------------------------------------------------
 
     def work(self, wave: int, epoch: int, graph: TopologyGraph | None = None) -> BatchWork:
         """The work of a batch by the plan that is in force; `graph`: as it was committed, to publish."""

@@ -167,7 +167,7 @@ def test_batch_query_publishes_again_until_the_sinks_have_committed(words: Fixtu
     words.jobs.errors = [None, LookupError("the table is locked")]
     words.offer(0)
     assert len(words.jobs.attempts) == 1 and [wave for wave, _ in words.jobs.published] == [1]
-    assert "cannot commit what the sinks have prepared; retrying in 0.2 s: the table is locked" in words.texts()
+    assert "cannot commit what the sinks have prepared; retrying in 0.1 s: the table is locked" in words.texts()
 
 
 def test_an_error_that_is_not_about_the_attempt_ends_the_query(words: Fixture) -> None:
