@@ -353,6 +353,7 @@ class BatchQuery:
         batch = self._batches.batch_of(manifest.wave)
         if batch == self._batches.batch:
             self._long.is_committed(batch)
+            self._free_rows()  # sinks may take minutes to publish
 
     def commit_sinks(self, step: CommitSinks) -> None:
         topology = self._topology()
