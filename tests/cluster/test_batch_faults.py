@@ -59,6 +59,20 @@ def test_results_are_exact_through_random_failures(tmp_path: Path, seed: int) ->
     check(batches, tmp_path / "out")
 
 
+def test_an_error_in_a_step_that_is_not_retried_is_raised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"))
+
+    def collect() -> None:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches.checkpoints, "collect", collect)
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            batches.batch()
+    run_to_the_end(batches)
+    check(batches, tmp_path / "out")
+
+
 @pytest.mark.parametrize("resumed", [False, True], ids=["processes die", "driver dies too"])
 def test_a_crash_between_the_commit_point_and_the_sinks(tmp_path: Path, resumed: bool) -> None:
     """The batch is committed and its output not visible yet when every process dies: it is published before the next batch,

@@ -20,9 +20,9 @@ from millrace.control.waves import (
     GivenUp,
     Restored,
     Send,
-    Step,
     Store,
     Waves,
+    WaveStep,
 )
 from millrace.model.graph import TaskId
 from millrace.state.checkpoint import TaskRecord
@@ -46,7 +46,7 @@ class WaveStory(RuleBasedStateMachine):
         self.unclaimed = False
         self.take(self.waves.restore(TASKS, self.epoch, True, self.now))
 
-    def take(self, steps: list[Step]) -> None:
+    def take(self, steps: list[WaveStep]) -> None:
         for step in steps:
             if isinstance(step, Send):
                 assert step.kind in KINDS and step.tasks == tuple(sorted(self.waves.waiting))

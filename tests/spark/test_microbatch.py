@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from millrace.control.batches import CommitSinks, Step
+from millrace.control.batch_steps import CommitSinks
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.store import open_store
@@ -34,15 +34,15 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrobatchEngin
 def commits_seen(engine: MicrobatchEngine, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Records the wave in the store and the one that the master shows, whenever the sinks are about to commit."""
     query, seen = engine._queries[name], list[tuple[int, int]]()
-    commit_sinks = query._commit_sinks
+    commit_sinks = query.commit_sinks
 
-    def watched(step: CommitSinks) -> Callable[[], Step]:
+    def watched(step: CommitSinks) -> None:
         stored, shown = query._store.checkpoints.latest(), engine.master.state.topologies[name].checkpoint
         if stored is not None and shown is not None:
             seen.append((stored.wave, shown.wave))
-        return commit_sinks(step)
+        commit_sinks(step)
 
-    monkeypatch.setattr(query, "_commit_sinks", watched)
+    monkeypatch.setattr(query, "commit_sinks", watched)
     return seen
 
 

@@ -18,169 +18,50 @@ gives the next step.
     StopBatches      the topology is ending                                    -
 
 A step that fails is reported with `failed`. Before the commit point a failure discards the attempt: the batch is run again
-as a whole, in a new epoch, from the wave before it. After the commit point the remaining steps are retried until they
-succeed, by this run or by the one that resumes the topology.
+as a whole, in a new epoch, from the wave before it. The commit point, publishing (CommitSinks, WriteRows) and repair are
+retried by themselves; what is committed is published by this run or by the one that resumes the topology. Announce and
+Collect are not retried: an error in them ends the run.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import msgspec
 
+from millrace.control.batch_steps import (
+    MAY_FAIL,
+    Announce,
+    AwaitPlan,
+    BatchDone,
+    BatchStep,
+    Collect,
+    CommitPoint,
+    CommitSinks,
+    FindLost,
+    Life,
+    Reason,
+    ReplaceManifest,
+    Rest,
+    Rewrite,
+    RunAttempt,
+    StopBatches,
+    WriteRows,
+    is_of_commit,
+)
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, TopologyError
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.state.checkpoint import Manifest, TaskRecord, manifest_name
 
-FIRST_PAUSE, LAST_PAUSE = 0.1, 30.0  # seconds before a failed step is tried again
+FIRST_PAUSE, LAST_PAUSE = 0.1, 30.0  # seconds before a failed step is tried again: after its first failure, and at most
 LACKING = 5  # consecutive attempts that miss a part of the state, before it counts as lost
 REPAIR_ROUNDS = 3  # how often tasks are asked to rewrite lost blobs: a round may miss the process that has the state
 GOOD_KNOWN = 200  # committed epochs that are remembered; a process idle for longer recreates its components
 LISTED = 100  # batches between two listings of all names: only a listing finds what writers that died left behind
 NAMES_SHOWN = 5  # in an error
-
-
-class Life(enum.Enum):
-    """The topology's condition when a step has ended. STOPPING: it is being killed; the batch under way is finished, and not
-    retried. ENDED: nobody waits for the batch any longer. GONE: the master has no such topology; nothing may be committed."""
-
-    RUNNING = enum.auto()
-    STOPPING = enum.auto()
-    ENDED = enum.auto()
-    GONE = enum.auto()
-
-
-class Reason(enum.Enum):
-    """Why lost blobs are looked for: the manifest cannot be committed, tasks are about to leave their processes, or several
-    attempts have missed state."""
-
-    COMMIT = enum.auto()
-    NEW_PLAN = enum.auto()
-    LACKING = enum.auto()
-
-
-# ---- steps; those that are retried by themselves say what they do, for people ----
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitPlan:
-    """Wait until the topology is neither paused nor without slots."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunAttempt:
-    """Run the batch from the committed wave. `whole`: tasks write all their state, since the store has lost some. `good`:
-    epochs of the last committed attempts."""
-
-    wave: int
-    epoch: int
-    attempt: int  # 1 for the first
-    whole: bool
-    good: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CommitPoint:
-    """Check that the store has the manifest's blobs, then write it. The batch is committed when, and only when, that
-    succeeds: a failure before it goes back to the wave before, a failure after it to this one."""
-
-    manifest: Manifest
-    doing: ClassVar[str] = "write the manifest"
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Tell the master. Sinks may take long to publish, so this does not wait for them."""
-
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class CommitSinks:
-    """These tasks make visible what they prepared for the committed wave. `graph`: the topology as it was committed."""
-
-    graph: TopologyGraph
-    tasks: tuple[TaskId, ...]
-    epoch: int
-    doing: ClassVar[str] = "commit what the sinks have prepared"
-
-
-@dataclass(frozen=True, slots=True)
-class WriteRows:
-    """The driver writes the rows that sinks kept in the checkpoint. A topology that is killed leaves this to its resumption."""
-
-    manifest: Manifest
-    doing: ClassVar[str] = "write what the sinks have kept"
-
-
-@dataclass(frozen=True, slots=True)
-class Collect:
-    """Delete these names; None: list all names and delete those that no kept manifest needs. `forget_runs`: every manifest
-    is of this run now, so Spark's offsets of other runs can go."""
-
-    names: tuple[str, ...] | None
-    epoch: int
-    forget_runs: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FindLost:
-    manifest: Manifest
-    reason: Reason
-    doing: ClassVar[str] = "look for blobs"
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """The tasks of these records write again what the store has lost, in an epoch of its own. They ran in the attempt whose
-    epoch is the manifest's `wave_epoch`, and may still have their state in memory."""
-
-    manifest: Manifest
-    records: tuple[TaskRecord, ...]
-    lost: frozenset[str]
-    epoch: int
-    reason: Reason
-    doing: ClassVar[str] = "write again what the store has lost"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaceManifest:
-    """Write the repaired manifest of the committed wave, without checking its blobs."""
-
-    manifest: Manifest
-    doing: ClassVar[str] = "write the manifest"
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Pause before `step` is tried again. `patient`: also while the topology is being killed."""
-
-    seconds: float
-    step: Step
-    patient: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BatchDone:
-    """The offered batch is committed and published. `ran`: by this offer; not by one that Spark has forgotten."""
-
-    ran: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StopBatches:
-    """The topology is ending; no further step. `unwritten`: what was left to the resumption."""
-
-    unwritten: str = ""
-
-
-Step = (AwaitPlan | RunAttempt | CommitPoint | Announce | CommitSinks | WriteRows | Collect | FindLost | Rewrite
-        | ReplaceManifest | Rest | BatchDone | StopBatches)
-RETRIED = CommitPoint, CommitSinks, WriteRows, FindLost, Rewrite, ReplaceManifest
 
 
 # ---- resuming ----
@@ -248,11 +129,12 @@ class Batches:
         self.attempts = 0  # at the batch under way
         self.repair_rounds = REPAIR_ROUNDS
         self.good: deque[int] = deque(maxlen=GOOD_KNOWN)
-        self._step: Step = BatchDone(ran=False)
+        self._step: BatchStep = BatchDone(ran=False)
         self.batch = -1  # the one that Spark has offered
         self._ran = False  # it was committed since it was offered
         self._lacking = 0  # its last consecutive attempts that missed a part of the state
         self._failures = 0  # of the step under way
+        self._batch_failures = 0  # attempts at the batch, and waits for its plan, that have failed
         self._whole = False
         self._rounds_left = 0
         self._version = 0  # the plan of the attempt that is to be committed
@@ -263,7 +145,7 @@ class Batches:
         self._list_all, self._forgot_runs = True, False
 
     @property
-    def step(self) -> Step:
+    def step(self) -> BatchStep:
         return self._step
 
     @property
@@ -278,14 +160,14 @@ class Batches:
 
     # -- a batch is offered --------------------------------------------------------------------------------------------
 
-    def offered(self, batch: int) -> Step:
-        """Spark offers a batch; it offers one again that it does not know to be done. First the sinks publish what an
-        earlier run has committed."""
+    def offered(self, batch: int) -> BatchStep:
+        """Spark offers a batch. After a crash Spark may offer the last batch again. First the sinks publish what an earlier
+        run has committed."""
         self._expect(BatchDone)
         self.batch, self._ran = batch, False
         return self._next(self._publish() if not self._published else self._check_offered())
 
-    def _check_offered(self) -> Step:
+    def _check_offered(self) -> BatchStep:
         wave = self.base + self.batch + 1
         committed = self.committed.wave if self.committed is not None else self.base
         if wave == committed:
@@ -294,12 +176,12 @@ class Batches:
             raise CorruptCheckpoint(f"Spark continues {self._topology!r} with batch {self.batch}, and the last one in the "
                                     f"store is batch {self.batch_of(committed)}: the two do not belong together. Restore the "
                                     "store from a backup, or start without its checkpoints (--fresh)")
-        self.attempts, self._lacking, self._whole = 0, 0, False
+        self.attempts, self._batch_failures, self._lacking, self._whole = 0, 0, 0, False
         return AwaitPlan()
 
     # -- attempts ------------------------------------------------------------------------------------------------------
 
-    def planned(self, version: int, life: Life = Life.RUNNING) -> Step:
+    def planned(self, version: int, life: Life = Life.RUNNING) -> BatchStep:
         """The topology has a plan, or is ending. Under a new plan tasks leave their processes, which then forget their
         state: what the store has lost of it is rewritten first, once for each plan."""
         self._expect(AwaitPlan)
@@ -315,7 +197,7 @@ class Batches:
         return RunAttempt(self.base + self.batch + 1, self._advance_epoch(), self.attempts, self._whole, tuple(self.good))
 
     def attempted(self, graph: TopologyGraph, version: int, records: Iterable[TaskRecord], now: float,
-                  life: Life = Life.RUNNING) -> Step:
+                  life: Life = Life.RUNNING) -> BatchStep:
         """Every partition has reported, by the plan of that version. `now`: unix time."""
         step = self._expect(RunAttempt)
         if life is Life.GONE:
@@ -339,7 +221,7 @@ class Batches:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    def stored(self) -> Step:
+    def stored(self) -> BatchStep:
         """The manifest is in the store."""
         step = self._expect(CommitPoint, ReplaceManifest)
         self.committed = step.manifest
@@ -348,27 +230,30 @@ class Batches:
             self.good.append(step.manifest.wave_epoch)
         return self._next(Announce(step.manifest))
 
-    def announced(self) -> Step:
+    def announced(self, life: Life = Life.RUNNING) -> BatchStep:
+        """The next step publishes the batch, or begins the attempt that a repair has delayed."""
         self._expect(Announce)
-        return self._next(self._attempt() if self._published else self._publish())
+        if not self._published:
+            return self._next(self._publish())
+        return self._next(self._attempt() if life is Life.RUNNING else StopBatches())
 
     # -- publish -------------------------------------------------------------------------------------------------------
 
-    def _publish(self) -> Step:
+    def _publish(self) -> BatchStep:
         """Sinks make visible what was committed, in this run or before it."""
         tasks = tuple(TaskId(component.name, index) for component in self._graph.components if component.commits
                       for index in range(component.par))
         return CommitSinks(self._graph, tasks, self._advance_epoch()) if tasks else self._write_rows()
 
-    def sinks_committed(self) -> Step:
+    def sinks_committed(self) -> BatchStep:
         self._expect(CommitSinks)
         return self._next(self._write_rows())
 
-    def _write_rows(self) -> Step:
+    def _write_rows(self) -> BatchStep:
         assert self.committed is not None
         return WriteRows(self.committed) if self._writes_rows else self._collect()
 
-    def rows_written(self) -> Step:
+    def rows_written(self) -> BatchStep:
         self._expect(WriteRows)
         return self._next(self._collect())
 
@@ -391,15 +276,17 @@ class Batches:
         forget, self._forgot_runs = not self._forgot_runs, True
         return Collect((name, *sorted(oldest.blobs() - needed)), self.committed.epoch, forget)
 
-    def collected(self) -> Step:
+    def collected(self) -> BatchStep:
         self._expect(Collect)
         return self._next(self._check_offered())
 
     # -- repair --------------------------------------------------------------------------------------------------------
 
-    def lost(self, blobs: Collection[str]) -> Step:
+    def lost(self, blobs: Collection[str], life: Life = Life.RUNNING) -> BatchStep:
         """The blobs of the manifest that the store has lost."""
         step = self._expect(FindLost)
+        if _is_to_stop(step, life):
+            return self._next(StopBatches())
         if step.reason is Reason.LACKING:
             self._refuse_lost(step.manifest, blobs)
             return self._next(self._rest_after_attempt())
@@ -408,9 +295,12 @@ class Batches:
             return self._next(CommitPoint(step.manifest) if step.reason is Reason.COMMIT else self._attempt())
         return self._next(Rewrite(step.manifest, tuple(records), frozenset(blobs), self._advance_epoch(), step.reason))
 
-    def rewritten(self, records: Iterable[TaskRecord]) -> Step:
-        """Records of the tasks that still had their state."""
+    def rewritten(self, records: Iterable[TaskRecord], life: Life = Life.RUNNING) -> BatchStep:
+        """Records of the tasks that still had their state. A topology that is being killed still writes the manifest: the
+        state that was rewritten would be lost without it."""
         step = self._expect(Rewrite)
+        if life in (Life.ENDED, Life.GONE):
+            return self._next(StopBatches())
         self._list_all = True  # blobs that were rewritten and are still there are in no manifest
         manifest = repaired(step.manifest, records, step.epoch)
         return self._next(CommitPoint(manifest) if step.reason is Reason.COMMIT else ReplaceManifest(manifest))
@@ -425,20 +315,23 @@ class Batches:
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    def failed(self, missing: bool = False, life: Life = Life.RUNNING) -> Step:
+    def failed(self, missing: bool = False, life: Life = Life.RUNNING) -> BatchStep:
         """The step could not be carried out. `missing`: a part of the state was neither in the store nor in a process."""
-        step = self._expect(AwaitPlan, RunAttempt, *RETRIED)
-        if isinstance(step, AwaitPlan | RunAttempt):
+        step = self._expect(*MAY_FAIL)
+        if isinstance(step, AwaitPlan):
+            self._batch_failures += 1
+            return self._next(self._rest_before_attempt("no plan") if life is Life.RUNNING else StopBatches())
+        if isinstance(step, RunAttempt):
             return self._next(self._attempt_failed(missing, life))
+        if _is_to_stop(step, life):
+            return self._next(StopBatches(step.doing if isinstance(step, WriteRows) else ""))
         if isinstance(step, CommitPoint) and missing:
             return self._next(self._blobs_missing(step, life))
-        if life in (Life.ENDED, Life.GONE) or (isinstance(step, WriteRows) and life is not Life.RUNNING):
-            return self._next(StopBatches(step.doing if isinstance(step, WriteRows) else ""))
         self._failures += 1
-        self._step = Rest(pause_after(self._failures), step, not isinstance(step, WriteRows))
+        self._step = Rest(pause_after(self._failures), step, is_of_commit(step), f"cannot {step.doing}")
         return self._step
 
-    def _blobs_missing(self, step: CommitPoint, life: Life) -> Step:
+    def _blobs_missing(self, step: CommitPoint, life: Life) -> BatchStep:
         """Tasks that still have the state rewrite it. Failing that, the next attempt writes all state whole."""
         if self._rounds_left:
             self._rounds_left -= 1
@@ -446,20 +339,24 @@ class Batches:
         self._whole = True
         return self._attempt_failed(True, life)
 
-    def _attempt_failed(self, missing: bool, life: Life) -> Step:
+    def _attempt_failed(self, missing: bool, life: Life) -> BatchStep:
         """State counts as lost only after several attempts: each may have run in another process than the one that has it."""
         if life is not Life.RUNNING:
             return StopBatches()
+        self._batch_failures += 1
         self._lacking = self._lacking + 1 if missing else 0
         if self._lacking >= LACKING and self.committed is not None:
             return FindLost(self.committed, Reason.LACKING)
         return self._rest_after_attempt()
 
     def _rest_after_attempt(self) -> Rest:
-        return Rest(pause_after(self.attempts - 1), AwaitPlan(), patient=False)
+        return self._rest_before_attempt(f"attempt {self.attempts} at the batch failed")
 
-    def rested(self) -> Step:
-        step: Step = self._expect(Rest).step
+    def _rest_before_attempt(self, failed: str) -> Rest:
+        return Rest(pause_after(self._batch_failures), AwaitPlan(), False, failed)
+
+    def rested(self) -> BatchStep:
+        step: BatchStep = self._expect(Rest).step
         if isinstance(step, CommitSinks | Rewrite):
             step = replace(step, epoch=self._advance_epoch())
         self._step = step
@@ -467,7 +364,7 @@ class Batches:
 
     # -- steps and epochs ----------------------------------------------------------------------------------------------
 
-    def _next(self, step: Step) -> Step:
+    def _next(self, step: BatchStep) -> BatchStep:
         self._step, self._failures = step, 0
         return step
 
@@ -488,8 +385,13 @@ class Batches:
 
 
 def pause_after(failures: int) -> float:
-    """Seconds to wait; doubles with each failure up to `LAST_PAUSE`."""
-    return min(FIRST_PAUSE * 2.0 ** min(failures, 20), LAST_PAUSE)
+    """Seconds to wait after so many failures: `FIRST_PAUSE` after one, doubled with each further one up to `LAST_PAUSE`."""
+    return min(FIRST_PAUSE * 2.0 ** min(failures - 1, 20), LAST_PAUSE)
+
+
+def _is_to_stop(step: BatchStep, life: Life) -> bool:
+    """The step is not tried again, and nothing follows it."""
+    return life in (Life.ENDED, Life.GONE) or (life is Life.STOPPING and not is_of_commit(step))
 
 
 def _with_parallelism(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:

@@ -29,7 +29,7 @@ from millrace.control.events import (
 )
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING, STOPPING, WAITING
-from millrace.control.waves import CLAIM, COMMIT, IDLE, INIT, Claim, Committed, GivenUp, Restored, Send, Step, Store, Waves
+from millrace.control.waves import CLAIM, COMMIT, IDLE, INIT, Claim, Committed, GivenUp, Restored, Send, Store, Waves, WaveStep
 from millrace.control.workers import WorkerView
 from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
@@ -166,7 +166,7 @@ class WaveControl:
 
     # -- waves ---------------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, topology: TopologyState, steps: Sequence[Step]) -> list[Command]:
+    def _carry_out(self, topology: TopologyState, steps: Sequence[WaveStep]) -> list[Command]:
         commands: list[Command] = []
         for step in steps:
             match step:

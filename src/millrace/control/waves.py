@@ -68,7 +68,7 @@ class GivenUp:
     reason: str
 
 
-Step = Send | Store | Claim | Restored | Committed | GivenUp
+WaveStep = Send | Store | Claim | Restored | Committed | GivenUp
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class Waves:
         self.due, self.closing = now, True
         return self.wave + 1
 
-    def restore(self, tasks: Iterable[TaskId], epoch: int, claim: bool, now: float) -> list[Step]:
+    def restore(self, tasks: Iterable[TaskId], epoch: int, claim: bool, now: float) -> list[WaveStep]:
         """Start the tasks, for the first time or again: they wait for INIT. A wave under way is dropped. `claim`: nothing is
         discarded before the new epoch is in the store."""
         self.tasks, self.epoch = tuple(tasks), epoch
@@ -115,7 +115,7 @@ class Waves:
         self.phase, self.refused = CLAIM, False
         return [Claim()]
 
-    def claimed(self, wave: int, error: str, now: float) -> list[Step]:
+    def claimed(self, wave: int, error: str, now: float) -> list[WaveStep]:
         """The epoch is entered in the store, or could not be and is tried again."""
         if self.phase != CLAIM or wave != self.committed:
             return []
@@ -124,7 +124,7 @@ class Waves:
             return []
         return [self._send(INIT, now)]
 
-    def begin(self, now: float) -> list[Step]:
+    def begin(self, now: float) -> list[WaveStep]:
         """Begin a wave now, unless one is under way."""
         if self.phase != IDLE or not self.tasks:
             return []
@@ -132,7 +132,7 @@ class Waves:
         self.began, self.records, self.requested = now, {}, False
         return [self._send(PREPARE, now)]
 
-    def tick(self, now: float) -> list[Step]:
+    def tick(self, now: float) -> list[WaveStep]:
         if self.phase == IDLE:
             return self.begin(now) if now >= self.due else []
         if self.phase == PREPARE and now - self.began >= self.timeout:
@@ -145,7 +145,7 @@ class Waves:
             return [Claim()] if again else []
         return [self._again(now)]
 
-    def acked(self, kind: str, wave: int, task: TaskId, record: TaskRecord | None, error: str, now: float) -> list[Step]:
+    def acked(self, kind: str, wave: int, task: TaskId, record: TaskRecord | None, error: str, now: float) -> list[WaveStep]:
         """Take a task's ack. Acks of anything but the current request are late or repeated, and ignored."""
         if kind != self.phase or wave != self._asked() or task not in self.waiting:
             return []
@@ -156,7 +156,7 @@ class Waves:
             self.records[task] = record
         return [] if self.waiting else self._all_acked(now)
 
-    def _all_acked(self, now: float) -> list[Step]:
+    def _all_acked(self, now: float) -> list[WaveStep]:
         if self.phase == PREPARE:
             self.phase = STORING
             return [Store(self.wave, tuple(self.records[task] for task in sorted(self.records)))]
@@ -169,7 +169,7 @@ class Waves:
             return [Committed(self.wave)]
         return []
 
-    def stored(self, wave: int, error: str, now: float) -> list[Step]:
+    def stored(self, wave: int, error: str, now: float) -> list[WaveStep]:
         """The manifest is written, or could not be."""
         if self.phase != STORING or wave != self.wave:
             return []
@@ -180,7 +180,7 @@ class Waves:
         self.took = now - self.began
         return [self._send(COMMIT, now)]
 
-    def give_up(self, reason: str, now: float) -> list[Step]:
+    def give_up(self, reason: str, now: float) -> list[WaveStep]:
         """Roll the wave under way back; the next one covers it."""
         if self.phase not in (PREPARE, STORING):
             return []

@@ -14,7 +14,7 @@ from millrace.runtime.wire.transport import Gate, boot_id, private_directory
 from millrace.runtime.worker.process import WorkerSetup, address_facing
 
 
-class Holding:
+class FragmentHolder:
     """The fragment exchange of this process. Its threads answer also while Spark runs nothing here."""
 
     def __init__(self, setup: WorkerSetup) -> None:

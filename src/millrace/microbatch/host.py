@@ -24,7 +24,7 @@ from millrace.config import CHECKPOINTS
 from millrace.control.batch_stages import Stages
 from millrace.control.waves import PREPARE
 from millrace.microbatch import records
-from millrace.microbatch.fragment_holder import Holding
+from millrace.microbatch.fragment_holder import FragmentHolder
 from millrace.microbatch.work import BatchWork, PartitionReport, TaskReport
 from millrace.microbatch.worker import BatchWorker
 from millrace.model.graph import TaskId
@@ -47,7 +47,7 @@ Out = Iterator[tuple[int, bytes]]  # (partition of the next stage, record)
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptTask:
     """A task in this process. `stamp`: the epoch of the attempt at whose end it is valid; 0 while it runs or after an abort."""
 
     task: Task
@@ -56,10 +56,10 @@ class Kept:
     fell_due: dict[str, float] = field(default_factory=dict)  # when its tick and its timer last fell due
 
 
-class Hosted:
+class TopologyHost:
     """One topology in this process. `holding`: the process holds fragments of others."""
 
-    def __init__(self, work: BatchWork, slot: int, holding: Holding | None = None) -> None:
+    def __init__(self, work: BatchWork, slot: int, holding: FragmentHolder | None = None) -> None:
         settings, self.holding = work.setup.settings, holding
         self.checkpoints = CheckpointAccess(partial(open_store, CHECKPOINTS.of(settings)),
                                             self.holding.exchange if self.holding else None)
@@ -67,7 +67,7 @@ class Hosted:
         self.worker = BatchWorker(slot, SystemClock(), settings, self.checkpoints)
         self.run = TopologyRun(self.worker, work.assignment)
         self.worker.topologies[self.run.number] = self.run
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, KeptTask] = {}
         self.work = work
 
     def set_work(self, work: BatchWork) -> None:
@@ -93,7 +93,7 @@ class Hosted:
     def run_partition(self, stages: Stages, stage: int, partition: int, arrived: Iterable[bytes]) -> Out:
         """Run the tasks of the partition for the batch. `arrived`: records of the previous stage, or Arrow batches of a
         DataFrame."""
-        started, ran, heard = time.monotonic(), getrandbits(63), dict[int, int]()
+        started, ran, marks = time.monotonic(), getrandbits(63), dict[int, int]()
         names = stages.partitions[stage][partition]
         counters: Counter[str] = Counter()
         kept = [self._kept(name) for name in names]
@@ -104,7 +104,7 @@ class Hosted:
         if stage == 0:
             yield from self._run_spout(kept[0].task, arrived)
         else:
-            yield from self._process(stages, stage, arrived, heard)
+            yield from self._process(stages, stage, arrived, marks)
         for each in kept:
             self._run_due(each)
         for each in kept:
@@ -118,8 +118,14 @@ class Hosted:
             each.stamp = self.work.assignment.epoch
         after = len(stages.partitions[stage + 1]) if stage + 1 < stages.count else 0
         yield from ((number, records.pack_mark(partition, ran)) for number in range(after))
-        report = self._partition_report(names[0], reports, counters, time.monotonic() - started)
-        report.stage, report.partition, report.ran, report.heard = stage, partition, ran, heard
+        counters += self.worker.counters + self.checkpoints.counters
+        self.checkpoints.counters.clear()
+        report = PartitionReport(
+            slot=self.worker.slot, planned=self.run.places[names[0]].slot, pid=os.getpid(), tasks=reports,
+            errors=self.worker.errors.take(), counters=dict(counters), cpu_seconds=time.process_time(),
+            memory_mb=psutil.Process().memory_info().rss / 2**20, seconds=time.monotonic() - started, stage=stage,
+            partition=partition, ran=ran, marks=marks,
+            address=self.holding.address(self.worker.slot) if self.holding is not None else None)
         yield partition % after if after else 0, records.pack_report(wire.encode(report))
 
     def _run_spout(self, task: Task, arrived: Iterable[bytes]) -> Out:
@@ -150,13 +156,13 @@ class Hosted:
             self.worker.run_dry()
             yield from self._sent()
 
-    def _process(self, stages: Stages, stage: int, arrived: Iterable[bytes], heard: dict[int, int]) -> Out:
+    def _process(self, stages: Stages, stage: int, arrived: Iterable[bytes], marks: dict[int, int]) -> Out:
         """Pass on the records that are for later stages, then process the rest."""
         local = []
         for record in map(records.unpack, arrived):
             if record.kind == records.MARK:
                 source, ran = records.unpack_mark(record)
-                heard[source] = ran if heard.get(source, ran) == ran else -1
+                marks[source] = ran if marks.get(source, ran) == ran else -1
             elif record.kind == records.REPORT:
                 yield 0, record.whole
             elif record.kind == records.CHUNK:
@@ -172,7 +178,7 @@ class Hosted:
         yield from outbox
         outbox.clear()
 
-    def _run_due(self, kept: Kept) -> None:
+    def _run_due(self, kept: KeptTask) -> None:
         """Run ticks and timers that have fallen due, once per batch."""
         task, now = kept.task, self.worker.clock.now()
         if not isinstance(task, BoltTask):
@@ -186,17 +192,17 @@ class Hosted:
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
-    def _kept(self, name: TaskId) -> Kept:
+    def _kept(self, name: TaskId) -> KeptTask:
         """The task; a new one if there is none, or if it was aborted in the middle of a batch."""
         number = self.run.graph.number(name)
         kept = self.kept.get(number)
         if kept is None or not kept.stamp:
-            kept = self.kept[number] = Kept(self._new_task(name))
+            kept = self.kept[number] = KeptTask(self._new_task(name))
         kept.task.meters = Meters()
         kept.task.definition = self.run.graph.component(name.component)
         return kept
 
-    def _restore(self, kept: Kept, counters: Counter[str]) -> None:
+    def _restore(self, kept: KeptTask, counters: Counter[str]) -> None:
         """Make the task what it was at the wave that the batch continues from."""
         task, plan = kept.task, self.work.assignment
         if task.definition.dataframe:
@@ -204,7 +210,7 @@ class Hosted:
         is_same = (kept.stamp != 0 and kept.stamp == plan.restore[1] and not self._lacks_state(kept)
                    and not self._knows_old_targets(kept))
         if not is_same and not self._is_only_behind(kept):
-            self._build(kept, anew=not kept.stamp or self._lacks_state(kept))
+            self._build(kept, empty_state=not kept.stamp or self._lacks_state(kept))
         kept.stamp = 0
         has_read = task.snapshots.restore(self.work.records, task.snapshots.owned_groups(), with_own=not is_same)
         task.component.epoch, task.component.parallelism = plan.epoch, task.definition.par
@@ -217,12 +223,12 @@ class Hosted:
         if task.definition.stateful:
             counters["resident" if is_same and not has_read else "restored"] += 1
 
-    def _knows_old_targets(self, kept: Kept) -> bool:
+    def _knows_old_targets(self, kept: KeptTask) -> bool:
         """Direct emitters cache task numbers in `initialize`; a new plan invalidates them."""
         return (kept.version != self.work.assignment.version
                 and any(stream.direct for stream in kept.task.definition.outputs))
 
-    def _is_only_behind(self, kept: Kept) -> bool:
+    def _is_only_behind(self, kept: KeptTask) -> bool:
         """The task was valid at the end of an earlier batch, and later ones ran elsewhere. Its component need not be recreated
         if all that it keeps is in key groups, or is a position."""
         definition = kept.task.definition
@@ -238,15 +244,15 @@ class Hosted:
         task.started = True
         return task
 
-    def _build(self, kept: Kept, anew: bool) -> None:
+    def _build(self, kept: KeptTask, empty_state: bool) -> None:
         task = kept.task
         if task.component is not None:
             self._close(task)
-        task.component = task.life.make(anew)
+        task.component = task.life.make(empty_state)
         task.initialize()
         task.on_start()
 
-    def _lacks_state(self, kept: Kept) -> bool:
+    def _lacks_state(self, kept: KeptTask) -> bool:
         """The task owned no key group when its state was opened, and does now."""
         snapshots = kept.task.snapshots
         return snapshots.state is None and kept.task.definition.stateful and bool(snapshots.owned_groups())
@@ -257,7 +263,7 @@ class Hosted:
 
     # -- at the end of a batch -----------------------------------------------------------------------------------------
 
-    def _snapshot(self, kept: Kept) -> TaskRecord:
+    def _snapshot(self, kept: KeptTask) -> TaskRecord:
         task, work = kept.task, self.work
         if task.definition.dataframe:
             return TaskRecord(*task.name)
@@ -278,16 +284,6 @@ class Hosted:
                   if number == task.number}
         return TaskReport(task.number, task.meters.report(), traffic, groups, record)
 
-    def _partition_report(self, head: TaskId, reports: list[TaskReport], counters: Counter[str],
-                          seconds: float) -> PartitionReport:
-        worker = self.worker
-        counters += worker.counters
-        counters += self.checkpoints.counters
-        self.checkpoints.counters.clear()
-        return PartitionReport(worker.slot, self.run.places[head].slot, os.getpid(), reports, worker.errors.take(),
-                               dict(counters), time.process_time(), psutil.Process().memory_info().rss / 2**20, seconds,
-                               0, 0, 0, {}, self.holding.address(worker.slot) if self.holding is not None else None)
-
     # -- sinks ---------------------------------------------------------------------------------------------------------
 
     def commit(self, name: TaskId) -> None:
@@ -299,7 +295,7 @@ class Hosted:
             return
         task = self._new_task(name)
         self.kept.pop(task.number, None)
-        task.component = task.life.make(anew=True)
+        task.component = task.life.make(empty_state=True)
         task.initialize()
         task.component.recover(wave, epoch)
         self._close(task)
@@ -311,22 +307,22 @@ class Hosted:
         self.checkpoints.close()
 
 
-_hosted: dict[str, Hosted] = {}  # by run
-_holdings: dict[str, Holding] = {}  # by cluster
+_hosted: dict[str, TopologyHost] = {}  # by run
+_holdings: dict[str, FragmentHolder] = {}  # by cluster
 
 
-def _holding(setup: WorkerSetup) -> Holding:
+def _holding(setup: WorkerSetup) -> FragmentHolder:
     if setup.cluster not in _holdings:
-        _holdings[setup.cluster] = Holding(setup)
+        _holdings[setup.cluster] = FragmentHolder(setup)
     return _holdings[setup.cluster]
 
 
-def host(work: BatchWork, slot: int) -> Hosted:
+def host(work: BatchWork, slot: int) -> TopologyHost:
     """The topology in this process; runs that have ended are closed when another begins."""
     hosted = _hosted.get(work.run)
     if hosted is None:
         _set_up(work.setup.path)
-        hosted = _hosted[work.run] = Hosted(work, slot, _holding(work.setup) if work.holds else None)
+        hosted = _hosted[work.run] = TopologyHost(work, slot, _holding(work.setup) if work.holds else None)
         for ended in _hosted.keys() - set(work.alive):
             _hosted.pop(ended).close()
     hosted.worker.slot = slot

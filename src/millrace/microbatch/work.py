@@ -65,7 +65,7 @@ class PartitionReport(msgspec.Struct, array_like=True):
     stage: int
     partition: int
     ran: int  # a random number that identifies this run of the partition
-    heard: dict[int, int]  # partition of the previous stage -> the run whose output was used
+    marks: dict[int, int]  # partition of the previous stage -> the run whose output was used
     address: WorkerAddress | None = None  # of this process, if it holds fragments of others
 
 
@@ -92,8 +92,8 @@ def one_cut(reports: list[PartitionReport], stages: Stages) -> str:
     if len(ran) != len(reports):
         return "a partition has reported twice"
     for report in reports:
-        before = {partition: ran.get((report.stage - 1, partition)) for partition in report.heard}
-        if report.heard != before or (report.stage and len(before) != sum(stage == report.stage - 1 for stage, _ in ran)):
+        before = {partition: ran.get((report.stage - 1, partition)) for partition in report.marks}
+        if report.marks != before or (report.stage and len(before) != sum(stage == report.stage - 1 for stage, _ in ran)):
             return f"partition {report.partition} of stage {report.stage} has not used what its sources have reported"
     missing = [stage for stage in range(1, stages.count) if sum(at == stage for at, _ in ran) != len(stages.partitions[stage])]
     return f"not every partition of stage {missing[0]} has reported" if missing else ""

@@ -5,36 +5,37 @@ from __future__ import annotations
 import itertools
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 
 from millrace.config import CHECKPOINTS
 from millrace.control.assignment import Place, TopologyAssignment, WorkerAddress
 from millrace.control.backup_placement import backups
-from millrace.control.batches import (
+from millrace.control.batch_steps import (
+    MAY_FAIL,
     Announce,
-    AwaitPlan,
     BatchDone,
-    Batches,
+    BatchStep,
     Collect,
     CommitPoint,
     CommitSinks,
     FindLost,
+    Life,
     ReplaceManifest,
     Rest,
     Rewrite,
     RunAttempt,
-    Step,
-    start_from,
+    WriteRows,
 )
+from millrace.control.batches import Batches, start_from
 from millrace.errors import CheckpointMissing
 from millrace.microbatch import records
+from millrace.microbatch.batch_actions import Attempted, carry_out
 from millrace.microbatch.checkpoints import BatchCheckpoints
-from millrace.microbatch.fragment_holder import Holding
-from millrace.microbatch.host import Hosted, Out
+from millrace.microbatch.fragment_holder import FragmentHolder
+from millrace.microbatch.host import Out, TopologyHost
 from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report, repair_work
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
@@ -43,9 +44,9 @@ from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import Clock
 from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup
-from millrace.state.checkpoint import Manifest
+from millrace.state.checkpoint import Manifest, TaskRecord
 
-Fault = Callable[[int, int], bool]  # (stage, partition) -> whether the attempt breaks off after it
+InjectedFault = Callable[[int, int], bool]  # (stage, partition) -> whether the attempt breaks off after it
 
 
 class AttemptFailed(Exception):
@@ -74,8 +75,8 @@ class LocalBatches:
         self.decider = Batches(graph, start, lambda: next(epochs), keep=KEPT)
         self._store.begin(start.committed)
         self.random = random.Random(seed)
-        self.processes: list[Hosted | None] = [None] * processes
-        self.fault: Fault = lambda stage, partition: False
+        self.processes: list[TopologyHost | None] = [None] * processes
+        self.fault: InjectedFault = lambda stage, partition: False
         self.before_publishing: Callable[[], None] = lambda: None  # may raise
         # Spark may take any process.
         self.choose: Callable[[TaskId], int] = lambda task: self.random.randrange(len(self.processes))
@@ -132,66 +133,69 @@ class LocalBatches:
             step = self._carry_out(step)
         return self._reports
 
-    def _begin(self) -> Step:
+    def _begin(self) -> BatchStep:
         step = self.decider.step
         if isinstance(step, Rest):
             return self.decider.rested()
         wave = self.committed.wave if self.committed is not None else self.decider.base
         return self.decider.offered(self.decider.batch_of(wave + 1)) if isinstance(step, BatchDone) else step
 
-    def _carry_out(self, step: Step) -> Step:
+    def _carry_out(self, step: BatchStep) -> BatchStep:
         try:
-            report = self._do(step)
+            report = carry_out(step, self.decider, self)
         except BaseException as error:  # tests raise one that user code cannot catch
+            if not isinstance(step, MAY_FAIL):
+                raise
             self._error = error
             return self.decider.failed(missing=isinstance(error, CheckpointMissing))
         return report()
 
-    def _do(self, step: Step) -> Callable[[], Step]:
-        """Carry out the step; returns the report of its outcome."""
-        decider = self.decider
-        match step:
-            case AwaitPlan():
-                return partial(decider.planned, self.version)
-            case RunAttempt():
-                return self._attempt(step)
-            case FindLost():
-                return partial(decider.lost, self._store.lost(step.manifest))
-            case Rewrite():
-                work = repair_work(self._ran[step.manifest.wave_epoch], step.manifest, step.records, step.epoch)
-                rewritten = [self._process(work, record.task).rewrite(record, step.lost) for record in work.records]
-                return partial(decider.rewritten, filter(None, rewritten))
-            case CommitPoint():
-                self._store.commit(step.manifest)
-                return decider.stored
-            case ReplaceManifest():
-                self._store.enter(step.manifest)
-                return decider.stored
-            case Announce():
-                self._ran = {epoch: work for epoch, work in self._ran.items() if epoch == step.manifest.wave_epoch}
-                return decider.announced
-            case CommitSinks():
-                self._commit_sinks(step)
-                return decider.sinks_committed
-            case Collect():
-                self.checkpoints.collect() if step.names is None else self.checkpoints.discard(step.names)
-                return decider.collected
-        raise AssertionError(f"{step} is not for this driver")
+    # -- actions -------------------------------------------------------------------------------------------------------
 
-    def _attempt(self, step: RunAttempt) -> Callable[[], Step]:
+    def life(self) -> Life:
+        return Life.RUNNING
+
+    def await_plan(self) -> int:
+        return self.version
+
+    def run_attempt(self, step: RunAttempt) -> Attempted:
         work = msgspec.structs.replace(self.work(step.wave, step.epoch), good=list(step.good), again=step.attempt > 1,
                                        whole=step.whole)
         self._reports = reports = self._run(work)
         self._ran[step.epoch] = work
         self.addresses.update({report.slot: report.address for report in reports if report.address is not None})
-        return partial(self.decider.attempted, self.graph, self.version,
-                       [task.record for report in reports for task in report.tasks], 0.0)
+        return Attempted(self.graph, self.version, [task.record for report in reports for task in report.tasks], 0.0)
 
-    def _commit_sinks(self, step: CommitSinks) -> None:
+    def find_lost(self, step: FindLost) -> Collection[str]:
+        return self._store.lost(step.manifest)
+
+    def rewrite(self, step: Rewrite) -> list[TaskRecord]:
+        work = repair_work(self._ran[step.manifest.wave_epoch], step.manifest, step.records, step.epoch)
+        rewritten = [self._process(work, record.task).rewrite(record, step.lost) for record in work.records]
+        return [record for record in rewritten if record is not None]
+
+    def commit(self, step: CommitPoint) -> None:
+        self._store.commit(step.manifest)
+
+    def replace_manifest(self, step: ReplaceManifest) -> None:
+        self._store.enter(step.manifest)
+
+    def announce(self, step: Announce) -> None:
+        self._ran = {epoch: work for epoch, work in self._ran.items() if epoch == step.manifest.wave_epoch}
+
+    def commit_sinks(self, step: CommitSinks) -> None:
         self.before_publishing()
         work = self.work(self.decider.restore[0], step.epoch, step.graph)
         for task in step.tasks:
             self._process(work, task).commit(task)
+
+    def write_rows(self, step: WriteRows) -> None:
+        raise AssertionError("there is no Spark to write rows")
+
+    def collect(self, step: Collect) -> None:
+        self.checkpoints.collect() if step.names is None else self.checkpoints.discard(step.names)
+
+    # -- work ----------------------------------------------------------------------------------------------------------
 
     def work(self, wave: int, epoch: int, graph: TopologyGraph | None = None) -> BatchWork:
         """The work of a batch by the plan that is in force; `graph`: as it was committed, to publish."""
@@ -232,12 +236,12 @@ class LocalBatches:
                 raise AttemptFailed(f"after {number} records of a partition")
             yield each
 
-    def _process(self, work: BatchWork, task: TaskId) -> Hosted:
+    def _process(self, work: BatchWork, task: TaskId) -> TopologyHost:
         self.last = number = self.choose(task)
         process = self.processes[number]
         if process is None:
-            holding = Holding(self.setup) if self.holds else None
-            process = self.processes[number] = Hosted(work, number, holding)
+            holding = FragmentHolder(self.setup) if self.holds else None
+            process = self.processes[number] = TopologyHost(work, number, holding)
             process.worker.clock = self.clock or process.worker.clock
         process.set_work(work)
         return process

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from batch_world import FAILS, KEEP, MISSES, OK, World, after, graph_with
 
-from millrace.api.grouping import Grouping
-from millrace.control.batches import (
-    FIRST_PAUSE,
-    GOOD_KNOWN,
-    LACKING,
-    LAST_PAUSE,
-    LISTED,
-    REPAIR_ROUNDS,
+from millrace.control.batch_steps import (
     Announce,
     AwaitPlan,
     BatchDone,
-    Batches,
+    BatchStep,
     Collect,
     CommitPoint,
     CommitSinks,
@@ -32,175 +22,27 @@ from millrace.control.batches import (
     Rest,
     Rewrite,
     RunAttempt,
-    Start,
-    Step,
     StopBatches,
     WriteRows,
+)
+from millrace.control.batches import (
+    FIRST_PAUSE,
+    GOOD_KNOWN,
+    LACKING,
+    LAST_PAUSE,
+    LISTED,
+    REPAIR_ROUNDS,
+    Batches,
+    Start,
     needs_offsets,
     pause_after,
     start_from,
 )
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, TopologyError
-from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph
-from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord, blob_name, manifest_name
+from millrace.model.graph import TaskId
+from millrace.state.checkpoint import Manifest, TaskRecord
 
-KEEP = 2
-OK, FAILS, MISSES = "ok", "fails", "misses"  # outcomes of a step
 OTHER_ENDINGS = [Life.STOPPING, Life.ENDED, Life.GONE]
-
-
-def graph_with(sinks: int = 2) -> TopologyGraph:
-    """numbers[0] → count[0] → sink[0..]; count keeps state, sinks commit."""
-    stream = StreamDef("default", ("n",))
-    numbers = ComponentDef("numbers", "spout", "parts:numbers", 1, {}, (stream,), (), False, "next_tuple")
-    count = ComponentDef("count", "bolt", "parts:count", 1, {}, (stream,), (Input("numbers", "default", Grouping.fields("n")),),
-                         False, "process", stateful=True)
-    sink = ComponentDef("sink", "bolt", "parts:sink", sinks, {}, (stream,), (Input("count", "default", Grouping.SHUFFLE),),
-                        False, "process", commits=True)
-    return TopologyGraph("words", (numbers, count, sink) if sinks else (numbers, count), {})
-
-
-class World:
-    """Carries out steps on a store that is two sets of names. `outcomes` says how each step that can fail ends; when it is
-    exhausted all succeed. The rules that must always hold are checked at each step."""
-
-    def __init__(self, writes_rows: bool = False, graph: TopologyGraph | None = None) -> None:
-        self.graph, self.writes_rows = graph or graph_with(), writes_rows
-        self.blobs: set[str] = set()
-        self.manifests: dict[str, Manifest] = {}
-        self.published: list[int] = []  # waves, as sinks made them visible
-        self.written: list[int] = []  # waves whose rows the driver wrote
-        self.committed: list[int] = []
-        self.announced: list[Manifest] = []
-        self.steps: list[Step] = []
-        self.version = 1
-        self.keeps_state = True  # processes still have what the last attempt left
-        self.answers_rewrites = True
-        self.outcomes: Iterator[str] = iter(())
-        self.epochs = itertools.count(1)
-        self.decider = self._started(None)
-
-    def _started(self, checkpoint: Manifest | None) -> Batches:
-        start = start_from(checkpoint, next(self.epochs))
-        if start.committed is not None:
-            self._enter(start.committed)
-        return Batches(self.graph, start, lambda: next(self.epochs), keep=KEEP, writes_rows=self.writes_rows)
-
-    def newest(self) -> Manifest | None:
-        return self.manifests[max(self.manifests)] if self.manifests else None
-
-    def resume(self) -> None:
-        """The driver died, and its processes with it."""
-        self.keeps_state = False
-        self.decider = self._started(self.newest())
-
-    def offer(self, batch: int | None = None, life: Life = Life.RUNNING) -> Step:
-        """Offer the next batch and carry out its steps up to the end. `life`: as of the first step that fails."""
-        decider = self.decider
-        if batch is None:
-            batch = decider.batch_of((decider.committed.wave if decider.committed is not None else decider.base) + 1)
-        step = decider.offered(batch)
-        for _ in range(1000):
-            self._check(step)
-            self.steps.append(step)
-            if isinstance(step, BatchDone | StopBatches):
-                return step
-            step = self._carry_out(step, life)
-        raise AssertionError("the batch does not end")
-
-    def _check(self, step: Step) -> None:
-        newest = self.newest()
-        match step:
-            case CommitSinks() | WriteRows():
-                assert newest is not None and newest.wave == self.decider.restore[0], "published before its manifest"
-            case Collect() if step.names is not None:
-                assert newest is not None and not set(step.names) & newest.blobs(), "a needed blob is collected"
-                assert max(self.manifests) not in step.names, "the committed manifest is collected"
-        if isinstance(step, RunAttempt | CommitSinks | Rewrite):
-            earlier = [old.epoch for old in self.steps if isinstance(old, RunAttempt | CommitSinks | Rewrite)]
-            assert step.epoch > max(earlier, default=0), "epochs do not rise"
-
-    def _carry_out(self, step: Step, life: Life) -> Step:
-        decider = self.decider
-        if isinstance(step, Rest):
-            assert 0 < step.seconds <= LAST_PAUSE
-            return decider.rested()
-        outcome = next(self.outcomes, OK) if not isinstance(step, AwaitPlan | Announce | Collect) else OK
-        if outcome != OK:
-            return decider.failed(outcome == MISSES, life)
-        match step:
-            case AwaitPlan():
-                return decider.planned(self.version)
-            case RunAttempt():
-                self.keeps_state = True
-                return decider.attempted(self.graph, self.version, [self._record(step)], 0.0)
-            case CommitPoint():
-                if step.manifest.blobs() - self.blobs:
-                    return decider.failed(missing=True, life=life)
-                self._enter(step.manifest)
-                self.committed.append(step.manifest.wave)
-                return decider.stored()
-            case ReplaceManifest():
-                self._enter(step.manifest)
-                return decider.stored()
-            case Announce():
-                self.announced.append(step.manifest)
-                return decider.announced()
-            case FindLost():
-                return decider.lost(step.manifest.blobs() - self.blobs)
-            case Rewrite():
-                return decider.rewritten([self._rewritten(step)] if self.keeps_state and self.answers_rewrites else [])
-            case CommitSinks():
-                self.published.append(decider.restore[0])
-                return decider.sinks_committed()
-            case WriteRows():
-                self.written.append(step.manifest.wave)
-                return decider.rows_written()
-            case Collect():
-                self._collect(step)
-                return decider.collected()
-        raise AssertionError(step)
-
-    def _enter(self, manifest: Manifest) -> None:
-        self.manifests[manifest_name("words", manifest.epoch, manifest.wave)] = manifest
-
-    def _piece(self, epoch: int, wave: int, whole: bool) -> PieceRef:
-        blob = blob_name("words", "count", 0, epoch, wave)
-        self.blobs.add(blob)
-        return PieceRef(blob, 0, 1, 0, whole)
-
-    def _record(self, step: RunAttempt) -> TaskRecord:
-        """Every third wave is whole, as is the first; the others are deltas upon it."""
-        done = self.decider.committed
-        before = done.chains("count").get(0, []) if done is not None else []
-        whole = step.whole or not before or step.wave % 3 == 0
-        piece = self._piece(step.epoch, step.wave, whole)
-        return TaskRecord("count", 0, {0: [piece] if whole else [*before, piece]})
-
-    def _rewritten(self, step: Rewrite) -> TaskRecord:
-        [record] = step.records
-        return msgspec.structs.replace(record, chains={0: [self._piece(step.epoch, step.manifest.wave, True)]})
-
-    def _collect(self, step: Collect) -> None:
-        if step.names is None:
-            kept = sorted(self.manifests)[-KEEP:]
-            self.manifests = {name: self.manifests[name] for name in kept}
-            self.blobs &= set().union(*(manifest.blobs() for manifest in self.manifests.values()))
-        for name in step.names or ():
-            self.manifests.pop(name, None)
-            self.blobs.discard(name)
-
-    def kinds(self) -> list[type]:
-        return [type(step) for step in self.steps]
-
-
-def after(batches: int, **more: Any) -> World:
-    """A world in which so many batches are done; what was recorded of them is cleared."""
-    world = World(**more)
-    for _ in range(batches):
-        assert world.offer() == BatchDone(ran=True)
-    world.steps.clear()
-    return world
 
 
 # ---- one batch ----
@@ -225,7 +67,7 @@ def test_all_tasks_of_all_sinks_publish_as_they_were_committed() -> None:
     assert sinks.tasks == (TaskId("sink", 0), TaskId("sink", 1))
 
 
-def _steps_of_one_batch(world: World) -> list[Step]:
+def _steps_of_one_batch(world: World) -> list[BatchStep]:
     world.steps.clear()
     world.offer()
     return world.steps
@@ -246,7 +88,7 @@ def test_a_batch_that_does_not_follow_the_store_is_refused(batch: int) -> None:
 def test_a_report_of_another_step_than_the_one_under_way_is_refused() -> None:
     decider = World().decider
     for report in [decider.stored, decider.rested, decider.collected, decider.failed, lambda: decider.planned(1)]:
-        with pytest.raises(RuntimeError, match="the step under way is Done"):
+        with pytest.raises(RuntimeError, match="the step under way is BatchDone"):
             report()
     decider.offered(0)
     with pytest.raises(RuntimeError, match="the step under way is AwaitPlan"):
@@ -290,9 +132,30 @@ def test_the_next_attempt_waits_for_a_plan_again() -> None:
 
 
 def test_pauses_double_up_to_a_limit_however_many_failures() -> None:
-    pauses = [pause_after(failures) for failures in range(5000)]
+    pauses = [pause_after(failures) for failures in range(1, 5000)]
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and pauses == sorted(pauses)
     assert pauses[20] == pauses[-1] == LAST_PAUSE
+
+
+def test_waits_for_a_plan_that_fail_are_backed_off_and_are_not_attempts() -> None:
+    world = after(1)
+    world.plans, world.outcomes = iter([FAILS, FAILS, OK, FAILS]), iter([FAILS])
+    assert world.offer() == BatchDone(ran=True)
+    rests = [(step.seconds, step.failed) for step in world.steps if isinstance(step, Rest)]
+    assert rests == [(FIRST_PAUSE, "no plan"), (2 * FIRST_PAUSE, "no plan"),
+                     (4 * FIRST_PAUSE, "attempt 1 at the batch failed"), (8 * FIRST_PAUSE, "no plan")]
+    assert world.decider.attempts == 2
+    world.steps.clear()
+    world.plans = iter([FAILS])
+    world.offer()
+    assert next(step for step in world.steps if isinstance(step, Rest)).seconds == FIRST_PAUSE, "the next batch begins afresh"
+
+
+@pytest.mark.parametrize("life", OTHER_ENDINGS)
+def test_an_ending_topology_does_not_wait_for_a_plan_again(life: Life) -> None:
+    world = World()
+    world.plans = iter([FAILS])
+    assert world.offer(life=life) == StopBatches()
 
 
 @pytest.mark.parametrize("life", OTHER_ENDINGS)
@@ -402,6 +265,43 @@ def test_a_new_plan_is_checked_for_lost_blobs_once() -> None:
     world.offer()
     assert sum(isinstance(step, FindLost) for step in world.steps) == 1
     assert not any(isinstance(step, Rewrite | ReplaceManifest) for step in world.steps)
+
+
+@pytest.mark.parametrize("life", OTHER_ENDINGS)
+@pytest.mark.parametrize("kind", [FindLost, Rewrite, ReplaceManifest])
+def test_a_repair_before_a_new_plan_is_not_retried_when_the_topology_is_ending(kind: type, life: Life) -> None:
+    world = repairing()
+    world.outcomes = iter([OK] * [FindLost, Rewrite, ReplaceManifest].index(kind) + [FAILS])
+    assert world.offer(life=life) == StopBatches() and world.kinds()[-2:] == [kind, StopBatches]
+
+
+def repairing() -> World:
+    """The next batch begins with a repair."""
+    world = after(1)
+    world.blobs.clear()
+    world.version = 2
+    return world
+
+
+@pytest.mark.parametrize(("life", "at", "last"), [
+    (Life.STOPPING, FindLost, FindLost), (Life.ENDED, FindLost, FindLost), (Life.GONE, FindLost, FindLost),
+    (Life.STOPPING, Rewrite, Announce), (Life.ENDED, Rewrite, Rewrite), (Life.GONE, Rewrite, Rewrite),
+    (Life.STOPPING, Announce, Announce), (Life.ENDED, Announce, Announce), (Life.GONE, Announce, Announce)])
+def test_no_attempt_follows_a_repair_when_the_topology_is_ending(life: Life, at: type, last: type) -> None:
+    """Rewritten state is entered in the manifest if there is time: otherwise it is lost."""
+    world = repairing()
+    order = [AwaitPlan, FindLost, Rewrite, ReplaceManifest, Announce]
+    assert world.offer(life=life, ends_at=order.index(at)) == StopBatches()
+    assert world.kinds() == [*order[:order.index(last) + 1], StopBatches] and world.committed == [1]
+
+
+@pytest.mark.parametrize("kind", [FindLost, Rewrite])
+def test_a_repair_for_the_commit_is_retried_while_the_topology_is_being_killed(kind: type) -> None:
+    world = after(1)
+    world.blobs.clear()
+    world.outcomes = iter([OK, OK, FAILS] if kind is FindLost else [OK, OK, OK, FAILS])
+    assert world.offer(life=Life.STOPPING) == BatchDone(ran=True) and world.kinds().count(kind) == 2
+    assert next(step for step in world.steps if isinstance(step, Rest)).patient
 
 
 # ---- after the commit point ----
@@ -523,51 +423,3 @@ def test_a_checkpoint_of_the_resident_engine_is_resumed_from_its_wave() -> None:
                          [(12, "3-9", True), (9, "3-9", False), (12, "", False), (12, "4", False)])
 def test_spark_s_offsets_are_needed_once_it_has_read(wave: int, offsets: str, needed: bool) -> None:
     assert needs_offsets(manifest(wave, offsets)) == needed
-
-
-# ---- any sequence of failures ----
-
-
-events = st.one_of(
-    st.tuples(st.just("batch"), st.lists(st.sampled_from([OK, OK, OK, FAILS, MISSES]), max_size=8), st.sampled_from(Life)),
-    st.tuples(st.sampled_from(["lose blobs", "new plan", "crash", "offer again"]), st.just([]), st.just(Life.RUNNING)))
-
-
-@given(st.lists(events, max_size=12), st.booleans())
-def test_any_sequence_of_failures_commits_and_publishes_each_wave(history: list[tuple[str, list[str], Life]],
-                                                                  writes_rows: bool) -> None:
-    """Committed waves rise by one, every committed wave is published in order, nothing needed is deleted, epochs rise (checked
-    at each step), and when nothing fails any longer the batch is done."""
-    world = World(writes_rows)
-    for kind, outcomes, life in history:
-        world.outcomes = iter(outcomes)
-        if kind == "lose blobs" and world.keeps_state:
-            world.blobs.clear()
-        elif kind == "new plan":
-            world.version += 1
-        elif kind == "crash" and not _is_damaged(world):
-            world.resume()
-        elif kind == "batch":
-            try:
-                ended = world.offer(life=life)
-            except CheckpointMissing:
-                assert _is_damaged(world), "state is given up that the store has"
-                return
-            if isinstance(ended, StopBatches):
-                if _is_damaged(world):
-                    return  # what the store has lost dies with the processes
-                world.resume()
-        elif kind == "offer again" and world.committed:
-            world.offer(world.decider.batch_of(world.committed[-1]))
-    world.outcomes = iter(())
-    assert world.offer() == BatchDone(ran=True)
-    assert world.committed == list(range(1, len(world.committed) + 1))
-    assert list(dict.fromkeys(world.published)) == world.committed and world.published == sorted(world.published)
-    assert list(dict.fromkeys(world.written)) == (world.committed if writes_rows else [])
-    newest = world.newest()
-    assert newest is not None and newest.blobs() <= world.blobs and newest.wave == world.committed[-1]
-
-
-def _is_damaged(world: World) -> bool:
-    newest = world.newest()
-    return newest is not None and not newest.blobs() <= world.blobs

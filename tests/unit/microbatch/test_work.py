@@ -20,8 +20,8 @@ def stages_with(*counts: int) -> Stages:
                         for stage, count in enumerate(counts)), {})
 
 
-def report(stage: int, partition: int, ran: int, heard: dict[int, int]) -> PartitionReport:
-    return PartitionReport(0, 0, 1, [], [], {}, 0.0, 0.0, 0.0, stage, partition, ran, heard)
+def report(stage: int, partition: int, ran: int, marks: dict[int, int]) -> PartitionReport:
+    return PartitionReport(0, 0, 1, [], [], {}, 0.0, 0.0, 0.0, stage, partition, ran, marks)
 
 
 def number(stage: int, partition: int, run: int = 0) -> int:
@@ -48,9 +48,9 @@ def test_a_rerun_that_only_one_consumer_has_used(counts: tuple[int, ...]) -> Non
     """For every consumer of every partition."""
     reports, stages = good(*counts), stages_with(*counts)
     for at, each in enumerate(reports):
-        for source in each.heard:
+        for source in each.marks:
             changed = list(reports)
-            changed[at] = msgspec.structs.replace(each, heard={**each.heard, source: number(each.stage - 1, source, 1)})
+            changed[at] = msgspec.structs.replace(each, marks={**each.marks, source: number(each.stage - 1, source, 1)})
             assert "has not used what its sources have reported" in one_cut(changed, stages)
 
 
@@ -75,7 +75,7 @@ def test_a_partition_that_has_reported_twice() -> None:
 def test_two_runs_in_one_consumer() -> None:
     """The consumer has heard marks of two runs, and notes neither."""
     reports = good(2, 2)
-    reports[-1] = msgspec.structs.replace(reports[-1], heard={0: -1, 1: number(0, 1)})
+    reports[-1] = msgspec.structs.replace(reports[-1], marks={0: -1, 1: number(0, 1)})
     assert "partition 1 of stage 1" in one_cut(reports, stages_with(2, 2))
 
 
@@ -86,7 +86,7 @@ def test_a_dataframe_in_fewer_parts_than_its_spout_has_tasks() -> None:
 
 def test_a_consumer_that_has_not_heard_of_a_source() -> None:
     reports = good(2, 2)
-    reports[-1] = msgspec.structs.replace(reports[-1], heard={0: number(0, 0)})
+    reports[-1] = msgspec.structs.replace(reports[-1], marks={0: number(0, 0)})
     assert "partition 1 of stage 1" in one_cut(reports, stages_with(2, 2))
 
 

@@ -52,7 +52,7 @@ class ComponentLife:
 
     def _build_component(self) -> None:
         task = self._task
-        task.component = self.make(anew=True)
+        task.component = self.make(empty_state=True)
         task.initialize()
         for name in task.snapshots.replaced():
             text = (f"initialize of {task.name} replaces self.{name}, which is keyed state: the new object is not saved and is "
@@ -113,8 +113,8 @@ class ComponentLife:
 
     # -- instances ---------------------------------------------------------------------------------------------------
 
-    def make(self, anew: bool) -> Component:
-        """Create an instance attached to the task. `anew`: with empty state, not that of the previous instance."""
+    def make(self, empty_state: bool) -> Component:
+        """Create an instance attached to the task. `empty_state`: it does not take over the previous one's state."""
         task = self._task
         topology, definition = task.topology, task.definition
         component: Component = resolve(definition.code)()
@@ -128,7 +128,7 @@ class ComponentLife:
         component.exactly_once, component.epoch = topology.graph.exactly_once, topology.epoch
         component._commits = task.commits
         component._handle = task
-        task.snapshots.attach(component, anew)
+        task.snapshots.attach(component, empty_state)
         self._attach_emit(component)
         return component
 
@@ -138,7 +138,7 @@ class ComponentLife:
         if not old.exit_on_exception:
             return
         try:
-            task.component = self.make(anew=False)
+            task.component = self.make(empty_state=False)
             task.initialize()
         except USER_ERRORS as error:
             task.report_error(error, None)

@@ -67,9 +67,9 @@ class Snapshots:
 
     # -- keyed state -------------------------------------------------------------------------------------------------
 
-    def attach(self, component: Component, anew: bool) -> None:
-        """Give the component its state; `anew`: an empty one, otherwise the one of the component before it."""
-        if not anew:
+    def attach(self, component: Component, empty_state: bool) -> None:
+        """Give the component its state; `empty_state`: a new one, otherwise that of the component before it."""
+        if not empty_state:
             if self.state is not None:
                 vars(component).update(self.state.states)
             return
@@ -329,6 +329,10 @@ class Snapshots:
             return False
         self._under_way.add((mark.kind, mark.wave))
         return True
+
+    def dropped(self, mark: WaveMark) -> None:
+        """The wave was abandoned before it was carried out; no answer follows."""
+        self._under_way.discard((mark.kind, mark.wave))
 
     def answers_again(self, mark: WaveMark) -> bool:
         """Send the answer again if this was done before and the master has not heard of it."""

@@ -46,7 +46,9 @@ class TaskWaves:
 
     def abandon(self, wave: int) -> None:
         """Drop a wave that will not be committed. The next wave includes what it had prepared."""
-        self.pending = deque(mark for mark in self.pending if mark.wave != wave)
+        for mark in [mark for mark in self.pending if mark.wave == wave]:
+            self.pending.remove(mark)
+            self._task.snapshots.dropped(mark)
 
     def run_next(self) -> bool:
         """Carry out the next request, if any; return whether there was one. Call it between two chunks."""

@@ -1,4 +1,4 @@
-"""Shows people what a slow batch is doing."""
+"""Reports slow batches to the master."""
 
 from __future__ import annotations
 

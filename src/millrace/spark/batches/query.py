@@ -10,8 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,12 +21,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES, CHECKPOINTS
 from millrace.control.assignment import TopologyAssignment
 from millrace.control.backup_placement import backup_shape, backups
-from millrace.control.batches import (
+from millrace.control.batch_steps import (
+    MAY_FAIL,
     RETRIED,
     Announce,
     AwaitPlan,
     BatchDone,
-    Batches,
+    BatchStep,
     Collect,
     CommitPoint,
     CommitSinks,
@@ -37,16 +37,16 @@ from millrace.control.batches import (
     Rest,
     Rewrite,
     RunAttempt,
-    Start,
-    Step,
     StopBatches,
     WriteRows,
 )
+from millrace.control.batches import Batches, Start
 from millrace.control.events import Say
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, STOPPING, WAITING
 from millrace.errors import CheckpointMissing, MillraceError, NotTheAuthor, TopologyError
 from millrace.master.batch_log import REST, RUN_TASKS
+from millrace.microbatch.batch_actions import Attempted, carry_out
 from millrace.microbatch.checkpoints import BatchCheckpoints
 from millrace.microbatch.work import BatchWork, PartitionReport, repair_work
 from millrace.microbatch.worker import BatchFailed
@@ -59,7 +59,7 @@ from millrace.spark.batches.source import rows_of, stream_of
 from millrace.spark.batches.tasks import run_commit, run_rewrite
 from millrace.spark.dataframes.writer import SinkWriter, WriteFailed, write_dataframes
 from millrace.spark.session.errors import GONE, SPARK_ERRORS, first_words, is_gone
-from millrace.state.checkpoint import Manifest, TaskRecord
+from millrace.state.checkpoint import TaskRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -96,6 +96,8 @@ class BatchQuery:
         self._long = LongBatch(graph.name, engine.master, self._jobs, engine.free_cores)
         self._began = 0.0, 0.0  # the first attempt at the batch: unix time, and by the clock of `time.monotonic`
         self._ran: dict[int, tuple[Attempt, list[PartitionReport]]] = {}  # by epoch: attempts that are, or may be, committed
+        self._dataframe: Any = None  # the batch that Spark has offered
+        self._is_cached = False
         self._error = ""  # of the step that failed last
         self._noted = ""  # the last error of a sink's function that the master was told
         self._unwritten = ""  # what is left to the resumption because the topology is being killed
@@ -181,7 +183,7 @@ class BatchQuery:
         topology = self._topology()
         return topology.status if topology is not None else None
 
-    def _life(self) -> Life:
+    def life(self) -> Life:
         status = self._status()
         if status is None:
             return Life.GONE
@@ -197,28 +199,38 @@ class BatchQuery:
     def on_batch(self, dataframe: DataFrame, number: int) -> None:
         """Called by Spark for every batch, and again for one that it does not know to be done."""
         with self._busy:
+            self._dataframe = dataframe
             try:
-                is_empty = self._run_batch(dataframe, number)
+                is_empty = self._run_batch(number)
             finally:
-                if len(self._sources) > 1:
-                    dataframe.unpersist()
+                self._free_rows()
+                self._dataframe = None
         if is_empty:
             self._ended.wait(IDLE_SECONDS)
 
-    def _run_batch(self, dataframe: DataFrame, number: int) -> bool:
+    def _free_rows(self) -> None:
+        """Free the memory that the rows of the batch take."""
+        if self._is_cached:
+            self._is_cached = False
+            try:
+                self._dataframe.unpersist()
+            except SPARK_ERRORS as error:
+                log.warning("the rows of a batch of %s stay cached: %s", self.name, first_words(error))
+
+    def _run_batch(self, number: int) -> bool:
         """Returns whether the batch has run and brought no tuples."""
         batches = self._batches
         step = batches.offered(number)
         if batches.committed is not None and isinstance(step, CommitSinks | WriteRows):  # of an earlier run
             self._long.is_committed(batches.batch_of(batches.committed.wave))
         while not isinstance(step, BatchDone):
-            step = self._carry_out(step, dataframe)
+            step = self._carry_out(step)
         if not step.ran:
             return False
         attempt, reports = self._ran[batches.restore[1]]
         return self._reports.take(number, attempt, reports, batches.attempts, self._began).tuples_in == 0
 
-    def _carry_out(self, step: Step, dataframe: DataFrame) -> Step:
+    def _carry_out(self, step: BatchStep) -> BatchStep:
         if isinstance(step, StopBatches):
             self._unwritten = step.unwritten
             raise Stopped(f"{self.name!r} is being killed")
@@ -228,7 +240,7 @@ class BatchQuery:
         if isinstance(step, RETRIED):
             self._long.doing = step.doing
         try:
-            report = self._do(step, dataframe)
+            report = carry_out(step, self._batches, self)
         except NotTheAuthor:
             raise
         except _failures_of(step) as error:
@@ -238,7 +250,7 @@ class BatchQuery:
             return report()
         return self._failed(step, failure)
 
-    def _failed(self, step: Step, error: Exception) -> Step:
+    def _failed(self, step: BatchStep, error: Exception) -> BatchStep:
         """Called outside of the handler: Spark chokes on an exception whose causes have long texts."""
         self._error = str(error) if isinstance(error, WriteFailed) else first_words(error)
         self._long.failed(self._error)
@@ -247,64 +259,28 @@ class BatchQuery:
             self._master.call(lambda: self._master.batching.note_error(self.name, error.component, str(error), error.stack))
         missing = isinstance(error, CheckpointMissing) or (isinstance(step, RunAttempt)
                                                            and CheckpointMissing.__name__ in self._error)
-        return self._batches.failed(missing, Life.ENDED if is_gone(self._engine.spark) else self._life())
+        return self._batches.failed(missing, Life.ENDED if is_gone(self._engine.spark) else self.life())
 
     def _rest(self, step: Rest) -> None:
         """Pause, but not while someone waits for the end."""
         if isinstance(step.step, AwaitPlan):
             self._long.doing = REST
-            self._say(f"attempt {self._batches.attempts} at the batch failed; retrying in {step.seconds:g} s: {self._error}",
-                      "warning")
-        elif isinstance(step.step, RETRIED):
-            self._say(f"cannot {step.step.doing}; retrying in {step.seconds:g} s: {self._error}", "warning")
+        self._say(f"{step.failed}; retrying in {step.seconds:g} s: {self._error}", "warning")
         until = time.monotonic() + step.seconds
         while (left := until - time.monotonic()) > 0:
-            life = self._life()
+            life = self.life()
             if life in (Life.ENDED, Life.GONE) or (life is Life.STOPPING and not step.patient):
                 return
             self._ended.wait(min(left, LOOK_SECONDS))
 
-    def _do(self, step: Step, dataframe: DataFrame) -> Callable[[], Step]:
-        """Carry out the step; returns the report of its outcome."""
-        batches = self._batches
-        match step:
-            case AwaitPlan():
-                return self._await_plan()
-            case RunAttempt():
-                return self._attempt(step, dataframe)
-            case FindLost():
-                return partial(batches.lost, self._store.lost(step.manifest))
-            case Rewrite():
-                return partial(batches.rewritten, self._rewrite(step))
-            case CommitPoint():
-                self._store.commit(step.manifest)
-                return batches.stored
-            case ReplaceManifest():
-                self._store.enter(step.manifest)
-                return batches.stored
-            case Announce():
-                self._announce(step.manifest)
-                return batches.announced
-            case CommitSinks():
-                return self._commit_sinks(step)
-            case WriteRows():
-                write_dataframes(self._engine.spark, self._writers, step.manifest,
-                                 str(CHECKPOINTS.of(self._master.settings)), step.manifest.wave - 1)
-                self._noted = ""
-                return batches.rows_written
-            case Collect():
-                self._collect(step)
-                return batches.collected
-        raise AssertionError(f"{step} is not carried out")
-
     # -- attempts ----------------------------------------------------------------------------------------------------
 
-    def _await_plan(self) -> Callable[[], Step]:
+    def await_plan(self) -> int:
         while True:
             self._engine.executors.look()
-            topology, life = self._topology(), self._life()
-            if topology is None or life is not Life.RUNNING:
-                return partial(self._batches.planned, 0, life)
+            topology = self._topology()
+            if topology is None or self.life() is not Life.RUNNING:
+                return 0
             if topology.status not in (PAUSED, WAITING):
                 break
             self._long.over()
@@ -313,14 +289,15 @@ class BatchQuery:
         if not self._batches.attempts:  # nothing of the batch ran while the topology was paused, which may be hours
             self._began = time.time(), time.monotonic()
         self._long.begins(self._batches.batch, self._batches.attempts + 1)
-        return partial(self._batches.planned, topology.version)
+        return topology.version
 
-    def _attempt(self, step: RunAttempt, dataframe: DataFrame) -> Callable[[], Step]:
-        topology = self._topology()
+    def run_attempt(self, step: RunAttempt) -> Attempted:
+        topology, dataframe = self._topology(), self._dataframe
         if topology is None:
-            return partial(self._batches.failed, life=Life.GONE)
-        if len(self._sources) > 1 and step.attempt == 1:
+            raise BatchFailed(f"there is no topology {self.name!r} any longer")
+        if len(self._sources) > 1 and not self._is_cached:
             dataframe.persist()  # each spout selects its own rows
+            self._is_cached = True
         schemas = {name: schema_of(rows_of(dataframe, self._sources, name)) for name in self._sources}
         assignment = self._master.call(lambda: self._assignment(topology, step.epoch, topology.graph))
         records = self._batches.committed.records if self._batches.committed is not None else []
@@ -329,8 +306,8 @@ class BatchQuery:
         attempt = Attempt(work, work.stages(), assignment.graph, {task: place.slot for task, place in assignment.places})
         reports = self._jobs.run(attempt, dataframe)
         self._ran[step.epoch] = attempt, reports
-        return partial(self._batches.attempted, assignment.graph, assignment.version,
-                       [task.record for report in reports for task in report.tasks], time.time(), self._life())
+        return Attempted(assignment.graph, assignment.version, [task.record for report in reports for task in report.tasks],
+                         time.time())
 
     def _work(self, assignment: TopologyAssignment, wave: int, records: list[TaskRecord],
               schemas: dict[str, bytes]) -> BatchWork:
@@ -347,7 +324,18 @@ class BatchQuery:
         return TopologyAssignment(topology.number, graph, topology.version, True, sorted(topology.places.items()),
                                   dict(topology.key_groups), [], 0, epoch, self._batches.restore, blocks, holders)
 
-    def _rewrite(self, step: Rewrite) -> list[TaskRecord]:
+    # -- commit and repair -------------------------------------------------------------------------------------------
+
+    def commit(self, step: CommitPoint) -> None:
+        self._store.commit(step.manifest)
+
+    def replace_manifest(self, step: ReplaceManifest) -> None:
+        self._store.enter(step.manifest)
+
+    def find_lost(self, step: FindLost) -> Collection[str]:
+        return self._store.lost(step.manifest)
+
+    def rewrite(self, step: Rewrite) -> list[TaskRecord]:
         attempt, _ = self._ran[step.manifest.wave_epoch]
         work = repair_work(attempt.work, step.manifest, step.records, step.epoch)
         answers = self._jobs.run_in_place(attempt.graph, attempt.slots, [record.task for record in step.records], work,
@@ -358,25 +346,31 @@ class BatchQuery:
 
     # -- after the commit point --------------------------------------------------------------------------------------
 
-    def _announce(self, manifest: Manifest) -> None:
+    def announce(self, step: Announce) -> None:
+        manifest = step.manifest
         self._ran = {epoch: ran for epoch, ran in self._ran.items() if epoch == manifest.wave_epoch}
         self._master.committed(self.name, manifest)
         batch = self._batches.batch_of(manifest.wave)
         if batch == self._batches.batch:
             self._long.is_committed(batch)
+            self._free_rows()  # sinks may take minutes to publish
 
-    def _commit_sinks(self, step: CommitSinks) -> Callable[[], Step]:
+    def commit_sinks(self, step: CommitSinks) -> None:
         topology = self._topology()
         if topology is None:
-            return partial(self._batches.failed, life=Life.GONE)
+            raise BatchFailed(f"there is no topology {self.name!r} any longer")
         assignment = self._master.call(lambda: self._assignment(topology, step.epoch, step.graph))
         work = self._work(assignment, self._batches.restore[0], [], {})
         slots = {task: place.slot for task, place in assignment.places}
         tasks = list(step.tasks)
         self._jobs.run_in_place(step.graph, slots, tasks, work, run_commit, tasks)
-        return self._batches.sinks_committed
 
-    def _collect(self, step: Collect) -> None:
+    def write_rows(self, step: WriteRows) -> None:
+        write_dataframes(self._engine.spark, self._writers, step.manifest, str(CHECKPOINTS.of(self._master.settings)),
+                         step.manifest.wave - 1)
+        self._noted = ""
+
+    def collect(self, step: Collect) -> None:
         self._long.over()
         if step.names is None:
             self._master.checkpointing.collect(self.name, step.epoch)
@@ -393,12 +387,12 @@ class BatchQuery:
             log.warning("Spark's offsets of earlier runs of %s are not deleted: %s", self.name, first_words(error))
 
 
-def _failures_of(step: Step) -> tuple[type[Exception], ...]:
+def _failures_of(step: BatchStep) -> tuple[type[Exception], ...]:
     """Exceptions that make the step fail; any other ends the query. A store, Spark, or a function of the user's may raise
     anything."""
     if isinstance(step, AwaitPlan | RunAttempt):
         return ATTEMPT_ERRORS
-    return (Exception,) if isinstance(step, RETRIED) else ()
+    return (Exception,) if isinstance(step, MAY_FAIL) else ()
 
 
 def schema_of(dataframe: DataFrame) -> bytes:

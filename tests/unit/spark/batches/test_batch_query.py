@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 
 from millrace.control.assignment import Place
 from millrace.control.batches import LACKING, REPAIR_ROUNDS, start_from
@@ -24,6 +25,7 @@ from millrace.runtime.checkpoints.directory import DirectoryStore
 from millrace.runtime.meters import Meters
 from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup
+from millrace.spark.batches import query
 from millrace.spark.batches.jobs import Attempt
 from millrace.spark.batches.query import BatchQuery, Stopped
 from millrace.spark.batches.tasks import run_commit, run_rewrite
@@ -115,10 +117,10 @@ class Fixture:
         self.master, self.jobs = FakeMaster(), FakeJobs(self.store)
         numbers = itertools.count(epochs)
         context = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
-        executors = SimpleNamespace(look=lambda: None, by_id=lambda: {"0": 0}, several=False,
-                                    totals=lambda: SparkTotals(0.0, 0))
+        self.executors = SimpleNamespace(look=lambda: None, by_id=lambda: {"0": 0}, several=False,
+                                         totals=lambda: SparkTotals(0.0, 0))
         engine: Any = SimpleNamespace(
-            master=self.master, executors=executors, next_epoch=lambda: next(numbers), runs=lambda: ["run"], spark=context,
+            master=self.master, executors=self.executors, next_epoch=lambda: next(numbers), runs=lambda: ["run"], spark=context,
             setup=WorkerSetup("cluster", "", Keys(b"", b"")), free_cores=None, lost="",
             placement=SimpleNamespace(delete_beside=lambda place, names: None), number=0)
         checkpoints = Checkpoints(self.store, "words")
@@ -167,7 +169,70 @@ def test_batch_query_publishes_again_until_the_sinks_have_committed(words: Fixtu
     words.jobs.errors = [None, LookupError("the table is locked")]
     words.offer(0)
     assert len(words.jobs.attempts) == 1 and [wave for wave, _ in words.jobs.published] == [1]
-    assert "cannot commit what the sinks have prepared; retrying in 0.2 s: the table is locked" in words.texts()
+    assert "cannot commit what the sinks have prepared; retrying in 0.1 s: the table is locked" in words.texts()
+
+
+def test_batch_query_says_that_there_is_no_plan_when_the_wait_for_it_fails(words: Fixture) -> None:
+    errors = [OSError("no executors known"), OSError("nor now")]
+
+    def look() -> None:
+        if errors:
+            raise errors.pop(0)
+
+    words.executors.look = look
+    words.offer(0)
+    assert words.texts().splitlines() == ["no plan; retrying in 0.1 s: no executors known",
+                                          "no plan; retrying in 0.2 s: nor now"]
+    assert words.master.batches[-1].attempts == 1 and words.master.committed_waves == [1]
+
+
+class CachedRows:
+    """A DataFrame that notes whether it is cached, and fails to be freed if told so."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.error: Exception | None = None
+
+    def persist(self) -> None:
+        self.calls.append("persist")
+
+    def unpersist(self) -> None:
+        self.calls.append("unpersist")
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def rows(words: Fixture, monkeypatch: pytest.MonkeyPatch) -> CachedRows:
+    """The batch of a topology with several sources."""
+    sources: Any = {"left": None, "right": None}
+    words.query._sources = sources
+    monkeypatch.setattr(query, "schema_of", lambda dataframe: b"")
+    monkeypatch.setattr(query, "rows_of", lambda *which: None)
+    return CachedRows()
+
+
+def test_rows_are_freed_once_they_are_committed_and_before_sinks_publish(words: Fixture, rows: CachedRows) -> None:
+    words.jobs.errors = [BatchFailed("a task died")]
+    words.jobs.before = lambda: rows.calls.append("job")
+    dataframe: Any = rows
+    words.query.on_batch(dataframe, 0)
+    assert rows.calls == ["persist", "job", "job", "unpersist", "job"]
+
+
+def test_rows_are_freed_when_the_batch_is_not_committed(words: Fixture, rows: CachedRows) -> None:
+    words.jobs.errors = [ZeroDivisionError("a bug")]
+    dataframe: Any = rows
+    with pytest.raises(ZeroDivisionError):
+        words.query.on_batch(dataframe, 0)
+    assert rows.calls == ["persist", "unpersist"]
+
+
+def test_a_committed_batch_is_published_though_its_rows_cannot_be_freed(words: Fixture, rows: CachedRows) -> None:
+    rows.error = Py4JError("the JVM does not answer")
+    dataframe: Any = rows
+    words.query.on_batch(dataframe, 0)
+    assert rows.calls == ["persist", "unpersist"] and [wave for wave, _ in words.jobs.published] == [1]
 
 
 def test_an_error_that_is_not_about_the_attempt_ends_the_query(words: Fixture) -> None:
