@@ -246,7 +246,7 @@ def test_a_batch_that_does_not_follow_the_store_is_refused(batch: int) -> None:
 def test_a_report_of_another_step_than_the_one_under_way_is_refused() -> None:
     decider = World().decider
     for report in [decider.stored, decider.rested, decider.collected, decider.failed, lambda: decider.planned(1)]:
-        with pytest.raises(RuntimeError, match="the step under way is Done"):
+        with pytest.raises(RuntimeError, match="the step under way is BatchDone"):
             report()
     decider.offered(0)
     with pytest.raises(RuntimeError, match="the step under way is AwaitPlan"):
