@@ -142,6 +142,20 @@ def test_a_second_run_waits_and_finds_the_server_installed(monkeypatch: pytest.M
     assert not second.is_alive()
 
 
+@pytest.mark.parametrize("forbidden", ["LOCK", "POLICY"])
+def test_a_file_that_cannot_be_written_is_one_line(forbidden: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(install, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(install, "POLICY", tmp_path / "policy")
+    monkeypatch.setattr(install, forbidden, tmp_path / "file" / "below")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(install.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(install, "_apt_get", lambda arguments: pytest.fail("apt-get was called"))
+    install.install_missing([server(present=False)])
+    assert re.fullmatch(r"Nothing could not be installed: .*\n", capsys.readouterr().out)
+
+
 def test_the_installation_is_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                                        capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[list[str]] = []
