@@ -16,8 +16,6 @@ from millrace.connectors.sql import SqlSink
 from millrace.connectors.staged_rows import decode_part, encode_part
 from millrace.errors import EncodingError, TopologyError
 
-pytest.importorskip("sqlalchemy")
-
 
 @pytest.fixture
 def database(tmp_path):
