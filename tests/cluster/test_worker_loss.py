@@ -27,7 +27,7 @@ from timed_parts import Sums
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
-from millrace.control.events import Paused, Resumed
+from millrace.control.events import Paused, Unpaused
 from millrace.model.graph import TaskId
 from millrace.testing.local_cluster import LocalCluster
 
@@ -266,7 +266,7 @@ def displace(cluster: LocalCluster, name: str, slot: int) -> None:
     cluster.tell(Paused(name))
     cluster.run_until(lambda: cluster.master.drained(cluster.master.topologies[name]))
     cluster.kill(slot)
-    cluster.tell(Resumed(name))
+    cluster.tell(Unpaused(name))
 
 
 @pytest.mark.parametrize("config", [CONFIG, AT_MOST_ONCE], ids=["at-least-once", "at-most-once"])

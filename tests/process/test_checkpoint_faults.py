@@ -54,9 +54,9 @@ def processed(stream: StatefulStream) -> float:
 
 
 def goes_on_without_waves(stream: StatefulStream) -> None:
-    """Waves are given up, people are told once, and the words come through all the same."""
-    before, given_up = processed(stream), stream.waves.given_up
-    stream.until(lambda: stream.waves.given_up >= given_up + 2 and processed(stream) > before)
+    """Waves are abandoned, people are told once, and the words come through all the same."""
+    before, abandoned = processed(stream), stream.waves.abandoned
+    stream.until(lambda: stream.waves.abandoned >= abandoned + 2 and processed(stream) > before)
     assert len(said(stream, "is abandoned and the stream continues")) == 1
 
 

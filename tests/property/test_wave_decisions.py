@@ -15,9 +15,9 @@ from millrace.control.waves import (
     RESEND_SECONDS,
     ROLLBACK,
     STORING,
+    Abandoned,
     Claim,
     Committed,
-    GivenUp,
     Restored,
     Send,
     Step,
@@ -63,7 +63,7 @@ class WaveStory(RuleBasedStateMachine):
                 self.storing = step.wave
             elif isinstance(step, Committed):
                 assert self.stored[-1] == step.wave == self.waves.committed
-            elif isinstance(step, GivenUp):
+            elif isinstance(step, Abandoned):
                 assert step.wave != self.waves.committed
             else:
                 assert isinstance(step, Restored) and step.wave == (self.stored[-1] if self.stored else 0)

@@ -26,10 +26,10 @@ from millrace.control.events import (
     Paused,
     Replanned,
     Rescaled,
-    Resumed,
     Say,
     Submitted,
     Ticked,
+    Unpaused,
     WaveAcked,
     WaveRequested,
     WorkerJoined,
@@ -81,7 +81,7 @@ class MasterState:
                 return self._submitted(event)
             case Paused():
                 return self._set_paused(event.name, True)
-            case Resumed():
+            case Unpaused():
                 return self._set_paused(event.name, False)
             case Killed():
                 return self._killed(event)
