@@ -236,7 +236,7 @@ class MasterState:
     def _killed(self, event: Killed) -> list[Command]:
         topology = self.topology(event.name)
         if topology.status == WAITING:
-            return self.end(topology, "killed before it had a slot")
+            return self.end(topology, _killed_how(topology) if topology.version else "killed before it had a slot")
         topology.become(STOPPING)
         topology.deadline, topology.quiet = event.now + event.wait, {}
         distribute = self.distribute()

@@ -352,7 +352,18 @@ def test_a_topology_that_waits_is_killed_at_once() -> None:
 def test_a_topology_that_has_lost_every_worker_is_killed_at_once() -> None:
     story = Story(workers=1).running()
     story.lose(0)
-    assert story.on(Killed("words", 10, now=100))[-1] == Ended("words")
+    commands = story.on(Killed("words", 10, now=100))
+    assert [said(commands), commands[-1]] == [["killed"], Ended("words")]
+
+
+def test_a_topology_with_waves_that_has_lost_every_worker_is_killed_as_of_its_last_wave() -> None:
+    story = Story(workers=1)
+    story.on(Submitted(graph(**{"topology.guarantee": "exactly-once"})))
+    story.lose(0)
+    assert story.status() == "waiting"
+    commands = story.on(Killed("words", 10, now=100))
+    assert said(commands) == ["killed as of wave 0: later input is not committed, --resume continues from there"]
+    assert commands[-1] == Ended("words")
 
 
 def test_a_topology_that_loses_every_worker_while_it_ends_is_ended_by_its_deadline() -> None:
