@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 from support import surroundings
+from support.examples import EXPLORE, MAIN
 from support.order import sort_longest_first
 from support.servers.needed import PROPERTY, ServerMissing, not_tested
 from support.servers.postgres import PostgresServer, running_postgres
@@ -23,11 +24,11 @@ from support.servers.zookeeper import ZooKeeperServer, running_zookeeper
 surroundings.normalize()
 
 # The main run uses the same few examples every time, so that a failure is due to a change. `millrace test --explore MINUTES`
-# uses the profile "explore", with more examples and new seeds; it ignores saved examples, so that the seed alone repeats a
-# failure.
-settings.register_profile("explore", deadline=None, database=None, print_blob=True,
+# uses the profile "explore", with twice as many examples and new seeds; it ignores saved examples, so that the seed alone
+# repeats a failure.
+settings.register_profile("explore", deadline=None, database=None, print_blob=True, max_examples=EXPLORE,
                           suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("millrace", settings.get_profile("explore"), derandomize=True, max_examples=50)
+settings.register_profile("millrace", settings.get_profile("explore"), derandomize=True, max_examples=MAIN)
 settings.load_profile("millrace")
 pytest.register_assert_rewrite("support.suites.history", "support.topologies.audited")  # tests use their assertions
 

@@ -21,6 +21,7 @@ from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
+from support.examples import examples
 
 LIMIT = 3000
 
@@ -682,7 +683,7 @@ FAULTS = st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["kill", "start
                   max_size=8)
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate],
+@settings(max_examples=examples(12), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate],
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=FAULTS)
 def test_whatever_happens_every_number_is_there_once(faults: list[tuple[int, str, int]]) -> None:

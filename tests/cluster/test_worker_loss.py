@@ -30,6 +30,7 @@ from millrace.api.topology import Topology
 from millrace.control.events import Paused, Unpaused
 from millrace.model.graph import TaskId
 from millrace.testing.local_cluster import LocalCluster
+from support.examples import examples
 
 N = 4000
 CONFIG: dict[str, Any] = {"limit": N, "burst": 10, "batch": 10, "topology.chunk.tuples": 10,
@@ -242,7 +243,7 @@ class Chaos:
         self.cluster.cut.clear()
 
 
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), suppress_health_check=list(HealthCheck))
 @given(st.sampled_from([Rows, Arrow, Threads, Narrow]), st.lists(ACTIONS, min_size=1, max_size=8))
 def test_whatever_happens_to_workers_and_frames_nothing_is_lost(
         topology: type[Topology], schedule: list[tuple[str, int, int]]) -> None:

@@ -26,6 +26,7 @@ from millrace.control.waves import (
 )
 from millrace.model.graph import TaskId
 from millrace.state.checkpoint import TaskRecord
+from support.examples import examples
 
 TASKS = [TaskId("lines", 0), TaskId("lines", 1), TaskId("count", 0)]
 KINDS = [INIT, PREPARE, COMMIT, ROLLBACK]
@@ -128,5 +129,5 @@ class WaveStory(RuleBasedStateMachine):
         assert self.waves.committed > before
 
 
-WaveStory.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+WaveStory.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestWaveStory = WaveStory.TestCase

@@ -13,9 +13,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from millrace.cli import testing
 from support import order
+from support.examples import examples
 from support.servers import install
 from support.servers.catalog import REDIS, Server
 
@@ -99,6 +101,22 @@ def test_exploring_prints_how_to_repeat_a_failure(tmp_path: Path, capfd: pytest.
     again = pytest_run(*shlex.split(command))
     examples = re.compile(r"number=(\d+)")
     assert again.returncode == 1 and examples.findall(again.stdout)[-1] == examples.findall(first)[-1]
+
+
+@pytest.mark.parametrize(("profile", "expected"), [("millrace", 60), ("explore", 120)])
+def test_exploring_also_tries_more_examples_of_a_test_that_names_a_number(profile: str, expected: int) -> None:
+    present = settings.get_current_profile_name()
+    settings.load_profile(profile)
+    try:
+        assert settings(max_examples=examples(60)).max_examples == expected
+    finally:
+        settings.load_profile(present)
+
+
+def test_no_property_test_has_the_same_number_of_examples_in_every_run() -> None:
+    fixed = [str(path.relative_to(ROOT)) for path in sorted(order.TESTS.rglob("*.py"))
+             if re.search(r"max_examples=\d", path.read_text())]
+    assert not fixed, f"use support.examples.examples in {', '.join(fixed)}"
 
 
 def test_the_order_names_files_that_exist() -> None:
