@@ -95,7 +95,7 @@ def percentiles(latency: dict[str, dict[str, Any]]) -> dict[str, dict[str, float
 
 
 def ratios(words: dict[str, float]) -> dict[str, float]:
-    """How many times as fast the first of each pair is, where both were measured."""
+    """The rate of the first of each pair over that of the second, where both were measured."""
     return {name: round(words[ours] / words[theirs], 3) for name, (ours, theirs) in RATIOS.items()
             if words.get(ours) and words.get(theirs)}
 
