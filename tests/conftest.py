@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support import surroundings
 from support.examples import EXPLORE, MAIN
 from support.order import sort_longest_first
-from support.servers.needed import PROPERTY, ServerMissing, not_tested
+from support.servers.needed import PROPERTY, NotTested, summary
 from support.servers.postgres import PostgresServer, running_postgres
 from support.servers.redis_server import RedisServer, running_redis
 from support.servers.zookeeper import ZooKeeperServer, running_zookeeper
@@ -40,13 +40,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.excinfo is not None and isinstance(call.excinfo.value, ServerMissing):
-        report.user_properties.append((PROPERTY, call.excinfo.value.server.name))
+    if call.excinfo is not None and isinstance(call.excinfo.value, NotTested):
+        report.user_properties.append((PROPERTY, [call.excinfo.value.claim, call.excinfo.value.need]))
     return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    line = not_tested(terminalreporter.getreports("skipped"))
+    line = summary(terminalreporter.getreports("skipped"))
     if line:
         terminalreporter.write_line(line, yellow=True)
 

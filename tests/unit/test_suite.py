@@ -70,6 +70,14 @@ def test_a_missing_server_is_counted_at_the_end_of_the_run() -> None:
     assert re.search(rf"\d+ passed, {matched[1]} skipped", last[1]), last
 
 
+def test_a_disk_that_cannot_be_mounted_is_reported_and_fails_no_run() -> None:
+    done = pytest_run("tests/conformance/stores/test_directory_store.py", "-k", "full_disk", PATH="/nowhere",
+                      MILLRACE_TEST_SERVERS="required")
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = "NOT TESTED, 2 tests skipped: full disks (2 tests need the right to mount a file system)."
+    assert expected in done.stdout.splitlines()
+
+
 def test_a_missing_server_fails_a_run_that_requires_it() -> None:
     done = pytest_run("tests/services/test_redis_log.py", PATH="/nowhere", MILLRACE_TEST_SERVERS="required")
     assert done.returncode == 1
