@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 from support import surroundings
+from support.examples import EXPLORE, MAIN
 from support.order import sort_longest_first
-from support.servers.needed import PROPERTY, ServerMissing, not_tested
+from support.servers.needed import PROPERTY, NotTested, summary
 from support.servers.postgres import PostgresServer, running_postgres
 from support.servers.redis_server import RedisServer, running_redis
 from support.servers.zookeeper import ZooKeeperServer, running_zookeeper
@@ -23,11 +24,11 @@ from support.servers.zookeeper import ZooKeeperServer, running_zookeeper
 surroundings.normalize()
 
 # The main run uses the same few examples every time, so that a failure is due to a change. `millrace test --explore MINUTES`
-# uses the profile "explore", with more examples and new seeds; it ignores saved examples, so that the seed alone repeats a
-# failure.
-settings.register_profile("explore", deadline=None, database=None, print_blob=True,
+# uses the profile "explore", with twice as many examples and new seeds; it ignores saved examples, so that the seed alone
+# repeats a failure.
+settings.register_profile("explore", deadline=None, database=None, print_blob=True, max_examples=EXPLORE,
                           suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("millrace", settings.get_profile("explore"), derandomize=True, max_examples=50)
+settings.register_profile("millrace", settings.get_profile("explore"), derandomize=True, max_examples=MAIN)
 settings.load_profile("millrace")
 pytest.register_assert_rewrite("support.suites.history", "support.topologies.audited")  # tests use their assertions
 
@@ -39,13 +40,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.excinfo is not None and isinstance(call.excinfo.value, ServerMissing):
-        report.user_properties.append((PROPERTY, call.excinfo.value.server.name))
+    if call.excinfo is not None and isinstance(call.excinfo.value, NotTested):
+        report.user_properties.append((PROPERTY, [call.excinfo.value.claim, call.excinfo.value.need]))
     return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    line = not_tested(terminalreporter.getreports("skipped"))
+    line = summary(terminalreporter.getreports("skipped"))
     if line:
         terminalreporter.write_line(line, yellow=True)
 

@@ -15,7 +15,7 @@ from seen import SEEN, forget
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.control.assignment import WorkerAddress
-from millrace.control.events import Paused, Resumed
+from millrace.control.events import Paused, Unpaused
 from millrace.errors import WireError
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.wire import messages as wire
@@ -176,7 +176,7 @@ def test_chunks_for_a_task_that_a_worker_has_not_heard_of_yet_are_kept_for_it(la
     cluster.run_until(lambda: cluster.master.drained(cluster.master.topologies["line"]))
     cluster.late = (late,)
     cluster.kill(2)
-    cluster.tell(Resumed("line"))
+    cluster.tell(Unpaused("line"))
     cluster.step(50)
     assert sum(map(len, cluster.workers[late].arrivals._stash.values())) > 0
     cluster.hear()

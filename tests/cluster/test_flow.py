@@ -26,7 +26,7 @@ from timed_parts import EmitsOnTick, Sums, SumsBlocking, Ticked, TickedBlocking
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
-from millrace.control.events import Paused, Resumed
+from millrace.control.events import Paused, Unpaused
 from millrace.control.events import Ticked as TimePassed
 from millrace.testing.local_cluster import LocalCluster
 
@@ -158,7 +158,7 @@ def test_a_paused_topology_emits_nothing_and_goes_on_where_it_was(guarantee: str
     cluster.run(1.0)
     assert sum(task.meters.emitted for task in cluster.tasks("numbers")) == emitted == len(SEEN["sink"]) > 0
     assert cluster.master.drained(cluster.master.topologies["simple"])
-    cluster.tell(Resumed("simple"))
+    cluster.tell(Unpaused("simple"))
     cluster.run(0.5)
     drain(cluster, "simple")
     found = Counter(SEEN["sink"])

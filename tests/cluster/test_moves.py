@@ -20,6 +20,7 @@ from millrace.errors import StalePlan, TopologyError, UnknownName, UnknownTopolo
 from millrace.model.graph import ACKER, TaskId
 from millrace.model.plan import Plan
 from millrace.testing.local_cluster import LocalCluster
+from support.examples import examples
 
 N = 4000
 CONFIG: dict[str, Any] = {"limit": N, "burst": 10, "topology.chunk.tuples": 10, "topology.message.timeout.secs": 5.0}
@@ -141,7 +142,7 @@ def test_a_worker_that_hears_of_a_move_far_too_late() -> None:
     assert set(SEEN["sink"]) == set(range(N)), "what was lost must be sent again"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3), st.integers(0, 60)), min_size=1, max_size=12),
        st.sampled_from([None, 0, 1, 2, 3]))
 def test_any_tasks_may_move_at_any_time_and_a_worker_may_die_on_top(moves: list[tuple[int, int, int]],

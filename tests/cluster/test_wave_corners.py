@@ -48,7 +48,7 @@ def test_at_least_once_no_wave_begins_before_everyone_has_the_plan() -> None:
     cluster.run(1.0)
     cluster.hear(survivor)
     until_wave(cluster, 2, "atleast")
-    assert waves(cluster, "atleast").given_up == 0
+    assert waves(cluster, "atleast").abandoned == 0
     finish_at_least(cluster)
 
 
@@ -57,7 +57,7 @@ def test_waves_given_up_one_after_the_other_leave_no_hole_in_what_is_kept() -> N
     cluster = start(limit=30_000)
     until_wave(cluster, 1)
     cluster.store_seconds = 4.0
-    cluster.run_until(lambda: waves(cluster).given_up >= 2)
+    cluster.run_until(lambda: waves(cluster).abandoned >= 2)
     cluster.store.broken = StoreUnreachable("it is away: bring it back")
     cluster.run(2.0)
     cluster.store.broken = None

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from wave_parts import AtLeast, AtMost, Batched, Exact, ExactKeyed, NotReplayable, expected_counts, expected_rows
 
-from millrace.control.events import Paused, Resumed, Submitted, WaveRequested
+from millrace.control.events import Paused, Submitted, Unpaused, WaveRequested
 from millrace.control.waves import IDLE
 from millrace.errors import StoreUnreachable, TopologyError
 from millrace.model.graph import TaskId, graph_of
@@ -21,6 +21,7 @@ from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
+from support.examples import examples
 
 LIMIT = 3000
 
@@ -276,7 +277,7 @@ def test_a_store_that_is_away_holds_up_waves_and_not_the_stream() -> None:
     until_wave(cluster, 2)
     cluster.store.broken = StoreUnreachable("it is away: bring it back")
     done = counts(cluster).total()
-    cluster.run_until(lambda: waves(cluster).given_up >= 3)
+    cluster.run_until(lambda: waves(cluster).abandoned >= 3)
     assert counts(cluster).total() > done
     assert len([text for text in cluster.said if "is abandoned and the stream continues" in text]) == 1  # not each time
     cluster.store.broken = None
@@ -291,7 +292,7 @@ def test_a_store_that_was_emptied_is_filled_again() -> None:
     cluster.run_until(lambda: counts(cluster).total() == 2 * LIMIT)
     until_wave(cluster, 2)  # now nothing changes any more: the next ones refer to what is in the store
     cluster.store.blobs.clear()
-    cluster.run_until(lambda: waves(cluster).given_up >= 1)
+    cluster.run_until(lambda: waves(cluster).abandoned >= 1)
     until_wave(cluster, 1)
     cluster.kill(0)
     finish(cluster)
@@ -390,7 +391,7 @@ def test_a_move_waits_for_a_store_that_is_away() -> None:
     home = cluster.where("exact")[task]
     cluster.move("exact", task, (home + 1) % 3)
     done = counts(cluster).total()
-    cluster.run_until(lambda: waves(cluster).given_up >= 3)
+    cluster.run_until(lambda: waves(cluster).abandoned >= 3)
     assert counts(cluster).total() > done and cluster.where("exact")[task] == home
     cluster.store.broken = None
     cluster.run_until(lambda: cluster.where("exact")[task] != home)
@@ -546,7 +547,7 @@ def test_pause_and_resume() -> None:
     until_wave(cluster, 2)
     cluster.kill(0)
     cluster.run_until(lambda: cluster.master.topologies["exact"].status == "paused")
-    cluster.tell(Resumed("exact"))
+    cluster.tell(Unpaused("exact"))
     finish(cluster)
     assert_exact()
 
@@ -682,7 +683,7 @@ FAULTS = st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["kill", "start
                   max_size=8)
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate],
+@settings(max_examples=examples(12), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate],
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=FAULTS)
 def test_whatever_happens_every_number_is_there_once(faults: list[tuple[int, str, int]]) -> None:

@@ -42,4 +42,4 @@ def test_a_wave_that_a_failure_ended_does_not_hold_up_the_next(cluster: LocalClu
     cluster.step(steps)
     cluster.kill(1)
     until_wave(cluster, 2)
-    assert waves(cluster).given_up == 0, cluster.said
+    assert waves(cluster).abandoned == 0, cluster.said

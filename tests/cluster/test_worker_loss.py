@@ -27,9 +27,10 @@ from timed_parts import Sums
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
-from millrace.control.events import Paused, Resumed
+from millrace.control.events import Paused, Unpaused
 from millrace.model.graph import TaskId
 from millrace.testing.local_cluster import LocalCluster
+from support.examples import examples
 
 N = 4000
 CONFIG: dict[str, Any] = {"limit": N, "burst": 10, "batch": 10, "topology.chunk.tuples": 10,
@@ -242,7 +243,7 @@ class Chaos:
         self.cluster.cut.clear()
 
 
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), suppress_health_check=list(HealthCheck))
 @given(st.sampled_from([Rows, Arrow, Threads, Narrow]), st.lists(ACTIONS, min_size=1, max_size=8))
 def test_whatever_happens_to_workers_and_frames_nothing_is_lost(
         topology: type[Topology], schedule: list[tuple[str, int, int]]) -> None:
@@ -266,7 +267,7 @@ def displace(cluster: LocalCluster, name: str, slot: int) -> None:
     cluster.tell(Paused(name))
     cluster.run_until(lambda: cluster.master.drained(cluster.master.topologies[name]))
     cluster.kill(slot)
-    cluster.tell(Resumed(name))
+    cluster.tell(Unpaused(name))
 
 
 @pytest.mark.parametrize("config", [CONFIG, AT_MOST_ONCE], ids=["at-least-once", "at-most-once"])

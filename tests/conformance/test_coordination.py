@@ -387,7 +387,6 @@ class TestOpening:
             open_store(url, "cluster")
 
     def test_a_port_that_is_no_number(self) -> None:
-        pytest.importorskip("kazoo")
         with pytest.raises(MillraceError, match="'host:port' names no ZooKeeper"):
             open_store("zookeeper://host:port", "cluster")
 
@@ -397,7 +396,6 @@ class TestOpening:
             open_store("zookeeper://127.0.0.1:1", "cluster")
 
     def test_nobody_there(self) -> None:
-        pytest.importorskip("kazoo")
         hosts, before = f"127.0.0.1:{free_port()}", set(threading.enumerate())
         with pytest.raises(StoreUnreachable, match=f"ZooKeeper at {hosts} was asked to connect and did not answer within "
                                                    "0.5 s: check that it runs"):

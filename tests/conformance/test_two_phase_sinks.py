@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import MillraceError
+from support.examples import examples
 from support.suites.two_phase import Engine, Files, Redis, Sql, Target, Wire
 
 EVERYWHERE = ["files", "sqlite", "postgres", "redis list", "redis stream", "redis counter", "redis hash"]
@@ -314,21 +315,21 @@ calm = settings(deadline=None, suppress_health_check=[HealthCheck.function_scope
 
 
 @pytest.mark.parametrize("make", ["files"], indirect=True)
-@settings(calm, max_examples=60)
+@settings(calm, max_examples=examples(60))
 @given(story=any_story)
 def test_any_story_with_files(make: Make, story: list[tuple[Any, ...]]) -> None:
     play(make, story)
 
 
 @pytest.mark.parametrize("make", ["sqlite"], indirect=True)
-@settings(calm, max_examples=12)
+@settings(calm, max_examples=examples(12))
 @given(story=any_story)
 def test_any_story_with_sqlite(make: Make, story: list[tuple[Any, ...]]) -> None:
     play(make, story)
 
 
 @pytest.mark.parametrize("make", SERVERS, indirect=True)
-@settings(calm, max_examples=3)
+@settings(calm, max_examples=examples(3))
 @given(story=any_story)
 def test_any_story_with_a_server(make: Make, story: list[tuple[Any, ...]]) -> None:
     play(make, story)

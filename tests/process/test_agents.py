@@ -24,6 +24,8 @@ from millrace.runtime.wire.transport import private_directory
 from millrace.runtime.worker.process import WorkerSetup
 from millrace.testing.processes import run_worker_on
 from support.processes.forked import ForkedCluster, forked
+from support.processes.small_disk import mount_small_disk
+from support.servers.needed import NotTested
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS, NODES = 4, 2
@@ -358,10 +360,11 @@ def test_a_damaged_plan_store_is_in_order_with_the_next_plan(cluster: ForkedClus
 def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file system of 1 MB, on which this process and its children keep what is temporary; `tmp_path` is elsewhere."""
     directory = Path(tempfile.mkdtemp(prefix="small-"))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "millrace-test", str(directory)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+    try:
+        mount_small_disk(directory, "size=1m,mode=0700")
+    except NotTested:
         directory.rmdir()
-        pytest.skip("only root may mount a small file system")
+        raise
     monkeypatch.setenv("TMPDIR", str(directory))
     monkeypatch.setattr(tempfile, "tempdir", None)
     try:

@@ -200,7 +200,7 @@ def test_what_is_told_of_a_topology_that_is_gone_is_dropped(master: Master) -> N
     master.begin_batch("words")
     master.note_batch("words", record(1))
     master.committed("words", committed(master, 1, {"a": 1}))
-    assert master.batches["words"].count == 1, "what became of it can still be read"
+    assert master.batch_logs["words"].count == 1, "what became of it can still be read"
 
 
 def test_positions_are_those_of_the_last_batch(master: Master) -> None:

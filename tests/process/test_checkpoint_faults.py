@@ -22,6 +22,7 @@ from millrace.master.requests.client import ask
 from millrace.testing.processes import ProcessCluster
 from millrace.workloads.audit import true_counts
 from support.processes.forked import ForkedCluster
+from support.processes.small_disk import mount_small_disk
 from support.servers.redis_server import RedisServer, running_redis
 from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact, assert_never_less
 
@@ -54,9 +55,9 @@ def processed(stream: StatefulStream) -> float:
 
 
 def goes_on_without_waves(stream: StatefulStream) -> None:
-    """Waves are given up, people are told once, and the words come through all the same."""
-    before, given_up = processed(stream), stream.waves.given_up
-    stream.until(lambda: stream.waves.given_up >= given_up + 2 and processed(stream) > before)
+    """Waves are abandoned, people are told once, and the words come through all the same."""
+    before, abandoned = processed(stream), stream.waves.abandoned
+    stream.until(lambda: stream.waves.abandoned >= abandoned + 2 and processed(stream) > before)
     assert len(said(stream, "is abandoned and the stream continues")) == 1
 
 
@@ -145,14 +146,9 @@ def test_redis_comes_back_empty(on_redis: ProcessCluster, redis: KeptRedis, tmp_
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
     directory = tmp_path / "small"
     directory.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(directory)], capture_output=True, text=True,
-                             check=False)
-    if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    mount_small_disk(directory, "size=8m")
     yield directory
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 

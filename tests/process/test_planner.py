@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from millrace.errors import SchedulerFailed
-from millrace.master.scheduling.scheduler_process import Answer, SchedulerProcess
+from millrace.master.scheduling.scheduler_process import SchedulerAnswer, SchedulerProcess
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import graph_of
 from millrace.model.situation import Situation
@@ -52,20 +52,21 @@ def fresh() -> Iterator[SchedulerProcess]:
 
 
 def begin(planner: SchedulerProcess, scheduler: str, time_limit: float = SECONDS,
-          **request: Any) -> Future[Answer | SchedulerFailed]:
-    future: Future[Answer | SchedulerFailed] = Future()
+          **request: Any) -> Future[SchedulerAnswer | SchedulerFailed]:
+    future: Future[SchedulerAnswer | SchedulerFailed] = Future()
     name = scheduler if ":" in scheduler or scheduler in ("even", "otd") else f"support.user_schedulers:{scheduler}"
     planner.ask({"scheduler": name, "parameters": {}, "situation": SITUATION.to_json(), **request}, time_limit,
                 future.set_result)
     return future
 
 
-def ask(planner: SchedulerProcess, scheduler: str, time_limit: float = SECONDS, **request: Any) -> Answer | SchedulerFailed:
+def ask(planner: SchedulerProcess, scheduler: str, time_limit: float = SECONDS,
+        **request: Any) -> SchedulerAnswer | SchedulerFailed:
     return begin(planner, scheduler, time_limit, **request).result(SECONDS)
 
 
-def check(planner: SchedulerProcess, scheduler: str, **parameters: Any) -> Answer | SchedulerFailed:
-    future: Future[Answer | SchedulerFailed] = Future()
+def check(planner: SchedulerProcess, scheduler: str, **parameters: Any) -> SchedulerAnswer | SchedulerFailed:
+    future: Future[SchedulerAnswer | SchedulerFailed] = Future()
     planner.ask({"scheduler": scheduler, "parameters": parameters}, SECONDS, future.set_result)
     return future.result(SECONDS)
 
@@ -172,7 +173,7 @@ def test_a_question_that_is_nonsense(planner: SchedulerProcess) -> None:
 
 
 def test_someone_who_cannot_take_the_answer(planner: SchedulerProcess) -> None:
-    def done(answer: Answer | SchedulerFailed) -> None:
+    def done(answer: SchedulerAnswer | SchedulerFailed) -> None:
         raise RuntimeError("not now")
 
     planner.ask({"scheduler": "even", "parameters": {}, "situation": SITUATION.to_json()}, SECONDS, done)

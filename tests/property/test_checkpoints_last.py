@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, StoreUnreachable
 from millrace.runtime.checkpoints.checkpoints import KEPT, Checkpoints
 from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord, blob_name, manifest_name, pack
+from support.examples import examples
 
 GROUPS = 4
 State = dict[int, list[int]]
@@ -141,4 +142,4 @@ class Waves(RuleBasedStateMachine):
 
 
 TestWaves = Waves.TestCase
-TestWaves.settings = settings(max_examples=60, stateful_step_count=25)
+TestWaves.settings = settings(max_examples=examples(60), stateful_step_count=25)

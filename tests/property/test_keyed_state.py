@@ -18,6 +18,7 @@ from millrace.api.keyed.paged import PagedState
 from millrace.errors import CorruptCheckpoint
 from millrace.state.packing import pack_value, unpack_value
 from millrace.state.task_state import TaskState, open_states
+from support.examples import examples
 
 GROUPS = 5
 ODD_KEYS = [0, 1, 1.0, True, False, -0.0, "", "a", "é", "\ud800", None, b"", b"a", (), (1,), (1.0,), ("a", (None, b"x")), 2**64,
@@ -216,7 +217,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestKeyedState = Machine.TestCase
-TestKeyedState.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestKeyedState.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["set", "del", "read", "snapshot"]), st.integers(0, 6))), st.booleans())

@@ -15,6 +15,7 @@ from millrace.schedulers.base import CannotPlace, NewPlan, NoChange
 from millrace.schedulers.instances import random_situation
 from millrace.schedulers.optimal import Optimal, fits, least_traffic
 from millrace.schedulers.problem import Problem
+from support.examples import examples
 
 
 def problem(given: Situation) -> Problem:
@@ -40,7 +41,7 @@ def brute_force(given: Problem) -> float | None:
     return min((given.inter_node(slots) for slots in every if fits(given, slots)), default=None)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(situations())
 def test_it_equals_the_best_of_all_placements(given: Situation) -> None:
     seen = problem(given)
@@ -52,7 +53,7 @@ def test_it_equals_the_best_of_all_placements(given: Situation) -> None:
     assert found.value == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(situations())
 def test_asked_again_it_has_nothing_to_change(given: Situation) -> None:
     result = Optimal().schedule(given.graphs, given.cluster, given.load, given.plan)

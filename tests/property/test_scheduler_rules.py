@@ -25,6 +25,7 @@ from millrace.schedulers.online import Online
 from millrace.schedulers.otd import Otd
 from millrace.schedulers.registry import SCHEDULERS, make_scheduler
 from millrace.schedulers.tstorm import TStorm
+from support.examples import examples
 
 SLOW = {"slstream", "optimal"}  # they search: fewer examples
 ONE_STEP = {"otd"}  # one move each time it is asked, so what it answers next may be another
@@ -45,7 +46,7 @@ def check(name: str, situations: st.SearchStrategy[Situation], rule: Callable[[S
     """Try the rule on many situations."""
     scheduler = made(name)
 
-    @settings(max_examples=15 if name in SLOW else 35)
+    @settings(max_examples=examples(15 if name in SLOW else 35))
     @given(situations)
     def tried(situation: Situation) -> None:
         rule(scheduler, situation)

@@ -14,6 +14,7 @@ from millrace.schedulers.instances import random_situation
 from millrace.schedulers.partition import Cost, Cutting
 from millrace.schedulers.problem import Ints, Problem
 from millrace.schedulers.slstream import SlStream
+from support.examples import examples
 
 ALMOST = 1e-9
 
@@ -63,7 +64,7 @@ def not_worse(one: Cost, other: Cost) -> bool:
     return one.p <= other.p + ALMOST * max(other.p, 1.0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(schedulers, situations())
 def test_every_task_has_a_slot_and_equal_seeds_give_equal_results(scheduler: SlStream, given: Situation) -> None:
     result = ask(scheduler, given)
@@ -71,7 +72,7 @@ def test_every_task_has_a_slot_and_equal_seeds_give_equal_results(scheduler: SlS
     assert ask(scheduler, given) == result
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(schedulers, situations())
 def test_never_worse_than_what_runs(scheduler: SlStream, given: Situation) -> None:
     running = problem(given).current
@@ -81,7 +82,7 @@ def test_never_worse_than_what_runs(scheduler: SlStream, given: Situation) -> No
     assert not_worse(cost(scheduler, given, resulting(given, result)), cost(scheduler, given, running))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(schedulers, situations())
 def test_the_partition_is_never_worse_than_the_greedy_one(scheduler: SlStream, given: Situation) -> None:
     seen = problem(given)
@@ -90,7 +91,7 @@ def test_the_partition_is_never_worse_than_the_greedy_one(scheduler: SlStream, g
     assert not_worse(cutting.cost(scheduler.partition(cutting, kept)), cutting.cost(cutting.greedy()))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(situations())
 def test_a_plan_that_is_worth_it_overloads_no_node(given: Situation) -> None:
     result = ask(SlStream(), given)
@@ -100,7 +101,7 @@ def test_a_plan_that_is_worth_it_overloads_no_node(given: Situation) -> None:
         assert not [each for each in result.overload if each.where.startswith("node")]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(situations())
 def test_what_is_placed_well_stays(given: Situation) -> None:
     """Asked again until nothing changes, which is soon: every change is at least a tenth better."""

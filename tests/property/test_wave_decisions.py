@@ -15,9 +15,9 @@ from millrace.control.waves import (
     RESEND_SECONDS,
     ROLLBACK,
     STORING,
+    Abandoned,
     Claim,
     Committed,
-    GivenUp,
     Restored,
     Send,
     Store,
@@ -26,6 +26,7 @@ from millrace.control.waves import (
 )
 from millrace.model.graph import TaskId
 from millrace.state.checkpoint import TaskRecord
+from support.examples import examples
 
 TASKS = [TaskId("lines", 0), TaskId("lines", 1), TaskId("count", 0)]
 KINDS = [INIT, PREPARE, COMMIT, ROLLBACK]
@@ -63,7 +64,7 @@ class WaveStory(RuleBasedStateMachine):
                 self.storing = step.wave
             elif isinstance(step, Committed):
                 assert self.stored[-1] == step.wave == self.waves.committed
-            elif isinstance(step, GivenUp):
+            elif isinstance(step, Abandoned):
                 assert step.wave != self.waves.committed
             else:
                 assert isinstance(step, Restored) and step.wave == (self.stored[-1] if self.stored else 0)
@@ -128,5 +129,5 @@ class WaveStory(RuleBasedStateMachine):
         assert self.waves.committed > before
 
 
-WaveStory.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+WaveStory.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestWaveStory = WaveStory.TestCase

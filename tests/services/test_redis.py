@@ -5,12 +5,12 @@ import json
 import sys
 
 import pytest
+import redis
 from recording import attach, drain, rows
 
 from millrace.connectors.redis import RedisListSpout, RedisSink, RedisStreamSpout
 from millrace.errors import EncodingError, MillraceError, TopologyError
 
-redis = pytest.importorskip("redis", reason="pip install millrace[redis]")
 pytestmark = pytest.mark.redis
 PROCESSING = "in:processing:test:under-test"
 

@@ -17,7 +17,6 @@ from millrace.spark.microbatch import batched
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
 from support.servers.redis_server import RedisServer
 
-pytest.importorskip("redis", reason="pip install millrace[redis]")
 pytestmark = pytest.mark.redis
 N = 200
 MADE: list[int] = []  # task indexes of the sinks that were initialized

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import redis
 from recording import attach, drain
 
 from millrace.connectors.redis_log import LARGEST_MS, LARGEST_SEQUENCE, RedisLogSpout
 from millrace.errors import MillraceError, TopologyError
 
-redis = pytest.importorskip("redis", reason="pip install millrace[redis]")
 pytestmark = pytest.mark.redis
 
 

@@ -86,7 +86,7 @@ def engine(tmp_path: Path) -> Iterator[Callable[[], MicrobatchEngine]]:
 def counted(engine: MicrobatchEngine, name: str, rows: int) -> None:
     """Wait until `rows` words have been counted and their results written."""
     def done() -> bool:
-        log = engine.master.batches.get(name)
+        log = engine.master.batch_logs.get(name)
         return log is not None and sum(record.tuples_in for record in log.records) >= rows
 
     assert engine.master.wait_until(done, SECONDS), [event["text"] for event in engine.master.events]

@@ -13,9 +13,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from millrace.cli import testing
 from support import order
+from support.examples import examples
 from support.servers import install
 from support.servers.catalog import REDIS, Server
 
@@ -68,6 +70,14 @@ def test_a_missing_server_is_counted_at_the_end_of_the_run() -> None:
     assert re.search(rf"\d+ passed, {matched[1]} skipped", last[1]), last
 
 
+def test_a_disk_that_cannot_be_mounted_is_reported_and_fails_no_run() -> None:
+    done = pytest_run("tests/conformance/stores/test_directory_store.py", "-k", "full_disk", PATH="/nowhere",
+                      MILLRACE_TEST_SERVERS="required")
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = "NOT TESTED, 2 tests skipped: full disks (2 tests need the right to mount a file system)."
+    assert expected in done.stdout.splitlines()
+
+
 def test_a_missing_server_fails_a_run_that_requires_it() -> None:
     done = pytest_run("tests/services/test_redis_log.py", PATH="/nowhere", MILLRACE_TEST_SERVERS="required")
     assert done.returncode == 1
@@ -99,6 +109,22 @@ def test_exploring_prints_how_to_repeat_a_failure(tmp_path: Path, capfd: pytest.
     again = pytest_run(*shlex.split(command))
     examples = re.compile(r"number=(\d+)")
     assert again.returncode == 1 and examples.findall(again.stdout)[-1] == examples.findall(first)[-1]
+
+
+@pytest.mark.parametrize(("profile", "expected"), [("millrace", 60), ("explore", 120)])
+def test_exploring_also_tries_more_examples_of_a_test_that_names_a_number(profile: str, expected: int) -> None:
+    present = settings.get_current_profile_name()
+    settings.load_profile(profile)
+    try:
+        assert settings(max_examples=examples(60)).max_examples == expected
+    finally:
+        settings.load_profile(present)
+
+
+def test_no_property_test_has_the_same_number_of_examples_in_every_run() -> None:
+    fixed = [str(path.relative_to(ROOT)) for path in sorted(order.TESTS.rglob("*.py"))
+             if re.search(r"max_examples=\d", path.read_text())]
+    assert not fixed, f"use support.examples.examples in {', '.join(fixed)}"
 
 
 def test_the_order_names_files_that_exist() -> None:
@@ -140,6 +166,20 @@ def test_a_second_run_waits_and_finds_the_server_installed(monkeypatch: pytest.M
         installed.set()
     second.join(60)
     assert not second.is_alive()
+
+
+@pytest.mark.parametrize("forbidden", ["LOCK", "POLICY"])
+def test_a_file_that_cannot_be_written_is_one_line(forbidden: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(install, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(install, "POLICY", tmp_path / "policy")
+    monkeypatch.setattr(install, forbidden, tmp_path / "file" / "below")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(install.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(install, "_apt_get", lambda arguments: pytest.fail("apt-get was called"))
+    install.install_missing([server(present=False)])
+    assert re.fullmatch(r"Nothing could not be installed: .*\n", capsys.readouterr().out)
 
 
 def test_the_installation_is_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,

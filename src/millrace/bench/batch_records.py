@@ -30,7 +30,7 @@ class RecordedBatches:
         return records
 
     def _recorded(self) -> list[BatchRecord]:
-        log = self._engine.master.batches.get(self._running.name)
+        log = self._engine.master.batch_logs.get(self._running.name)
         return list(log.records) if log is not None else []
 
     def wait(self, enough: Callable[[list[BatchRecord]], bool]) -> None:

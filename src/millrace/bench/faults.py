@@ -236,8 +236,8 @@ class Soak:
         now = time.monotonic()
         self.sink.look(self._running.observed().total("sink", "executed"), now)
         self.commits.look(self.waves.committed, now)
-        if self.waves.given_up > len(self.abandoned):
-            self.abandoned += [self._state.troubled] * (self.waves.given_up - len(self.abandoned))
+        if self.waves.abandoned > len(self.abandoned):
+            self.abandoned += [self._state.troubled] * (self.waves.abandoned - len(self.abandoned))
         return False
 
     # -- faults: each returns whether it had an effect ---------------------------------------------------------------
@@ -314,11 +314,11 @@ class Soak:
         return missed and self._are_replaced(victims, before)
 
     def _take_store_away(self, fault: Fault) -> bool:
-        abandoned = self.waves.given_up
+        abandoned = self.waves.abandoned
         self._store.take_away()
         try:
             self._pass(AWAY_SECONDS)
-            return self._shows(lambda: (self.waves.given_up > abandoned or self.waves.refused)
+            return self._shows(lambda: (self.waves.abandoned > abandoned or self.waves.refused)
                                and str(self._store.path) in self._state.troubled)
         finally:
             self._store.bring_back()
@@ -436,7 +436,7 @@ def run_faults(minutes: float, seed: int, guarantee: str, live: bool) -> dict[st
 def _measured(soak: Soak) -> dict[str, Any]:
     return {"faults": {kind: soak.effective[kind] for kind in KINDS},
             "without_effect": {kind: soak.without_effect[kind] for kind in KINDS}, "proofs": PROOFS,
-            "waves": soak.waves.committed, "abandoned_waves": soak.waves.given_up, "abandoned": soak.abandoned,
+            "waves": soak.waves.committed, "abandoned_waves": soak.waves.abandoned, "abandoned": soak.abandoned,
             "longest_gap_ms": round(soak.sink.longest * 1000),
             "longest_uncommitted_ms": round(soak.commits.longest * 1000),
             "recovery_ms": {kind: round(seconds * 1000) for kind, seconds in soak.recovery.items()}}

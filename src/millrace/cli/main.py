@@ -256,7 +256,8 @@ app.command("resume", hidden=True)(unpause)  # its name before; `run --resume` m
 def test(context: typer.Context,
          no_install: Annotated[bool, typer.Option("--no-install", help="Do not install the servers that tests need.")] = False,
          require_servers: Annotated[bool, typer.Option("--require-servers", help="Fail where a server is missing.")] = False,
-         explore: Annotated[float, typer.Option(metavar="MINUTES", min=0, help="Run property tests, new seeds.")] = 0) -> None:
+         explore: Annotated[float, typer.Option(metavar="MINUTES", min=0, help="Run property tests with fresh seeds for "
+                                                                               "MINUTES minutes.")] = 0) -> None:
     """Run linters and tests; arguments after `--` go to pytest.
 
     Redis, ZooKeeper and PostgreSQL are installed first, as root on Debian. Slow tests are left out; run them by themselves:

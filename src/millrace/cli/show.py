@@ -172,7 +172,7 @@ def print_state(answer: dict[str, Any], groups: bool) -> None:
             console.print(f"{topology['name']} has no state and is not exactly-once: no checkpoints")
             continue
         last = f"wave {topology['wave']} is committed" if topology["wave"] else "no wave is committed yet"
-        abandoned = f"{number_of(topology['given_up'], 'wave')} abandoned"
+        abandoned = f"{number_of(topology['abandoned'], 'wave')} abandoned"
         console.print(Hanging(f"{topology['name']}: {last}, epoch {topology['epoch']}, {abandoned}", style="bold"))
         if topology["trouble"]:
             console.print(Hanging(f"the last wave was abandoned: {topology['trouble']}", "  ", "yellow"))

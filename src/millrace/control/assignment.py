@@ -84,7 +84,7 @@ class Assignment:
         return Stamp(self.author, self.revision)
 
     def is_for(self, slot: int, generation: int) -> bool:
-        """True if it includes this very worker: it was made neither before the worker joined nor after it was given up."""
+        """True if the assignment lists this generation of the worker."""
         return any(worker.slot == slot and worker.generation == generation for worker in self.workers)
 
     def tasks_at(self, slot: int) -> dict[tuple[int, TaskId], int]:

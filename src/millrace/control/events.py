@@ -105,7 +105,7 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class Unpaused:
     name: str
 
 
@@ -181,7 +181,7 @@ class Ticked:
     now: float
 
 
-Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Resumed | Killed | Moved | Replanned | Rescaled
+Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Replanned | Rescaled
          | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked | ManifestStored
          | ChannelBroke)
 

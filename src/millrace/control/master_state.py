@@ -26,10 +26,10 @@ from millrace.control.events import (
     Paused,
     Replanned,
     Rescaled,
-    Resumed,
     Say,
     Submitted,
     Ticked,
+    Unpaused,
     WaveAcked,
     WaveRequested,
     WorkerJoined,
@@ -81,7 +81,7 @@ class MasterState:
                 return self._submitted(event)
             case Paused():
                 return self._set_paused(event.name, True)
-            case Resumed():
+            case Unpaused():
                 return self._set_paused(event.name, False)
             case Killed():
                 return self._killed(event)
@@ -236,7 +236,7 @@ class MasterState:
     def _killed(self, event: Killed) -> list[Command]:
         topology = self.topology(event.name)
         if topology.status == WAITING:
-            return self.end(topology, "killed before it had a slot")
+            return self.end(topology, _killed_how(topology) if topology.version else "killed before it had a slot")
         topology.become(STOPPING)
         topology.deadline, topology.quiet = event.now + event.wait, {}
         distribute = self.distribute()

@@ -22,7 +22,7 @@ class TopologyState:
     number: int
     graph: TopologyGraph
     _status: str = field(default=WAITING, init=False)
-    version: int = 0
+    version: int = 0  # of the plan; 0: it has never had a slot
     places: dict[TaskId, Place] = field(default_factory=dict)
     homes: dict[TaskId, int] = field(default_factory=dict)  # a task's preferred slot: it returns there when the worker does
     key_groups: dict[str, tuple[int, ...]] = field(default_factory=dict)

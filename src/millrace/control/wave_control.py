@@ -29,7 +29,20 @@ from millrace.control.events import (
 )
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING, STOPPING, WAITING
-from millrace.control.waves import CLAIM, COMMIT, IDLE, INIT, Claim, Committed, GivenUp, Restored, Send, Store, Waves, WaveStep
+from millrace.control.waves import (
+    CLAIM,
+    COMMIT,
+    IDLE,
+    INIT,
+    Abandoned,
+    Claim,
+    Committed,
+    Restored,
+    Send,
+    Store,
+    Waves,
+    WaveStep,
+)
 from millrace.control.workers import WorkerView
 from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
@@ -181,7 +194,7 @@ class WaveControl:
                     commands += self._restored(topology, step.wave)
                 case Committed():
                     commands += [CollectCheckpoints(topology.graph.name, topology.epoch), *self._committed(topology)]
-                case GivenUp():
+                case Abandoned():
                     text = f"wave {step.wave} is abandoned and the stream continues: {step.reason}"
                     commands += self._report_rarely(topology, step.reason, text)
         return commands

@@ -63,12 +63,12 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class Abandoned:
     wave: int
     reason: str
 
 
-WaveStep = Send | Store | Claim | Restored | Committed | GivenUp
+WaveStep = Send | Store | Claim | Restored | Committed | Abandoned
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Waves:
     began: float = 0.0
     sent: float = 0.0
     took: float = 0.0  # seconds from the beginning of the last committed wave to its commit
-    given_up: int = 0
+    abandoned: int = 0
     refused: bool = False  # the store refused the claim: try again
     requested: bool = False  # a wave is wanted after the one under way, without waiting for the interval
     closing: bool = False  # the next wave is the last one: repeat it without a pause until it is committed
@@ -184,8 +184,8 @@ class Waves:
         """Roll the wave under way back; the next one covers it."""
         if self.phase not in (PREPARE, STORING):
             return []
-        self.given_up += 1
-        return [GivenUp(self.wave, reason), self._send(ROLLBACK, now)]
+        self.abandoned += 1
+        return [Abandoned(self.wave, reason), self._send(ROLLBACK, now)]
 
     def _asked(self) -> int:
         return self.committed if self.phase == INIT else self.wave

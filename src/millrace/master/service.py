@@ -25,12 +25,12 @@ from millrace.control.events import (
     Paused,
     Replanned,
     Rescaled,
-    Resumed,
     Say,
     SendWave,
     StoreManifest,
     Submitted,
     Ticked,
+    Unpaused,
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
@@ -120,7 +120,7 @@ class Master:
         return wire.Welcome(self.new_generation(), self.settings, self.state.author, self.name)
 
     def setup(self, bind: str = "", path: tuple[str, ...] = ()) -> WorkerSetup:
-        """What workers need to join this master; the launcher ships it."""
+        """The settings and keys with which workers join this master; the launcher ships them."""
         return WorkerSetup(self.cluster, self.endpoint, self.keys, bind, path, self.settings)
 
     # -- its thread --------------------------------------------------------------------------------------------------
@@ -181,14 +181,16 @@ class Master:
         self.call(lambda: self.tell(Paused(name)))
 
     def unpause(self, name: str) -> None:
-        self.call(lambda: self.tell(Resumed(name)))
+        self.call(lambda: self.tell(Unpaused(name)))
 
     def kill(self, name: str, wait: float = 10.0) -> None:
         """Returns at once; `wait_until(lambda: name not in master.state.topologies)` waits for the end."""
         self.call(lambda: self.tell(Killed(name, wait, time.monotonic())))
 
     def move(self, name: str, task: TaskId, slot: int) -> None:
-        """Move one running task to another worker; tasks with state move after the next wave."""
+        """Move one running task to another worker. In a topology without state it moves at once and no other task restarts.
+        With state it moves after the next wave: at least once, replayable spouts restart too; exactly once, all tasks do. In
+        batches it moves with the next batch."""
         self.call(lambda: self.tell(Moved(name, task, slot)))
 
     def rescale(self, name: str, par: Mapping[str, int]) -> None:
@@ -209,7 +211,7 @@ class Master:
     # -- from an engine that runs batches ----------------------------------------------------------------------------
 
     @property
-    def batches(self) -> dict[str, BatchLog]:
+    def batch_logs(self) -> dict[str, BatchLog]:
         """Logs of batches, by topology; kept for a while after it ended."""
         return self.batching.logs
 
@@ -265,7 +267,7 @@ class Master:
 
     def tell(self, event: Event) -> None:
         """Let the state decide, and carry out its commands. Only on the master's thread."""
-        if self.superseded and isinstance(event, Submitted | Paused | Resumed | Moved | Replanned | Rescaled):
+        if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Replanned | Rescaled):
             raise NotTheAuthor(self.superseded)
         if isinstance(event, Killed) and event.name in self.before_kill:
             self.before_kill.pop(event.name)(event)

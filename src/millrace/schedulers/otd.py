@@ -31,10 +31,10 @@ class Otd:
     so under a constant load the moves come to an end.
     """
 
-    high: float = parameter(0.8, "A worker is high from this share of a core on.", low=0.01, high=1.0)
+    high: float = parameter(0.8, "A worker counts as overloaded at or above this share of a core.", low=0.01, high=1.0)
     low: float = parameter(0.5, "A worker is low up to this share of a core, if its queues are short.", low=0.0, high=1.0)
-    queue_high: int = parameter(10_000, "A worker is high if a task there had more tuples waiting than this for two windows.",
-                                low=0)
+    queue_high: int = parameter(10_000, "A worker counts as overloaded if a task there had more tuples waiting than this for "
+                                        "two windows.", low=0)
     queue_low: int = parameter(1_000, "Queues are short up to this many tuples waiting for one task.", low=0)
     threshold: float = parameter(1.0, "Tuples a second that must become local for a move that is made for the traffic only.",
                                  low=0.0)

@@ -37,8 +37,8 @@ class SlStream:
 
     k: int | None = parameter(None, "Number of subgraphs; as many as there are nodes with slots if not set.", low=1)
     rho: float = parameter(1.0, "Weight of the imbalance, in tuples a second for a share of 1.", low=0.0)
-    xi: float = parameter(0.7, "Reschedule if p falls below this share of its present value: higher means more often.",
-                          low=0.0, high=1.0)
+    xi: float = parameter(0.7, "Reschedule if the new plan's p is below this share of the present one; higher means more "
+                               "often. p = traffic between subgraphs + rho × imbalance.", low=0.0, high=1.0)
     alpha: float = parameter(0.5, "Part of CPU in a task's resource weight; the rest is memory.", low=0.0, high=1.0)
     mu: float = parameter(0.5, "Part of free CPU in the fit of a subgraph to a node; the rest is free memory.",
                           low=0.0, high=1.0)

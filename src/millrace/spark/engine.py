@@ -258,7 +258,8 @@ class RunningTopology:
         return self._master.wait_until(lambda: self.status == "ended", seconds)
 
     def move(self, task: TaskId | str, slot: int) -> None:
-        """Move one running task to the worker in `slot`. No other task moves."""
+        """Move one running task to the worker in `slot`. No other task moves, but others may restart: with state and at least
+        once, the replayable spouts; exactly once, all tasks. docs/SCHEDULERS.md has a table."""
         self._master.move(self.name, TaskId.parse(task) if isinstance(task, str) else task, slot)
 
     def scale(self, component: str, tasks: int) -> None:

@@ -19,6 +19,7 @@ from millrace.runtime.checkpoints.directory import UNFINISHED, UNFINISHED_SECOND
 from millrace.runtime.checkpoints.remote import RemoteStore
 from millrace.runtime.checkpoints.store import open_store
 from support.processes.children import in_child
+from support.processes.small_disk import mount_small_disk
 from support.suites.saved_waves import NEW, OLD
 
 
@@ -163,11 +164,7 @@ def test_a_store_that_is_gone_is_not_empty(directory: DirectoryStore) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)], capture_output=True, text=True)
-    if mount.returncode != 0:
-        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.strip()}")
+    mount_small_disk(tmp_path, "size=1m")
     yield tmp_path
     subprocess.run(["umount", str(tmp_path)], check=True)
 

@@ -30,11 +30,14 @@ def install_missing(servers: Sequence[Server] = SERVERS) -> None:
         for server in missing:
             _report(f"{server.name} is not installed, and only root on Debian can install it: apt-get install {server.package}")
         return
-    with _lock():
-        missing = [server for server in missing if server.find() is None]  # another run may have installed it meanwhile
-        if missing:
-            with _services_stay_off():
-                _install(missing)
+    try:
+        with _lock():
+            missing = [server for server in missing if server.find() is None]  # another run may have installed it meanwhile
+            if missing:
+                with _services_stay_off():
+                    _install(missing)
+    except OSError as error:
+        _report(f"{', '.join(server.name for server in missing)} could not be installed: {error}")
 
 
 def _install(missing: Sequence[Server]) -> None:

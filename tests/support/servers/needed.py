@@ -1,6 +1,7 @@
-"""Skips tests whose server is not installed, and counts them for the end of the run.
+"""Skips tests that need a server or a right that this machine does not give, and counts them for the end of the run.
 
-With MILLRACE_TEST_SERVERS=required (`./millrace test --require-servers`) they fail instead.
+With MILLRACE_TEST_SERVERS=required (`./millrace test --require-servers`) tests without their server fail instead. A missing
+right is only reported: a container may refuse it to root too.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import Iterable
+from typing import NoReturn
 
 import pytest
 
-from support.servers.catalog import SERVERS, Server
+from support.servers.catalog import Server
 
-PROPERTY = "missing server"  # of a test's report, so that it crosses from xdist's workers to the process that prints
+PROPERTY = "not tested"  # of a test's report, so that it crosses from xdist's workers to the process that prints
 REQUIRED = "MILLRACE_TEST_SERVERS"
 
 
-class ServerMissing(pytest.skip.Exception):
-    """Skips a test because its server is not installed."""
+class NotTested(pytest.skip.Exception):
+    """Skips a test that needs something that is missing here. `claim`: what therefore remains unproven."""
 
-    def __init__(self, server: Server, reason: str) -> None:
+    def __init__(self, claim: str, need: str, reason: str) -> None:
         super().__init__(reason)
-        self.server = server
+        self.claim, self.need = claim, need
 
 
 def locate(server: Server) -> str:
@@ -37,11 +39,18 @@ def locate(server: Server) -> str:
         return place
     if os.environ.get(REQUIRED) == "required":
         pytest.fail(f"{reason}. This run requires its servers ({REQUIRED}=required).", pytrace=False)
-    raise ServerMissing(server, reason)
+    raise NotTested(server.claims, server.name, reason)
 
 
-def not_tested(reports: Iterable[pytest.TestReport]) -> str:
+def not_tested(claim: str, need: str, reason: str) -> NoReturn:
+    """Skip the test, and name the claim and the need at the end of the run."""
+    raise NotTested(claim, need, reason)
+
+
+def summary(reports: Iterable[pytest.TestReport]) -> str:
     """One line on the claims that were not tested and the number of tests; empty if all were."""
-    names = Counter(value for report in reports for name, value in report.user_properties if name == PROPERTY)
-    parts = [f"{server.claims} ({names[server.name]} tests need {server.name})" for server in SERVERS if names[server.name]]
-    return f"NOT TESTED, {sum(names.values())} tests skipped: {'; '.join(parts)}." if parts else ""
+    counts = Counter(tuple(value) for report in reports for name, value in report.user_properties if name == PROPERTY)
+    parts = [f"{claim} ({count} {'test needs' if count == 1 else 'tests need'} {need})"
+             for (claim, need), count in sorted(counts.items())]
+    tests = "test" if counts.total() == 1 else "tests"
+    return f"NOT TESTED, {counts.total()} {tests} skipped: {'; '.join(parts)}." if parts else ""

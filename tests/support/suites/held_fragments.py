@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from millrace.errors import NotEnoughFragments
 from millrace.runtime.fragments.jobs import Fetching
 from millrace.runtime.fragments.links import Address, Asker
-from millrace.runtime.fragments.messages import PART_BYTES, Answer, Get, Head, Nothing, Part, Request
+from millrace.runtime.fragments.messages import PART_BYTES, FragmentAnswer, Get, Head, Nothing, Part, Request
 from millrace.state.fragments import Fragment
 
 
@@ -46,7 +46,7 @@ class HeldFragments:
     def build(self, action: Callable[[], memoryview | None], then: Callable[[memoryview | None], None]) -> None:
         self._calls.append(lambda: then(action()))
 
-    def _answer(self, index: int, offset: int) -> tuple[Answer | None, memoryview | None]:
+    def _answer(self, index: int, offset: int) -> tuple[FragmentAnswer | None, memoryview | None]:
         if index in self._silent:
             return None, None
         fragment = self._held.get(index)

@@ -113,7 +113,7 @@ class StatefulStream(AuditedStream):
     def story(self) -> str:
         waves = self.waves
         return (f"wave {waves.wave} in phase {waves.phase} waits for {sorted(waves.waiting)}, {waves.committed} is committed, "
-                f"{waves.given_up} were abandoned, trouble {self.state.troubled!r}, {super().story()}")
+                f"{waves.abandoned} were abandoned, trouble {self.state.troubled!r}, {super().story()}")
 
     def in_phase(self, phase: str, action: Callable[[], None], slot: int, component: str = "") -> int:
         """Run `action` on the master's thread while a wave is in this phase and a task on this slot (of this component) has

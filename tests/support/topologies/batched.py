@@ -38,7 +38,7 @@ class BatchedStream:
 
     @property
     def records(self) -> list[BatchRecord]:
-        return list(self.master.batches[self.name].records) if self.name in self.master.batches else []
+        return list(self.master.batch_logs[self.name].records) if self.name in self.master.batch_logs else []
 
     def until(self, condition: Callable[[], bool]) -> None:
         assert self.master.wait_until(condition, SECONDS), "not reached; the master said:\n" + "\n".join(

@@ -176,7 +176,7 @@ def test_an_abandoned_wave_proves_the_store_away_only_if_the_reason_names_it(tmp
     master = FakeMaster()
 
     def happens() -> None:
-        master.topology.waves.given_up, master.topology.troubled = 1, reason.format(tmp_path / "checkpoints")
+        master.topology.waves.abandoned, master.topology.troubled = 1, reason.format(tmp_path / "checkpoints")
 
     soak = soak_on(master, tmp_path)
     steps = iter([lambda: None, happens])

@@ -111,7 +111,7 @@ def state(component: str, asked: bool) -> dict[str, Any]:
     groups = [{"group": group, "task": group // 2, "bytes": 55_741, "pieces": 3, "blob": f"b{group // 2}", "wave": 1626, **now}
               for group in range(4)]
     return {"store": "/a/very/long/path/" + "x" * 100, "topologies": [
-        {"name": "words", "waves": True, "wave": 1626, "epoch": 1794821457856, "given_up": 1, "trouble": "a sink " * 20,
+        {"name": "words", "waves": True, "wave": 1626, "epoch": 1794821457856, "abandoned": 1, "trouble": "a sink " * 20,
          "components": [{"name": component, "bytes": 222_964, "key_groups": groups,
                          "tasks": {"0": now} if asked else {},
                          "fragments": [{"blob": "b0", "raw": 4, "check": 2, "workers": [0, 1, 2, 3, 7, 9]}]}]},

@@ -15,8 +15,7 @@ from recording import attach, rows
 from millrace.connectors.sql import SqlSink
 from millrace.connectors.staged_rows import decode_part, encode_part
 from millrace.errors import EncodingError, TopologyError
-
-pytest.importorskip("sqlalchemy")
+from support.examples import examples
 
 
 @pytest.fixture
@@ -145,7 +144,7 @@ def typed(value):
     return type(value), value
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(anything, plain), max_size=4))
 def test_parts_come_back_as_they_were(values):
     names, found = decode_part(encode_part("sink", ("a", "b"), values))

@@ -20,9 +20,9 @@ from millrace.control.events import (
     Paused,
     Replanned,
     Rescaled,
-    Resumed,
     Submitted,
     Ticked,
+    Unpaused,
 )
 from millrace.control.submission import as_scaled
 from millrace.errors import StalePlan, TopologyError, UnknownName
@@ -71,7 +71,7 @@ def test_without_a_slot_it_waits_and_goes_on_when_there_is_one() -> None:
     story.on(Paused("words"))
     story.join(0)
     assert story.status() == "paused"
-    story.on(Resumed("words"))
+    story.on(Unpaused("words"))
     assert story.status() == "running"
 
 

@@ -14,10 +14,10 @@ from millrace.control.events import (
     Event,
     Killed,
     Paused,
-    Resumed,
     Say,
     Submitted,
     Ticked,
+    Unpaused,
     WorkerLost,
     WorkerReported,
 )
@@ -103,7 +103,7 @@ def test_a_name_can_be_used_once_at_a_time() -> None:
     assert story.state.topologies["words"].number == 2, "a number is never used again"
 
 
-@pytest.mark.parametrize("event", [Paused("wrods"), Resumed("wrods"), Killed("wrods", 1, now=0)])
+@pytest.mark.parametrize("event", [Paused("wrods"), Unpaused("wrods"), Killed("wrods", 1, now=0)])
 def test_an_unknown_name_is_an_error_that_lists_those_that_run(event: Event) -> None:
     story = Story(workers=1).running(graph("words"), graph("other"))
     with pytest.raises(UnknownTopology, match="no topology named 'wrods' is running; running: other, words"):
@@ -273,7 +273,7 @@ def test_pause_stops_the_spouts_and_resume_starts_them() -> None:
     commands = story.on(Paused("words"))
     assert said(commands) == ["paused"]
     assert not last(commands).topologies[0].active
-    commands = story.on(Resumed("words"))
+    commands = story.on(Unpaused("words"))
     assert said(commands) == ["unpaused"]
     assert last(commands).topologies[0].active
 
@@ -285,7 +285,7 @@ def test_a_pause_before_the_start_is_kept_until_then() -> None:
     story.join(0)
     story.report(0)
     assert story.status() == "paused"
-    story.on(Resumed("words"))
+    story.on(Unpaused("words"))
     assert story.status() == "running"
 
 
@@ -352,7 +352,18 @@ def test_a_topology_that_waits_is_killed_at_once() -> None:
 def test_a_topology_that_has_lost_every_worker_is_killed_at_once() -> None:
     story = Story(workers=1).running()
     story.lose(0)
-    assert story.on(Killed("words", 10, now=100))[-1] == Ended("words")
+    commands = story.on(Killed("words", 10, now=100))
+    assert [said(commands), commands[-1]] == [["killed"], Ended("words")]
+
+
+def test_a_topology_with_waves_that_has_lost_every_worker_is_killed_as_of_its_last_wave() -> None:
+    story = Story(workers=1)
+    story.on(Submitted(graph(**{"topology.guarantee": "exactly-once"})))
+    story.lose(0)
+    assert story.status() == "waiting"
+    commands = story.on(Killed("words", 10, now=100))
+    assert said(commands) == ["killed as of wave 0: later input is not committed, --resume continues from there"]
+    assert commands[-1] == Ended("words")
 
 
 def test_a_topology_that_loses_every_worker_while_it_ends_is_ended_by_its_deadline() -> None:
@@ -371,7 +382,7 @@ def test_a_worker_lost_while_the_topology_ends_is_not_waited_for() -> None:
     assert story.report(0)[-1] == Ended("words")
 
 
-@pytest.mark.parametrize("event", [Paused("words"), Resumed("words")])
+@pytest.mark.parametrize("event", [Paused("words"), Unpaused("words")])
 def test_a_topology_that_is_being_killed_can_be_neither_paused_nor_resumed(event: Event) -> None:
     story = Story(workers=1).running()
     story.on(Killed("words", 10, now=0))

@@ -35,6 +35,7 @@ from millrace.model.plan import Plan
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, Overload
+from support.examples import examples
 
 MHZ = 1000.0
 CLUSTER = Cluster((Node("n0", 4, MHZ, 4096), Node("n1", 4, MHZ, 4096)),
@@ -401,7 +402,7 @@ def test_a_change_of_policy_keeps_the_rest() -> None:
 # -- whatever happens --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.floats(0, 20), st.lists(st.tuples(st.floats(0, 15), st.sampled_from(["window", "busy", "queues", "set", "observe"]),
                                             st.integers(0, 4)), max_size=40))
 def test_no_two_plans_are_enacted_within_the_cool_down(cool_down: float, steps: list[tuple[float, str, int]]) -> None:

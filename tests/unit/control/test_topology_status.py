@@ -13,9 +13,9 @@ from millrace.control.events import (
     Event,
     Killed,
     Paused,
-    Resumed,
     Submitted,
     Ticked,
+    Unpaused,
 )
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import (
@@ -116,7 +116,7 @@ def transitions(seed: int, batched: bool) -> set[tuple[str, str]]:
         elif step == "event":
             events: list[Event] = [Ticked(now), Killed("words", 3.0, now)]
             if old != STOPPING:  # refused with a message of its own
-                events += [Paused("words"), Resumed("words")]
+                events += [Paused("words"), Unpaused("words")]
             if batched:
                 events.append(BatchesEnded("words", "over"))
             story.on(rng.choice(events))

@@ -20,6 +20,7 @@ from millrace.model.plan import Plan
 from millrace.model.situation import FORMAT, Situation
 from millrace.schedulers.base import next_plan
 from millrace.workloads.wordcount import WordCount
+from support.examples import examples
 
 GRAPH = graph_of(WordCount, "words")
 SLOTS = (Slot("n0", "e0", 0), Slot("n1", "e1", 5))
@@ -51,7 +52,7 @@ def test_any_situation_survives_json(situation: Situation) -> None:
     assert Situation.from_json(msgspec.json.decode(text)) == situation
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(hostile())
 def test_meters_that_lie_survive_the_way_to_another_process(situation: Situation) -> None:
     """By msgpack, which has a place for what is not a number."""

@@ -150,7 +150,6 @@ def test_log_stream_judges_indexes_and_counts_every_request():
 
 
 def test_log_database_is_sqlite_unless_told_otherwise(tmp_path):
-    pytest.importorskip("sqlalchemy")
     entries = rows("term number rule", [["admin", 1, "intrusion"]])
     sink, _ = attach(LogDatabase, {"path": str(tmp_path / "new"), "table": "log_index"})
     sink.process_rows(entries)
@@ -168,7 +167,6 @@ def test_log_database_is_sqlite_unless_told_otherwise(tmp_path):
 
 @pytest.mark.parametrize("store", ["sql", "jsonl"])
 def test_log_database_commits_in_two_phases(tmp_path, store):
-    pytest.importorskip("sqlalchemy")
     sink, _ = attach(LogDatabase, {"path": str(tmp_path), "table": "t", "store": store}, exactly_once=True, epoch=1)
 
     def visible():

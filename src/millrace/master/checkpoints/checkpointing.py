@@ -23,7 +23,7 @@ from millrace.errors import CorruptCheckpoint, MillraceError, NotTheAuthor, Topo
 from millrace.master.state_home import state_home
 from millrace.model.graph import TaskId, TopologyGraph, resolve
 from millrace.runtime.checkpoints.checkpoints import Checkpoints
-from millrace.runtime.checkpoints.directory import Lock
+from millrace.runtime.checkpoints.lock import Lock
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store, shown_place
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import Manifest

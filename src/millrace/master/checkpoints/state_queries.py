@@ -66,10 +66,10 @@ class StateQueries:
                               if component.stateful] if manifest is not None else []}
         if waves is not None:
             return {**row, "phase": waves.phase, "wave": waves.committed, "seconds": round(waves.took, 3),
-                    "given_up": waves.given_up}
+                    "abandoned": waves.abandoned}
         records = self._batches[name].records if name in self._batches else ()
         return {**row, "phase": "batch" if topology.in_batch else "idle", "wave": manifest.wave if manifest else 0,
-                "seconds": round(records[-1].seconds, 3) if records else 0.0, "given_up": 0}
+                "seconds": round(records[-1].seconds, 3) if records else 0.0, "abandoned": 0}
 
     def query(self, name: str | None, component: str, key: Any, state: str | None = None) -> Future[dict[str, Any]]:
         """The component's value under the key: the present one, from the task that owns it, or that of the last batch.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from millrace.control.events import Event, Killed, Moved, Paused, Rescaled, Resumed
+from millrace.control.events import Event, Killed, Moved, Paused, Rescaled, Unpaused
 from millrace.control.master_state import MasterState
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
@@ -37,7 +37,7 @@ class TopologyVerbs:
         return str(request["topology"])
 
     def _unpause(self, request: Request) -> str:
-        self._tell(Resumed(request["topology"]))
+        self._tell(Unpaused(request["topology"]))
         return str(request["topology"])
 
     def _move(self, request: Request) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Overview(Protocol):
     @property
     def observed(self) -> Mapping[str, TopologyObserved]: ...
     @property
-    def batches(self) -> Mapping[str, BatchLog]: ...
+    def batch_logs(self) -> Mapping[str, BatchLog]: ...
     @property
     def events(self) -> Iterable[dict[str, Any]]: ...
     @property
@@ -57,7 +57,7 @@ def status_of(master: Overview) -> dict[str, Any]:
         "cluster": master.name, "endpoint": master.endpoint, "revision": master.state.revision,
         "refused_connections": master.worker_port.refused, "malformed": master.worker_port.malformed,
         "workers": [_worker(master, slot) for slot in sorted(master.state.workers)],
-        "topologies": [topology_status(state, master.observed[name], master.batches.get(name))
+        "topologies": [topology_status(state, master.observed[name], master.batch_logs.get(name))
                        for name, state in master.state.topologies.items() if name in master.observed],
         "events": list(master.events)[-20:],
         "superseded": master.superseded,

@@ -28,7 +28,7 @@ from millrace.errors import BadParameter, MillraceError, SchedulerFailed
 from millrace.master.load.history import History, default_history_url
 from millrace.master.load.monitor import LoadMonitor, WorkerMeters
 from millrace.master.load.observed import TopologyObserved
-from millrace.master.scheduling.scheduler_process import Answer, SchedulerProcess
+from millrace.master.scheduling.scheduler_process import SchedulerAnswer, SchedulerProcess
 from millrace.model.load import Load
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
@@ -163,14 +163,14 @@ class SchedulingLoop:
         choice, policy = self.generator.choice, self.generator.policy
         request = {"scheduler": choice.name, "parameters": dict(choice.parameters), "situation": situation.to_json()}
 
-        def done(answer: Answer | SchedulerFailed) -> None:  # on another thread
+        def done(answer: SchedulerAnswer | SchedulerFailed) -> None:  # on another thread
             with suppress(MillraceError):  # the master is ending
                 self._port.call(lambda: self._answered(situation, trigger, choice, answer))
 
         self._asking = True
         self._process.ask(request, policy.time_limit, done)
 
-    def _answered(self, situation: Situation, trigger: str, choice: Choice, answer: Answer | SchedulerFailed) -> None:
+    def _answered(self, situation: Situation, trigger: str, choice: Choice, answer: SchedulerAnswer | SchedulerFailed) -> None:
         self._asking = False
         if choice is not self.generator.choice:
             return  # another scheduler was chosen meanwhile and will be asked
@@ -253,7 +253,7 @@ class SchedulingLoop:
 
     def _try_out(self, name: str, parameters: dict[str, Any], choose: Callable[[dict[str, Any], float, bool], None],
                  future: Future[dict[str, Any]]) -> None:
-        def done(answer: Answer | SchedulerFailed) -> None:  # on another thread
+        def done(answer: SchedulerAnswer | SchedulerFailed) -> None:  # on another thread
             try:
                 if isinstance(answer, SchedulerFailed):
                     raise SchedulerFailed(f"scheduler {name!r} cannot be used, nothing has changed: {answer}")

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from millrace.errors import MillraceError
-from millrace.master.scheduling.scheduler_process import Answer, read_message, write_message
+from millrace.master.scheduling.scheduler_process import SchedulerAnswer, read_message, write_message
 from millrace.model.situation import Situation
 from millrace.runtime.worker.process import die_with_parent
 from millrace.schedulers.parameters import parameters_of
@@ -47,7 +47,7 @@ def describe(error: BaseException) -> str:
     return f"it raised {message}" + (f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
 
 
-def answer_to(request: Answer) -> Answer:
+def answer_to(request: SchedulerAnswer) -> SchedulerAnswer:
     """Without a situation: construct the scheduler and return its parameters. With one: the scheduler's answer."""
     scheduler = make_scheduler(request["scheduler"], request["parameters"])
     if "situation" not in request:

@@ -24,8 +24,8 @@ from millrace.errors import SchedulerFailed
 log = logging.getLogger("millrace.master")
 START_SECONDS = 60.0  # for the process to start: importing takes a while on a busy machine
 LENGTH = struct.Struct("<Q")
-Answer = dict[str, Any]
-Done = Callable[[Answer | SchedulerFailed], None]
+SchedulerAnswer = dict[str, Any]
+Done = Callable[[SchedulerAnswer | SchedulerFailed], None]
 
 
 class SchedulerProcess:
@@ -36,13 +36,13 @@ class SchedulerProcess:
 
     def __init__(self, keep: bool = True) -> None:
         self._keep = keep
-        self._requests: SimpleQueue[tuple[int, Answer, float, Done] | None] = SimpleQueue()
+        self._requests: SimpleQueue[tuple[int, SchedulerAnswer, float, Done] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._child: _Child | None = None
         self._era = 0  # requests of earlier eras are dropped
         self._closing = False
 
-    def ask(self, request: Answer, time_limit: float, done: Done) -> None:
+    def ask(self, request: SchedulerAnswer, time_limit: float, done: Done) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="millrace scheduler")
             self._thread.start()
@@ -52,7 +52,7 @@ class SchedulerProcess:
         while (todo := self._requests.get()) is not None:
             era, request, time_limit, done = todo
             try:
-                answer: Answer | SchedulerFailed = self._answer(era, request, time_limit)
+                answer: SchedulerAnswer | SchedulerFailed = self._answer(era, request, time_limit)
             except Exception as error:  # the next request gets a new process
                 self._end_child()
                 answer = (error if isinstance(error, SchedulerFailed)
@@ -65,7 +65,7 @@ class SchedulerProcess:
                 log.exception("an unexpected error after a scheduler's answer")
         self._end_child()
 
-    def _answer(self, era: int, request: Answer, time_limit: float) -> Answer | SchedulerFailed:
+    def _answer(self, era: int, request: SchedulerAnswer, time_limit: float) -> SchedulerAnswer | SchedulerFailed:
         self._check_current(era)
         if self._child is None or not self._child.alive:
             self._end_child()
@@ -119,10 +119,10 @@ class _Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def send(self, request: Answer) -> None:
+    def send(self, request: SchedulerAnswer) -> None:
         write_message(self._to, msgspec.msgpack.encode(request))
 
-    def receive(self, seconds: float, too_late: str) -> Answer:
+    def receive(self, seconds: float, too_late: str) -> SchedulerAnswer:
         deadline, data = time.monotonic() + seconds, bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(self._from, selectors.EVENT_READ)
@@ -133,7 +133,7 @@ class _Child:
                 if not piece:
                     raise SchedulerFailed(f"its process ended with code {self._process.wait()} before it answered")
                 data += piece
-        answer: Answer = msgspec.msgpack.decode(data[LENGTH.size:])
+        answer: SchedulerAnswer = msgspec.msgpack.decode(data[LENGTH.size:])
         return answer
 
     def kill(self) -> None:

@@ -78,7 +78,7 @@ class Checkpoints:
         return manifest
 
     def is_newest(self, manifest: Manifest) -> bool:
-        """Whether no manifest was committed after this one, usable or not."""
+        """True if no manifest was committed after this one, usable or not."""
         return manifest_names(self._names())[0] == manifest_name(self.topology, manifest.epoch, manifest.wave)
 
     def manifest(self, epoch: int, wave: int) -> Manifest:

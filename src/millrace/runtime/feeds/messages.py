@@ -40,9 +40,9 @@ class Refused(msgspec.Struct, array_like=True, tag=3, tag_field="type"):
     reason: str
 
 
-Answer = Done | Refused
+FeedAnswer = Done | Refused
 _push_decoder = msgspec.msgpack.Decoder(Push)
-_answer_decoder = msgspec.msgpack.Decoder(Answer)
+_answer_decoder = msgspec.msgpack.Decoder(FeedAnswer)
 
 
 def read_push(frames: list[Any]) -> tuple[Push, Any]:
@@ -55,7 +55,7 @@ def read_push(frames: list[Any]) -> tuple[Push, Any]:
         raise WireError(f"a frame of {len(frames[0])} bytes is not the header of a batch: {error}") from None
 
 
-def read_answer(frame: Any) -> Answer:
+def read_answer(frame: Any) -> FeedAnswer:
     try:
         return _answer_decoder.decode(frame)
     except UNREADABLE as error:

@@ -158,7 +158,7 @@ class FragmentExchange:
         return time.monotonic()
 
     def heard(self, address: Address) -> float:
-        """When the last answer came from there."""
+        """Time of the last answer from there."""
         return self._links.heard(address)
 
     def ask(self, address: Address, request: Request, part: memoryview | None, asker: Asker) -> None:

@@ -9,7 +9,18 @@ from typing import Protocol
 
 from millrace.errors import NotEnoughFragments
 from millrace.runtime.fragments.links import Address, Asker
-from millrace.runtime.fragments.messages import PART_BYTES, Accepted, Answer, Discard, Get, Head, Keep, Part, Put, Request
+from millrace.runtime.fragments.messages import (
+    PART_BYTES,
+    Accepted,
+    Discard,
+    FragmentAnswer,
+    Get,
+    Head,
+    Keep,
+    Part,
+    Put,
+    Request,
+)
 from millrace.state.fragments import Assembly, BlobIdentity, Fragment
 
 PATIENCE = 0.25  # seconds without a part after which one more fragment is fetched
@@ -45,7 +56,7 @@ class Telling:
             self._exchange.ask(address, self._message(), None, self)
         self._end_if_done()
 
-    def answered(self, answer: Answer | None, part: memoryview | None) -> None:
+    def answered(self, answer: FragmentAnswer | None, part: memoryview | None) -> None:
         self._left -= 1
         self._confirmed += isinstance(answer, Accepted)
         self._end_if_done()
@@ -72,7 +83,7 @@ class _Push:
         for offset in _offsets(len(payload)):
             exchange.ask(self._address, Put(0, head, offset), payload[offset : offset + PART_BYTES], self)
 
-    def answered(self, answer: Answer | None, part: memoryview | None) -> None:
+    def answered(self, answer: FragmentAnswer | None, part: memoryview | None) -> None:
         if self.over:  # an unreachable address answers once for each part
             return
         self._left -= 1
@@ -126,7 +137,7 @@ class _Pull:
     def start(self, exchange: FragmentRequests) -> None:
         self._get(exchange, 0)
 
-    def answered(self, answer: Answer | None, part: memoryview | None) -> None:
+    def answered(self, answer: FragmentAnswer | None, part: memoryview | None) -> None:
         if self.over:
             return
         fault = self._fault(answer, part)
@@ -142,7 +153,7 @@ class _Pull:
         if self._end == answer.head.identity.block_size:
             self._finish(answer.head)
 
-    def _fault(self, answer: Answer | None, part: memoryview | None) -> str:
+    def _fault(self, answer: FragmentAnswer | None, part: memoryview | None) -> str:
         if answer is None:
             return "its holder does not answer"
         if not isinstance(answer, Part) or part is None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import zmq
 
 from millrace.errors import MillraceError
-from millrace.runtime.fragments.messages import Answer, Request
+from millrace.runtime.fragments.messages import FragmentAnswer, Request
 from millrace.runtime.wire.messages import encode
 from millrace.runtime.wire.transport import Keys, visit
 
@@ -29,7 +29,7 @@ class Asker(Protocol):
 
     over: bool
 
-    def answered(self, answer: Answer | None, part: memoryview | None) -> None:
+    def answered(self, answer: FragmentAnswer | None, part: memoryview | None) -> None:
         """Handle the answer; None if the other worker does not answer."""
 
 
@@ -51,7 +51,7 @@ class FragmentLink:
         self._waiting.append((request, part, asker))
         self._send(now)
 
-    def answer(self, answer: Answer, part: memoryview | None, now: float) -> bool:
+    def answer(self, answer: FragmentAnswer, part: memoryview | None, now: float) -> bool:
         """Pass an answer to its asker; False if there is none."""
         asker = self._flying.pop(answer.request, None)
         if asker is None:

@@ -97,9 +97,9 @@ class Nothing(msgspec.Struct, array_like=True, tag=7, tag_field="type"):
 
 
 Request = Put | Get | Keep | Discard
-Answer = Accepted | Part | Nothing
+FragmentAnswer = Accepted | Part | Nothing
 _request_decoder = msgspec.msgpack.Decoder(Request)
-_answer_decoder = msgspec.msgpack.Decoder(Answer)
+_answer_decoder = msgspec.msgpack.Decoder(FragmentAnswer)
 
 
 def read_request(frames: list[Any]) -> tuple[Request, memoryview | None]:
@@ -107,7 +107,7 @@ def read_request(frames: list[Any]) -> tuple[Request, memoryview | None]:
     return _read(_request_decoder, frames)
 
 
-def read_answer(frames: list[Any]) -> tuple[Answer, memoryview | None]:
+def read_answer(frames: list[Any]) -> tuple[FragmentAnswer, memoryview | None]:
     return _read(_answer_decoder, frames)
 
 

@@ -122,7 +122,7 @@ def _check_author(stamp: Stamp, author: int) -> None:
 
 
 def _check_newer(new: _Published, current: _Published | None) -> bool:
-    """Whether the revision is newer; False if it is in force already. Raises if it is older or contradicts that."""
+    """True if the revision is newer; False if it is in force already. Raises if it is older or contradicts that."""
     if current is None or new.stamp > current.stamp:
         return True
     if new == current:

@@ -11,13 +11,13 @@ import zmq
 
 from millrace.errors import MillraceError, UnknownName, WireError
 from millrace.runtime.taps.messages import (
-    Answer,
     Commit,
     OtherReader,
     Read,
     Request,
     Rows,
     Seen,
+    TapAnswer,
     TapPlace,
     decode_answer,
     decode_rows,
@@ -67,7 +67,7 @@ class TapLinks:
             raise WireError(f"a tap announced {answer.count} rows and sent {len(rows)}")
         return answer.start, rows
 
-    def _ask(self, place: TapPlace, request: Request, seconds: float) -> tuple[Answer, bytes]:
+    def _ask(self, place: TapPlace, request: Request, seconds: float) -> tuple[TapAnswer, bytes]:
         socket = self._sockets.get(place)
         if socket is None:
             socket = self._sockets[place] = self._connected(place)

@@ -67,9 +67,9 @@ class OtherReader(msgspec.Struct, array_like=True, tag=6, tag_field="type"):
 
 
 Request = Commit | Read
-Answer = Seen | Rows | NotHere | OtherReader
+TapAnswer = Seen | Rows | NotHere | OtherReader
 _request_decoder = msgspec.msgpack.Decoder(Request)
-_answer_decoder = msgspec.msgpack.Decoder(Answer)
+_answer_decoder = msgspec.msgpack.Decoder(TapAnswer)
 _rows_decoder = row_decoder(tuple)
 _apart_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
@@ -81,7 +81,7 @@ def decode_request(frame: Any) -> Request:
         raise WireError(f"a frame of {len(frame)} bytes is not a request to a tap: {error}") from None
 
 
-def decode_answer(frame: Any) -> Answer:
+def decode_answer(frame: Any) -> TapAnswer:
     try:
         return _answer_decoder.decode(frame)
     except UNREADABLE as error:

@@ -26,14 +26,14 @@ class Alignment:
         return source in self.passed
 
     def is_late(self, mark: WaveMark) -> bool:
-        """Whether the wave was abandoned or has passed already."""
+        """True if the wave was abandoned or has passed already."""
         if self.mark is not None and mark.wave < self.mark.wave:
             return True
         wave, kind = self.over
         return mark.wave < wave or (mark.wave == wave and kind in (mark.kind, ABANDONED))
 
     def is_other(self, mark: WaveMark) -> bool:
-        """Whether the mark is of another wave than the one being aligned: that one was abandoned."""
+        """True if the mark is of another wave than the one being aligned: that one was abandoned."""
         return self.mark is not None and (self.mark.wave, self.mark.kind) != (mark.wave, mark.kind)
 
     def passes(self, mark: WaveMark, source: int) -> bool:

@@ -4,7 +4,7 @@
     execution     execution.py     runs the bolt's code
     settling      settling.py      sends the output and closes chunks with the ackers
     acks          manual_acks.py   acks by hand
-    dead_letters  dead_letters.py  tuples that are given up
+    dead_letters  dead_letters.py  tuples that failed too often
     due           due_calls.py     ticks and timers
 
 Only `execution` may run on the task's own thread; everything else runs on the worker's loop.

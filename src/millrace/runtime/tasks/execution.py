@@ -134,7 +134,7 @@ class Execution:
                 self._user_error(culprit, delivery, Tuple(row, delivery, index))
 
     def _rolls_back(self, error: BaseException) -> bool:
-        """Whether the topology must roll back to the last wave: an exactly-once sink could not write, and none of its input
+        """True if the topology must roll back to the last wave: an exactly-once sink could not write, and none of its input
         may be skipped. Only an error in a row itself makes that row a dead letter."""
         task = self._task
         if not task.commits or is_about_the_data(error):

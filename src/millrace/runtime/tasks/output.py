@@ -56,7 +56,7 @@ class Output:
         return tuple(self._copied(field, value) for field, value in zip(self.fields, values, strict=True))
 
     def shared(self) -> bool:
-        """Whether two tasks of this worker might receive the same lists and dicts: then each needs its own copy."""
+        """True if two tasks of this worker might receive the same lists and dicts: then each needs its own copy."""
         return self.nested and (len(self.routes) > 1 or any(isinstance(route, ToAll | Custom) for route in self.routes))
 
     def extend(self, rows: Sequence[Sequence[Any]]) -> None:

@@ -131,7 +131,7 @@ class Task:
         self.blocked = sum(channel.full for channel in channels.values())
 
     def idle(self) -> bool:
-        """Whether nothing is left to do for a task that moved away."""
+        """True if nothing is left to do for a task that moved away."""
         raise NotImplementedError
 
     def abandon(self) -> None:

@@ -38,7 +38,7 @@ def error_of(call: Callable[[], None]) -> BaseException | None:
 
 
 def is_about_the_data(error: BaseException) -> bool:
-    """Whether an error is caused by the data: one of Python's built-in errors about values. Errors of servers, disks and
+    """True if an error is caused by the data: one of Python's built-in errors about values. Errors of servers, disks and
     libraries count as outages, and Millrace's own as wrong settings; both need an operator."""
     if isinstance(error, MillraceError):
         return isinstance(error, EncodingError)

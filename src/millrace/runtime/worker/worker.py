@@ -307,7 +307,7 @@ class Worker:
                 self.links.send(slot, wire.Credits(self.slot, self.generation, pairs))
 
     def wait_seconds(self) -> float:
-        """How long the loop may sleep if nothing arrives; 0 while there is work."""
+        """Seconds that the loop may sleep if nothing arrives; 0 while there is work."""
         if self._ready:
             return 0.0
         return self.timers.wait_seconds()

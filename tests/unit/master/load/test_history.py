@@ -244,7 +244,6 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_is_not_there() -> None:
-    pytest.importorskip("psycopg")
     with pytest.raises(StoreUnreachable, match=r"cannot be used: OperationalError.*Check that the server runs") as caught:
         History("postgresql://u:s3cret@127.0.0.1:1/db?sslpassword=s3cret", "c", 1.0)
     assert "s3cret" not in str(caught.value) and "u:***@127.0.0.1:1/db" in str(caught.value)

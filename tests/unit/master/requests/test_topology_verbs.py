@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace.control.events import Event, Killed, Moved, Paused, Resumed, Submitted, WorkerJoined
+from millrace.control.events import Event, Killed, Moved, Paused, Submitted, Unpaused, WorkerJoined
 from millrace.control.master_state import MasterState
 from millrace.errors import UnknownName, UnknownTopology
 from millrace.master.requests.handlers import TopologyVerbs
@@ -39,7 +39,7 @@ def test_each_verb_becomes_an_event() -> None:
     assert [master.ask(verb, topology="words") for verb in ("pause", "unpause")] == ["words", "words"]
     assert master.ask("kill", topology="words", wait=3) == "words"
     paused, resumed, killed = master.events
-    assert (paused, resumed) == (Paused("words"), Resumed("words"))
+    assert (paused, resumed) == (Paused("words"), Unpaused("words"))
     assert isinstance(killed, Killed) and (killed.name, killed.wait) == ("words", 3.0)
 
 
