@@ -127,7 +127,7 @@ class FakeMaster:
     """One worker, generation 5 in slot 0, with one task. A condition is looked at once, after `happens`."""
 
     def __init__(self) -> None:
-        self.topology = SimpleNamespace(waves=SimpleNamespace(given_up=0, committed=0, refused=False), troubled="",
+        self.topology = SimpleNamespace(waves=SimpleNamespace(abandoned=0, committed=0, refused=False), troubled="",
                                         places={TASK: SimpleNamespace(slot=0, incarnation=1)})
         self.worker = SimpleNamespace(address=SimpleNamespace(generation=5))
         self.state = SimpleNamespace(topologies={NAME: self.topology}, workers={0: self.worker})
