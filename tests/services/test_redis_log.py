@@ -157,7 +157,7 @@ def test_a_position_alone_cannot_tell_when_nothing_before_it_is_left(redis_serve
     assert ids(drain(*successor(redis_server, (2 << 22) + 1))) == ["3-0", "4-0"]
     redis_client.xtrim("log", minid="3-0", approximate=False)
     spout, _ = successor(redis_server, (2 << 22) + 1)
-    with pytest.raises(MillraceError, match="on from 2-1, and no entry up to there is left"):
+    with pytest.raises(MillraceError, match="at 2-1: no entry up to there is left"):
         spout.next_tuple()
     assert drain(*successor(redis_server, (4 << 22) + 1)) == [], "nothing has come since"
 
@@ -218,7 +218,7 @@ def test_trimming_too_much_is_noticed_again_after_the_end_was_reached(redis_serv
     assert ids(drain(spout, recorder)) == ["1-0", "2-0", "3-0", "5-0"]
     fill(redis_client, "6-0", "7-0")
     redis_client.xtrim("log", minid="7-0", approximate=False)
-    with pytest.raises(MillraceError, match="on from 5-1, and 1 entries from there on"):
+    with pytest.raises(MillraceError, match="at 5-1: 1 entries from there on"):
         spout.next_tuple()
 
 
