@@ -62,7 +62,7 @@ def test_a_worker_is_killed_during(cluster: ForkedCluster, tmp_path: Path, phase
         os.kill(cluster.processes[1].pid, signal.SIGKILL)
 
     wave = stream.in_phase(phase, kill, slot=1)
-    cluster.kill(1)  # dead already: collects the process
+    cluster.kill(1)  # already dead: reaps the process
     stream.until(lambda: stream.state.losses > losses[0])
     stream.wave(2)
     restored = [event["text"] for event in cluster.master.events if "every task has restored the state of" in event["text"]]
