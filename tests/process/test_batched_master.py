@@ -40,7 +40,7 @@ NODE = Node("host", 2, 1000.0, 1024)
 LINES, COUNT0, COUNT1 = TaskId("lines", 0), TaskId("count", 0), TaskId("count", 1)
 
 
-class Lines(ReplayableSpout):
+class FakeLines(ReplayableSpout):
     outputs = ("word",)
 
     def next_tuple(self) -> None: ...
@@ -48,18 +48,18 @@ class Lines(ReplayableSpout):
     def seek(self, position: int) -> None: ...
 
 
-class Count(Bolt):
+class FakeCount(Bolt):
     outputs = ("word", "count")
     hits = CounterState()
 
     def process(self, tup: Any) -> None: ...
 
 
-class Several(Count):
+class Several(FakeCount):
     misses = CounterState()
 
 
-class Both(Count):
+class Both(FakeCount):
     def process(self, tup: Any) -> None:
         self.state[tup.values[0]] = 1
 
@@ -70,15 +70,15 @@ class Neither(Bolt):
 
 def with_bolt(bolt: type[Bolt]) -> type[Topology]:
     class Other(Topology):
-        lines = Lines.spec()
+        lines = FakeLines.spec()
         count = bolt.spec(inputs={lines: Grouping.fields("word")})
 
     return Other
 
 
 class Words(Topology):
-    lines = Lines.spec()
-    count = Count.spec(inputs={lines: Grouping.fields("word")}, par=2)
+    lines = FakeLines.spec()
+    count = FakeCount.spec(inputs={lines: Grouping.fields("word")}, par=2)
 
 
 def words() -> TopologyGraph:
@@ -117,7 +117,7 @@ def report(slot: int, graph: TopologyGraph, task: TaskId, groups: dict[str, list
 def committed(master: Master, wave: int, hits: dict[str, int]) -> Manifest:
     """Commit a batch with this state to the store; returns its manifest."""
     name, groups = blob_name("words", "count", 0, 1, wave), list(range(GROUPS))
-    bolt = Count()
+    bolt = FakeCount()
     state = open_states(bolt, stable_hash, groups, GROUPS, "count[0]", time.time)
     assert state is not None
     for word, times in hits.items():
@@ -266,7 +266,7 @@ def test_a_value_is_looked_up_in_the_checkpoint(master: Master) -> None:
         ask("batched", "query", topology=None, component="cont", key="a", state=None)
 
 
-@pytest.mark.parametrize(("bolt", "state"), [(Count, "hits"), (Both, "state"), (Neither, "state")])
+@pytest.mark.parametrize(("bolt", "state"), [(FakeCount, "hits"), (Both, "state"), (Neither, "state")])
 def test_the_default_state_of_a_query(bolt: type[Bolt], state: str) -> None:
     assert only_state(graph_of(with_bolt(bolt)), "count") == state
 

@@ -27,13 +27,13 @@ MILLRACE = [sys.executable, "-m", "millrace.cli.main"]
 WORD_COUNT = "millrace.workloads.wordcount:WordCount"
 NAME = "wordcount"
 SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
-WHOLE_SECONDS = 4 * SECONDS  # for a command from the start of its Spark to its end
+WHOLE_SECONDS = 4 * SECONDS  # for a whole command, including the start of Spark
 LOOK_SECONDS = 0.1  # between polls of another process
 
 
 @pytest.fixture
 def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Hide all clusters but those of the test, whatever else runs on the machine, and the checkpoints of other tests."""
+    """Hide all clusters of this machine but those of the test, and the checkpoints of other tests."""
     directory = tempfile.mkdtemp(prefix="run")
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
     monkeypatch.setenv("XDG_STATE_HOME", f"{directory}/state")
@@ -147,7 +147,7 @@ def test_checkpoints_survive_a_run_without_resume_or_fresh(run: Callable[..., Ru
     def ran(*flags: str) -> tuple[int, str, str]:
         return run("--json", "--seconds", "2", *flags).end(WHOLE_SECONDS)
 
-    assert ran()[0] == 0  # it leaves a checkpoint
+    assert ran()[0] == 0  # leaves a checkpoint
     code, out, err = ran()
     assert (code, out) == (1, "") and "Traceback" not in err
     message = err.splitlines()[-1]
