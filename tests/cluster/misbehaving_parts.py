@@ -1,4 +1,4 @@
-"""Components of the cluster tests that do what they must not."""
+"""Components of the cluster tests that misuse the API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millrace.api.spout import Spout
 from millrace.api.topology import Stream
 from millrace.api.tuple import Tuple
 
-# ---- raising where it is least expected ----
+# ---- raising in unusual places ----
 
 
 class RaisesAfterEmit(Spout):
@@ -34,7 +34,7 @@ class RaisesAfterEmit(Spout):
 
 
 class RaisesWhenTold(Reliable):
-    """Raises for every tenth tuple that it is told of, the first time."""
+    """Raises at the first ack or fail of every tenth tuple."""
 
     def ack(self, tup_id: Any) -> None:
         super().ack(tup_id)
@@ -62,7 +62,7 @@ class CloseRaises(Sink):
         raise Refusal("cannot close")
 
 
-# ---- nonsense ----
+# ---- invalid calls ----
 
 
 class Intruder(Bolt):
@@ -80,7 +80,7 @@ class Intruder(Bolt):
 
 
 class BadEmits(Bolt):
-    """Emits what its stream cannot take for some numbers, and `n` for the others."""
+    """Emits invalid tuples for some numbers, and `n` for the others."""
 
     outputs = ["n", Stream(["n"], "chosen", direct=True)]
 
@@ -107,7 +107,7 @@ class BadEmits(Bolt):
 
 
 class BadAcks(Bolt):
-    """Acks, fails and anchors to what never was a tuple."""
+    """Acks, fails and anchors to objects that are not tuples."""
 
     outputs = ["n"]
 
@@ -121,7 +121,7 @@ class BadAcks(Bolt):
 
 
 class BadReports(Bolt):
-    """Reports what cannot travel, and raises errors that cannot be written."""
+    """Reports values that cannot be serialized, and raises errors that cannot be printed."""
 
     def process(self, tup: Tuple) -> None:
         if tup.values.n == 0:

@@ -1,4 +1,4 @@
-"""Components of the cluster tests that do something at ticks, or when a batch is due."""
+"""Components of the cluster tests that act at ticks or when a batch is due."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.api.tuple import Tuple
 
 
 class Ticked(Sink):
-    """Writes its ticks down, each with the number of tuples seen before."""
+    """Records its ticks, each with the number of tuples seen before."""
 
     def process_tick(self, tup: Tuple) -> None:
         TOLD.append((self.task_index, self.is_tick(tup), tup.component, tup.task, tuple(tup.values)))
@@ -26,7 +26,7 @@ class TickedBlocking(Ticked):
 
 
 class EmitsOnTick(Bolt):
-    """Says at each tick how many it has had."""
+    """Emits at each tick the number of tuples so far."""
 
     outputs = ["count"]
 
@@ -44,7 +44,7 @@ class EmitsOnTick(Bolt):
 
 
 class Sums(BatchingBolt):
-    """The sum of each batch, by parity; refuses batches that hold poison."""
+    """Emits the sum of each batch by parity; refuses batches that contain poison."""
 
     outputs = ["parity", "total"]
     ticks_between_batches = 1
