@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from plain_parts import Reliable, Sink
 from refusing_parts import Refusal
-from seen import SEEN, TOLD
+from seen import EVENTS, SEEN
 
 from millrace.api.bolt import Bolt
 from millrace.api.spout import Spout
@@ -33,7 +33,7 @@ class RaisesAfterEmit(Spout):
                 raise Refusal("tired")
 
 
-class RaisesWhenTold(Reliable):
+class RaisesInCallbacks(Reliable):
     """Raises at the first ack or fail of every tenth tuple."""
 
     def ack(self, tup_id: Any) -> None:
@@ -52,13 +52,13 @@ class TickRaises(Bolt):
         SEEN[self.component_name].append(tup.values.n)
 
     def process_tick(self, tup: Tuple) -> None:
-        TOLD.append(("tick", tup.values[0], self.is_tick(tup)))
+        EVENTS.append(("tick", tup.values[0], self.is_tick(tup)))
         raise Refusal("no ticks please")
 
 
 class CloseRaises(Sink):
     def close(self) -> None:
-        TOLD.append(("closed", self.component_name))
+        EVENTS.append(("closed", self.component_name))
         raise Refusal("cannot close")
 
 

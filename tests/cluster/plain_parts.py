@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from seen import QUEUE, SEEN, TOLD
+from seen import EVENTS, QUEUE, SEEN
 
 from millrace.api.bolt import Bolt
 from millrace.api.spout import ReliableSpout, Spout
@@ -41,10 +41,10 @@ class Switched(Numbers):
 
     def activate(self) -> None:
         super().activate()
-        TOLD.append(("activate", self.task_index))
+        EVENTS.append(("activate", self.task_index))
 
     def deactivate(self) -> None:
-        TOLD.append(("deactivate", self.task_index))
+        EVENTS.append(("deactivate", self.task_index))
 
 
 class AllAtOnce(Numbers):
@@ -69,10 +69,10 @@ class Counting(Spout):
             self.emit([self.next - 1], tup_id=f"#{self.next - 1}")
 
     def ack(self, tup_id: Any) -> None:
-        TOLD.append(("ack", tup_id))
+        EVENTS.append(("ack", tup_id))
 
     def fail(self, tup_id: Any) -> None:
-        TOLD.append((self.fail_cause, tup_id))
+        EVENTS.append((self.fail_cause, tup_id))
 
 
 class WithoutIds(Counting):
@@ -98,11 +98,11 @@ class Reliable(ReliableSpout):
             self.emit([self.next - 1], tup_id=self.next - 1)
 
     def ack(self, tup_id: Any) -> None:
-        TOLD.append(("ack", tup_id))
+        EVENTS.append(("ack", tup_id))
         super().ack(tup_id)
 
     def fail(self, tup_id: Any) -> None:
-        TOLD.append((self.fail_cause, tup_id))
+        EVENTS.append((self.fail_cause, tup_id))
         super().fail(tup_id)
 
 
@@ -210,12 +210,12 @@ class Lives(Sink):
     """Records its construction, start and end, and any input after that."""
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
-        TOLD.append(("initialize", self.component_name, self.task_index))
+        EVENTS.append(("initialize", self.component_name, self.task_index))
 
     def process(self, tup: Tuple) -> None:
         super().process(tup)
-        if ("close", self.component_name, self.task_index) in TOLD:
-            TOLD.append(("process after close",))
+        if ("close", self.component_name, self.task_index) in EVENTS:
+            EVENTS.append(("process after close",))
 
     def close(self) -> None:
-        TOLD.append(("close", self.component_name, self.task_index))
+        EVENTS.append(("close", self.component_name, self.task_index))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 from plain_parts import Pass
-from seen import REFUSED, TOLD
+from seen import EVENTS, REFUSED
 
 from millrace.api.bolt import Bolt
 from millrace.api.tuple import Tuple
@@ -72,7 +72,7 @@ class CannotStart(Bolt):
         raise Refusal("no start")
 
     def process(self, tup: Tuple) -> None:
-        TOLD.append(("processed without initialize", tup.values.n))
+        EVENTS.append(("processed without initialize", tup.values.n))
 
 
 class CannotBeMade(CannotStart):

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict, deque
 from typing import Any
 
 SEEN: defaultdict[str, list[Any]] = defaultdict(list)  # component → the values it got, in order
-TOLD: list[tuple[Any, ...]] = []  # acks and fails of spouts, and other callbacks
+EVENTS: list[tuple[Any, ...]] = []  # acks and fails of spouts, and other callbacks
 QUEUE: deque[int] = deque()  # the numbers for FromQueue
 REFUSED: Counter[Any] = Counter()  # refusals of each value by bolts that raise
 MADE: Counter[str] = Counter()  # calls of `initialize`, by task
@@ -15,5 +15,5 @@ RAISE: list[BaseException] = []  # exceptions to raise next
 
 
 def forget() -> None:
-    for kept in (SEEN, TOLD, QUEUE, REFUSED, MADE, CLOSED, RAISE):
+    for kept in (SEEN, EVENTS, QUEUE, REFUSED, MADE, CLOSED, RAISE):
         kept.clear()

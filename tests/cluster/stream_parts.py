@@ -6,7 +6,7 @@ from typing import Any
 
 from plain_parts import Counting
 from refusing_parts import Refusal
-from seen import SEEN, TOLD
+from seen import EVENTS, SEEN
 
 from millrace.api.bolt import Bolt
 from millrace.api.spout import ReliableSpout, Spout
@@ -59,7 +59,7 @@ class NeedsIds(Bolt):
 
     def process(self, tup: Tuple) -> None:
         went = self.emit([tup.values.n], need_task_ids=True)
-        TOLD.append((tup.values.n, went))
+        EVENTS.append((tup.values.n, went))
 
 
 class TaskIdSink(Bolt):

@@ -158,7 +158,7 @@ class TestEveryStore:
                 seen.append(agent.read("node"))
 
     def test_a_watch_that_raises_does_not_block_others(self, store: CoordinationStore,
-                                                                    caplog: pytest.LogCaptureFixture) -> None:
+                                                       caplog: pytest.LogCaptureFixture) -> None:
         changed, author = threading.Event(), store.claim()
         store.watch("node", lambda: 1 // 0)
         store.watch("node", changed.set)

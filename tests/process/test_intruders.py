@@ -111,7 +111,7 @@ def test_many_silent_connections(cluster: ForkedCluster, stream: AuditedStream) 
 @pytest.mark.parametrize("port", ["worker", "master"])
 @pytest.mark.parametrize("stranger", [wrong_key, other_cluster, no_key])
 def test_clients_without_the_clusters_key(stranger: Callable[[Keys, zmq.Socket], None], port: str, cluster: ForkedCluster,
-                                   stream: AuditedStream) -> None:
+                                          stream: AuditedStream) -> None:
     before = refused(cluster, port)
     with zmq.Context() as context, context.socket(zmq.PUSH if port == "worker" else zmq.DEALER) as client:
         client.linger = 0

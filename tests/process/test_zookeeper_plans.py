@@ -195,7 +195,7 @@ def test_another_master_takes_over_and_the_first_steps_down(server: ZooKeeperSer
 
 
 def test_workers_of_the_first_master_never_run_a_plan_of_the_second(server: ZooKeeperServer, tmp_path: Path,
-                                                                   runtime_directory_patch: pytest.MonkeyPatch) -> None:
+                                                                    runtime_directory_patch: pytest.MonkeyPatch) -> None:
     """Even if nothing stops them, with the same nodes, slots and generations, and the second master's plan in their store."""
     name = f"deaf-{time.monotonic_ns()}"
     with start(server, 2, name) as first:

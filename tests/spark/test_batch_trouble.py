@@ -49,7 +49,7 @@ def events_with(stream: BatchedStream, words: str) -> list[dict[str, Any]]:
 
 
 def test_lost_blobs_are_written_again_and_names_are_not_listed(engine: MicrobatchEngine, tmp_path: Path,
-                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     stream = BatchedStream(engine, tmp_path, "mended")
     stream.advance(3)
     stream.held()

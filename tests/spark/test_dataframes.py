@@ -167,7 +167,7 @@ def test_a_query_continues_from_its_checkpoint(make_engine: Callable[[], Residen
 
 
 def test_one_query_feeds_and_another_reads(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
-                                            tmp_path: Path) -> None:
+                                           tmp_path: Path) -> None:
     """The feeding query waits for acks, and acks wait for the query that reads the tap. The reader must get a core although
     the feeder has enough partitions to take all cores."""
     incoming.add(files=8, lines=20)

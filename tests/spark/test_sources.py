@@ -176,7 +176,7 @@ def test_exactly_once_through_a_killed_worker(engine: ResidentEngine, submit: Ca
 
 
 def test_an_unread_tap_blocks_the_topology(engine: ResidentEngine, submit: Callable[..., RunningTopology],
-                                                       tmp_path: Path) -> None:
+                                           tmp_path: Path) -> None:
     limit, chunk, window = 500, 100, 4
     running = submit(Tapped, "unread", tap_rows=limit, topology_chunk_tuples=chunk, topology_channel_window=window)
     assert engine.master.wait_until(lambda: len(unread(running)) == 2 and min(unread(running).values()) >= limit, SECONDS)

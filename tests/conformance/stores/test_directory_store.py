@@ -89,7 +89,7 @@ def crash_at(step: int, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("before", [None, OLD], ids=["new", "again"])
 def test_a_crash_at_any_step_leaves_the_old_or_the_new_blob(directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch,
-                                                     before: bytes | None, after: bool) -> None:
+                                                            before: bytes | None, after: bool) -> None:
     if before is not None:
         directory.write("t/a", [before])
     seen: list[bytes | None] = []

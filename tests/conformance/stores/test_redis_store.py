@@ -62,7 +62,7 @@ def test_a_redis_that_is_flushed_is_not_trusted(redis: RedisStore, redis_client:
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_flush_during_a_write(redis: RedisStore, redis_client: Any, monkeypatch: pytest.MonkeyPatch,
-                                           at: int) -> None:
+                                at: int) -> None:
     fields = redis_store._fields
 
     def flushing(parts: Any) -> Iterator[dict[str, bytes]]:

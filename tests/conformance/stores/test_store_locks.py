@@ -78,7 +78,7 @@ def test_locks_are_not_listed_as_names(directory: DirectoryStore, topology: str)
 
 
 def test_a_lock_that_cannot_be_created(directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch,
-                                   caplog: pytest.LogCaptureFixture) -> None:
+                                       caplog: pytest.LogCaptureFixture) -> None:
     def refuse(number: int) -> Callable[..., None]:
         def flock(descriptor: int, operation: int) -> None:
             raise OSError(number, os.strerror(number))
