@@ -1,4 +1,4 @@
-"""Components of the cluster tests that ack, fail and anchor in their own way."""
+"""Components of the cluster tests that ack, fail and anchor by themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.api.tuple import Tuple
 
 
 class ByHand(Bolt):
-    """Acks what it has at each tick, by tuple or, with the setting `by_id`, by id. Fails the poison."""
+    """Acks its pending tuples at each tick, by tuple or, with the setting `by_id`, by id. Fails the poison."""
 
     auto_ack = False
     outputs = ["n"]
@@ -38,7 +38,7 @@ class ByHand(Bolt):
 
 
 class ByTheHundred(Bolt):
-    """Acks when it has a hundred, as a bolt does that writes to a database."""
+    """Acks a hundred tuples at a time, like a bolt that writes to a database."""
 
     auto_ack = False
 
@@ -76,7 +76,7 @@ class Unanchored(Bolt):
 
 
 class AcksTwice(Bolt):
-    """Acks by itself though it need not."""
+    """Acks tuples that the engine acks too."""
 
     def process(self, tup: Tuple) -> None:
         SEEN[self.component_name].append(tup.values.n)
@@ -116,7 +116,7 @@ class Pairs(Bolt):
 
 
 class ListIds(Counting):
-    """Its ids are lists, as those of a JSON source may be."""
+    """Uses lists as ids, as a JSON source may."""
 
     def next_tuple(self) -> None:
         if self.next < self.limit:

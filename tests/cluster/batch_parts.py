@@ -27,7 +27,7 @@ N = 200
 
 def start(topology: type[Topology], tmp_path: Path, processes: int = 1, most_tuples: int = 20, config: Any = (),
           **more: Any) -> LocalBatches:
-    """Each task of the spout emits `most_tuples` per batch."""
+    """Start a topology whose spout tasks emit `most_tuples` per batch."""
     graph = batched(graph_of(topology, config={"path": str(tmp_path / "out"), "limit": N, "burst": 5,
                                                "topology.chunk.tuples": 5, **dict(config)}))
     return LocalBatches(graph, str(tmp_path / "store"), processes, most_tuples=most_tuples, **more)

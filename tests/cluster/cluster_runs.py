@@ -1,4 +1,4 @@
-"""Runs of a LocalCluster: to their end, with workers that hear late, and what was counted on the way."""
+"""Helpers to run a LocalCluster to its end, delay assignments of workers, and read counters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millrace.testing.local_cluster import LocalCluster
 
 
 def run_through(topology: Any, workers: int = 2, seconds: float = 1.0, **config: Any) -> LocalCluster:
-    """Runs a topology whose spouts come to an end, until everything is through and it has ended."""
+    """Run a topology with finite spouts until it is drained and has ended."""
     cluster = LocalCluster(workers)
     graph = cluster.submit(topology, config=config)
     cluster.run(seconds)
@@ -17,20 +17,20 @@ def run_through(topology: Any, workers: int = 2, seconds: float = 1.0, **config:
 
 
 def drain(cluster: LocalCluster, name: str, seconds: float = 60.0) -> None:
-    """Ends a topology as `millrace kill` does; an error if it does not get done by itself."""
+    """Kill a topology as `millrace kill` does; raises if it does not drain in time."""
     cluster.stop(name, wait=10 * seconds)
     cluster.run_until(lambda: name not in cluster.master.topologies, seconds)
 
 
 def spouts_done(cluster: LocalCluster, spouts: int = 2) -> bool:
-    """All tasks of `numbers` are there, have sent everything, and have been told that it is done."""
+    """Return whether all tasks of `numbers` exist, have sent everything and have got every ack."""
     tasks = [task.component for task in cluster.tasks("numbers")]
     return len(tasks) == spouts and all(spout and spout.exhausted and not spout.unacked_tuples
                                         for spout in tasks)
 
 
 class Late(LocalCluster):
-    """The slots in `late` do not hear of new assignments until `hear`."""
+    """A cluster whose slots in `late` get new assignments only at `hear`."""
 
     late: tuple[int, ...] = ()
 
@@ -38,7 +38,7 @@ class Late(LocalCluster):
         deaf = {slot: self.workers.pop(slot) for slot in set(self.late) & set(self.workers)}
         super().tell(event)
         for slot, worker in deaf.items():
-            self.workers.setdefault(slot, worker)  # unless it has just been started anew
+            self.workers.setdefault(slot, worker)  # unless it has just been restarted
 
     def hear(self) -> None:
         late, self.late = self.late, ()

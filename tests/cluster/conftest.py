@@ -1,4 +1,4 @@
-"""Makes the components importable by tests and workers, and clears what they recorded before and after each test."""
+"""Makes the components importable by tests and workers, and clears their records before and after each test."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Components for the corners of waves."""
+"""Components for edge cases of waves."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 import wave_parts as parts
-from wave_parts import Exact, Ledger, Numbers, Pass
+from wave_parts import Exact, FakeLedger, Numbers, Pass
 
 from millrace.api.bolt import BatchingBolt, Bolt
 from millrace.api.grouping import Grouping
@@ -16,7 +16,7 @@ RESTORED: list[Any] = []
 
 
 class Sometimes(Bolt):
-    """Has something to snapshot only now and then."""
+    """Returns a snapshot only sometimes."""
 
     outputs: ClassVar[list[str]] = ["key", "number"]
     pending: Any = ["not flushed yet"]
@@ -35,16 +35,16 @@ class Forgetful(Topology):
     config: ClassVar[dict[str, Any]] = Exact.config
     numbers = Numbers.spec(par=2)
     sometimes = Sometimes.spec(inputs={numbers: Grouping.SHUFFLE}, par=1)
-    ledger = Ledger.spec(inputs={sometimes: Grouping.SHUFFLE}, par=2)
+    ledger = FakeLedger.spec(inputs={sometimes: Grouping.SHUFFLE}, par=2)
 
 
-class BatchLedger(BatchingBolt, Ledger):
-    """Writes batches; they are due at waves."""
+class BatchLedger(BatchingBolt, FakeLedger):
+    """Writes batches at waves."""
 
     process_rows: ClassVar[Any] = None
 
     def process_batch(self, key: Any, tups: list[Tuple]) -> None:
-        Ledger.process_rows(self, [tuple(tup.values) for tup in tups])
+        FakeLedger.process_rows(self, [tuple(tup.values) for tup in tups])
 
 
 class BatchedSink(Topology):

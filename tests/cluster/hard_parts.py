@@ -14,7 +14,7 @@ CLOCK: list[ManualClock] = []  # of the cluster under test
 
 
 class Slow(Bolt):
-    """Each tuple takes a tenth of a virtual second."""
+    """Takes a tenth of a virtual second per tuple."""
 
     def process(self, tup: Tuple) -> None:
         CLOCK[0].advance(0.1)
@@ -22,7 +22,7 @@ class Slow(Bolt):
 
 
 class BusyBatches(TicklessBatchingBolt):
-    """Always has something in its inbox, and a thread of its own."""
+    """Has its own thread and always a full inbox."""
 
     blocking = True
     secs_between_batches = 0.05
@@ -32,7 +32,7 @@ class BusyBatches(TicklessBatchingBolt):
 
 
 class StartsAtLast(Bolt):
-    """`initialize` raises twice, as when a server is not up yet."""
+    """Raises twice in `initialize`, as if a server were not up yet."""
 
     outputs = ["n"]
 
@@ -56,7 +56,7 @@ class Exits(Bolt):
 
 
 class ClearsItsAnchors(Bolt):
-    """Uses one list of anchors over and over."""
+    """Reuses one list of anchors."""
 
     outputs = ["n"]
 

@@ -1,4 +1,4 @@
-"""Components of the cluster tests that do what they must not."""
+"""Components of the cluster tests that misuse the API."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import pyarrow as pa
 from plain_parts import Reliable, Sink
 from refusing_parts import Refusal
-from seen import SEEN, TOLD
+from seen import EVENTS, SEEN
 
 from millrace.api.bolt import Bolt
 from millrace.api.spout import Spout
 from millrace.api.topology import Stream
 from millrace.api.tuple import Tuple
 
-# ---- raising where it is least expected ----
+# ---- raising in unusual places ----
 
 
 class RaisesAfterEmit(Spout):
@@ -33,8 +33,8 @@ class RaisesAfterEmit(Spout):
                 raise Refusal("tired")
 
 
-class RaisesWhenTold(Reliable):
-    """Raises for every tenth tuple that it is told of, the first time."""
+class RaisesInCallbacks(Reliable):
+    """Raises at the first ack or fail of every tenth tuple."""
 
     def ack(self, tup_id: Any) -> None:
         super().ack(tup_id)
@@ -52,17 +52,17 @@ class TickRaises(Bolt):
         SEEN[self.component_name].append(tup.values.n)
 
     def process_tick(self, tup: Tuple) -> None:
-        TOLD.append(("tick", tup.values[0], self.is_tick(tup)))
+        EVENTS.append(("tick", tup.values[0], self.is_tick(tup)))
         raise Refusal("no ticks please")
 
 
 class CloseRaises(Sink):
     def close(self) -> None:
-        TOLD.append(("closed", self.component_name))
+        EVENTS.append(("closed", self.component_name))
         raise Refusal("cannot close")
 
 
-# ---- nonsense ----
+# ---- invalid calls ----
 
 
 class Intruder(Bolt):
@@ -80,7 +80,7 @@ class Intruder(Bolt):
 
 
 class BadEmits(Bolt):
-    """Emits what its stream cannot take for some numbers, and `n` for the others."""
+    """Emits invalid tuples for some numbers, and `n` for the others."""
 
     outputs = ["n", Stream(["n"], "chosen", direct=True)]
 
@@ -107,7 +107,7 @@ class BadEmits(Bolt):
 
 
 class BadAcks(Bolt):
-    """Acks, fails and anchors to what never was a tuple."""
+    """Acks, fails and anchors to objects that are not tuples."""
 
     outputs = ["n"]
 
@@ -121,7 +121,7 @@ class BadAcks(Bolt):
 
 
 class BadReports(Bolt):
-    """Reports what cannot travel, and raises errors that cannot be written."""
+    """Reports values that cannot be serialized, and raises errors that cannot be printed."""
 
     def process(self, tup: Tuple) -> None:
         if tup.values.n == 0:

@@ -1,4 +1,4 @@
-"""Components of the cluster tests that do as they should: spouts of numbers, bolts that pass on, bolts at the end."""
+"""Well-behaved components of the cluster tests: spouts of numbers, bolts that pass tuples on, and sinks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from seen import QUEUE, SEEN, TOLD
+from seen import EVENTS, QUEUE, SEEN
 
 from millrace.api.bolt import Bolt
 from millrace.api.spout import ReliableSpout, Spout
@@ -17,7 +17,7 @@ from millrace.connectors.generator import ArrowGeneratorSpout, GeneratorSpout
 
 
 class Numbers(GeneratorSpout):
-    """0, 1, 2 … `limit` - 1, whatever its parallelism. Survives the loss of its worker."""
+    """Emits 0, 1, 2 … `limit` - 1 with any parallelism. Survives the loss of its worker."""
 
     outputs = ["n"]
 
@@ -37,18 +37,18 @@ class NumbersBlocking(Numbers):
 
 
 class Switched(Numbers):
-    """Writes down when it is switched on and off."""
+    """Records when it is activated and deactivated."""
 
     def activate(self) -> None:
         super().activate()
-        TOLD.append(("activate", self.task_index))
+        EVENTS.append(("activate", self.task_index))
 
     def deactivate(self) -> None:
-        TOLD.append(("deactivate", self.task_index))
+        EVENTS.append(("deactivate", self.task_index))
 
 
 class AllAtOnce(Numbers):
-    """The whole limit in one call of next_tuple."""
+    """Emits all its numbers in one call of next_tuple."""
 
     def next_tuple(self) -> None:
         while not self.exhausted:
@@ -56,7 +56,7 @@ class AllAtOnce(Numbers):
 
 
 class Counting(Spout):
-    """0 … `limit` - 1 with the id `#n`; writes down what it is told and sends nothing again."""
+    """Emits 0 … `limit` - 1 with the id `#n`; records acks and fails, and replays nothing."""
 
     outputs = ["n"]
 
@@ -69,14 +69,14 @@ class Counting(Spout):
             self.emit([self.next - 1], tup_id=f"#{self.next - 1}")
 
     def ack(self, tup_id: Any) -> None:
-        TOLD.append(("ack", tup_id))
+        EVENTS.append(("ack", tup_id))
 
     def fail(self, tup_id: Any) -> None:
-        TOLD.append((self.fail_cause, tup_id))
+        EVENTS.append((self.fail_cause, tup_id))
 
 
 class WithoutIds(Counting):
-    """The odd numbers are not tracked."""
+    """Emits odd numbers without an id."""
 
     def next_tuple(self) -> None:
         if self.next < self.limit:
@@ -85,7 +85,7 @@ class WithoutIds(Counting):
 
 
 class Reliable(ReliableSpout):
-    """0 … `limit` - 1, sent again when they fail; writes down what it is told."""
+    """Emits 0 … `limit` - 1, replays failed numbers, and records acks and fails."""
 
     outputs = ["n"]
 
@@ -98,16 +98,16 @@ class Reliable(ReliableSpout):
             self.emit([self.next - 1], tup_id=self.next - 1)
 
     def ack(self, tup_id: Any) -> None:
-        TOLD.append(("ack", tup_id))
+        EVENTS.append(("ack", tup_id))
         super().ack(tup_id)
 
     def fail(self, tup_id: Any) -> None:
-        TOLD.append((self.fail_cause, tup_id))
+        EVENTS.append((self.fail_cause, tup_id))
         super().fail(tup_id)
 
 
 class FromQueue(ReliableSpout):
-    """Takes numbers from QUEUE, which others take from too: what it took and has not seen through is its own alone."""
+    """Takes numbers from QUEUE, which other tasks use too; only this task has the numbers in flight."""
 
     outputs = ["n"]
 
@@ -117,7 +117,7 @@ class FromQueue(ReliableSpout):
             self.emit([number], tup_id=number)
 
 
-# ---- bolts that pass on ----
+# ---- bolts that pass tuples on ----
 
 
 class Pass(Bolt):
@@ -147,7 +147,7 @@ class PassArrow(Bolt):
 
 
 class Doubled(Bolt):
-    """Arrow in, Arrow out, by a computation."""
+    """Doubles Arrow columns."""
 
     outputs = ["n"]
 
@@ -156,7 +156,7 @@ class Doubled(Bolt):
 
 
 class Burst(Bolt):
-    """A hundred tuples for each."""
+    """Emits a hundred tuples for each input."""
 
     outputs = ["n"]
 
@@ -165,11 +165,11 @@ class Burst(Bolt):
             self.emit([tup.values.n * 100 + k])
 
 
-# ---- bolts at the end ----
+# ---- sinks ----
 
 
 class Sink(Bolt):
-    """Keeps what it gets under its own name; a tuple of one value as that value."""
+    """Keeps its input under its component's name; a tuple of one value as that value."""
 
     def process(self, tup: Tuple) -> None:
         SEEN[self.component_name].append(tup.values[0] if len(tup.values) == 1 else tuple(tup.values))
@@ -207,15 +207,15 @@ class Never(Bolt):
 
 
 class Lives(Sink):
-    """Writes down when it is made, started and ended, and what it gets afterwards."""
+    """Records its construction, start and end, and any input after that."""
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
-        TOLD.append(("initialize", self.component_name, self.task_index))
+        EVENTS.append(("initialize", self.component_name, self.task_index))
 
     def process(self, tup: Tuple) -> None:
         super().process(tup)
-        if ("close", self.component_name, self.task_index) in TOLD:
-            TOLD.append(("process after close",))
+        if ("close", self.component_name, self.task_index) in EVENTS:
+            EVENTS.append(("process after close",))
 
     def close(self) -> None:
-        TOLD.append(("close", self.component_name, self.task_index))
+        EVENTS.append(("close", self.component_name, self.task_index))

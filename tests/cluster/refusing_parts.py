@@ -1,4 +1,4 @@
-"""Components of the cluster tests that raise: for poison, or before they have even started."""
+"""Components of the cluster tests that raise, for poison or during their start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 from plain_parts import Pass
-from seen import REFUSED, TOLD
+from seen import EVENTS, REFUSED
 
 from millrace.api.bolt import Bolt
 from millrace.api.tuple import Tuple
@@ -19,7 +19,7 @@ class Refusal(Exception):
 
 
 def refuse(bolt: Bolt, n: int) -> None:
-    """Raise for the numbers in the setting `poison`, as often as `refusals` says (absent: always)."""
+    """Raise for the numbers in the setting `poison`, `refusals` times each (absent: always)."""
     if n in bolt.storm_conf.get("poison", ()) and REFUSED[n] < bolt.storm_conf.get("refusals", 1_000_000):
         REFUSED[n] += 1
         raise Refusal(f"not {n}")
@@ -57,7 +57,7 @@ class PickyArrow(Bolt):
 
 
 class Lenient(Picky):
-    """An exception does not fail the tuple: it is neither acked nor failed."""
+    """Leaves a tuple that raised neither acked nor failed."""
 
     auto_fail = False
 
@@ -72,7 +72,7 @@ class CannotStart(Bolt):
         raise Refusal("no start")
 
     def process(self, tup: Tuple) -> None:
-        TOLD.append(("processed without initialize", tup.values.n))
+        EVENTS.append(("processed without initialize", tup.values.n))
 
 
 class CannotBeMade(CannotStart):
@@ -90,7 +90,7 @@ class StartsLater(Pass):
 
 
 class Reborn(Bolt):
-    """A new instance after each exception; each knows its number."""
+    """Is recreated after each exception; each instance knows its number."""
 
     exit_on_exception = True
     outputs = ["instance", "n"]

@@ -1,4 +1,4 @@
-"""What the components of the cluster tests have seen. It is kept here: all workers of a LocalCluster are one process."""
+"""Records of the components of the cluster tests; all workers of a LocalCluster share one process."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import Counter, defaultdict, deque
 from typing import Any
 
 SEEN: defaultdict[str, list[Any]] = defaultdict(list)  # component → the values it got, in order
-TOLD: list[tuple[Any, ...]] = []  # what spouts were told of their tuples, and what else happened to components
-QUEUE: deque[int] = deque()  # what FromQueue takes its numbers from
-REFUSED: Counter[Any] = Counter()  # how often a value has been refused by a bolt that raises
+EVENTS: list[tuple[Any, ...]] = []  # acks and fails of spouts, and other callbacks
+QUEUE: deque[int] = deque()  # the numbers for FromQueue
+REFUSED: Counter[Any] = Counter()  # refusals of each value by bolts that raise
 MADE: Counter[str] = Counter()  # calls of `initialize`, by task
 CLOSED: list[str] = []  # tasks whose `close` was called
-RAISE: list[BaseException] = []  # what is to be raised next
+RAISE: list[BaseException] = []  # exceptions to raise next
 
 
 def forget() -> None:
-    for kept in (SEEN, TOLD, QUEUE, REFUSED, MADE, CLOSED, RAISE):
+    for kept in (SEEN, EVENTS, QUEUE, REFUSED, MADE, CLOSED, RAISE):
         kept.clear()

@@ -1,4 +1,4 @@
-"""Components of the cluster tests with streams, directions and values of every kind."""
+"""Components of the cluster tests with various streams, targets and values."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 from plain_parts import Counting
 from refusing_parts import Refusal
-from seen import SEEN, TOLD
+from seen import EVENTS, SEEN
 
 from millrace.api.bolt import Bolt
 from millrace.api.spout import ReliableSpout, Spout
 from millrace.api.topology import Stream
 from millrace.api.tuple import Tuple
 
-# ---- streams and directions ----
+# ---- streams and targets ----
 
 
 class EvenOdd(Bolt):
-    """Evens on the default stream, odds on another, every tenth on a third that nobody has to read."""
+    """Emits evens on the default stream, odds on another, and every tenth number on an optional third."""
 
     outputs = ["n", Stream(["n", "text"], "odd"), Stream(["n"], "tenth")]
 
@@ -32,14 +32,14 @@ class EvenOdd(Bolt):
 
 
 class Origins(Bolt):
-    """Where each tuple came from: component, stream, field names, values."""
+    """Records the origin of each tuple: component, stream, field names, values."""
 
     def process(self, tup: Tuple) -> None:
         SEEN[self.component_name].append((tup.component, tup.stream, tup.values._fields, tuple(tup.values)))
 
 
 class ToChosen(Bolt):
-    """Sends n to task n mod 3 of `direct_sink`, and says so on its default stream."""
+    """Sends n to task n mod 3 of `direct_sink`, and reports it on its default stream."""
 
     outputs = [Stream(["n"], "chosen", direct=True), "n"]
 
@@ -53,13 +53,13 @@ class ToChosen(Bolt):
 
 
 class NeedsIds(Bolt):
-    """Asks where its tuples go."""
+    """Emits with the request for target task ids."""
 
     outputs = ["n"]
 
     def process(self, tup: Tuple) -> None:
         went = self.emit([tup.values.n], need_task_ids=True)
-        TOLD.append((tup.values.n, went))
+        EVENTS.append((tup.values.n, went))
 
 
 class TaskIdSink(Bolt):
@@ -88,7 +88,7 @@ def by_remainder(values: Any, tasks: int) -> list[int]:
 
 
 class Nested(Spout):
-    """One tuple with values of every kind."""
+    """Emits one tuple with values of every kind."""
 
     outputs = ["n", "value"]
     VALUES = [[1, [2, {"k": None}]], {"a": {"b": [b"x", 1.5, True, 2**70]}}, (1, (2, 3)), "ß", -(2**70), None, b"", 0.0]
@@ -122,7 +122,7 @@ class GrabbyRows(Bolt):
 
 
 class ReusesItsList(ReliableSpout):
-    """Emits the same list again and again, with other values in it."""
+    """Emits the same list repeatedly, with changed values."""
 
     outputs = ["n"]
 
@@ -137,7 +137,7 @@ class ReusesItsList(ReliableSpout):
 
 
 class MixedTypes(Bolt):
-    """What no column of a table can hold together: number 3 becomes a text, number 4 is beyond 64 bits."""
+    """Emits values that no single column can hold: number 3 becomes a text, number 4 exceeds 64 bits."""
 
     outputs = ["n"]
 
@@ -147,7 +147,7 @@ class MixedTypes(Bolt):
 
 
 class Texts(Counting):
-    """Numbers as text; number 5 is half of a surrogate pair, which no UTF-8 has."""
+    """Emits numbers as text; number 5 is half of a surrogate pair, which UTF-8 cannot encode."""
 
     def next_tuple(self) -> None:
         if self.next < self.limit:
@@ -156,7 +156,7 @@ class Texts(Counting):
 
 
 class MakesBadText(Bolt):
-    """Number 5 becomes half of a surrogate pair."""
+    """Turns number 5 into half of a surrogate pair."""
 
     outputs = ["text"]
 

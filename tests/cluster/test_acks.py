@@ -1,4 +1,4 @@
-"""At-least-once: who is told what, once; anchors; acks by hand; batches."""
+"""At-least-once: acks and fails of spouts, anchors, explicit acks, batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ack_parts import AcksTwice, Anchored, ByHand, FailsItself, Pairs, Unanchore
 from cluster_runs import drain, meter, run_through
 from plain_parts import Counting, Never, Pass, Reliable, Sink, WithoutIds
 from refusing_parts import Picky
-from seen import SEEN, TOLD
+from seen import EVENTS, SEEN
 from timed_parts import Sums, TicklessSums
 
 from millrace.api.grouping import Grouping
@@ -23,10 +23,10 @@ N = 200
 
 
 def ids(what: str) -> list[Any]:
-    return sorted(entry[1] for entry in TOLD if entry[0] == what)
+    return sorted(entry[1] for entry in EVENTS if entry[0] == what)
 
 
-# ---- what spouts are told ----
+# ---- acks and fails of spouts ----
 
 
 class Plain(Topology):
@@ -36,33 +36,33 @@ class Plain(Topology):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_a_spout_is_told_once_that_a_tuple_is_done(workers: int) -> None:
+def test_a_spout_gets_one_ack_for_a_finished_tuple(workers: int) -> None:
     run_through(Plain, workers, limit=N)
-    assert Counter(TOLD) == Counter(("ack", f"#{n}") for n in range(N))
+    assert Counter(EVENTS) == Counter(("ack", f"#{n}") for n in range(N))
     assert sorted(SEEN["sink"]) == list(range(N))
 
 
-def test_a_spout_is_told_once_that_a_tuple_failed_and_not_that_it_is_done() -> None:
+def test_a_spout_gets_one_fail_and_no_ack_for_a_failed_tuple() -> None:
     run_through(Plain, limit=N, poison=[7], **{"topology.chunk.tuples": 1})
-    assert Counter(TOLD) == Counter([*(("ack", f"#{n}") for n in range(N) if n != 7), ("error", "#7")])
+    assert Counter(EVENTS) == Counter([*(("ack", f"#{n}") for n in range(N) if n != 7), ("error", "#7")])
 
 
 def test_neighbours_in_the_chunk_of_a_failed_tuple_fail_with_it() -> None:
     run_through(Plain, limit=N, poison=[7])
-    assert ("error", "#7") in TOLD
-    assert {what for what, _ in TOLD} <= {"ack", "error"}
-    assert sorted(Counter(tup_id for _, tup_id in TOLD).items()) == sorted((f"#{n}", 1) for n in range(N))
+    assert ("error", "#7") in EVENTS
+    assert {what for what, _ in EVENTS} <= {"ack", "error"}
+    assert sorted(Counter(tup_id for _, tup_id in EVENTS).items()) == sorted((f"#{n}", 1) for n in range(N))
 
 
-def test_at_most_once_tells_a_plain_spout_that_it_is_done_when_it_is_sent() -> None:
-    """As Storm does without ackers: a source that waits for acks goes on."""
+def test_at_most_once_acks_a_plain_spout_when_a_tuple_is_sent() -> None:
+    """Storm does the same without ackers: a source that waits for acks continues."""
     run_through(Plain, limit=N, poison=[7], **{"topology.guarantee": "at-most-once"})
-    assert Counter(TOLD) == Counter(("ack", f"#{n}") for n in range(N))
+    assert Counter(EVENTS) == Counter(("ack", f"#{n}") for n in range(N))
 
 
 def test_no_ackers_means_at_most_once() -> None:
     cluster = run_through(Plain, limit=N, poison=[7], **{"topology.acker.executors": 0})
-    assert Counter(TOLD) == Counter(("ack", f"#{n}") for n in range(N))
+    assert Counter(EVENTS) == Counter(("ack", f"#{n}") for n in range(N))
     assert "plain: drained" in cluster.said
 
 
@@ -73,7 +73,7 @@ class SomeIds(Topology):
 
 def test_a_tuple_without_an_id_is_not_tracked() -> None:
     run_through(SomeIds, limit=N)
-    assert Counter(TOLD) == Counter(("ack", n) for n in range(0, N, 2))
+    assert Counter(EVENTS) == Counter(("ack", n) for n in range(0, N, 2))
 
 
 class Replayed(Topology):
@@ -90,13 +90,13 @@ def test_a_reliable_spout_sends_again_until_it_is_done() -> None:
     assert "replayed: drained" in cluster.said
 
 
-def test_a_timeout_is_told_as_such() -> None:
+def test_a_timeout_is_reported_as_such() -> None:
     class Stuck(Topology):
         counting = Counting.spec()
         never = Never.spec(inputs=[counting])
 
     run_through(Stuck, seconds=3.0, limit=5, **{TIMEOUT: 1.0})
-    assert Counter(TOLD) == Counter(("timeout", f"#{n}") for n in range(5))
+    assert Counter(EVENTS) == Counter(("timeout", f"#{n}") for n in range(5))
     assert sorted(SEEN["never"]) == list(range(5))
 
 
@@ -124,14 +124,14 @@ class Anchors(Topology):
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("how", ["default", "tuple", "id"])
-def test_what_comes_of_an_anchored_tuple_is_replayed_with_it(how: str, workers: int) -> None:
+def test_descendants_of_an_anchored_tuple_are_replayed_with_it(how: str, workers: int) -> None:
     run_through(Anchors, workers, seconds=2.0, limit=N, poison=[5], refusals=1, anchors=how)
     assert set(SEEN["sink"]) == set(range(N))
     assert ids("error").count(5) == 1
 
 
 @pytest.mark.parametrize("how", ["none", "unanchored"])
-def test_what_is_not_anchored_is_not_replayed(how: str) -> None:
+def test_unanchored_tuples_are_not_replayed(how: str) -> None:
     class Loose(Topology):
         reliable = Reliable.spec()
         anchored = (Anchored if how == "none" else Unanchored).spec(inputs=[reliable])
@@ -155,10 +155,10 @@ class Joined(Topology):
 
 def test_a_tuple_with_two_anchors_fails_both() -> None:
     run_through(Joined, seconds=2.0, limit=1, poison=[0], refusals=1)
-    assert Counter(TOLD) == Counter({("error", 0): 2, ("ack", 0): 2})
+    assert Counter(EVENTS) == Counter({("error", 0): 2, ("ack", 0): 2})
 
 
-# ---- acks by hand ----
+# ---- explicit acks ----
 
 
 class Manual(Topology):
@@ -168,19 +168,19 @@ class Manual(Topology):
 
 
 @pytest.mark.parametrize("by_id", [False, True], ids=["by tuple", "by id"])
-def test_acks_by_hand_come_when_the_bolt_says_so(by_id: bool) -> None:
+def test_explicit_acks_come_when_the_bolt_acks(by_id: bool) -> None:
     cluster = LocalCluster(2)
     cluster.submit(Manual, config={"limit": N, "by_id": by_id, TIMEOUT: 5.0})
     cluster.run_until(lambda: sum(len(task.component.waiting) for task in cluster.tasks("by_hand")) > N // 2)
     assert len(ids("ack")) < N // 2
     cluster.run(1.0)
     drain(cluster, "manual")
-    assert Counter(TOLD) == Counter(("ack", n) for n in range(N))
+    assert Counter(EVENTS) == Counter(("ack", n) for n in range(N))
     assert sorted(SEEN["sink"]) == list(range(N))
 
 
 @pytest.mark.parametrize("by_id", [False, True], ids=["by tuple", "by id"])
-def test_a_tuple_failed_by_hand_is_sent_again(by_id: bool) -> None:
+def test_an_explicitly_failed_tuple_is_replayed(by_id: bool) -> None:
     run_through(Manual, seconds=2.0, limit=N, by_id=by_id, poison=[3], refusals=2, **{TIMEOUT: 5.0})
     assert set(SEEN["sink"]) == set(range(N))
     assert Counter(ids("ack")) == Counter(range(N))
@@ -188,7 +188,7 @@ def test_a_tuple_failed_by_hand_is_sent_again(by_id: bool) -> None:
 
 
 @pytest.mark.parametrize("by_id", [False, True], ids=["by tuple", "by id"])
-def test_a_tuple_failed_by_hand_too_often_is_a_dead_letter(by_id: bool) -> None:
+def test_a_tuple_failed_explicitly_too_often_is_a_dead_letter(by_id: bool) -> None:
     class WithLetters(Topology):
         reliable = Reliable.spec()
         by_hand = ByHand.spec(inputs=[reliable], config={TICKS: 0.1})
@@ -201,13 +201,13 @@ def test_a_tuple_failed_by_hand_too_often_is_a_dead_letter(by_id: bool) -> None:
     assert Counter(ids("ack")) == Counter(range(N))
 
 
-def test_acks_that_the_engine_gives_anyway_may_be_given_by_hand_too() -> None:
+def test_explicit_acks_besides_the_engines_are_allowed() -> None:
     class Twice(Topology):
         reliable = Reliable.spec()
         twice = AcksTwice.spec(inputs=[reliable])
 
     run_through(Twice, seconds=3.0, limit=N, **{TIMEOUT: 1.0})
-    assert Counter(TOLD) == Counter(("ack", n) for n in range(N))
+    assert Counter(EVENTS) == Counter(("ack", n) for n in range(N))
     assert sorted(SEEN["twice"]) == list(range(N))
 
 
@@ -248,14 +248,14 @@ def test_a_batch_is_acked_when_it_has_run() -> None:
     cluster = LocalCluster(2)
     cluster.submit(Batched, config={"limit": N, TIMEOUT: 5.0})
     cluster.run_until(lambda: meter(cluster, "sums", "executed") == N)
-    assert TOLD == [], "all of them wait for the batch"
+    assert EVENTS == [], "all of them wait for the batch"
     cluster.run(1.0)
-    assert sorted(TOLD[:2]) == [("batch", 0, N // 2), ("batch", 1, N // 2)]
-    assert Counter(TOLD[2:]) == Counter(("ack", n) for n in range(N))
+    assert sorted(EVENTS[:2]) == [("batch", 0, N // 2), ("batch", 1, N // 2)]
+    assert Counter(EVENTS[2:]) == Counter(("ack", n) for n in range(N))
     assert sorted(SEEN["sink"]) == [(0, sum(range(0, N, 2))), (1, sum(range(1, N, 2)))]
 
 
-def test_what_a_batch_emits_is_anchored_to_all_of_it() -> None:
+def test_output_of_a_batch_is_anchored_to_all_its_tuples() -> None:
     class Refusing(Topology):
         reliable = Reliable.spec()
         sums = Sums.spec(inputs=[reliable], config={TICKS: 0.1})
@@ -282,5 +282,5 @@ def test_a_batch_without_ticks_runs_by_time() -> None:
 
     run_through(Tickless, limit=N, **{TIMEOUT: 5.0})
     assert sum(total for _, total in SEEN["sink"]) == sum(range(N))
-    assert sum(entry[1] for entry in TOLD if entry[0] == "batch") == N
+    assert sum(entry[1] for entry in EVENTS if entry[0] == "batch") == N
     assert Counter(ids("ack")) == Counter(range(N))

@@ -1,4 +1,4 @@
-"""Frames that are lost, repeated, late, forged, or sent by a worker that has been given up."""
+"""Frames that are lost, repeated, late, forged, or sent by a worker that is presumed dead."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_lost_frames_of_one_kind_cost_time_and_no_tuples(kind: type) -> None:
 
 @pytest.mark.parametrize("config", [CONFIG, AT_MOST_ONCE], ids=["at-least-once", "at-most-once"])
 @pytest.mark.parametrize("begin", [100, 130, 200], ids=["from the first frame", "early", "later"])
-def test_a_line_that_is_dead_for_a_while_does_not_stop_the_stream_for_good(begin: int, config: dict[str, Any]) -> None:
+def test_a_connection_that_is_dead_for_a_while_does_not_stop_the_stream(begin: int, config: dict[str, Any]) -> None:
     cluster = line(config)
     cluster.step(begin)
     cluster.drop = lambda sender, receiver, frames: True
@@ -104,7 +104,7 @@ def test_the_gaps_are_as_many_as_the_chunks_that_were_lost() -> None:
     cluster.drop = drop
     cluster.run(2.0)
     cluster.drop = lambda sender, receiver, frames: False
-    cluster.run(3.0)  # full channels ask after what they sent last
+    cluster.run(3.0)  # full channels probe for their last chunk
     assert total(cluster, "gaps") <= lost["chunks"]
     assert total(cluster, "gaps") >= lost["chunks"] - 2 * 7, "a gap shows when the next chunk comes"
     assert len(SEEN["sink"]) == N - lost["tuples"] - (N - meter(cluster, "numbers", "emitted"))
@@ -125,7 +125,7 @@ def test_frames_lost_at_random_lose_no_tuple() -> None:
 
 
 class Echoing(LocalCluster):
-    """Frames for which `echo` is true arrive twice."""
+    """A cluster on which frames arrive twice if `echo` is true for them."""
 
     echo: Callable[[list[bytes]], bool] = staticmethod(lambda frames: False)
 
@@ -168,11 +168,11 @@ class Short(Topology):
 
 @pytest.mark.parametrize("ackers", [0, 1])
 @pytest.mark.parametrize("late", [0, 1])
-def test_chunks_for_a_task_that_a_worker_has_not_heard_of_yet_are_kept_for_it(late: int, ackers: int) -> None:
+def test_chunks_for_a_task_that_a_worker_does_not_know_yet_are_kept(late: int, ackers: int) -> None:
     cluster = Late(3)
     cluster.submit(Short, name="line", config={**CONFIG, "topology.acker.executors": ackers})
     cluster.step(120)
-    cluster.tell(Paused("line"))  # so that nothing is lost with the worker that goes
+    cluster.tell(Paused("line"))  # so that nothing is lost with the killed worker
     cluster.run_until(lambda: cluster.master.drained(cluster.master.topologies["line"]))
     cluster.late = (late,)
     cluster.kill(2)
@@ -183,7 +183,7 @@ def test_chunks_for_a_task_that_a_worker_has_not_heard_of_yet_are_kept_for_it(la
     finish(cluster)
     assert set(SEEN["sink"]) == set(range(N))
     assert counter(cluster, "stale") == 0
-    if not ackers:  # roots that overtake the news of a moved acker are not kept: they time out and are replayed
+    if not ackers:  # roots that overtake the new plan of a moved acker are dropped: they time out and are replayed
         assert len(SEEN["sink"]) == N
 
 
@@ -206,7 +206,7 @@ class Ahead:
 
 
 class Apart(LocalCluster):
-    """The clock of each slot is a thousand seconds ahead of the one before."""
+    """A cluster on which each slot's clock is a thousand seconds ahead of the previous one."""
 
     def start(self, slot: int) -> None:
         right, self.clock = self.clock, Ahead(self.clock, 1000.0 * slot)  # type: ignore[assignment]
@@ -231,7 +231,7 @@ def test_the_clocks_of_hosts_need_not_agree() -> None:
 
 
 def forgeries(cluster: LocalCluster) -> list[list[Any]]:
-    """Frames that nobody of the cluster has sent, some of them quite like real ones."""
+    """Frames that no worker has sent; some resemble real ones."""
     graph = cluster.master.topologies["line"].graph
     numbers, through, sink = (graph.components[i] for i in range(3))
     source, target = (1 << 16), (2 << 16)
@@ -270,7 +270,7 @@ def forgeries(cluster: LocalCluster) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("config", [CONFIG, AT_MOST_ONCE], ids=["at-least-once", "at-most-once"])
-def test_forged_frames_are_counted_and_disturb_nothing(config: dict[str, Any]) -> None:
+def test_forged_frames_are_counted_and_have_no_effect(config: dict[str, Any]) -> None:
     cluster = line(config)
     cluster.step(120)
     for frames in forgeries(cluster):
@@ -282,7 +282,7 @@ def test_forged_frames_are_counted_and_disturb_nothing(config: dict[str, Any]) -
     assert Counter(SEEN["sink"]) == dict.fromkeys(range(N), 1)
 
 
-def test_random_bytes_are_counted_and_disturb_nothing() -> None:
+def test_random_bytes_are_counted_and_have_no_effect() -> None:
     cluster, random = line(), Random(1)
     cluster.step(120)
     for _ in range(300):
@@ -295,10 +295,10 @@ def test_random_bytes_are_counted_and_disturb_nothing() -> None:
     assert Counter(SEEN["sink"]) == dict.fromkeys(range(N), 1)
 
 
-# ---- given up, but alive ----
+# ---- presumed dead ----
 
 
-def test_what_a_worker_sends_after_it_was_given_up_is_refused() -> None:
+def test_frames_of_a_worker_that_is_presumed_dead_are_refused() -> None:
     cluster = line({**CONFIG, "limit": 1_000_000}, LocalCluster(3))
     cluster.step(150)
     cluster.cut.add(1)
@@ -312,7 +312,7 @@ def test_what_a_worker_sends_after_it_was_given_up_is_refused() -> None:
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2])
-def test_a_worker_that_is_cut_off_and_lives_on_costs_no_tuple(slot: int) -> None:
+def test_a_live_worker_that_is_cut_off_loses_no_tuple(slot: int) -> None:
     cluster = line(CONFIG, LocalCluster(3))
     cluster.step(150)
     cluster.cut.add(slot)
@@ -321,7 +321,7 @@ def test_a_worker_that_is_cut_off_and_lives_on_costs_no_tuple(slot: int) -> None
     assert set(SEEN["sink"]) == set(range(N))
 
 
-def test_a_worker_that_comes_back_as_another_is_not_taken_for_the_old_one() -> None:
+def test_a_restarted_worker_is_not_taken_for_its_predecessor() -> None:
     cluster = line({**CONFIG, "limit": 20_000}, LocalCluster(3))
     cluster.step(150)
     old = cluster.workers[1]
@@ -337,8 +337,8 @@ def test_a_worker_that_comes_back_as_another_is_not_taken_for_the_old_one() -> N
     assert set(SEEN["sink"]) == set(range(20_000))
 
 
-def test_a_worker_that_has_just_joined_is_heard_before_everyone_knows_it() -> None:
-    """Its first chunks may overtake the assignment that tells of it."""
+def test_a_worker_that_has_just_joined_is_accepted_before_all_know_it() -> None:
+    """Its first chunks may overtake the assignment that introduces it."""
     cluster = line(AT_MOST_ONCE)
     cluster.step(120)
     newcomer = wire.Chunk(7, 99, 1, 0, 1, 1 << 16, 55, 2 << 16, 1, 0, 0, 1, wire.ROWS, 0, [], 0, 0.0)

@@ -69,7 +69,7 @@ class TornWords(StatefulWordCount):
 
 
 def start(tmp_path: Path, seed: int) -> LocalBatches:
-    """Small chunks, several per partition."""
+    """Start with small chunks, several per partition."""
     graph = batched(graph_of(TornWords, config={"path": str(tmp_path / "out"), "limit": LINES, "topology.chunk.tuples": 20}))
     return LocalBatches(graph, str(tmp_path / "store"), processes=3, seed=seed, most_tuples=80)
 

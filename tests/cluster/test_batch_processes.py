@@ -170,7 +170,7 @@ def test_components_are_recreated_after_an_aborted_attempt(tmp_path: Path) -> No
 
 
 def test_an_attempt_aborted_elsewhere_does_not_affect_an_idle_process(tmp_path: Path) -> None:
-    """It was only behind: its components are neither recreated nor read from the store. What the other process has staged is
+    """The idle process keeps its components and reads nothing from the store. The staged rows of the other process are
     discarded."""
     batches = start(Tallied, tmp_path, processes=2)
     all_in(batches, 0)
@@ -189,7 +189,7 @@ def test_an_attempt_aborted_elsewhere_does_not_affect_an_idle_process(tmp_path: 
 
 
 class Own(Remembers, Bolt):
-    """Keeps state of its own, in no key group."""
+    """Keeps state outside the key groups."""
 
     outputs: ClassVar[list[str]] = ["n"]
 
@@ -230,7 +230,7 @@ def test_a_task_with_own_state_is_recreated_when_it_is_behind(tmp_path: Path) ->
 
 
 def test_files_that_a_consumer_moves_away(tmp_path: Path) -> None:
-    """Between batches, also files that one process has written and another has made visible."""
+    """Files move between batches, including files that one process wrote and another made visible."""
     batches, out, taken = start(Tallied, tmp_path, processes=2), tmp_path / "out", tmp_path / "taken"
     taken.mkdir()
     for number in range(8):

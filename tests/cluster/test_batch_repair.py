@@ -17,7 +17,7 @@ from support.suites.kept_state import state_of
 
 
 def start(tmp_path: Path, processes: int = 1, most_tuples: int = 5) -> LocalBatches:
-    """Few words per batch: the next one does not touch most key groups."""
+    """Start with few words per batch, so that the next batch leaves most key groups unchanged."""
     batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), processes, most_tuples=most_tuples)
     batches.choose = lambda task: batches.place(task)
     for _ in range(4):
@@ -43,7 +43,7 @@ def counters(batches: LocalBatches) -> Counter[str]:
 @pytest.mark.parametrize("share", [0.3, 1.0])
 @pytest.mark.parametrize("processes", [1, 3])
 def test_state_in_processes_is_written_again(tmp_path: Path, processes: int, share: float) -> None:
-    """In the same attempt: nothing is processed twice and nothing is read. Then the store alone suffices."""
+    """The same attempt repairs the store: nothing is processed twice or read. Then the store alone suffices."""
     batches = start(tmp_path, processes)
     for _ in range(3):
         lose(batches, share)
@@ -59,7 +59,7 @@ def test_state_in_processes_is_written_again(tmp_path: Path, processes: int, sha
     check(batches, tmp_path / "out")
 
 
-def test_attempts_that_fail_after_a_repair_restore_what_it_wrote(tmp_path: Path) -> None:
+def test_attempts_that_fail_after_a_repair_restore_the_repaired_state(tmp_path: Path) -> None:
     batches = start(tmp_path)
     lose(batches)
     batches.batch()
@@ -89,7 +89,7 @@ def test_nothing_is_committed_while_state_is_missing(tmp_path: Path) -> None:
     check(batches, tmp_path / "out")
 
 
-class Counting:
+class CountingStore:
     """A store that counts calls."""
 
     def __init__(self, store: CheckpointStore) -> None:
@@ -107,7 +107,7 @@ class Counting:
 
 def test_names_are_listed_rarely(tmp_path: Path) -> None:
     batches = start(tmp_path)
-    store = batches.checkpoints.store = Counting(batches.checkpoints.store)  # type: ignore[assignment]
+    store = batches.checkpoints.store = CountingStore(batches.checkpoints.store)  # type: ignore[assignment]
     for _ in range(LISTED - 5):
         batches.batch()
     assert not store.calls["names"] and store.calls["read"] == store.calls["missing"] == store.calls["write"] == LISTED - 5

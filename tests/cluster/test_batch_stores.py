@@ -144,7 +144,7 @@ def wait_for_fragments(batches: LocalBatches, process: int) -> None:
 
 @pytest.mark.usefixtures("short_paths")
 def test_a_process_that_takes_over_gets_state_from_fragments(tmp_path: Path) -> None:
-    """From its own memory or another's, without the store, which has lost it."""
+    """The fragments are in its own memory or another's; the store has lost the state."""
     with contextlib.closing(start(Tallied, tmp_path, processes=2, holds=True)) as batches:
         batches.choose = lambda task: batches.place(task)
         for _ in range(3):  # in the first batch the processes do not know each other yet

@@ -18,7 +18,7 @@ from millrace.runtime.clock import ManualClock
 
 
 class OnTick(Bolt):
-    """Emits at each tick how many tuples it has had."""
+    """Emits at each tick the number of tuples so far."""
 
     outputs: ClassVar[list[str]] = ["n"]
     config: ClassVar[dict[str, Any]] = {"topology.tick.tuple.freq.secs": 10}
@@ -83,7 +83,7 @@ class GroupedOnTime(Topology):
 
 @pytest.mark.parametrize("topology", [Grouped, GroupedOnTime])
 def test_a_batching_bolt_emits_everything_by_the_end_of_the_batch(tmp_path: Path, topology: type[Topology]) -> None:
-    """Also before its time has come: the checkpoint has nothing of it."""
+    """It emits even before its batch is due, because the checkpoint does not contain pending tuples."""
     clock = ManualClock(1000.0)
     batches = start(topology, tmp_path, processes=2, clock=clock)
     for number, seconds in enumerate((0, 3, 30, 3)):

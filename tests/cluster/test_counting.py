@@ -1,4 +1,4 @@
-"""Word count on a whole cluster: the counts at the end are the true ones, by whatever way the words travelled."""
+"""Word count on a whole cluster: the final counts are right in every combination of rows and Arrow."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ class RowsThenArrow(Topology):
 
 
 def final_counts() -> Counter[str]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for _, (word, count) in SEEN["highest"]:
-        found[word] = max(found[word], count)
-    return found
+        counts[word] = max(counts[word], count)
+    return counts
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("topology", [Rows, Arrow, ArrowThenRows, RowsThenArrow], ids=lambda each: each.__name__)
-def test_the_counts_are_the_true_ones(topology: type[Topology], workers: int, guarantee: str) -> None:
+def test_the_counts_are_right(topology: type[Topology], workers: int, guarantee: str) -> None:
     config = {"limit": LINES, "seed": SEED, "words": 300, "batch": 250, "topology.guarantee": guarantee}
     cluster = run_through(topology, workers, **config)
     assert final_counts() == expected_counts(SEED, LINES, 300)
@@ -84,7 +84,7 @@ def test_a_word_has_one_counter(guarantee: str) -> None:
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_the_meters_agree_with_the_truth(guarantee: str) -> None:
+def test_the_meters_are_right(guarantee: str) -> None:
     cluster = LocalCluster(2)
     cluster.submit(WordCount, config={"limit": LINES, "topology.guarantee": guarantee})
     cluster.run(1.0)
@@ -103,9 +103,9 @@ def test_the_audit_finds_every_word_once(guarantee: str, tmp_path: Path) -> None
     cluster.submit(AuditedWordCount, config={"limit": 2001, "path": str(tmp_path), "topology.guarantee": guarantee})
     cluster.run(1.0)
     drain(cluster, "auditedwordcount")
-    found = audit(tmp_path, {0: 1001, 1: 1000})
-    assert found.exact
-    assert found.tuples_out == 20_010
+    result = audit(tmp_path, {0: 1001, 1: 1000})
+    assert result.exact
+    assert result.tuples_out == 20_010
 
 
 class Three(Topology):
@@ -116,7 +116,7 @@ class Three(Topology):
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_bolts_of_every_kind_get_the_same_from_a_batch(guarantee: str) -> None:
+def test_all_kinds_of_bolts_get_the_same_tuples_from_a_batch(guarantee: str) -> None:
     run_through(Three, limit=1010, batch=100, **{"topology.guarantee": guarantee})
     assert sorted(SEEN["rows"]) == sorted(SEEN["batches"]) == list(range(1010))
     assert Counter(SEEN["tuples"]) == dict.fromkeys(range(1010), 2)

@@ -1,4 +1,4 @@
-"""Whatever user code does, the worker lives, the error is reported, and all the other tuples arrive."""
+"""User code that fails: the worker survives, the error is reported, and all other tuples arrive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from misbehaving_parts import (
     CloseRaises,
     Intruder,
     RaisesAfterEmit,
-    RaisesWhenTold,
+    RaisesInCallbacks,
     TickRaises,
     divides,
     out_of_range,
@@ -34,7 +34,7 @@ from refusing_parts import (
     RebornRows,
     StartsLater,
 )
-from seen import SEEN, TOLD
+from seen import EVENTS, SEEN
 from stream_parts import MakesBadText, MixedTypes, RefusesBadText, ReusesItsList, Texts
 
 from millrace.api.bolt import Bolt
@@ -51,7 +51,7 @@ N = 100
 
 
 def line(spout: type[Spout], bolt: type[Bolt], grouping: Grouping = Grouping.SHUFFLE, par: int = 2) -> type[Topology]:
-    """spout → bolt → sink, with the bolt's dead letters in `letters`."""
+    """A topology spout → bolt → sink, with the bolt's dead letters in `letters`."""
 
     class Line(Topology):
         source = spout.spec()
@@ -76,14 +76,14 @@ def one_bolt(spout: type[Spout], bolt: type[Bolt], grouping: Grouping = Grouping
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("bolt", [Picky, PickyBlocking, PickyRows, PickyArrow], ids=lambda bolt: bolt.__name__)
-def test_poison_is_tried_again_and_then_a_dead_letter_while_all_others_arrive(bolt: type[Bolt], workers: int) -> None:
+def test_poison_is_retried_and_then_a_dead_letter_while_others_arrive(bolt: type[Bolt], workers: int) -> None:
     cluster = run_through(line(Reliable, bolt), workers, seconds=2.0, limit=N, poison=[7, 42])
     assert set(SEEN["sink"]) == set(range(N)) - {7, 42}
     assert sorted(values for _, _, _, values, _ in SEEN["letters"]) == [[7], [42]]
     assert {(component, stream, error) for component, _, stream, _, error in SEEN["letters"]} == {
         ("middle", "default", "Refusal: not 7"), ("middle", "default", "Refusal: not 42")}
-    assert sorted(Counter(n for what, n in TOLD if what == "error")[n] for n in (7, 42)) == [3, 3]
-    assert Counter(n for what, n in TOLD if what == "ack") == Counter(range(N)), "a dead letter is done"
+    assert sorted(Counter(n for what, n in EVENTS if what == "error")[n] for n in (7, 42)) == [3, 3]
+    assert Counter(n for what, n in EVENTS if what == "ack") == Counter(range(N)), "a dead letter is done"
     assert counter(cluster, "dead_letters") == 2
     assert "line: drained" in cluster.said
 
@@ -91,7 +91,7 @@ def test_poison_is_tried_again_and_then_a_dead_letter_while_all_others_arrive(bo
 @pytest.mark.parametrize("max_fails", [0, 1, 3])
 def test_the_number_of_attempts_is_a_setting(max_fails: int) -> None:
     run_through(line(Reliable, Picky), seconds=2.0, limit=N, poison=[7], **{"topology.max.fails": max_fails})
-    assert sum(entry == ("error", 7) for entry in TOLD) == max_fails
+    assert sum(entry == ("error", 7) for entry in EVENTS) == max_fails
     assert len(SEEN["letters"]) == 1
     assert set(SEEN["sink"]) == set(range(N)) - {7}
 
@@ -109,8 +109,8 @@ def test_at_most_once_poison_is_a_dead_letter_at_once(bolt: type[Bolt]) -> None:
 
 
 @pytest.mark.parametrize("bolt", [PickyRows, PickyArrow], ids=lambda bolt: bolt.__name__)
-def test_at_most_once_a_chunk_that_raises_is_given_up_with_every_tuple_in_it(bolt: type[Bolt]) -> None:
-    """Nothing may be tried twice, and nobody knows how far the call got."""
+def test_at_most_once_a_chunk_that_raises_is_dropped_whole(bolt: type[Bolt]) -> None:
+    """No tuple may be processed twice, and the progress of the call is unknown."""
     small = {"burst": 10, "topology.chunk.tuples": 10}
     run_through(line(Numbers, bolt, par=1), limit=N, poison=[7], **small, **AT_MOST_ONCE)
     letters = sorted(values[0] for _, _, _, values, _ in SEEN["letters"])
@@ -127,7 +127,7 @@ def test_poison_that_arrives_in_a_batch_is_one_row_of_it() -> None:
 def test_an_exception_that_must_not_fail_the_tuple_leaves_it_to_the_timeout() -> None:
     cluster = run_through(line(Reliable, Lenient), seconds=3.0, limit=N, poison=[7], refusals=1, **{TIMEOUT: 1.0})
     assert set(SEEN["sink"]) == set(range(N))
-    assert {what for what, _ in TOLD} == {"ack", "timeout"}
+    assert {what for what, _ in EVENTS} == {"ack", "timeout"}
     assert "line: drained" in cluster.said
 
 
@@ -143,7 +143,7 @@ def test_errors_are_reported_with_task_tuple_and_traceback() -> None:
     assert error["tuple"].startswith("source/default ")
 
 
-# ---- emits and acks that are wrong ----
+# ---- invalid emits and acks ----
 
 
 @GUARANTEES
@@ -160,7 +160,7 @@ def test_a_direct_emit_to_a_task_that_does_not_read_the_stream_is_refused() -> N
 
 
 @GUARANTEES
-def test_acks_and_anchors_of_what_never_was_a_tuple_disturb_nothing(guarantee: str) -> None:
+def test_acks_and_anchors_of_non_tuples_have_no_effect(guarantee: str) -> None:
     class Wrong(Topology):
         source = Reliable.spec()
         acks = BadAcks.spec(inputs=[source])
@@ -205,9 +205,9 @@ def test_a_bolts_tuple_that_cannot_be_sent_is_its_dead_letter_and_its_neighbours
         letters = Sink.spec(inputs=[middle.dead_letters])
 
     run_through(Halves, seconds=2.0, limit=N, **{"topology.guarantee": guarantee})
-    found = Counter(SEEN["sink"])
-    assert {text: count for text, count in found.items() if text != "\ud800"} == {str(n): 4 for n in range(N) if n != 5}
-    assert found["\ud800"] == 2, "by reference it gets through"
+    counts = Counter(SEEN["sink"])
+    assert {text: count for text, count in counts.items() if text != "\ud800"} == {str(n): 4 for n in range(N) if n != 5}
+    assert counts["\ud800"] == 2, "it arrives where it is passed by reference"
     assert {(stream, *values) for _, _, stream, values, _ in SEEN["letters"]} == {("default", "'\\ud800'")}
 
 
@@ -219,15 +219,15 @@ def test_a_dead_letter_shows_a_value_that_cannot_be_sent() -> None:
 
 
 @pytest.mark.parametrize("spout", [Reliable, ListIds, NumbersArrow], ids=lambda spout: spout.__name__)
-def test_a_spout_hears_of_every_tuple_though_a_grouping_refuses_some(spout: type[Spout]) -> None:
+def test_a_spout_gets_every_ack_or_fail_though_a_grouping_refuses_some(spout: type[Spout]) -> None:
     cluster = run_through(one_bolt(spout, Sink, Grouping.custom(divides), par=2), seconds=2.0, limit=N, batch=10)
     assert set(SEEN["sink"]) == set(range(N)) - {5}
     assert "onebolt: drained" in cluster.said
     if spout is Reliable:
-        assert Counter(n for what, n in TOLD if what == "ack") == Counter(range(N))
+        assert Counter(n for what, n in EVENTS if what == "ack") == Counter(range(N))
 
 
-def test_what_cannot_be_reported_does_not_take_the_worker_down() -> None:
+def test_unserializable_reports_do_not_take_the_worker_down() -> None:
     cluster = LocalCluster(1)
     cluster.submit(one_bolt(Numbers, BadReports), config={"limit": N, **AT_MOST_ONCE})
     for _ in range(150):
@@ -253,13 +253,13 @@ def test_rows_that_no_batch_can_hold_do_not_take_the_worker_down(guarantee: str)
 
 
 @GUARANTEES
-def test_a_spout_that_raises_goes_on_and_loses_nothing_it_has_emitted(guarantee: str) -> None:
+def test_a_spout_that_raises_continues_and_loses_no_emitted_tuple(guarantee: str) -> None:
     cluster = run_through(one_bolt(RaisesAfterEmit, Sink), seconds=5.0, limit=N, **{"topology.guarantee": guarantee})
     assert sorted(SEEN["sink"]) == list(range(N))
     assert counter(cluster, "start_failed") == 0
 
 
-def test_a_spout_that_raises_each_time_does_not_hold_up_the_others() -> None:
+def test_a_spout_that_always_raises_does_not_block_others() -> None:
     class Both(Topology):
         tired = RaisesAfterEmit.spec()
         numbers = Numbers.spec()
@@ -270,14 +270,14 @@ def test_a_spout_that_raises_each_time_does_not_hold_up_the_others() -> None:
 
 
 @pytest.mark.parametrize("poison", [[], [7]], ids=["acks", "fails"])
-def test_a_spout_that_raises_when_it_is_told_is_still_told_the_rest(poison: list[int]) -> None:
-    cluster = run_through(line(RaisesWhenTold, Picky), seconds=3.0, limit=N, poison=poison, refusals=1)
+def test_a_spout_that_raises_in_ack_or_fail_still_gets_the_rest(poison: list[int]) -> None:
+    cluster = run_through(line(RaisesInCallbacks, Picky), seconds=3.0, limit=N, poison=poison, refusals=1)
     assert set(SEEN["sink"]) == set(range(N))
-    assert Counter(n for what, n in TOLD if what == "ack") == Counter(range(N))
+    assert Counter(n for what, n in EVENTS if what == "ack") == Counter(range(N))
     assert "line: drained" in cluster.said
 
 
-def test_what_is_sent_again_is_what_was_sent_though_the_spout_uses_one_list_for_all() -> None:
+def test_a_replay_sends_the_original_values_though_the_spout_reuses_its_list() -> None:
     run_through(line(ReusesItsList, Picky), seconds=2.0, limit=N, poison=[50], refusals=1)
     assert set(SEEN["sink"]) == set(range(N))
 
@@ -306,7 +306,7 @@ def test_a_bolt_that_cannot_start_is_reported_and_disturbs_no_other_topology(
     cluster.run(1.0)
     drain(cluster, "fine")
     assert sorted(SEEN["sink"]) == list(range(N))
-    assert TOLD == [], "a bolt without its initialize gets nothing"
+    assert EVENTS == [], "a bolt without its initialize gets nothing"
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -349,12 +349,12 @@ def test_ticks_and_close_may_raise(guarantee: str) -> None:
     cluster = LocalCluster(1)
     cluster.submit(Rude, config={"limit": N, "topology.guarantee": guarantee})
     cluster.run(1.0)
-    assert meter(cluster, "ticked", "failed") == TOLD.count(("tick", 0.1, True)) >= 8
+    assert meter(cluster, "ticked", "failed") == EVENTS.count(("tick", 0.1, True)) >= 8
     drain(cluster, "rude")
     assert sorted(SEEN["ticked"]) == sorted(SEEN["closing"]) == list(range(N))
-    assert TOLD.count(("closed", "closing")) == 1
+    assert EVENTS.count(("closed", "closing")) == 1
 
 
-def test_a_bolt_that_passes_on_what_it_got_is_untouched_by_all_this() -> None:
+def test_a_plain_bolt_is_unaffected() -> None:
     run_through(line(Numbers, Pass), limit=N)
     assert sorted(SEEN["sink"]) == list(range(N))

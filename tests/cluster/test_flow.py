@@ -1,4 +1,4 @@
-"""How fast and how much: windows, limits, pause, kill, ticks, tasks with a thread of their own."""
+"""Flow control: windows, limits, pause, kill, ticks, and tasks with their own thread."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from plain_parts import (
     SinkBlocking,
     Switched,
 )
-from seen import SEEN, TOLD
-from timed_parts import EmitsOnTick, Sums, SumsBlocking, Ticked, TickedBlocking
+from seen import EVENTS, SEEN
+from timed_parts import EmitsOnTick, FakeTicked, Sums, SumsBlocking, TickedBlocking
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
@@ -37,7 +37,7 @@ N = 3000
 
 
 class Narrow(Topology):
-    """Many to one: the sink takes a chunk at a time, and gets one from each of four."""
+    """Sends from four tasks to one sink that takes a chunk at a time."""
 
     numbers = Numbers.spec(par=2)
     through = Pass.spec(inputs=[numbers], par=4)
@@ -45,7 +45,7 @@ class Narrow(Topology):
 
 
 def fullest(cluster: LocalCluster) -> int:
-    """The most chunks that one channel has in an inbox."""
+    """The largest number of chunks of one channel in an inbox."""
     counts = Counter((task.name, delivery.inlet) for name in ("through", "sink") for task in cluster.tasks(name)
                      for delivery in task.inbox.waiting)
     return max(counts.values(), default=0)
@@ -61,7 +61,7 @@ def small_chunks(guarantee: str, **config: Any) -> dict[str, Any]:
 @GUARANTEES
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("window", [1, 4])
-def test_a_slow_bolt_holds_back_those_before_it(window: int, workers: int, guarantee: str) -> None:
+def test_a_slow_bolt_holds_back_its_senders(window: int, workers: int, guarantee: str) -> None:
     cluster = LocalCluster(workers)
     cluster.submit(Narrow, config=small_chunks(guarantee, **{WINDOW: window}))
     cluster.run(0.3)
@@ -75,7 +75,7 @@ def test_a_slow_bolt_holds_back_those_before_it(window: int, workers: int, guara
 
 
 @GUARANTEES
-def test_the_window_holds_after_a_sender_was_placed_anew(guarantee: str) -> None:
+def test_the_window_holds_after_a_sender_was_reassigned(guarantee: str) -> None:
     """Credits for chunks of a lost incarnation must not let the next one send more."""
     cluster = LocalCluster(3)
     cluster.submit(Narrow, config=small_chunks(guarantee))
@@ -92,7 +92,7 @@ def test_the_window_holds_after_a_sender_was_placed_anew(guarantee: str) -> None
 
 
 @GUARANTEES
-def test_a_bolt_that_makes_much_of_little_gets_all_of_it_through(guarantee: str) -> None:
+def test_a_bolt_that_multiplies_its_input_delivers_all_of_it(guarantee: str) -> None:
     class Wide(Topology):
         numbers = Numbers.spec()
         burst = Burst.spec(inputs=[numbers], par=2)
@@ -103,7 +103,7 @@ def test_a_bolt_that_makes_much_of_little_gets_all_of_it_through(guarantee: str)
 
 
 @GUARANTEES
-def test_a_spout_that_sends_everything_in_one_call_gets_all_of_it_through(guarantee: str) -> None:
+def test_a_spout_that_sends_everything_in_one_call_delivers_all_of_it(guarantee: str) -> None:
     class Flood(Topology):
         numbers = AllAtOnce.spec(par=2)
         sink = SinkBlocking.spec(inputs=[numbers], par=2)
@@ -112,7 +112,7 @@ def test_a_spout_that_sends_everything_in_one_call_gets_all_of_it_through(guaran
     assert sorted(SEEN["sink"]) == list(range(N))
 
 
-# ---- the most that may be in flight ----
+# ---- the limit of tuples in flight ----
 
 
 @pytest.mark.parametrize("most", [1, 10, 64])
@@ -127,7 +127,7 @@ def test_no_more_than_the_limit_is_in_flight(most: int) -> None:
     assert len(SEEN["sink"]) > 50 * most, "and it goes on"
 
 
-def test_a_spout_at_its_limit_still_hears_of_failures() -> None:
+def test_a_spout_at_its_limit_still_gets_failures() -> None:
     class Stuck(Topology):
         numbers = Numbers.spec()
         never = Never.spec(inputs=[numbers])
@@ -149,7 +149,7 @@ class Simple(Topology):
 
 
 @GUARANTEES
-def test_a_paused_topology_emits_nothing_and_goes_on_where_it_was(guarantee: str) -> None:
+def test_a_paused_topology_emits_nothing_and_continues_where_it_was(guarantee: str) -> None:
     cluster = LocalCluster(2)
     cluster.submit(Simple, config={"limit": 200_000, **small_chunks(guarantee)})
     cluster.run(0.5)
@@ -161,16 +161,16 @@ def test_a_paused_topology_emits_nothing_and_goes_on_where_it_was(guarantee: str
     cluster.tell(Unpaused("simple"))
     cluster.run(0.5)
     drain(cluster, "simple")
-    found = Counter(SEEN["sink"])
-    assert set(found.values()) == {1}
-    assert len(found) > emitted
-    assert [sorted(TOLD)[i][0] for i in (0, -1)] == ["activate", "deactivate"]
-    assert Counter(what for what, _ in TOLD) == {"activate": 4, "deactivate": 4}
+    counts = Counter(SEEN["sink"])
+    assert set(counts.values()) == {1}
+    assert len(counts) > emitted
+    assert [sorted(EVENTS)[i][0] for i in (0, -1)] == ["activate", "deactivate"]
+    assert Counter(what for what, _ in EVENTS) == {"activate": 4, "deactivate": 4}
 
 
 @GUARANTEES
 @pytest.mark.parametrize("workers", [1, 2])
-def test_kill_lets_everything_finish_that_was_emitted(workers: int, guarantee: str) -> None:
+def test_kill_lets_emitted_tuples_finish(workers: int, guarantee: str) -> None:
     cluster = LocalCluster(workers)
     cluster.submit(Narrow, config=small_chunks(guarantee))
     cluster.run(0.5)
@@ -190,7 +190,7 @@ class Closing(Topology):
 
 @GUARANTEES
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_kill_that_does_not_wait_ends_every_task_once_and_for_good(workers: int, guarantee: str) -> None:
+def test_a_kill_that_does_not_wait_ends_every_task_once(workers: int, guarantee: str) -> None:
     cluster = LocalCluster(workers)
     cluster.submit(Closing, config=small_chunks(guarantee))
     cluster.run(0.3)
@@ -201,7 +201,7 @@ def test_a_kill_that_does_not_wait_ends_every_task_once_and_for_good(workers: in
     cluster.run(0.5)
     assert sum(map(len, SEEN.values())) == seen, "nothing is processed after the end"
     ends = [("one", 0), ("two", 0), ("two", 1)]
-    assert sorted(TOLD) == [("close", *end) for end in ends] + [("initialize", *end) for end in ends]
+    assert sorted(EVENTS) == [("close", *end) for end in ends] + [("initialize", *end) for end in ends]
 
 
 def test_a_killed_topology_leaves_nothing_behind_in_the_workers() -> None:
@@ -245,32 +245,32 @@ def test_at_most_once_kill_waits_for_tuples_that_a_batch_holds() -> None:
 
 class Clockwork(Topology):
     numbers = Numbers.spec()
-    ticked = Ticked.spec(inputs=[numbers], par=2, config={TICKS: 0.1})
+    ticked = FakeTicked.spec(inputs=[numbers], par=2, config={TICKS: 0.1})
     counts = EmitsOnTick.spec(inputs=[numbers], config={TICKS: 0.25})
-    silent = Ticked.spec(inputs=[numbers], config={})
+    silent = FakeTicked.spec(inputs=[numbers], config={})
     sink = Sink.spec(inputs=[counts])
 
 
 @GUARANTEES
-def test_ticks_come_to_the_bolts_that_asked_for_them(guarantee: str) -> None:
+def test_bolts_with_the_tick_setting_get_ticks(guarantee: str) -> None:
     cluster = LocalCluster(2)
     cluster.submit(Clockwork, config={"limit": 500, "topology.guarantee": guarantee})
     cluster.run(2.05)
-    assert Counter(TOLD) == {(task, True, "__system", -1, (0.1,)): 20 for task in (0, 1)}
+    assert Counter(EVENTS) == {(task, True, "__system", -1, (0.1,)): 20 for task in (0, 1)}
     assert len(SEEN["sink"]) == 8
     assert SEEN["sink"][-1] == 500
     assert sorted(SEEN["ticked"]) == sorted(SEEN["silent"]) == list(range(500))
 
 
-def test_a_topologys_tick_setting_goes_for_all_its_bolts() -> None:
+def test_a_topologys_tick_setting_applies_to_all_its_bolts() -> None:
     cluster = LocalCluster(1)
     cluster.submit(Clockwork, config={"limit": 5, TICKS: 1.0})
     cluster.run(3.05)
-    assert Counter((task, seconds) for task, _, _, _, (seconds,) in TOLD) == {(0, 0.1): 30, (1, 0.1): 30, (0, 1.0): 3}
+    assert Counter((task, seconds) for task, _, _, _, (seconds,) in EVENTS) == {(0, 0.1): 30, (1, 0.1): 30, (0, 1.0): 3}
 
 
 class SlowThreads(LocalCluster):
-    """A call of a component with a thread of its own takes seven steps."""
+    """Makes a call of a component with its own thread take seven steps."""
 
     def _step_worker(self, slot: int) -> None:
         threads = self._threads[slot]
@@ -283,7 +283,7 @@ class SlowThreads(LocalCluster):
 
 
 @GUARANTEES
-def test_a_bolt_whose_thread_is_always_busy_gets_its_ticks_all_the_same(guarantee: str) -> None:
+def test_a_bolt_whose_thread_is_always_busy_still_gets_ticks(guarantee: str) -> None:
     class Busy(Topology):
         numbers = Numbers.spec(par=2)
         ticked = TickedBlocking.spec(inputs=[numbers], config={TICKS: 0.07})
@@ -292,14 +292,14 @@ def test_a_bolt_whose_thread_is_always_busy_gets_its_ticks_all_the_same(guarante
     cluster = SlowThreads(1)
     cluster.submit(Busy, config=small_chunks(guarantee))
     cluster.run(1.0)
-    TOLD.clear()
+    EVENTS.clear()
     cluster.run(1.0)
-    assert sum(len(entry) == 5 for entry in TOLD) >= 10
-    assert sum(entry[0] == "batch" for entry in TOLD) >= 5
+    assert sum(len(entry) == 5 for entry in EVENTS) >= 10
+    assert sum(entry[0] == "batch" for entry in EVENTS) >= 5
 
 
 @pytest.mark.parametrize("many", [100, 1000])
-def test_a_bolt_that_acks_by_number_gets_as_many_as_it_waits_for_however_small_the_chunks(many: int) -> None:
+def test_a_bolt_that_acks_by_the_hundred_gets_enough_tuples_with_any_chunk_size(many: int) -> None:
     class Bulk(Topology):
         numbers = Numbers.spec()
         bulk = ByTheHundred.spec(inputs=[numbers])
@@ -317,7 +317,7 @@ class Threads(Topology):
 
 @GUARANTEES
 @pytest.mark.parametrize("workers", [1, 3])
-def test_components_with_threads_of_their_own_do_the_same_work(workers: int, guarantee: str) -> None:
+def test_components_with_their_own_threads_do_the_same_work(workers: int, guarantee: str) -> None:
     cluster = LocalCluster(workers)
     cluster.submit(Threads, config={"limit": N, TICKS: 0.05, "topology.guarantee": guarantee})
     cluster.run(1.0)

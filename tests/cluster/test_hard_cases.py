@@ -1,4 +1,4 @@
-"""Slow bolts, late starts, odd user code: nothing is lost, nothing piles up, and nothing stops for good."""
+"""Slow bolts, late starts and odd user code: nothing is lost, queues stay short, and the stream continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def two_bolts(first: Any, second: Any) -> type[Topology]:
     return type("TwoBolts", (Topology,), {"source": source, "bolt": bolt, "sink": second.spec(inputs=[bolt])})
 
 
-def test_a_bolt_that_cannot_work_off_a_chunk_in_time_still_gets_everything_done() -> None:
+def test_a_bolt_too_slow_for_the_timeout_still_finishes() -> None:
     cluster = LocalCluster(2)
     hard_parts.CLOCK[:] = [cluster.clock]
     cluster.submit(one_bolt(Slow), config={"limit": N, **QUICK_TIMEOUT})
@@ -77,7 +77,7 @@ def test_anchors_are_those_at_the_time_of_the_emit() -> None:
     assert set(SEEN["refuses"]) == set(range(N)), "a tuple that was sent untracked is not sent again"
 
 
-def test_the_loss_of_a_worker_concerns_only_those_who_had_tasks_there() -> None:
+def test_a_lost_worker_affects_only_topologies_with_tasks_there() -> None:
     cluster = LocalCluster(2)
     graph = cluster.submit(one_bolt(Sink), config={"limit": N, "topology.workers": 1})
     cluster.run(0.5)
@@ -90,8 +90,8 @@ def test_a_grouping_that_workers_cannot_import_fails_tuples_and_not_workers() ->
     cluster = LocalCluster(2)
     graph = graph_of(one_bolt(Sink, grouping=Grouping.custom(divides), par=2), "broken", {"limit": N})
     bolt = graph.component("bolt")
-    given = replace(bolt.inputs[0], grouping=Grouping("custom", code="nowhere:to_be_found"))
-    cluster.submit(replace(graph, components=(graph.components[0], replace(bolt, inputs=(given,)))))
+    subscription = replace(bolt.inputs[0], grouping=Grouping("custom", code="nowhere:to_be_found"))
+    cluster.submit(replace(graph, components=(graph.components[0], replace(bolt, inputs=(subscription,)))))
     cluster.submit(one_bolt(Sink), name="good", config={"limit": N})
     cluster.run(3.0)
     assert sorted(SEEN["sink"] or SEEN["bolt"]) == list(range(N))

@@ -1,5 +1,5 @@
-"""Single tasks move from worker to worker while tuples flow: nothing is lost, and where nothing need be, nothing is sent
-again. Spouts and ackers move too, with what they know."""
+"""Single tasks move between workers while tuples flow: nothing is lost, and nothing is replayed without need. Spouts and
+ackers move too, with their state."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def elsewhere(cluster: LocalCluster, task: TaskId, name: str = "rows") -> int:
 
 
 @pytest.mark.parametrize("component", ["through", "sink", ACKER])
-def test_bolts_and_ackers_move_without_anything_being_sent_again(component: str) -> None:
+def test_bolts_and_ackers_move_without_replays(component: str) -> None:
     cluster = running()
     tasks = sorted(task for task in cluster.where("rows") if task.component == component)
     for _ in range(3):
@@ -72,7 +72,7 @@ def test_bolts_and_ackers_move_without_anything_being_sent_again(component: str)
     assert counter(cluster, "stale") == 0
 
 
-def test_a_move_touches_no_other_task() -> None:
+def test_a_move_affects_no_other_task() -> None:
     cluster = running()
     before = {task: place.incarnation for task, place in cluster.master.topologies["rows"].places.items()}
     objects = {task.name: task for component in ("numbers", "through", "sink") for task in cluster.tasks(component)}
@@ -84,7 +84,7 @@ def test_a_move_touches_no_other_task() -> None:
         assert (objects[task.name] is task) == (task.name != moved)
 
 
-def test_a_replayable_spout_goes_on_from_its_position() -> None:
+def test_a_replayable_spout_continues_from_its_position() -> None:
     cluster = running()
     for index in (0, 1, 0, 1):
         cluster.move("rows", TaskId("numbers", index), elsewhere(cluster, TaskId("numbers", index)))
@@ -93,8 +93,8 @@ def test_a_replayable_spout_goes_on_from_its_position() -> None:
     assert set(SEEN["sink"]) == set(range(N))
 
 
-def test_a_spout_that_cannot_be_read_again_stays_where_it_is() -> None:
-    """What it has taken and not seen through is in its memory alone."""
+def test_a_spout_that_cannot_replay_does_not_move() -> None:
+    """Its tuples in flight are only in its memory."""
     QUEUE.extend(range(N))
     cluster = running(Queued, steps=110)
     spout = TaskId("numbers", 0)
@@ -109,7 +109,7 @@ def test_a_spout_that_cannot_be_read_again_stays_where_it_is() -> None:
     drain(cluster, "queued")
 
 
-def test_the_traffic_of_two_tasks_is_counted_on_when_one_of_them_moves() -> None:
+def test_traffic_counts_continue_when_a_task_moves() -> None:
     cluster = running()
     source, target = cluster.tasks("numbers")[0], TaskId("through", 0)
     number = cluster.master.topologies["rows"].graph.number(target)
@@ -119,8 +119,8 @@ def test_the_traffic_of_two_tasks_is_counted_on_when_one_of_them_moves() -> None
 
 
 @pytest.mark.parametrize("late", [(0,), (1,), (0, 1), (2, 3)])
-def test_workers_that_hear_of_a_move_late(late: tuple[int, ...]) -> None:
-    """Within the time that a moved task drains nothing is lost, whoever still sends to its old place."""
+def test_workers_that_learn_of_a_move_late(late: tuple[int, ...]) -> None:
+    """Tuples sent to the old place of a task are not lost while it drains there."""
     cluster = running(kind=Late)
     cluster.late = late
     for task in (TaskId("through", 0), TaskId("sink", 1), TaskId(ACKER, 0), TaskId(ACKER, 1)):
@@ -131,7 +131,7 @@ def test_workers_that_hear_of_a_move_late(late: tuple[int, ...]) -> None:
     assert Counter(SEEN["sink"]) == Counter(range(N))
 
 
-def test_a_worker_that_hears_of_a_move_far_too_late() -> None:
+def test_a_worker_that_learns_of_a_move_far_too_late() -> None:
     cluster = running(kind=Late)
     cluster.late = (0, 1)
     for index in range(3):
@@ -145,8 +145,8 @@ def test_a_worker_that_hears_of_a_move_far_too_late() -> None:
 @settings(max_examples=examples(15), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3), st.integers(0, 60)), min_size=1, max_size=12),
        st.sampled_from([None, 0, 1, 2, 3]))
-def test_any_tasks_may_move_at_any_time_and_a_worker_may_die_on_top(moves: list[tuple[int, int, int]],
-                                                                    victim: int | None) -> None:
+def test_random_moves_and_the_death_of_a_worker(moves: list[tuple[int, int, int]],
+                                                victim: int | None) -> None:
     forget()
     cluster = running(steps=120)
     tasks = sorted(cluster.where("rows"))
@@ -159,10 +159,10 @@ def test_any_tasks_may_move_at_any_time_and_a_worker_may_die_on_top(moves: list[
     assert set(SEEN["sink"]) == set(range(N))
 
 
-# ---- what is refused ----
+# ---- refused moves ----
 
 
-def test_nonsense_is_refused_and_changes_nothing() -> None:
+def test_invalid_moves_are_refused_and_change_nothing() -> None:
     cluster = running()
     before, revision = cluster.where("rows"), cluster.master.revision
     with pytest.raises(UnknownTopology, match="no topology named 'ghost'"):
@@ -181,7 +181,7 @@ def test_nonsense_is_refused_and_changes_nothing() -> None:
         cluster.move("rows", TaskId("sink", 0), elsewhere(cluster, TaskId("sink", 0)))
 
 
-def test_a_plan_that_was_overtaken_is_not_run() -> None:
+def test_an_overtaken_plan_is_not_enacted() -> None:
     cluster = running()
     plan = cluster.master.topologies["rows"].plan
     sink = TaskId("sink", 0)

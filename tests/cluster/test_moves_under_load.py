@@ -1,4 +1,4 @@
-"""Tasks move while every channel is full: whoever waited for room in an old channel must not wait for ever."""
+"""Tasks move while every channel is full: a sender that waits for room in an old channel must not wait forever."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_a_slot_comes_back_to_a_saturated_stream(window: int, steps: int, tmp_pa
     cluster.run(0.15)
     cluster.kill(1)
     cluster.step(steps)
-    cluster.start(1)  # its bolts move back to it, while others hold chunks for them
+    cluster.start(1)  # its bolts return while others hold chunks for them
     cluster.run(0.3)
     state = cluster.master.topologies[NAME]
     before = dict(state.positions)
     cluster.run(0.3)
     assert all(task.blocked >= 0 for component in ("lines", "split", "count") for task in cluster.tasks(component))
-    assert all(state.positions[task] > position for task, position in before.items()), "the stream stands still"
-    found = audit(tmp_path, {task.index: position for task, position in state.positions.items()})
-    assert (found.lost, found.wrong) == (0, 0)
+    assert all(state.positions[task] > position for task, position in before.items()), "the stream does not advance"
+    result = audit(tmp_path, {task.index: position for task, position in state.positions.items()})
+    assert (result.lost, result.wrong) == (0, 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cluster_runs import errors, run_through
 from plain_parts import Numbers, Pass, Sink, SinkByTask
-from seen import SEEN, TOLD
+from seen import EVENTS, SEEN
 from stream_parts import (
     EvenOdd,
     Grabby,
@@ -43,7 +43,7 @@ class Named(Topology):
     both = Origins.spec(inputs={parity: Grouping.SHUFFLE, parity["odd"]: Grouping.GLOBAL}, par=2)
 
 
-def test_each_named_stream_goes_to_those_who_read_it(guarantee: str) -> None:
+def test_each_named_stream_goes_to_its_readers(guarantee: str) -> None:
     run(Named, guarantee)
     assert sorted(SEEN["evens"]) == list(range(0, N, 2))
     assert sorted(SEEN["odds"]) == [("parity", "odd", ("n", "text"), (n, str(n))) for n in range(1, N, 2)]
@@ -71,7 +71,7 @@ class Diamond(Topology):
     join = Sink.spec(inputs={left: Grouping.fields("n"), right: Grouping.fields("n")}, par=2)
 
 
-def test_a_diamond_brings_each_tuple_twice(guarantee: str) -> None:
+def test_a_diamond_delivers_each_tuple_twice(guarantee: str) -> None:
     run(Diamond, guarantee, workers=3)
     assert Counter(SEEN["join"]) == dict.fromkeys(range(N), 2)
 
@@ -135,11 +135,11 @@ class Ids(Topology):
     every = TaskIdSink.spec(inputs={asks: Grouping.ALL}, par=2)
 
 
-def test_emit_tells_where_a_tuple_goes_to_those_who_ask(guarantee: str) -> None:
+def test_emit_returns_target_tasks_on_request(guarantee: str) -> None:
     run(Ids, guarantee)
-    told = sorted((n, task) for n, tasks in TOLD for task in tasks)
-    assert told == sorted(SEEN["keyed"] + SEEN["every"])
-    assert len(told) == 3 * N
+    targets = sorted((n, task) for n, tasks in EVENTS for task in tasks)
+    assert targets == sorted(SEEN["keyed"] + SEEN["every"])
+    assert len(targets) == 3 * N
 
 
 class OddNames(Topology):
@@ -158,7 +158,7 @@ class Unread(Topology):
     parity = EvenOdd.spec(inputs=[numbers])
 
 
-def test_what_nobody_reads_is_done_when_it_is_emitted(guarantee: str) -> None:
+def test_an_unread_tuple_is_done_when_it_is_emitted(guarantee: str) -> None:
     cluster = run(Unread, guarantee)
     assert errors(cluster) == []
 
@@ -181,7 +181,7 @@ class Values(Topology):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_a_value_looks_the_same_to_all_who_get_it_wherever_they_are(guarantee: str, workers: int) -> None:
+def test_all_receivers_get_the_same_value_on_any_worker(guarantee: str, workers: int) -> None:
     run(Values, guarantee, workers)
     as_sent = [repr([1, [2, 3]] if isinstance(value, tuple) else value) for value in Nested.VALUES]
     assert Counter(SEEN["here"]) == Counter(SEEN["there"]) == Counter(as_sent * 4)

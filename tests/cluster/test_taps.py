@@ -25,7 +25,7 @@ LIMIT = 3000
 
 @pytest.fixture(autouse=True)
 def port(tmp_path: Path) -> Iterator[None]:
-    """One port for all workers, since they are in one process."""
+    """A port shared by all workers, which are in one process."""
     tmp_path.chmod(0o700)
     context = zmq.Context()
     opened = TapPort(context, tmp_path / "t.ipc", "", Keys.make(), "")
@@ -68,12 +68,12 @@ class Reader:
         return seen
 
     def batch(self) -> None:
-        """Commits the one before, and reads what is new."""
+        """Commit the previous batch, and read the new rows."""
         end = last_offset(self.offset, self._seen(self.offset))
         for wanted in ranges_between(self.offset, end):
-            found = taps(self.cluster).get(wanted.task)
-            if found is not None and found.name == wanted.name:
-                rows = decode_rows(join_rows(found.read(wanted.start, wanted.stop, LIMIT, 2**62)[1]))
+            tap = taps(self.cluster).get(wanted.task)
+            if tap is not None and tap.name == wanted.name:
+                rows = decode_rows(join_rows(tap.read(wanted.start, wanted.stop, LIMIT, 2**62)[1]))
                 self.rows += rows
                 self.by_tap[wanted.task, wanted.name] += rows
         self.offset = end
@@ -87,7 +87,7 @@ class Reader:
 
 
 def assert_numbers_in_order(reader: Reader, spouts: int = 2) -> None:
-    """Each spout task's numbers, in the order in which it sent them, from each incarnation of each tap task."""
+    """Check that each incarnation of a tap task has the numbers of each spout task in the order they were sent."""
     for rows in reader.by_tap.values():
         for spout in range(spouts):
             sent = [row[0] for row in rows if row[0] % spouts == spout]
@@ -95,7 +95,7 @@ def assert_numbers_in_order(reader: Reader, spouts: int = 2) -> None:
 
 
 def assert_counted_once_in_order(reader: Reader) -> None:
-    """Every number once; the counts of each word from 1 on, each once, and in order from each task of the tap."""
+    """Check that every number and every count of a word came once, and in order from each task of the tap."""
     assert Counter(row[0] for row in reader.rows) == Counter(range(LIMIT))
     by_word: defaultdict[str, list[int]] = defaultdict(list)
     by_task: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
@@ -122,7 +122,7 @@ def test_rows_are_acked_when_they_are_committed() -> None:
     assert_numbers_in_order(reader)
 
 
-def test_what_a_lost_task_kept_comes_again() -> None:
+def test_rows_of_a_lost_task_are_replayed() -> None:
     cluster = start(Tapped)
     cluster.run(0.3)
     reader = Reader(cluster)
@@ -173,21 +173,21 @@ def test_a_task_of_the_tap_moves(guarantee: str) -> None:
     task = TaskId("out", 0)
     cluster.move("tapped", task, (cluster.where("tapped")[task] + 1) % 3)
     reader.read_all()
-    found = Counter(row[0] for row in reader.rows)
-    assert found.keys() == set(range(LIMIT))
+    counts = Counter(row[0] for row in reader.rows)
+    assert counts.keys() == set(range(LIMIT))
     if guarantee == "exactly-once":
-        assert found == Counter(range(LIMIT))
+        assert counts == Counter(range(LIMIT))
         assert_numbers_in_order(reader)
 
 
-def test_exactly_once_nothing_can_be_read_before_its_wave() -> None:
+def test_exactly_once_rows_cannot_be_read_before_their_wave() -> None:
     cluster = start(CountedTap, **{"topology.guarantee": "exactly-once", "topology.checkpoint.interval.secs": 50.0})
     cluster.run_until(lambda: sum(rows.end for rows in taps(cluster).values()) > 100)
     assert all(rows.unread == 0 for rows in taps(cluster).values())
 
 
 @pytest.mark.parametrize("guarantee", ["at-most-once", "at-least-once", "exactly-once"])
-def test_a_tap_that_nobody_reads_holds_the_spouts_up(guarantee: str) -> None:
+def test_an_unread_tap_blocks_the_spouts(guarantee: str) -> None:
     limit, chunk, window, spouts = 200, 50, 4, 2
     cluster = start(Tapped, **{"topology.guarantee": guarantee, "topology.checkpoint.interval.secs": 0.1, "tap.rows": limit,
                                "topology.chunk.tuples": chunk, "topology.channel.window": window, "limit": 100_000,
@@ -198,13 +198,13 @@ def test_a_tap_that_nobody_reads_holds_the_spouts_up(guarantee: str) -> None:
     cluster.run(100.0)  # beyond all timeouts
     kept = [rows.end - rows.first for rows in taps(cluster).values()]
     assert {task.name: task.meters.emitted for task in cluster.tasks("numbers")} == sent or guarantee == "at-least-once"
-    # Replays find no room either. Exactly-once, what is not committed yet does not count.
+    # There is no room for replays either. Exactly-once, uncommitted rows do not count.
     assert max(kept) <= limit + spouts * window * chunk * CHUNK_STRETCH or guarantee == "exactly-once"
     reader = Reader(cluster)
     reader.read_all(5000)
 
 
-def test_bytes_hold_the_spouts_up_too() -> None:
+def test_a_byte_limit_blocks_the_spouts_too() -> None:
     cluster = start(Tapped, **{"tap.mb": 0.001, "topology.chunk.tuples": 10, "limit": 100_000, "rate": 0.0})
     cluster.run_until(lambda: len(taps(cluster)) == 2 and all(rows.unread_bytes >= 1000 for rows in taps(cluster).values()))
     cluster.run(20.0)
@@ -212,12 +212,12 @@ def test_bytes_hold_the_spouts_up_too() -> None:
     Reader(cluster).read_all(5000)
 
 
-def test_inputs_that_are_no_table_together_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_inputs_with_different_columns_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     cluster = start(TwoWidths)
     cluster.run(0.5)
     assert "inputs of different widths (numbers.default: number, word; count.default: number, word, count)" in caplog.text
 
 
-def test_a_topology_is_not_swept_by_waves_for_a_tap_s_sake() -> None:
+def test_a_tap_alone_does_not_start_waves() -> None:
     cluster = start(Tapped)
     assert cluster.master.topologies["tapped"].waves is None

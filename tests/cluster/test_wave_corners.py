@@ -1,4 +1,4 @@
-"""Corners of waves: snapshots that come and go, sinks that write batches, plans that come late."""
+"""Edge cases of waves: empty snapshots, sinks that write batches, late plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def fresh() -> None:
     corners.forget()
 
 
-def test_a_snapshot_of_nothing_replaces_the_one_before() -> None:
+def test_an_empty_snapshot_replaces_the_previous_one() -> None:
     cluster = start(Forgetful)
     until_wave(cluster, 2, "forgetful")
     Sometimes.pending = None
@@ -28,7 +28,7 @@ def test_a_snapshot_of_nothing_replaces_the_one_before() -> None:
     finish(cluster, "forgetful")
 
 
-def test_a_sink_that_writes_batches_loses_none_when_it_cannot() -> None:
+def test_a_sink_that_writes_batches_loses_none_when_a_write_fails() -> None:
     cluster = start(BatchedSink)
     until_wave(cluster, 2, "batchedsink")
     parts.FAIL_WRITE.append(OSError("the disk is full"))
@@ -37,8 +37,8 @@ def test_a_sink_that_writes_batches_loses_none_when_it_cannot() -> None:
     assert any("could not write" in text for text in cluster.said)
 
 
-def test_at_least_once_no_wave_begins_before_everyone_has_the_plan() -> None:
-    """A survivor that still has the old one would send the wave to a task that is gone."""
+def test_at_least_once_no_wave_starts_before_all_workers_have_the_plan() -> None:
+    """A survivor with the old plan would send the wave to a task that is gone."""
     cluster = start(AtLeast, **{"topology.checkpoint.timeout.secs": 500.0})
     until_wave(cluster, 2, "atleast")
     places = cluster.where("atleast")
@@ -52,7 +52,7 @@ def test_at_least_once_no_wave_begins_before_everyone_has_the_plan() -> None:
     finish_at_least(cluster)
 
 
-def test_waves_given_up_one_after_the_other_leave_no_hole_in_what_is_kept() -> None:
+def test_successive_abandoned_waves_leave_no_gap_in_the_checkpoint() -> None:
     """The store is slower than a wave may take, then fails: snapshots overlap, and some of them are lost."""
     cluster = start(limit=30_000)
     until_wave(cluster, 1)

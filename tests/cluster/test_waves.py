@@ -1,4 +1,4 @@
-"""Waves on a whole cluster in one process: compares the output with a truth computed independently."""
+"""Waves on a whole cluster in one process. The output is compared with independently computed rows."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def until_wave(cluster: LocalCluster, count: int = 1, name: str = "exact") -> No
 
 
 def tasks(cluster: LocalCluster, component: str) -> list[Any]:
-    """Those that have started, without those of workers that were given up and do not know it yet."""
+    """The started tasks of a component, without those of workers that are presumed dead and still run."""
     alive = {slot: view.address.generation for slot, view in cluster.master.workers.items()}
     return [task for task in cluster.tasks(component)
             if task.started and alive.get(task.worker.slot) == task.worker.generation]
 
 
 def finish(cluster: LocalCluster, name: str = "exact") -> None:
-    """Everything sent, drained and committed."""
+    """Run until everything is sent, drained and committed."""
     def all_sent() -> bool:
         spouts = [task.component for task in tasks(cluster, "numbers")]
         return len(spouts) == 2 and all(spout.exhausted for spout in spouts)
 
     cluster.run_until(lambda: cluster.master.topologies[name].status == "running" and all_sent())
-    until_wave(cluster, 1, name)  # not before everyone who is gone has been missed
+    until_wave(cluster, 1, name)  # by then the master has noticed every lost worker
     cluster.run_until(lambda: cluster.master.topologies[name].status == "running" and all_sent())
     cluster.stop(name, wait=100)
     cluster.run_until(lambda: name not in cluster.master.topologies)
@@ -84,20 +84,20 @@ def assert_exact(limit: int = LIMIT, ways: int = 2) -> None:
     for key, _, count in parts.VISIBLE:
         last[key] = max(last.get(key, 0), count)
     assert last == expected_counts(limit, ways)
-    assert len({(key, count) for key, _, count in parts.VISIBLE}) == limit * ways  # every count of every key came once
+    assert len({(key, count) for key, _, count in parts.VISIBLE}) == limit * ways  # each count of each key once
 
 
 def counts(cluster: LocalCluster) -> Counter[str]:
-    found: Counter[str] = Counter()
+    total: Counter[str] = Counter()
     for task in tasks(cluster, "tally"):
-        found.update(dict(task.component.counts.items()))
-    return found
+        total.update(dict(task.component.counts.items()))
+    return total
 
 
-def test_without_faults_everything_is_there_once() -> None:
+def test_without_faults_every_row_is_visible_once() -> None:
     cluster = start()
     until_wave(cluster, 3)
-    assert 0 < sum(visible().values()) < 2 * LIMIT  # what is visible comes with the waves, not at the end
+    assert 0 < sum(visible().values()) < 2 * LIMIT  # rows become visible with the waves, not at the end
     finish(cluster)
     assert_exact()
     assert not parts.STAGED
@@ -115,14 +115,14 @@ def test_a_worker_dies(slot: int) -> None:
     assert any("every task has restored the state of wave" in text for text in cluster.said)
 
 
-def test_it_dies_before_the_first_wave_is_committed() -> None:
+def test_a_worker_dies_before_the_first_wave_is_committed() -> None:
     cluster = start()
     cluster.store.broken = StoreUnreachable("it is away: bring it back")
     cluster.run_until(lambda: counts(cluster).total() > 100)
     assert waves(cluster).committed == 0
     cluster.kill(1)
     cluster.run(3.0)
-    assert cluster.master.topologies["exact"].status == "starting"  # nothing is thrown away before the store knows
+    assert cluster.master.topologies["exact"].status == "starting"  # nothing is discarded before the store is updated
     cluster.store.broken = None
     finish(cluster)
     assert_exact()
@@ -160,19 +160,19 @@ def test_a_worker_dies_in_the_middle_of(phase: str, slot: int) -> None:
     if phase == "init":
         cluster.kill(1)
     if phase == "rollback":
-        cluster.lose = lambda message: getattr(message, "kind", "") == "prepare"  # until its time is up
+        cluster.lose = lambda message: getattr(message, "kind", "") == "prepare"  # until it times out
     cluster.run_until(lambda: waves(cluster).phase == phase)
     cluster.lose = lambda message: False
     committed, epoch, before = waves(cluster).committed, cluster.master.topologies["exact"].epoch, len(cluster.said)
     cluster.kill(slot)
-    assert waves(cluster).phase != IDLE and cluster.master.topologies["exact"].epoch > epoch, "the wave was under way"
+    assert waves(cluster).phase != IDLE and cluster.master.topologies["exact"].epoch > epoch, "the wave was in progress"
     cluster.run_until(lambda: waves(cluster).phase == IDLE)
     assert f"exact: every task has restored the state of wave {committed}" in cluster.said[before:]
     finish(cluster)
     assert_exact()
 
 
-def test_a_second_one_dies_while_the_first_is_being_recovered_from() -> None:
+def test_more_workers_die_during_recovery() -> None:
     cluster = start(workers=4)
     until_wave(cluster, 2)
     for slot in (0, 1, 2):
@@ -182,8 +182,8 @@ def test_a_second_one_dies_while_the_first_is_being_recovered_from() -> None:
     assert_exact()
 
 
-def test_what_it_kept_is_taken_up() -> None:
-    """Keyed state of three kinds, and what snapshot() returned."""
+def test_state_is_restored() -> None:
+    """Keyed state of three kinds, and the result of snapshot()."""
     cluster = start()
     finish_line = LIMIT
     until_wave(cluster, 2)
@@ -197,12 +197,12 @@ def test_what_it_kept_is_taken_up() -> None:
             assert len(task.component.recent[key]) == 3
 
 
-def test_it_goes_on_after_the_driver_died() -> None:
+def test_it_resumes_after_the_driver_died() -> None:
     store = MemoryStore()
     cluster = start(store=store)
     until_wave(cluster, 2)
     cluster.run(0.07)
-    del cluster  # with everything that its workers had
+    del cluster  # with all state of its workers
     again = start(store=store, workers=2, resume=True)
     until_wave(again, 1)
     finish(again)
@@ -210,10 +210,10 @@ def test_it_goes_on_after_the_driver_died() -> None:
 
 
 @pytest.mark.parametrize("committed", [0, 2])
-def test_the_driver_dies_after_going_back_from_a_wave_that_was_stored_after_all(committed: int) -> None:
-    """A worker dies while the manifest is being written: the master goes back to the wave before, and the manifest is there
-    all the same. If the driver dies then, before the new epoch has committed anything, it must not be gone on from: what the
-    sinks had prepared for it is thrown away."""
+def test_the_driver_dies_after_rolling_back_a_wave_whose_manifest_was_stored(committed: int) -> None:
+    """A worker dies while the manifest is being written: the master rolls back to the previous wave, but the manifest is
+    stored. If the driver then dies before the new epoch has committed anything, that manifest must not be resumed, because
+    the sinks have discarded the rows prepared for it."""
     store = MemoryStore()
     cluster = start(store=store)
     if committed:
@@ -231,7 +231,7 @@ def test_the_driver_dies_after_going_back_from_a_wave_that_was_stored_after_all(
 
 
 @pytest.mark.parametrize("par", [1, 5])
-def test_it_goes_on_with_another_parallelism(par: int) -> None:
+def test_it_resumes_with_another_parallelism(par: int) -> None:
     store = MemoryStore()
     cluster = start(ExactKeyed, store=store)
     until_wave(cluster, 2, "exactkeyed")
@@ -240,14 +240,14 @@ def test_it_goes_on_with_another_parallelism(par: int) -> None:
     assert_exact()
 
 
-def test_what_belongs_to_tasks_cannot_go_on_with_another_parallelism() -> None:
+def test_state_of_tasks_cannot_be_resumed_with_another_parallelism() -> None:
     store = MemoryStore()
     until_wave(start(store=store), 2)
     with pytest.raises(TopologyError, match="3 tasks of 'tally', each with its own state"):
         start(store=store, resume=True, par={"tally": 1})
 
 
-def test_it_starts_anew_beside_an_old_checkpoint() -> None:
+def test_a_fresh_start_beside_an_old_checkpoint() -> None:
     store = MemoryStore()
     cluster = start(store=store)
     until_wave(cluster, 2)
@@ -258,7 +258,7 @@ def test_it_starts_anew_beside_an_old_checkpoint() -> None:
     until_wave(again, 1)
     assert waves(again).committed > before
     until_wave(again, 1)
-    again.run_until(lambda: not old & set(store.names("exact/")))  # it has as many of its own as are kept
+    again.run_until(lambda: not old & set(store.names("exact/")))  # the new run has as many checkpoints as are kept
     finish(again)
     assert_exact()
 
@@ -272,14 +272,14 @@ def test_a_checkpoint_of_another_shape_is_refused() -> None:
     assert not again.master.topologies
 
 
-def test_a_store_that_is_away_holds_up_waves_and_not_the_stream() -> None:
+def test_a_store_that_is_down_delays_waves_and_not_the_stream() -> None:
     cluster = start()
     until_wave(cluster, 2)
     cluster.store.broken = StoreUnreachable("it is away: bring it back")
     done = counts(cluster).total()
     cluster.run_until(lambda: waves(cluster).abandoned >= 3)
     assert counts(cluster).total() > done
-    assert len([text for text in cluster.said if "is abandoned and the stream continues" in text]) == 1  # not each time
+    assert len([text for text in cluster.said if "is abandoned and the stream continues" in text]) == 1  # reported once
     cluster.store.broken = None
     until_wave(cluster, 1)
     cluster.kill(1)
@@ -287,10 +287,10 @@ def test_a_store_that_is_away_holds_up_waves_and_not_the_stream() -> None:
     assert_exact()
 
 
-def test_a_store_that_was_emptied_is_filled_again() -> None:
+def test_an_emptied_store_is_filled_again() -> None:
     cluster = start()
     cluster.run_until(lambda: counts(cluster).total() == 2 * LIMIT)
-    until_wave(cluster, 2)  # now nothing changes any more: the next ones refer to what is in the store
+    until_wave(cluster, 2)  # state no longer changes: later waves refer to stored blobs
     cluster.store.blobs.clear()
     cluster.run_until(lambda: waves(cluster).abandoned >= 1)
     until_wave(cluster, 1)
@@ -299,8 +299,8 @@ def test_a_store_that_was_emptied_is_filled_again() -> None:
     assert_exact()
 
 
-def test_a_worker_dies_while_the_store_is_away() -> None:
-    """Nobody can take up its state until the store is back; then all goes on."""
+def test_a_worker_dies_while_the_store_is_down() -> None:
+    """Its state cannot be restored until the store is back; then the stream continues."""
     cluster = start()
     until_wave(cluster, 2)
     cluster.store.broken = StoreUnreachable("it is away: bring it back")
@@ -316,7 +316,7 @@ def test_a_worker_dies_while_the_store_is_away() -> None:
 @pytest.mark.parametrize("topology", [Exact, AtLeast])
 @pytest.mark.parametrize("seconds", [0.5, 1.5, 2.5])
 def test_a_slow_store_costs_time_and_nothing_else(topology: Any, seconds: float) -> None:
-    """Longer than the master waits before it asks again. The spout has something to snapshot, too."""
+    """The store takes longer than the master waits before it asks again. The spout has a snapshot too."""
     name = topology.__name__.lower()
     parts.SPOUTS_SNAPSHOT = True
     cluster = start(topology, limit=9000)
@@ -333,8 +333,8 @@ def test_a_slow_store_costs_time_and_nothing_else(topology: Any, seconds: float)
         finish_at_least(cluster, 9000)
 
 
-def test_the_last_wave_does_not_wait_for_its_time() -> None:
-    """It is killed while one is under way, with a store that takes two seconds and an interval of thirty."""
+def test_the_last_wave_does_not_wait_for_the_interval() -> None:
+    """The topology is killed during a wave. The store takes two seconds, and the interval is thirty."""
     cluster = start(**{"topology.checkpoint.interval.secs": 30.0})
     cluster.run_until(lambda: counts(cluster).total() == 2 * LIMIT)
     cluster.store_seconds = 2.0
@@ -347,7 +347,7 @@ def test_the_last_wave_does_not_wait_for_its_time() -> None:
 
 
 def test_a_snapshot_that_fails_once_loses_nothing() -> None:
-    """Keys that are not touched again must be in the next one."""
+    """Keys that do not change again must be in the next snapshot."""
     cluster = start(limit=1000)
     cluster.run_until(lambda: counts(cluster).total() > 500)
     parts.FAIL_SNAPSHOT.append(OSError("not now"))
@@ -359,7 +359,7 @@ def test_a_snapshot_that_fails_once_loses_nothing() -> None:
     assert counts(cluster) == expected_counts(1000, 2)
 
 
-def test_what_was_told_of_a_missing_chunk_is_told_again() -> None:
+def test_a_lost_report_of_a_missing_chunk_is_repeated() -> None:
     cluster = start()
     until_wave(cluster, 2)
     dropped: list[Any] = []
@@ -383,7 +383,7 @@ def test_what_was_told_of_a_missing_chunk_is_told_again() -> None:
     assert_exact()
 
 
-def test_a_move_waits_for_a_store_that_is_away() -> None:
+def test_a_move_waits_for_a_store_that_is_down() -> None:
     cluster = start()
     until_wave(cluster, 2)
     cluster.store.broken = StoreUnreachable("it is away: bring it back")
@@ -399,14 +399,14 @@ def test_a_move_waits_for_a_store_that_is_away() -> None:
     assert_exact()
 
 
-def test_a_master_that_another_has_gone_on_from_commits_nothing() -> None:
+def test_a_superseded_master_commits_nothing() -> None:
     store = MemoryStore()
     zombie = start(store=store)
     until_wave(zombie, 2)
     again = start(store=store, resume=True)
     until_wave(again, 1)
     seen = visible()
-    zombie.run(2.0)  # with its own workers, and nobody has told it
+    zombie.run(2.0)  # with its own workers, unaware of its successor
     assert visible() == seen
     assert any("another master has continued" in text for text in zombie.said)
     parts.Numbers.clock = staticmethod(again.clock.now)
@@ -414,7 +414,7 @@ def test_a_master_that_another_has_gone_on_from_commits_nothing() -> None:
     assert_exact()
 
 
-def test_who_does_not_say_whether_to_go_on_is_refused() -> None:
+def test_a_submission_without_a_choice_is_refused() -> None:
     store = MemoryStore()
     until_wave(start(store=store), 3)
     before = store.names("")
@@ -426,19 +426,19 @@ def test_who_does_not_say_whether_to_go_on_is_refused() -> None:
     assert_exact()
 
 
-def test_who_began_anew_too_soon_can_still_resume() -> None:
+def test_a_run_can_be_resumed_after_a_hasty_fresh_start() -> None:
     store = MemoryStore()
     until_wave(start(store=store), 3)
     before = visible()
     hasty = start(store=store, resume=False)
-    hasty.run(0.02)  # before it has committed anything
+    hasty.run(0.02)  # before it commits anything
     finish(start(store=store, resume=True))
-    # What was prepared and not yet visible is gone: it began anew. So only rows that were visible before may come again.
+    # The fresh start discarded prepared rows, so only rows that were visible before may come again.
     assert expected_rows(LIMIT, 2) <= visible() <= before + expected_rows(LIMIT, 2)
 
 
-def test_an_epoch_that_has_no_wave_yet_is_nothing_to_go_on_from() -> None:
-    """Its manifest says only that it began at the beginning."""
+def test_an_epoch_without_a_wave_is_not_resumed() -> None:
+    """Its manifest only records that it started from the beginning."""
     store = MemoryStore()
     cluster = start(store=store)
     waves(cluster).due = float("inf")
@@ -461,7 +461,7 @@ def test_every_control_message_may_be_lost_or_late() -> None:
     assert_exact(1500)
 
 
-def test_a_sink_that_cannot_commit_is_asked_again() -> None:
+def test_a_failed_commit_of_a_sink_is_retried() -> None:
     cluster = start()
     parts.FAIL_COMMIT.update(range(1, 100))
     until_wave(cluster, 3)
@@ -469,7 +469,7 @@ def test_a_sink_that_cannot_commit_is_asked_again() -> None:
     assert_exact()
 
 
-def test_a_sink_that_could_not_write_brings_everything_back_to_the_last_wave() -> None:
+def test_a_failed_write_of_a_sink_rolls_back_to_the_last_wave() -> None:
     cluster = start()
     until_wave(cluster, 2)
     parts.FAIL_WRITE.append(OSError("the disk is full"))
@@ -478,8 +478,8 @@ def test_a_sink_that_could_not_write_brings_everything_back_to_the_last_wave() -
     assert any("could not write (OSError: the disk is full): rolled back to the last" in text for text in cluster.said)
 
 
-def test_a_sink_may_be_away_for_long() -> None:
-    """However often it fails: nothing is left out, and it is given more and more time."""
+def test_a_sink_may_be_down_for_long() -> None:
+    """It fails repeatedly: no row is lost, and the pause before each retry grows."""
     cluster = start()
     until_wave(cluster, 2)
     parts.FAIL_WRITE.extend([OSError("the disk is full")] * 6)
@@ -488,7 +488,7 @@ def test_a_sink_may_be_away_for_long() -> None:
     assert any("back to the last committed wave, spouts continue in 2 s" in text for text in cluster.said)
 
 
-def test_a_row_that_can_never_be_written_becomes_a_dead_letter_by_itself() -> None:
+def test_only_the_row_that_can_never_be_written_becomes_a_dead_letter() -> None:
     cluster = start(workers=2)
     parts.POISON.update([("k3", 1499), ("k9", 800)])
     finish(cluster)
@@ -498,7 +498,7 @@ def test_a_row_that_can_never_be_written_becomes_a_dead_letter_by_itself() -> No
     assert sum(worker.counters["dead_letters"] for worker in cluster.workers.values()) == missing.total() > 0
 
 
-def test_a_lost_chunk_brings_everything_back_to_the_last_wave() -> None:
+def test_a_lost_chunk_rolls_back_to_the_last_wave() -> None:
     cluster = start()
     until_wave(cluster, 2)
     dropped = []
@@ -519,7 +519,7 @@ def test_a_lost_chunk_brings_everything_back_to_the_last_wave() -> None:
 
 
 def test_a_worker_that_was_cut_off_changes_nothing() -> None:
-    """It goes on for a while with what it has, and nobody takes anything from it."""
+    """It continues for a while, and its output is ignored."""
     cluster = start()
     until_wave(cluster, 2)
     cluster.cut.add(1)
@@ -528,7 +528,7 @@ def test_a_worker_that_was_cut_off_changes_nothing() -> None:
     assert_exact()
 
 
-def test_a_move_takes_the_state_along() -> None:
+def test_state_moves_with_its_task() -> None:
     cluster = start()
     until_wave(cluster, 2)
     task = TaskId("tally", 0)
@@ -575,7 +575,7 @@ def test_old_checkpoints_are_collected() -> None:
 
 
 def test_a_worker_dies_while_it_is_being_stopped() -> None:
-    """It ends as of its last wave; what came after that is there for those who resume it."""
+    """It ends as of its last wave; a later run can resume from there."""
     store = MemoryStore()
     cluster = start(store=store)
     until_wave(cluster, 2)
@@ -601,14 +601,14 @@ def test_at_least_once_never_counts_less(slot: int) -> None:
 def finish_at_least(cluster: LocalCluster, limit: int = LIMIT) -> None:
     cluster.run_until(lambda: cluster.master.topologies["atleast"].status == "running" and all(
         task.component.exhausted and not task.component.unacked_tuples for task in tasks(cluster, "numbers")))
-    found, truth = counts(cluster), expected_counts(limit, 1)
-    assert found.keys() == truth.keys()
-    assert all(found[key] >= truth[key] for key in truth)
+    counted, truth = counts(cluster), expected_counts(limit, 1)
+    assert counted.keys() == truth.keys()
+    assert all(counted[key] >= truth[key] for key in truth)
     assert {(key, number) for key, number, _ in parts.WRITTEN} == set(expected_rows(limit, 1))
 
 
-def test_at_most_once_never_repeats_more_than_a_report_ago() -> None:
-    """State of the lost tasks goes back to the wave; the spouts do not."""
+def test_at_most_once_repeats_at_most_one_report() -> None:
+    """State of lost tasks returns to the wave; the spouts do not."""
     cluster = start(AtMost)
     until_wave(cluster, 3, "atmost")
     cluster.run(0.15)
@@ -616,7 +616,7 @@ def test_at_most_once_never_repeats_more_than_a_report_ago() -> None:
     cluster.kill(0)
     cluster.run_until(lambda: cluster.master.topologies["atmost"].status == "running")
     for task in tasks(cluster, "numbers"):
-        assert task.component._next_position >= sent[task.name] - 150 - 32  # a tenth of a second, and a burst
+        assert task.component._next_position >= sent[task.name] - 150 - 32  # a tenth of a second and a burst
     counted = counts(cluster)
     assert counted and all(counted[key] <= expected_counts(LIMIT, 1)[key] + 30 for key in counted)
 
@@ -637,7 +637,7 @@ def test_at_least_once_continues_after_the_driver_died() -> None:
 
 
 def test_checkpoints_name_the_run_whose_positions_go_with_them() -> None:
-    """Whatever was begun and killed between the run and its resumption."""
+    """A run that was started and killed in between does not matter."""
     store = MemoryStore()
 
     def submitted(offsets: str, resume: bool) -> LocalCluster:
@@ -648,33 +648,33 @@ def test_checkpoints_name_the_run_whose_positions_go_with_them() -> None:
         return cluster
 
     until_wave(submitted("1", resume=False), 2, "atleast")
-    assert submitted("2", resume=False).master.topologies["atleast"].offsets == "2"  # and no wave is committed
+    assert submitted("2", resume=False).master.topologies["atleast"].offsets == "2"  # no wave is committed
     resumed = submitted("3", resume=True)
     until_wave(resumed, 1, "atleast")
     assert resumed.master.topologies["atleast"].offsets == "1"
-    found = Checkpoints(store, "atleast").latest()
-    assert found is not None and found.offsets == "1" and not found.of_batches
+    manifest = Checkpoints(store, "atleast").latest()
+    assert manifest is not None and manifest.offsets == "1" and not manifest.of_batches
 
 
 def resubmitted(before: str) -> LocalCluster:
-    """A topology that is fed by a DataFrame, from a checkpoint with such offsets."""
+    """Resume a topology that is fed by a DataFrame from a checkpoint with these offsets."""
     store = MemoryStore()
     until_wave(start(AtLeast, store=store), 1, "atleast")
     checkpoints = Checkpoints(store, "atleast")
-    found = checkpoints.latest()
-    assert found is not None
+    manifest = checkpoints.latest()
+    assert manifest is not None
     cluster = LocalCluster(3, nodes=3, store=store)
-    found = msgspec.structs.replace(found, offsets=before)
-    cluster.tell(Submitted(graph_of(AtLeast, config={"limit": LIMIT}), found, checkpoints.newest(), "3"))
+    manifest = msgspec.structs.replace(manifest, offsets=before)
+    cluster.tell(Submitted(graph_of(AtLeast, config={"limit": LIMIT}), manifest, checkpoints.newest(), "3"))
     return cluster
 
 
-def test_a_checkpoint_of_no_such_run_leaves_the_new_one() -> None:
-    """It was made where nothing was fed."""
+def test_a_checkpoint_without_offsets_keeps_the_new_ones() -> None:
+    """The checkpoint was made by a run without a DataFrame."""
     assert resubmitted("").master.topologies["atleast"].offsets == "3"
 
 
-def test_a_checkpoint_made_in_batches_does_not_say_how_far_a_dataframe_was_read() -> None:
+def test_a_checkpoint_made_in_batches_has_no_dataframe_positions() -> None:
     with pytest.raises(TopologyError, match=r"was made by the microbatch engine.* from its start again"):
         resubmitted("7-0")
 
@@ -686,7 +686,7 @@ FAULTS = st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["kill", "start
 @settings(max_examples=examples(12), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate],
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=FAULTS)
-def test_whatever_happens_every_number_is_there_once(faults: list[tuple[int, str, int]]) -> None:
+def test_every_number_is_visible_once_through_random_faults(faults: list[tuple[int, str, int]]) -> None:
     parts.forget()
     cluster = start(workers=4, limit=1500)
     for steps, fault, slot in faults:

@@ -1,4 +1,4 @@
-"""Workers die, come back, are cut off: every tuple arrives at least once, and where nothing died exactly once."""
+"""Workers die, return or are cut off: every tuple arrives at least once, and exactly once if no worker died."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from plain_parts import (
     SinkArrow,
     SinkBlocking,
 )
-from seen import SEEN, TOLD, forget
+from seen import EVENTS, SEEN, forget
 from timed_parts import Sums
 
 from millrace.api.grouping import Grouping
@@ -57,7 +57,7 @@ class Threads(Topology):
 
 
 class Narrow(Topology):
-    """The sink is slower than those before it, so that their channels are full."""
+    """Has a sink slower than its senders, so that their channels are full."""
 
     numbers = Numbers.spec(par=2)
     through = Pass.spec(inputs=[numbers], par=4)
@@ -73,7 +73,7 @@ def running(topology: type[Topology], workers: int = 3, steps: int = 150, **conf
 
 
 def finish(cluster: LocalCluster, name: str) -> None:
-    """Let it run to its end; everything sent must be through after a while."""
+    """Run to the end, and check that every tuple has arrived."""
     cluster.run_until(lambda: spouts_done(cluster))
     cluster.run(0.5)
     drain(cluster, name)
@@ -125,7 +125,7 @@ def test_a_worker_may_die_and_be_started_again_at_once(noticed: bool, slot: int)
         assert_at_least_once()
 
 
-def test_a_death_that_nobody_reports_is_noticed_by_its_silence() -> None:
+def test_an_unreported_death_is_noticed_by_missing_heartbeats() -> None:
     cluster = running(Rows)
     cluster.kill(1, noticed=False)
     cluster.run(1.0)
@@ -137,7 +137,7 @@ def test_a_death_that_nobody_reports_is_noticed_by_its_silence() -> None:
 
 
 @pytest.mark.parametrize("topology", [Rows, Threads], ids=lambda topology: topology.__name__)
-def test_without_any_worker_the_topology_waits_and_goes_on_when_one_is_back(topology: type[Topology]) -> None:
+def test_without_workers_the_topology_waits_and_continues_when_one_is_back(topology: type[Topology]) -> None:
     name = topology.__name__.lower()
     cluster = running(topology, workers=2)
     cluster.kill(0)
@@ -151,7 +151,7 @@ def test_without_any_worker_the_topology_waits_and_goes_on_when_one_is_back(topo
     assert_at_least_once()
 
 
-def test_a_topology_submitted_to_nobody_starts_when_a_worker_comes() -> None:
+def test_a_topology_submitted_without_workers_starts_when_one_joins() -> None:
     cluster = LocalCluster(0)
     cluster.submit(Rows, config=CONFIG)
     cluster.run(1.0)
@@ -161,7 +161,7 @@ def test_a_topology_submitted_to_nobody_starts_when_a_worker_comes() -> None:
     assert sorted(SEEN["sink"]) == list(range(N))
 
 
-def test_tuples_lost_with_a_worker_are_told_to_the_spout_as_lost() -> None:
+def test_tuples_lost_with_a_worker_are_reported_to_the_spout_as_lost() -> None:
     class Told(Topology):
         numbers = Reliable.spec()
         sums = Sums.spec(inputs=[numbers], config={"topology.tick.tuple.freq.secs": 0.5})
@@ -174,8 +174,8 @@ def test_tuples_lost_with_a_worker_are_told_to_the_spout_as_lost() -> None:
     assert where[TaskId("sums", 0)] != where[TaskId("numbers", 0)]
     cluster.kill(where[TaskId("sums", 0)])
     cluster.run(5.0)
-    assert {what for what, *_ in TOLD} == {"lost", "ack", "batch"}
-    assert Counter(entry[1] for entry in TOLD if entry[0] == "ack") == Counter(range(100))
+    assert {what for what, *_ in EVENTS} == {"lost", "ack", "batch"}
+    assert Counter(entry[1] for entry in EVENTS if entry[0] == "ack") == Counter(range(100))
 
 
 def test_nothing_is_replayed_that_was_done_before_the_loss() -> None:
@@ -190,7 +190,7 @@ def test_nothing_is_replayed_that_was_done_before_the_loss() -> None:
     assert old == []
 
 
-# ---- any schedule of deaths ----
+# ---- random faults ----
 
 ACTIONS = st.tuples(
     st.sampled_from(["kill", "kill unnoticed", "start", "restart", "cut", "heal", "lose frames", "late", "hear"]),
@@ -198,7 +198,7 @@ ACTIONS = st.tuples(
 
 
 class Chaos:
-    """Carries out a schedule; whatever it leaves broken is repaired in the end."""
+    """Applies a schedule of faults, and repairs everything at the end."""
 
     def __init__(self, topology: type[Topology]) -> None:
         self.cluster = Late(3)
@@ -232,7 +232,7 @@ class Chaos:
             self.losing = slot + 2
 
     def heal(self) -> None:
-        """A worker that was given up while it lived is started over, as it does when it hears of it."""
+        """Restart every live worker that is presumed dead, as it does itself when it learns of it."""
         self.losing = 0
         self.cluster.hear()
         for slot in sorted(self.cluster.cut):
@@ -245,7 +245,7 @@ class Chaos:
 
 @settings(max_examples=examples(20), suppress_health_check=list(HealthCheck))
 @given(st.sampled_from([Rows, Arrow, Threads, Narrow]), st.lists(ACTIONS, min_size=1, max_size=8))
-def test_whatever_happens_to_workers_and_frames_nothing_is_lost(
+def test_random_faults_of_workers_and_frames_lose_nothing(
         topology: type[Topology], schedule: list[tuple[str, int, int]]) -> None:
     forget()
     chaos = Chaos(topology)
@@ -263,7 +263,7 @@ def test_whatever_happens_to_workers_and_frames_nothing_is_lost(
 
 
 def displace(cluster: LocalCluster, name: str, slot: int) -> None:
-    """Take a worker away while nothing is in flight, so that nothing can be lost with it, and go on without it."""
+    """Kill a worker while nothing is in flight, so that nothing is lost with it, and continue without it."""
     cluster.tell(Paused(name))
     cluster.run_until(lambda: cluster.master.drained(cluster.master.topologies[name]))
     cluster.kill(slot)
@@ -293,7 +293,7 @@ def test_tasks_move_home_without_losing_or_repeating_anything(
 
 @pytest.mark.parametrize("config", [CONFIG, AT_MOST_ONCE], ids=["at-least-once", "at-most-once"])
 @pytest.mark.parametrize(("slot", "late"), [(0, 1), (1, 2), (2, 0)])
-def test_a_worker_that_hears_late_of_a_move_loses_nothing_by_it(slot: int, late: int, config: dict[str, Any]) -> None:
+def test_a_worker_that_learns_of_a_move_late_loses_nothing(slot: int, late: int, config: dict[str, Any]) -> None:
     cluster = Late(3)
     cluster.submit(Rows, config=config)
     cluster.step(110)
@@ -338,7 +338,7 @@ def test_a_task_that_moved_home_is_closed_where_it_was() -> None:
     cluster.start(1)
     cluster.run(5.0)
     (moved,) = (task.index for task, slot in cluster.where("living").items() if task.component == "lives" and slot == 1)
-    assert [entry for entry in TOLD if entry[2] == moved] == [
+    assert [entry for entry in EVENTS if entry[2] == moved] == [
         *[("initialize", "lives", moved)] * 3, ("close", "lives", moved)]
     assert set(SEEN["lives"]) == set(range(N))
 
@@ -356,11 +356,11 @@ def test_a_kill_closes_tasks_that_are_on_their_way_home_too() -> None:
     cluster.start(1)
     cluster.stop("living", wait=0.0)
     cluster.run(1.0)
-    started = Counter(entry[2] for entry in TOLD if entry[0] == "initialize")
-    closed = Counter(entry[2] for entry in TOLD if entry[0] == "close")
+    started = Counter(entry[2] for entry in EVENTS if entry[0] == "initialize")
+    closed = Counter(entry[2] for entry in EVENTS if entry[0] == "close")
     assert sum(started.values()) == 4
     assert sum(closed.values()) == 3, "all but the one that died with its worker"
-    assert ("process after close",) not in TOLD
+    assert ("process after close",) not in EVENTS
 
 
 # ---- several topologies ----
@@ -404,10 +404,10 @@ class Chain(Topology):
     end = Sink.spec(inputs={middle: Grouping.SHUFFLE})
 
 
-def test_what_goes_to_a_lost_worker_by_way_of_one_that_has_not_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The spout has, and sends on; a bolt in between has not. Nobody waits for the message timeout."""
+def test_tuples_for_a_lost_worker_sent_by_one_with_the_old_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spout has the new plan and continues; a bolt in between has not. Nothing waits for the message timeout."""
     cluster = LocalCluster(3, nodes=3)
-    monkeypatch.setattr(Numbers, "clock", staticmethod(cluster.clock.now))  # a few at a time: no channel is full
+    monkeypatch.setattr(Numbers, "clock", staticmethod(cluster.clock.now))  # few enough that no channel is full
     cluster.submit(Chain, config={"limit": 200, "rate": 100.0, "topology.message.timeout.secs": 600.0})
     cluster.run_until(lambda: len(SEEN["end"]) > 20)
     where = cluster.where("chain")

@@ -1,4 +1,4 @@
-"""Components of the cluster tests that do something at ticks, or when a batch is due."""
+"""Components of the cluster tests that act at ticks or when a batch is due."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from plain_parts import Sink
 from refusing_parts import refuse
-from seen import TOLD
+from seen import EVENTS
 
 from millrace.api.bolt import BatchingBolt, Bolt, TicklessBatchingBolt
 from millrace.api.tuple import Tuple
@@ -14,19 +14,19 @@ from millrace.api.tuple import Tuple
 # ---- ticks ----
 
 
-class Ticked(Sink):
-    """Writes its ticks down, each with the number of tuples seen before."""
+class FakeTicked(Sink):
+    """Records its ticks, each with the number of tuples seen before."""
 
     def process_tick(self, tup: Tuple) -> None:
-        TOLD.append((self.task_index, self.is_tick(tup), tup.component, tup.task, tuple(tup.values)))
+        EVENTS.append((self.task_index, self.is_tick(tup), tup.component, tup.task, tuple(tup.values)))
 
 
-class TickedBlocking(Ticked):
+class TickedBlocking(FakeTicked):
     blocking = True
 
 
 class EmitsOnTick(Bolt):
-    """Says at each tick how many it has had."""
+    """Emits at each tick the number of tuples so far."""
 
     outputs = ["count"]
 
@@ -44,7 +44,7 @@ class EmitsOnTick(Bolt):
 
 
 class Sums(BatchingBolt):
-    """The sum of each batch, by parity; refuses batches that hold poison."""
+    """Emits the sum of each batch by parity; refuses batches that contain poison."""
 
     outputs = ["parity", "total"]
     ticks_between_batches = 1
@@ -55,7 +55,7 @@ class Sums(BatchingBolt):
     def process_batch(self, key: int, tups: list[Tuple]) -> None:
         for tup in tups:
             refuse(self, tup.values.n)
-        TOLD.append(("batch", key, len(tups)))
+        EVENTS.append(("batch", key, len(tups)))
         self.emit([key, sum(tup.values.n for tup in tups)])
 
 
@@ -68,5 +68,5 @@ class TicklessSums(TicklessBatchingBolt):
     secs_between_batches = 0.3
 
     def process_batch(self, key: Any, tups: list[Tuple]) -> None:
-        TOLD.append(("batch", len(tups)))
+        EVENTS.append(("batch", len(tups)))
         self.emit([0, sum(tup.values.n for tup in tups)])

@@ -1,4 +1,4 @@
-"""Components for the tests of waves. What the world outside would see is kept here, as all workers are one process."""
+"""Components for the tests of waves. Their output is kept in this module, as all workers share one process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ KEYS = 17
 STAGED: dict[tuple[int, int, int, int], list[Any]] = {}  # (task, epoch, wave or -1, order) -> rows not visible yet
 _orders = itertools.count()
 VISIBLE: list[Any] = []
-VISIBLE_BY_TASK: defaultdict[int, list[Any]] = defaultdict(list)  # the same by task of the sink
-WRITTEN: list[Any] = []  # by a sink that takes no part in the commit
+VISIBLE_BY_TASK: defaultdict[int, list[Any]] = defaultdict(list)  # the same rows by task of the sink
+WRITTEN: list[Any] = []  # rows of a sink without two-phase commit
 FAIL_COMMIT: set[int] = set()  # waves whose first commit raises
-FAIL_WRITE: list[Exception] = []  # what the sink's next writes raise
-FAIL_SNAPSHOT: list[Exception] = []  # what the tally's next snapshots raise
+FAIL_WRITE: list[Exception] = []  # raised by the sink's next writes
+FAIL_SNAPSHOT: list[Exception] = []  # raised by the tally's next snapshots
 SPOUTS_SNAPSHOT = False
-POISON: set[tuple[str, int]] = set()  # rows that it never takes
+POISON: set[tuple[str, int]] = set()  # rows that the sink always rejects
 
 
 def forget() -> None:
@@ -69,7 +69,7 @@ class PassRows(Bolt):
 
 
 class Tally(Bolt):
-    """Counts by key, remembers the last numbers by key, and how much it has seen in all."""
+    """Counts by key, keeps the last numbers of each key, and counts all tuples."""
 
     outputs: ClassVar[list[str]] = ["key", "number", "count"]
     counts = CounterState()
@@ -95,12 +95,12 @@ class Tally(Bolt):
         return {"seen": self.seen, "types": (1, {2})}
 
     def restore(self, snapshot: Any) -> None:
-        assert snapshot["types"] == (1, {2})  # as they were
+        assert snapshot["types"] == (1, {2})  # types are preserved
         self.seen = snapshot["seen"]
 
 
-class Ledger(TwoPhaseSink):
-    """Stages outside, as a file would be; committed rows appear in VISIBLE."""
+class FakeLedger(TwoPhaseSink):
+    """Stages rows outside the task, as a file would; committed rows appear in VISIBLE."""
 
     named_rows: ClassVar[bool] = False
 
@@ -138,8 +138,8 @@ class Ledger(TwoPhaseSink):
             VISIBLE_BY_TASK[self.task_index].extend(rows)
 
 
-class Batches(BatchingBolt):
-    """Passes on what it has collected; ticks come too rarely to matter, waves do not."""
+class FakeBatches(BatchingBolt):
+    """Emits its batch at waves; ticks are too rare to matter."""
 
     outputs: ClassVar[list[str]] = ["key", "number"]
 
@@ -155,7 +155,7 @@ class Plain(Spout):
 
 
 class Exact(Topology):
-    """Two ways from the spouts to the tally, so that waves have to be aligned."""
+    """Has two paths from the spouts to the tally, so that waves must be aligned."""
 
     config: ClassVar[dict[str, Any]] = {"topology.guarantee": "exactly-once", "topology.checkpoint.interval.secs": 0.2,
                                         "topology.chunk.tuples": 10, "topology.checkpoint.timeout.secs": 3.0}
@@ -163,11 +163,11 @@ class Exact(Topology):
     one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
     two = PassRows.spec(inputs={one: Grouping.SHUFFLE}, par=2)
     tally = Tally.spec(inputs={one: Grouping.fields("key"), two: Grouping.fields("key")}, par=3)
-    ledger = Ledger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
+    ledger = FakeLedger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
 
 
 class KeyedTally(Bolt):
-    """Has nothing that does not go by key."""
+    """Keeps only keyed state."""
 
     outputs: ClassVar[list[str]] = ["key", "number", "count"]
 
@@ -183,7 +183,7 @@ class ExactKeyed(Topology):
     one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
     two = PassRows.spec(inputs={one: Grouping.SHUFFLE}, par=2)
     tally = KeyedTally.spec(inputs={one: Grouping.fields("key"), two: Grouping.fields("key")}, par=3)
-    ledger = Ledger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
+    ledger = FakeLedger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
 
 
 class AtLeast(Topology):
@@ -192,32 +192,32 @@ class AtLeast(Topology):
     numbers = Numbers.spec(par=2)
     one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
     tally = Tally.spec(inputs={one: Grouping.fields("key")}, par=3)
-    ledger = Ledger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
+    ledger = FakeLedger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
 
 
 class Batched(Topology):
     config: ClassVar[dict[str, Any]] = {**Exact.config, "topology.tick.tuple.freq.secs": 1000.0}
     numbers = Numbers.spec(par=2)
-    batches = Batches.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
-    ledger = Ledger.spec(inputs={batches: Grouping.SHUFFLE}, par=2)
+    batches = FakeBatches.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    ledger = FakeLedger.spec(inputs={batches: Grouping.SHUFFLE}, par=2)
 
 
 class NotReplayable(Topology):
     config: ClassVar[dict[str, Any]] = {"topology.guarantee": "exactly-once"}
     plain = Plain.spec()
-    ledger = Ledger.spec(inputs={plain: Grouping.SHUFFLE})
+    ledger = FakeLedger.spec(inputs={plain: Grouping.SHUFFLE})
 
 
 def expected_rows(limit: int, ways: int) -> Counter[tuple[str, int]]:
-    """(key, number) as often as it must come out."""
+    """The number of times each (key, number) must be visible."""
     return Counter({(f"k{number % KEYS}", number): ways for number in range(limit)})
 
 
 def expected_counts(limit: int, ways: int) -> dict[str, int]:
-    found: defaultdict[str, int] = defaultdict(int)
+    counts: defaultdict[str, int] = defaultdict(int)
     for number in range(limit):
-        found[f"k{number % KEYS}"] += ways
-    return dict(found)
+        counts[f"k{number % KEYS}"] += ways
+    return dict(counts)
 
 
 class AtMost(Topology):
@@ -225,4 +225,4 @@ class AtMost(Topology):
     numbers = Numbers.spec(par=2)
     one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
     tally = Tally.spec(inputs={one: Grouping.fields("key")}, par=3)
-    ledger = Ledger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
+    ledger = FakeLedger.spec(inputs={tally: Grouping.SHUFFLE}, par=2)

@@ -1,4 +1,4 @@
-"""What every coordination store keeps, and what ZooKeeper's keeps when servers and masters come and go."""
+"""The contract of every coordination store, and ZooKeeper's through restarts of servers and masters."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Open = Callable[[], CoordinationStore]
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest) -> str:
-    """Every test has a cluster of its own in the one ZooKeeper."""
+    """A cluster name for this test alone; all tests share one ZooKeeper."""
     return f"of/{request.node.name}"
 
 
 @pytest.fixture(params=["embedded", "zookeeper"])
 def open_another(request: pytest.FixtureRequest, cluster: str) -> Iterator[Open]:
-    """Each call is another master's or agent's view of the same store."""
+    """Open the same store again, as another master or agent does."""
     opened: list[CoordinationStore] = []
     if request.param == "embedded":
         opened.append(EmbeddedStore())
@@ -64,14 +64,14 @@ def store(open_another: Open) -> CoordinationStore:
 
 
 class TestEveryStore:
-    def test_nothing_is_there_at_first(self, store: CoordinationStore) -> None:
+    def test_a_new_store_is_empty(self, store: CoordinationStore) -> None:
         assert store.read("node") is None
         store.claim()
         assert store.read("node") is None
 
     def test_claims_rise(self, open_another: Open) -> None:
-        one, other = open_another(), open_another()
-        claims = [one.claim(), other.claim(), one.claim(), one.claim(), other.claim()]
+        first, other = open_another(), open_another()
+        claims = [first.claim(), other.claim(), first.claim(), first.claim(), other.claim()]
         assert claims == sorted(set(claims))
 
     def test_claims_at_the_same_time_differ(self, open_another: Open) -> None:
@@ -85,7 +85,7 @@ class TestEveryStore:
             thread.join()
         assert len(set(claims)) == 40
 
-    def test_every_node_reads_its_part(self, open_another: Open) -> None:
+    def test_each_node_reads_its_own_part(self, open_another: Open) -> None:
         master, agent = open_another(), open_another()
         author = master.claim()
         master.publish(Stamp(author, 1), {node: f"of {node}".encode() for node in NODES})
@@ -104,7 +104,7 @@ class TestEveryStore:
     @pytest.mark.parametrize("size", [0, 1, PIECE, 3 * PIECE + 1])
     def test_a_part_of_any_size(self, open_another: Open, size: int) -> None:
         master, agent = open_another(), open_another()
-        part = os.urandom(size)  # does not get smaller by compression
+        part = os.urandom(size)  # cannot be compressed
         stamp = Stamp(master.claim(), 1)
         master.publish(stamp, {"node": part, "next to it": b"small"})
         assert agent.read("node") == (stamp, part)
@@ -138,7 +138,7 @@ class TestEveryStore:
         assert store.read("node") == (stamp, b"part")
 
     @pytest.mark.parametrize(("revision", "part", "reason"), [(6, b"part", "an older revision"), (7, b"other", "same stamp")])
-    def test_revisions_do_not_go_back(self, store: CoordinationStore, revision: int, part: bytes, reason: str) -> None:
+    def test_revisions_never_decrease(self, store: CoordinationStore, revision: int, part: bytes, reason: str) -> None:
         author = store.claim()
         store.publish(Stamp(author, 7), {"node": b"part"})
         with pytest.raises(MillraceError, match=reason):
@@ -148,7 +148,7 @@ class TestEveryStore:
     def test_a_watch_is_called_for_every_change(self, open_another: Open) -> None:
         master, agent = open_another(), open_another()
         changed, seen = threading.Event(), []
-        agent.watch("node", changed.set)  # before there is anything to watch
+        agent.watch("node", changed.set)  # before anything is published
         author = master.claim()
         for revision in range(1, 6):
             master.publish(Stamp(author, revision), {"node": b"%d" % revision})
@@ -157,8 +157,8 @@ class TestEveryStore:
                 changed.clear()
                 seen.append(agent.read("node"))
 
-    def test_a_watch_that_raises_does_not_keep_the_news_from_others(self, store: CoordinationStore,
-                                                                    caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_watch_that_raises_does_not_block_others(self, store: CoordinationStore,
+                                                       caplog: pytest.LogCaptureFixture) -> None:
         changed, author = threading.Event(), store.claim()
         store.watch("node", lambda: 1 // 0)
         store.watch("node", changed.set)
@@ -181,18 +181,18 @@ class TestEveryStore:
         assert seen[-1] == (stamp, b"part")
 
     def test_readers_see_whole_revisions_that_rise(self, open_another: Open) -> None:
-        """Two nodes' parts are read in turn while they change: each is one that was published under its stamp."""
+        """Read the parts of two nodes in turn while they change: each was published under its stamp."""
         master, agent = open_another(), open_another()
         author, ended, wrong, seen = master.claim(), threading.Event(), [], [Stamp(0, 0)]
 
         def read() -> None:
             while not ended.is_set():
                 for node in ("a", "b"):
-                    found = agent.read(node)
-                    if found is not None:
-                        if found[1] != f"{node} {found[0]}".encode() * 50 or found[0] < seen[-1]:
-                            wrong.append(found)
-                        seen.append(found[0])
+                    part = agent.read(node)
+                    if part is not None:
+                        if part[1] != f"{node} {part[0]}".encode() * 50 or part[0] < seen[-1]:
+                            wrong.append(part)
+                        seen.append(part[0])
 
         reader = threading.Thread(target=read)
         reader.start()
@@ -212,11 +212,11 @@ class TestZooKeeper:
     def open_one(self, zookeeper_server: ZooKeeperServer, cluster: str) -> Iterator[Callable[[], ZooKeeperStore]]:
         opened: list[ZooKeeperStore] = []
 
-        def one() -> ZooKeeperStore:
+        def open_one() -> ZooKeeperStore:
             opened.append(ZooKeeperStore(zookeeper_server.hosts, cluster, timeout=2.0))
             return opened[-1]
 
-        yield one
+        yield open_one
         for store in opened:
             store.close()
 
@@ -253,7 +253,7 @@ class TestZooKeeper:
     @pytest.mark.parametrize("step", ["_cut", "_flip"])
     def test_a_takeover_in_the_middle_of_a_publication(self, open_one: Callable[[], ZooKeeperStore], step: str,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-        """Before the pieces are written or before the flip, another master claims, publishes, and tidies them away."""
+        """Another master claims, publishes and collects the pieces, before they are written or before the flip."""
         older, newer = open_one(), open_one()
         first = older.claim()
         older.publish(Stamp(first, 1), {"node": b"before"})
@@ -270,10 +270,10 @@ class TestZooKeeper:
         monkeypatch.setattr(owner, step, overtaken)
         with pytest.raises(NotTheAuthor):
             older.publish(Stamp(first, 2), {"node": b"too late"})
-        found = newer.read("node")
-        assert found is not None and found[0].author > first and found[1] == b"after"
+        part = newer.read("node")
+        assert part is not None and part[0].author > first and part[1] == b"after"
 
-    def test_a_half_written_plan_is_written_anew_under_its_stamp(self, open_one: Callable[[], ZooKeeperStore]) -> None:
+    def test_a_half_written_plan_is_rewritten_under_its_stamp(self, open_one: Callable[[], ZooKeeperStore]) -> None:
         store = open_one()
         stamp = Stamp(store.claim(), 1)
         store._write(stamp, {"node": os.urandom(2 * PIECE), "gone": b"part"})
@@ -307,10 +307,10 @@ class TestZooKeeper:
         assert agent.read("node") == (Stamp(author, PLANS_KEPT + 1), b"part")
 
     def test_clusters_do_not_see_each_other(self, zookeeper_server: ZooKeeperServer, cluster: str) -> None:
-        one, other = (open_store(zookeeper_server.url, f"{cluster}{end}") for end in ("/a", ".a"))
-        one.publish(Stamp(one.claim(), 1), {"node": b"part"})
+        first, other = (open_store(zookeeper_server.url, f"{cluster}{end}") for end in ("/a", ".a"))
+        first.publish(Stamp(first.claim(), 1), {"node": b"part"})
         assert other.read("node") is None
-        one.close()
+        first.close()
         other.close()
 
     def test_zookeeper_stopped_and_started_again(self, open_one: Callable[[], ZooKeeperStore],
@@ -328,7 +328,7 @@ class TestZooKeeper:
                 assert not store._link.client.connected
         finally:
             zookeeper_server.start()
-        assert changed.wait(WAIT)  # nothing was published: it is the reconnection that calls
+        assert changed.wait(WAIT)  # nothing was published: the reconnection calls the watch
         assert master._link._live.wait(WAIT)
         assert agent.read("node") == (Stamp(author, 1), b"before")
         changed.clear()
@@ -348,7 +348,7 @@ class TestZooKeeper:
         finally:
             os.kill(zookeeper_server.process.pid, signal.SIGCONT)
         assert store._link._live.wait(WAIT)
-        store.publish(Stamp(author, 1), {"node": b"part"})  # the same again: the first may have arrived
+        store.publish(Stamp(author, 1), {"node": b"part"})  # the same plan: the first attempt may have arrived
         assert store.read("node") == (Stamp(author, 1), b"part")
 
     def test_a_session_that_expired(self, open_one: Callable[[], ZooKeeperStore]) -> None:
@@ -382,11 +382,11 @@ class TestOpening:
 
     @pytest.mark.parametrize("url", ["", "Embedded", "redis://localhost", "zookeeper://", "zookeeper://,", "localhost:2181",
                                      "zookeeper://host:2181/chroot"])
-    def test_what_is_no_store(self, url: str) -> None:
+    def test_an_invalid_store(self, url: str) -> None:
         with pytest.raises(MillraceError, match="names no coordination store: use 'embedded', or 'zookeeper://host:port'"):
             open_store(url, "cluster")
 
-    def test_a_port_that_is_no_number(self) -> None:
+    def test_an_invalid_port(self) -> None:
         with pytest.raises(MillraceError, match="'host:port' names no ZooKeeper"):
             open_store("zookeeper://host:port", "cluster")
 
@@ -395,7 +395,7 @@ class TestOpening:
         with pytest.raises(MillraceError, match=r"pip install millrace\[zookeeper\]"):
             open_store("zookeeper://127.0.0.1:1", "cluster")
 
-    def test_nobody_there(self) -> None:
+    def test_no_server(self) -> None:
         hosts, before = f"127.0.0.1:{free_port()}", set(threading.enumerate())
         with pytest.raises(StoreUnreachable, match=f"ZooKeeper at {hosts} was asked to connect and did not answer within "
                                                    "0.5 s: check that it runs"):

@@ -1,10 +1,10 @@
-"""The same topology on both engines and by the plainest means there are: sinks and state are equal at the end.
+"""The same topology on both engines and in a plain reference run: sinks and state are equal at the end.
 
-Every topology of the package is here, and some small ones (`engine_parts`) in which engines are likely to differ. Each is
-finite, runs exactly once, and is compared with `run_reference` in all that does not depend on how tasks take turns: the
-rows of each sink as a multiset, keyed state by key, and what tasks keep of their own summed up over the tasks.
+It covers every topology of the package, and small ones (`engine_parts`) in which engines are likely to differ. Each is
+finite, runs exactly once, and is compared with `run_reference` in everything that does not depend on the order of tasks:
+the rows of each sink as a multiset, keyed state by key, and the tasks' own state summed over all tasks.
 
-"resident" is that engine's master and workers, these as forked processes and not as Spark tasks: no Spark is started for it.
+"resident" runs that engine's master and workers in forked processes; it starts no Spark.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ from support.suites.kept_state import own_of, positions_of, state_of
 from support.topologies import engine_parts
 from support.topologies.engine_parts import Out
 
-SECONDS = 60.0  # a safety limit, never a measure
+SECONDS = 60.0  # a safety limit; nothing is measured by it
 Rows = dict[str, Counter[str]]  # directory, file or table -> the rows in it, as texts
 View = Callable[[Any], Any]
 Pace = Callable[[int, int], dict[str, Any]]
 Done = Callable[[dict[TaskId, int]], bool]
 
 
-def as_it_is(found: Any) -> Any:
-    return found
+def unchanged(value: Any) -> Any:
+    return value
 
 
 def highest_counts(rows: Rows) -> dict[str, dict[str, int]]:
-    """A bolt that counts by batches says a new count once for each batch, and what is in a batch depends on the engine: the
-    last one that it says of each word does not."""
-    found: dict[str, dict[str, int]] = {}
+    """The last count of each word. A bolt that counts by batches emits one count for each batch, and batches differ between
+    engines; the last count does not."""
+    counts: dict[str, dict[str, int]] = {}
     for sink, texts in rows.items():
-        last = found.setdefault(sink, {})
+        last = counts.setdefault(sink, {})
         for row in map(json.loads, texts):
             last[row["word"]] = max(last.get(row["word"], 0), row["count"])
-    return found
+    return counts
 
 
 def without_the_task(rows: Rows) -> Rows:
-    """Which task a shuffle leads to is nobody's business, nor are the words in which an error of the engine's is told."""
-    def fitted(row: dict[str, Any]) -> dict[str, Any]:
+    """Remove task numbers, which depend on the shuffle, and the text of the engine's errors."""
+    def normal(row: dict[str, Any]) -> dict[str, Any]:
         return {**row, "task": None, "error": row["error"].partition(":")[0]} if "error" in row else row
 
-    return {sink: _counted({_text(fitted(json.loads(text))): n} for text, n in texts.items()) for sink, texts in rows.items()}
+    return {sink: _counted({_text(normal(json.loads(text))): n} for text, n in texts.items()) for sink, texts in rows.items()}
 
 
 def summed_batches(rows: Rows) -> Any:
-    """How many batches there are depends on the waves; what they amount to does not."""
+    """Totals over all batches. The number of batches depends on the waves; the totals do not."""
     totals: Counter[Any] = Counter()
     for text, n in rows["out"].items():
         row = json.loads(text)
@@ -78,23 +78,23 @@ def summed_batches(rows: Rows) -> Any:
 
 
 def counts_of_arrays(own: dict[str, list[Any]]) -> Counter[str]:
-    """CountArrow keeps its words by task."""
+    """Sum the counts of CountArrow's tasks by word."""
     return _counted(dict(zip(*kept, strict=True)) for kept in own["count"])
 
 
 def counts_of_windows(own: dict[str, list[Any]]) -> Counter[str]:
-    """Which tick a word fell into depends on the clock; that it is in the window, which is longer than the test, does not."""
+    """Sum the counts over all ticks. A word's tick depends on the clock, but the window is longer than the test."""
     return _counted(window for kept in own["count"] for window in kept)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A finite run of a topology, and how to look at what came of it."""
+    """A finite run of a topology, and the views of its results to compare."""
 
     topology: type[Topology]
     config: dict[str, Any]
-    rows: View = as_it_is
-    own: View = as_it_is
+    rows: View = unchanged
+    own: View = unchanged
 
     def graph(self, name: str, directory: Path, pace: Pace | None = None) -> TopologyGraph:
         config = {"topology.guarantee": "exactly-once", "path": str(directory), **self.config}
@@ -106,7 +106,7 @@ class Case:
 
 
 def recorded(graph: TopologyGraph) -> TopologyGraph:
-    """What the topology would throw away at its end is written to files instead."""
+    """Replace sinks that drop their input with sinks that write files."""
     return replace(graph, components=tuple(
         replace(component, code=f"{Out.__module__}:{Out.__name__}", mode="process_rows", commits=True)
         if issubclass(resolve(component.code), Drop | DropArrow) else component for component in graph.components))
@@ -142,7 +142,7 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     rows: Any
     states: dict[str, Any]
     own: Any
@@ -150,15 +150,15 @@ class Outcome:
 
 
 @cache
-def reference(name: str, directory: Path) -> Outcome:
+def reference(name: str, directory: Path) -> RunOutcome:
     case = CASES[name]
-    found = run_reference(case.graph(name, directory))
-    return Outcome(case.rows(rows_in(directory)), found.states, case.own(found.own), found.positions)
+    result = run_reference(case.graph(name, directory))
+    return RunOutcome(case.rows(rows_in(directory)), result.states, case.own(result.own), result.positions)
 
 
 class Engine(Protocol):
-    """Runs a topology until it is `done`, judged by the positions of its spouts, and ends it; then `store` has its last
-    checkpoint. `pace`: settings that spread so many tuples, of so many spout tasks, over several waves or batches."""
+    """Runs a topology until `done` accepts the positions of its spouts, and ends it; then `store` has its last checkpoint.
+    `pace` returns settings that spread the tuples of all spout tasks over several waves or batches."""
 
     store: str
 
@@ -224,21 +224,21 @@ def microbatch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Microbatch]
 @pytest.fixture(params=[pytest.param("resident", marks=pytest.mark.process),
                         pytest.param("microbatch", marks=pytest.mark.spark)], scope="module")
 def engine(request: pytest.FixtureRequest) -> Engine:
-    found: Engine = request.getfixturevalue(request.param)
-    return found
+    fixture: Engine = request.getfixturevalue(request.param)
+    return fixture
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
+def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunOutcome]:
     directory = tmp_path_factory.mktemp("reference")
     return lambda name: reference(name, directory / name)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_sinks_and_state_are_those_of_the_reference(name: str, engine: Engine, tmp_path: Path,
-                                                    references: Callable[[str], Outcome]) -> None:
+                                                    references: Callable[[str], RunOutcome]) -> None:
     case, expected = CASES[name], references(name)
-    assert expected.rows or expected.own or any(expected.states.values())  # or there is nothing to compare
+    assert expected.rows or expected.own or any(expected.states.values())  # otherwise there is nothing to compare
     graph = case.graph(name, tmp_path, engine.pace)
     engine.run(graph, lambda positions: positions == expected.positions)
     store = open_store(engine.store)
@@ -249,7 +249,7 @@ def test_sinks_and_state_are_those_of_the_reference(name: str, engine: Engine, t
 
 
 def test_the_last_ranking_is_the_true_one(engine: Engine, tmp_path: Path) -> None:
-    """Rankings come with the clock's ticks, so those on the way differ; no word leaves the window, so they only grow."""
+    """Rankings come with ticks, so intermediate ones differ. No word leaves the window, so counts only grow."""
     case = Case(engine_parts.RankedWords, {**LINES, "window": 100_000})
     counts = wordcount.expected_counts(wordcount.SEED, LINES["limit"], LINES["words"], 1.0)
     ranking = topn.ranking(counts, topn.TOP)
@@ -261,18 +261,18 @@ def test_the_last_ranking_is_the_true_one(engine: Engine, tmp_path: Path) -> Non
         assert all(count <= counts[word] for word, count in zip(row["words"], row["counts"], strict=True))
 
 
-# ---- what sinks have written ----
+# ---- output of sinks ----
 
 
 def rows_in(directory: Path) -> Rows:
-    """All files below: JSON lines, records of the audit, SQLite databases. What is staged is not there."""
-    found: Rows = {}
+    """The rows of all files in the directory tree: JSON lines, audit records, SQLite databases. Staged rows are left out."""
+    rows: Rows = {}
     for path in sorted(directory.rglob("*")):
         if path.suffix == ".db":
-            found |= _tables(path)
+            rows |= _tables(path)
         elif path.match("part-*"):
-            found.setdefault(path.parent.name if path.suffix == ".jsonl" else "audit", Counter()).update(_rows_of(path))
-    return found
+            rows.setdefault(path.parent.name if path.suffix == ".jsonl" else "audit", Counter()).update(_rows_of(path))
+    return rows
 
 
 def _rows_of(path: Path) -> list[str]:
@@ -284,10 +284,10 @@ def _rows_of(path: Path) -> list[str]:
 def _tables(path: Path) -> Rows:
     connection = sqlite3.connect(path)
     names = [name for name, in connection.execute("select name from sqlite_master where type = 'table'")]
-    found = {name: Counter(map(str, connection.execute(f'select * from "{name}"'))) for name in names
-             if name != "millrace_staged"}
+    tables = {name: Counter(map(str, connection.execute(f'select * from "{name}"'))) for name in names
+              if name != "millrace_staged"}
     connection.close()
-    return found
+    return tables
 
 
 def _text(row: Any) -> str:

@@ -1,4 +1,4 @@
-"""The contract of every two-phase sink: the visible rows are the committed ones, each once, through crashes and zombies."""
+"""The contract of every two-phase sink: each committed row is visible once, through crashes and zombies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Make = Callable[[], contextlib.AbstractContextManager[Target]]
 
 @pytest.fixture
 def make(request: pytest.FixtureRequest) -> Make:
-    """Each call is an empty target. There is one at a time."""
+    """Make an empty target; only one exists at a time."""
     kind, _, mode = request.param.partition(" ")
     server: Any = request.getfixturevalue(f"{kind}_server") if kind in ("redis", "postgres") else None
 
@@ -65,7 +65,7 @@ every_target = pytest.mark.parametrize("make", EVERYWHERE, indirect=True)
 
 @every_target
 class TestEverySink:
-    def test_nothing_is_seen_before_the_commit(self, engine: Engine, target: Target) -> None:
+    def test_nothing_is_visible_before_the_commit(self, engine: Engine, target: Target) -> None:
         engine.stage(0, 3)
         engine.stage(1, 2)
         assert target.seen() == {}
@@ -81,7 +81,7 @@ class TestEverySink:
         assert list(target.seen()) == [1]
         engine.finish()
 
-    def test_a_wave_that_was_given_up_comes_with_the_next(self, engine: Engine, target: Target) -> None:
+    def test_rows_of_an_abandoned_wave_come_with_the_next(self, engine: Engine, target: Target) -> None:
         for _ in range(3):
             engine.stage(0, 2)
             engine.run_wave(give_up=True)
@@ -101,13 +101,13 @@ class TestEverySink:
         sink.commit(2)
         assert target.seen() == {0: target.wanted([1, 2, 3])}
 
-    def test_one_instance_in_one_epoch_after_another(self, target: Target) -> None:
-        """As in batches: each is an epoch, and sometimes a successor makes visible what this one has prepared."""
+    def test_one_instance_over_several_epochs(self, target: Target) -> None:
+        """Each batch is an epoch, and sometimes a successor commits what this instance has prepared."""
         sink = target.sink(0, 1, 1)
         sink.recover(0, 0)
         for wave in range(1, 7):
             sink.epoch = 2 * wave
-            for number in range(wave):  # none may be too few or too many for what was counted in the epoch before
+            for number in range(wave):  # as many rows as the wave's number, so counts differ between epochs
                 sink.process_rows(target.rows(0, [10 * wave + number]))
             sink.prepare(wave)
             if wave % 2:
@@ -134,7 +134,7 @@ class TestEverySink:
             target.sink(0, 2, epoch).recover(1, 1)
             assert target.seen() == {0: target.wanted([1, 2])}
 
-    def test_tasks_that_are_no_more(self, target: Target) -> None:
+    def test_tasks_that_no_longer_exist(self, target: Target) -> None:
         engine = Engine(target, parallelism=3)
         engine.stage(2, 2)
         for sink in engine.sinks:
@@ -148,7 +148,7 @@ class TestEverySink:
         assert target.seen() == {2: target.wanted([1, 2])}
         assert list(successor.staging.staged()) == []
 
-    def test_a_zombie_goes_on(self, engine: Engine, target: Target) -> None:
+    def test_a_zombie_continues(self, engine: Engine, target: Target) -> None:
         engine.stage(0, 2)
         engine.run_wave()
         engine.stage(0, 2)
@@ -170,14 +170,14 @@ class TestEverySink:
         engine.run_wave()
         engine.finish()
 
-    def test_what_was_thrown_away_cannot_be_prepared(self, engine: Engine) -> None:
+    def test_discarded_rows_cannot_be_prepared(self, engine: Engine) -> None:
         engine.stage(0, 2)
         zombie = engine.sinks[0]
         engine.crash()
         with pytest.raises(MillraceError, match=r"rows staged in .* are missing .*a later epoch"):
             zombie.prepare(1)
 
-    def test_another_instance_in_the_same_epoch_goes_on(self, engine: Engine, target: Target) -> None:
+    def test_another_instance_in_the_same_epoch_continues(self, engine: Engine, target: Target) -> None:
         engine.stage(0, 1)
         engine.run_wave(give_up=True)
         engine.stage(0, 2)
@@ -190,7 +190,7 @@ class TestEverySink:
         engine.finish()
 
     def test_an_earlier_run_with_the_same_numbers(self, engine: Engine, target: Target) -> None:
-        """The checkpoints were deleted: waves and epochs begin anew, what was seen stays."""
+        """The checkpoints were deleted: waves and epochs start over, and visible rows stay."""
         engine.stage(0, 2)
         engine.run_wave()
         engine.stage(0, 2)
@@ -205,12 +205,12 @@ class TestEverySink:
         assert sorted(target.seen()[0]) == target.wanted([1, 2, 10])  # files of two runs have no order
 
     def test_two_sinks_in_one_place(self, target: Target) -> None:
-        one, other = (target.sink(0, 1, 1, component) for component in ("one", "other"))
-        for sink, number in ((one, 1), (other, 2)):
+        first, other = (target.sink(0, 1, 1, component) for component in ("one", "other"))
+        for sink, number in ((first, 1), (other, 2)):
             sink.process_rows(target.rows(0, [number]))
             sink.prepare(1)
         target.sink(0, 1, 2, "other").recover(0, 0)
-        one.commit(1)
+        first.commit(1)
         assert target.seen() == {0: target.wanted([1])}
 
     def test_large_chunks(self, engine: Engine, target: Target) -> None:
@@ -233,7 +233,7 @@ class TestEverySink:
         assert target.seen() == {0: target.wanted(list(range(1, 601)))}
 
     def test_an_error_is_not_a_crash(self, make: Make) -> None:
-        """A chunk that failed is given again, a wave whose prepare failed is followed by another, a commit comes again."""
+        """After an error, the engine resends a chunk, starts another wave after a failed prepare, and repeats a commit."""
         fired = []
         for at in range(14):
             with make() as target:
@@ -259,8 +259,8 @@ class TestEverySink:
                 fired += [at] if wire.fired else []
         assert fired == list(range(len(fired))) and len(fired) >= 3, "each operation has a step, and each step was cut"
 
-    def test_a_row_that_cannot_be_staged_takes_nothing_of_its_chunk_with_it(self, engine: Engine, target: Target) -> None:
-        """The engine then gives the rows again, each by itself."""
+    def test_a_row_that_cannot_be_staged_does_not_affect_its_chunk(self, engine: Engine, target: Target) -> None:
+        """The engine then sends the rows again one by one."""
         sink, rows = engine.sinks[0], target.rows(0, [1, 2, 3])
         bad = (rows[1][0], object())
         with pytest.raises(TypeError):
@@ -273,7 +273,7 @@ class TestEverySink:
         sink.commit(1)
         assert target.seen() == {0: target.wanted([1, 3])}
 
-    def test_a_chunk_that_failed_and_is_not_given_again(self, make: Make) -> None:
+    def test_a_failed_chunk_that_is_not_resent(self, make: Make) -> None:
         fired = 0
         for at in range(5):
             with make() as target:
@@ -301,7 +301,7 @@ deeds = st.one_of(
 
 
 def play(make: Make, story: list[tuple[Any, ...]]) -> Counter[str]:
-    """Returns the operations that crashed at their cut."""
+    """Play a story; returns the operations that crashed at their cut."""
     with make() as target:
         engine = Engine(target)
         for deed, *arguments in story:
@@ -337,7 +337,7 @@ def test_any_story_with_a_server(make: Make, story: list[tuple[Any, ...]]) -> No
 
 @every_target
 def test_a_crash_at_every_step(make: Make, request: pytest.FixtureRequest) -> None:
-    """One story, crashed at each of its steps in turn; at a few of them only in databases, where each start is slow."""
+    """Crash one story at each of its steps in turn; databases start slowly, so only at a few steps there."""
     stride = {"sqlite": 3, "postgres": 7}.get(request.node.callspec.params["make"], 1)
     fired: Counter[str] = Counter()
     for at in range(0, 15, stride):

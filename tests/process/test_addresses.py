@@ -1,4 +1,4 @@
-"""Ports, names and keys: what is taken, unknown or wrong is refused with a message that says what to do."""
+"""Ports, names and keys that are taken, unknown or wrong are refused with a message that says what to do."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from support.topologies.tapped import Tapped
 
 
 @pytest.fixture(autouse=True)
-def own_desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Only the clusters of the test itself are seen, whatever else runs on the machine."""
-    directory = tempfile.mkdtemp(prefix="desk")
+def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Hide all clusters of this machine but those of the test."""
+    directory = tempfile.mkdtemp(prefix="run")
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
     yield Path(directory)
     shutil.rmtree(directory)
@@ -51,12 +51,12 @@ def test_a_port_that_is_taken() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(AddressInUse, match=f"port {port} on 127.0.0.1 is in use.*choose another"):
             Master("second", port=port)
-    master = Master("second", port=port)  # the failure left nothing behind, not even the name
+    master = Master("second", port=port)  # the failure left nothing behind and freed the name
     master.stop()
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 70_000])
-def test_a_port_that_cannot_be(port: int) -> None:
+def test_an_invalid_port(port: int) -> None:
     with pytest.raises(MillraceError, match="not a port"):
         Master("second", port=port)
 
@@ -66,28 +66,28 @@ def test_an_address_of_another_machine() -> None:
         Master("second", host="192.0.2.1")
 
 
-def test_two_clusters_of_one_name(master: Master) -> None:
+def test_two_clusters_with_one_name(master: Master) -> None:
     with pytest.raises(AddressInUse, match=r"'here' is running already \(process \d+\).*another name"):
         Master("here")
     assert ask("here", "status")["cluster"] == "here"
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "x" * 200, "a\0b", "two\nlines"])
-def test_a_name_that_cannot_be(name: str) -> None:
+def test_an_invalid_name(name: str) -> None:
     with pytest.raises(MillraceError, match="cannot name a cluster"):
         Master(name)
 
 
-def test_a_desk_that_is_too_deep_for_a_socket(own_desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = own_desk / ("d" * 110)
+def test_a_runtime_directory_too_deep_for_a_socket(runtime_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = runtime_directory / ("d" * 110)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     with pytest.raises(MillraceError, match=r"cannot listen at .*XDG_RUNTIME_DIR"):
         Master("deep")
 
 
-def test_a_desk_that_others_can_enter(own_desk: Path) -> None:
-    (own_desk / "millrace").mkdir(mode=0o755)
+def test_a_runtime_directory_that_others_can_enter(runtime_directory: Path) -> None:
+    (runtime_directory / "millrace").mkdir(mode=0o755)
     with pytest.raises(MillraceError, match="not a private directory"):
         Master("open")
 
@@ -99,7 +99,7 @@ def test_ask_when_nothing_runs() -> None:
         ask("ghost", "status")
 
 
-def test_ask_another_one_than_runs(master: Master) -> None:
+def test_ask_a_cluster_that_does_not_run(master: Master) -> None:
     with pytest.raises(MasterUnreachable, match=r"no Millrace cluster named 'ghost'.*running: here"):
         ask("ghost", "status")
 
@@ -118,9 +118,9 @@ def test_ask_without_a_name_among_several(master: Master) -> None:
 
 
 def test_the_cluster_that_has_the_topology(master: Master, tmp_path: Path) -> None:
-    """Found once: a query that reads a tap goes on whatever else is started, and ended, on the machine."""
-    with ForkedCluster(1, "there", settings={CHECKPOINTS.key: str(tmp_path)}) as there:
-        there.master.submit(graph_of(Tapped, "readable", {"limit": 1}))
+    """A tap's reader keeps the cluster it found first, even if others start or end on the machine."""
+    with ForkedCluster(1, "there", settings={CHECKPOINTS.key: str(tmp_path)}) as other:
+        other.master.submit(graph_of(Tapped, "readable", {"limit": 1}))
         tap = TapOptions({"topology": "readable", "stream": "out"})
         assert tap.find()[2] == ["number", "word"]
         assert StateOptions.of({"topology": "readable", "component": "out"}).store == str(tmp_path)
@@ -132,10 +132,10 @@ def test_the_cluster_that_has_the_topology(master: Master, tmp_path: Path) -> No
             with pytest.raises(MasterUnreachable, match=r"2 of them run a topology 'readable'.*\.option\(.cluster"):
                 cluster_running("readable")
         assert cluster_running("readable") == "there"
-    assert cluster_running("readable") == "here", "the only one, which says by itself what it does not have"
+    assert cluster_running("readable") == "here", "the only cluster: it reports itself that the topology is unknown"
 
 
-def test_ask_for_what_is_not_there(master: Master) -> None:
+def test_ask_for_an_unknown_topology_or_verb(master: Master) -> None:
     for verb in ("kill", "pause", "unpause", "load"):
         with pytest.raises(UnknownTopology, match="no topology named 'ghost' is running; running: none"):
             ask("here", verb, topology="ghost")
@@ -170,7 +170,7 @@ def test_a_name_is_free_again_when_its_master_was_killed() -> None:
 
 
 def try_worker(setup: WorkerSetup, pipe: Connection) -> None:
-    """Runs a worker and tells how it ended."""
+    """Run a worker and send its result or error through the pipe."""
     try:
         pipe.send(run_worker(setup, 0))
     except MillraceError as error:
@@ -181,16 +181,16 @@ def run_to_its_end(setup: WorkerSetup) -> str:
     mine, theirs = multiprocessing.Pipe()
     process = forked(try_worker, setup, theirs)
     theirs.close()
-    said: str = mine.recv()
+    outcome: str = mine.recv()
     process.join(SECONDS)
     assert process.exitcode == 0
-    return said
+    return outcome
 
 
 def test_a_worker_with_a_wrong_key(master: Master) -> None:
     setup = replace(master.setup(), keys=Keys.make(), settings={"worker.hello.secs": 1.0})
-    said = run_to_its_end(setup)
-    assert said.startswith("MasterUnreachable: ") and master.endpoint in said and "the key is wrong" in said
+    outcome = run_to_its_end(setup)
+    assert outcome.startswith("MasterUnreachable: ") and master.endpoint in outcome and "the key is wrong" in outcome
     assert master.state.workers == {}
     assert master.wait_until(lambda: master.worker_port.refused > 0, SECONDS)
 
@@ -199,8 +199,8 @@ def test_a_worker_without_a_master() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         endpoint = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
     setup = WorkerSetup("none", endpoint, Keys.make(), settings={"worker.hello.secs": 0.5})
-    said = run_to_its_end(setup)
-    assert said.startswith("MasterUnreachable: ") and endpoint in said and "not reachable" in said
+    outcome = run_to_its_end(setup)
+    assert outcome.startswith("MasterUnreachable: ") and endpoint in outcome and "not reachable" in outcome
 
 
 def test_keys_are_not_shown() -> None:

@@ -1,4 +1,4 @@
-"""The way of a plan to the workers of a node, broken at every step while a stream runs: the next one finishes the job."""
+"""Faults at every step between a plan and the workers of a node, while a stream runs: the next agent or plan recovers."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ CONFIG: dict[str, object] = {"topology.message.timeout.secs": 5.0}  # for stream
 
 @pytest.fixture(scope="module")
 def shared_cluster() -> Iterator[ForkedCluster]:
-    """Stopped processes keep their lease, and a heartbeat that is late on a busy machine is not a fault."""
+    """A cluster with long leases for stopped processes, and a heartbeat timeout that tolerates a busy machine."""
     with ForkedCluster(SLOTS, nodes=NODES, settings={LEASE.key: SECONDS, HEARTBEAT_TIMEOUT.key: 5.0}) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster(shared_cluster: ForkedCluster) -> ForkedCluster:
-    """All slots alive, whatever the test before has left."""
+    """The cluster with all slots alive."""
     shared_cluster.make_whole(SLOTS, SECONDS)
     return shared_cluster
 
@@ -55,7 +55,7 @@ def stream(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
 
 @pytest.fixture
 def exact(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
-    """A stream that loses nobody: on a machine that is slow as well, nothing is sent again for the time it took."""
+    """A stream for tests that lose no worker: its timeout is long, so even a slow machine causes no replay."""
     stream = AuditedStream(cluster.master, tmp_path)
     stream.advance(500)
     return stream
@@ -65,12 +65,12 @@ def agent_of(cluster: ForkedCluster, node: int) -> int:
     return cluster.master.state.agents[f"node{node}"]
 
 
-def meeting(cluster: ForkedCluster, node: int) -> Path:
+def plan_directory(cluster: ForkedCluster, node: int) -> Path:
     return agent.node_directory(private_directory(cluster.setup().directory()), f"node{node}")
 
 
 def move(cluster: ForkedCluster, stream: AuditedStream, component: str = "count", index: int = 0) -> int:
-    """To the next worker; returns the revision that says so."""
+    """Move a task to the next worker; returns the revision of that plan."""
     task = TaskId(component, index)
 
     def order() -> int:
@@ -83,7 +83,7 @@ def move(cluster: ForkedCluster, stream: AuditedStream, component: str = "count"
 
 
 def reached(cluster: ForkedCluster) -> Callable[[], bool]:
-    """Every worker that there is has carried out the newest plan."""
+    """A condition: every live worker has enacted the newest plan."""
     state = cluster.master.state
     return lambda: bool(state.workers) and all(worker.revision == state.revision for worker in state.workers.values())
 
@@ -93,7 +93,7 @@ def has_reported(cluster: ForkedCluster, slot: int) -> bool:
 
 
 def lose_replies(cluster: ForkedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No agent hears anything of the master's from now on."""
+    """Drop all messages from the master to agents."""
     reply = cluster.master.worker_port.reply
 
     def some(identity: bytes, message: Any) -> None:
@@ -103,15 +103,15 @@ def lose_replies(cluster: ForkedCluster, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(cluster.master.worker_port, "reply", some)
 
 
-# ---- agents that die ----
+# ---- agent failures ----
 
 
-def test_another_worker_takes_over_and_brings_the_moves_made_meanwhile(cluster: ForkedCluster, stream: AuditedStream) -> None:
+def test_another_worker_becomes_agent_and_delivers_the_pending_moves(cluster: ForkedCluster, stream: AuditedStream) -> None:
     victim = agent_of(cluster, 0)
     os.kill(cluster.processes[victim].pid, signal.SIGKILL)
     for index, component in enumerate(("split", "count", "sink", ACKER)):
         move(cluster, stream, component, index % 2)
-    cluster.kill(victim)  # dead already: collects what is left of it
+    cluster.kill(victim)  # already dead: reaps the process
     stream.until(lambda: victim not in cluster.master.state.workers)
     assert agent_of(cluster, 0) not in (victim, agent_of(cluster, 1))
     move(cluster, stream)
@@ -139,7 +139,7 @@ def test_the_agents_of_both_nodes_at_once(cluster: ForkedCluster, stream: Audite
     assert_nothing_lost(stream.finish())
 
 
-def test_a_node_that_loses_all_its_workers_begins_again(cluster: ForkedCluster, stream: AuditedStream) -> None:
+def test_a_node_that_loses_all_its_workers_recovers(cluster: ForkedCluster, stream: AuditedStream) -> None:
     victims = [slot for slot in range(SLOTS) if slot % NODES == 1]
     for victim in victims:
         cluster.kill(victim)
@@ -154,8 +154,8 @@ def test_a_node_that_loses_all_its_workers_begins_again(cluster: ForkedCluster, 
     assert_nothing_lost(stream.finish())
 
 
-def test_an_agent_that_stands_still_is_replaced_and_comes_back_as_a_worker_like_others(cluster: ForkedCluster,
-                                                                                      stream: AuditedStream) -> None:
+def test_a_stopped_agent_is_replaced_and_returns_as_a_plain_worker(cluster: ForkedCluster,
+                                                                   stream: AuditedStream) -> None:
     victim = agent_of(cluster, 0)
     pid = cluster.processes[victim].pid
     os.kill(pid, signal.SIGSTOP)
@@ -169,15 +169,15 @@ def test_an_agent_that_stands_still_is_replaced_and_comes_back_as_a_worker_like_
     stream.until(lambda: victim in cluster.master.state.workers)
     assert agent_of(cluster, 0) != victim
     assert cluster.master.connections[victim].hello.pid == pid
-    stream.until(lambda: agent.news_path(meeting(cluster, 0)).exists())  # it took that with it when it found out
+    stream.until(lambda: agent.news_path(plan_directory(cluster, 0)).exists())  # the old agent removed it when it was fenced
     move(cluster, stream)
     stream.until(reached(cluster))
     stream.advance(500)
     assert_nothing_lost(stream.finish(), ahead=True)
 
 
-class Rigged(ForkedCluster):
-    """Workers whose agents are changed by a function before they start."""
+class RiggedCluster(ForkedCluster):
+    """A cluster whose workers call `rig` before they start."""
 
     def __init__(self, rig: Callable[..., None], *arguments: object, workers: int = SLOTS, **options: Any) -> None:
         self._rig, self._arguments = rig, arguments
@@ -193,7 +193,7 @@ def run_rigged(rig: Callable[..., None], arguments: tuple[object, ...], setup: W
 
 
 def dies_before_writing(mark: Path) -> None:
-    """The agent that finds the mark takes it away and dies, with the plan in its hands."""
+    """Kill the agent that finds the mark before it writes the plan; the mark is removed."""
     write = agent.PlanStore.write
 
     def instead(store: agent.PlanStore, stamp: Stamp, part: bytes) -> bool:
@@ -206,7 +206,7 @@ def dies_before_writing(mark: Path) -> None:
 
 
 def dies_after_writing(mark: Path) -> None:
-    """The same, but the plan is written, and nobody is told."""
+    """Kill the agent that finds the mark after it has written the plan and before it announces it."""
     write = agent.PlanStore.write
 
     def instead(store: agent.PlanStore, stamp: Stamp, part: bytes) -> bool:
@@ -220,9 +220,9 @@ def dies_after_writing(mark: Path) -> None:
 
 
 @pytest.mark.parametrize("rig", [dies_before_writing, dies_after_writing])
-def test_an_agent_that_dies_with_the_plan_in_its_hands(tmp_path: Path, rig: Callable[..., None]) -> None:
+def test_an_agent_that_dies_while_it_writes_a_plan(tmp_path: Path, rig: Callable[..., None]) -> None:
     mark = tmp_path / "mark"
-    with Rigged(rig, mark) as cluster:
+    with RiggedCluster(rig, mark) as cluster:
         stream = AuditedStream(cluster.master, tmp_path / "audit", **CONFIG)
         stream.advance(300)
         agents = set(cluster.master.state.agents.values())
@@ -237,11 +237,11 @@ def test_an_agent_that_dies_with_the_plan_in_its_hands(tmp_path: Path, rig: Call
         assert_nothing_lost(stream.finish())
 
 
-# ---- what gets lost on the way ----
+# ---- lost messages ----
 
 
-def test_without_pushes_the_agents_own_looks_bring_the_plan(cluster: ForkedCluster, stream: AuditedStream,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_poll_for_plans_that_are_not_pushed(cluster: ForkedCluster, stream: AuditedStream,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     master = cluster.master
 
     def only_publish(command: Distribute) -> None:
@@ -254,13 +254,13 @@ def test_without_pushes_the_agents_own_looks_bring_the_plan(cluster: ForkedClust
     victim = agent_of(cluster, 1)
     cluster.kill(victim)
     stream.until(lambda: victim not in cluster.master.state.workers)
-    stream.until(reached(cluster))  # the next agent finds out that it is the one by asking
+    stream.until(reached(cluster))  # the next agent learns of its role by polling
     stream.advance(500)
     assert_nothing_lost(stream.finish())
 
 
-def says_nothing() -> None:
-    """Plans are written and not announced."""
+def write_without_announcing() -> None:
+    """Make agents write plans without announcing them."""
 
     def write_only(self: agent.Agent, stamp: Stamp, part: bytes) -> None:
         if self._store is not None:
@@ -269,8 +269,8 @@ def says_nothing() -> None:
     agent.Agent._write = write_only  # type: ignore[method-assign]
 
 
-def test_without_announcements_the_workers_own_looks_find_the_plan(tmp_path: Path) -> None:
-    with Rigged(says_nothing, workers=3) as cluster:
+def test_workers_poll_for_plans_that_are_not_announced(tmp_path: Path) -> None:
+    with RiggedCluster(write_without_announcing, workers=3) as cluster:
         stream = AuditedStream(cluster.master, tmp_path)
         move(cluster, stream)
         stream.until(reached(cluster))
@@ -278,8 +278,8 @@ def test_without_announcements_the_workers_own_looks_find_the_plan(tmp_path: Pat
         assert_exact(stream.finish())
 
 
-def test_an_announcements_socket_whose_file_is_gone_is_put_back(cluster: ForkedCluster, stream: AuditedStream) -> None:
-    path = agent.news_path(meeting(cluster, 0))
+def test_a_deleted_announcement_socket_is_recreated(cluster: ForkedCluster, stream: AuditedStream) -> None:
+    path = agent.news_path(plan_directory(cluster, 0))
     path.unlink()
     stream.until(path.exists)
     slot = next(slot for slot in range(0, SLOTS, NODES) if slot != agent_of(cluster, 0))
@@ -293,20 +293,20 @@ def test_an_announcements_socket_whose_file_is_gone_is_put_back(cluster: ForkedC
     assert_nothing_lost(stream.finish())
 
 
-def test_a_worker_that_was_started_again_does_nothing_about_plans_for_the_one_before(
+def test_a_restarted_worker_ignores_plans_for_its_predecessor(
         cluster: ForkedCluster, stream: AuditedStream, monkeypatch: pytest.MonkeyPatch) -> None:
     stream.until(reached(cluster))
     slot = next(slot for slot in range(SLOTS) if slot not in cluster.master.state.agents.values())
     with monkeypatch.context() as patch:
-        lose_replies(cluster, patch)  # the plan store of the node stays as it is, with the dead worker in it
+        lose_replies(cluster, patch)  # the node's plan store keeps the plan with the dead worker
         cluster.kill(slot)
         stream.until(lambda: slot not in cluster.master.state.workers)
         cluster.start(slot)
         stream.until(lambda: has_reported(cluster, slot))
         assert cluster.master.state.workers[slot].revision == 0
-        assert slot in stream.slots(), "its tasks are meant to go back there"
+        assert slot in stream.slots(), "its tasks should return there"
         tasks = [task for task in stream.state.places if stream.state.places[task].slot == slot]
-        assert stream.state.starting[slot] == 0, f"it has begun {tasks}, whose plan it cannot know"
+        assert stream.state.starting[slot] == 0, f"it has started {tasks}, whose plan it cannot know"
     stream.until(reached(cluster))
     stream.advance(500)
     assert_nothing_lost(stream.finish())
@@ -329,12 +329,12 @@ def replace_with_noise(path: Path) -> None:
     other.rename(path)
 
 
-def take_away(path: Path) -> None:
+def delete(path: Path) -> None:
     path.unlink()
 
 
 def garble_records(path: Path) -> None:
-    """Every page but the two that LMDB begins with, which has the records' bytes wrong and its own structure right."""
+    """Overwrite record bytes on every page after LMDB's two meta pages; the page structure stays valid."""
     with path.open("r+b") as file:
         file.seek(2 * 4096)
         pages = file.read(64 * 4096)
@@ -344,11 +344,11 @@ def garble_records(path: Path) -> None:
                 file.write(b"\x55" * 64)
 
 
-def test_a_damaged_plan_store_is_in_order_with_the_next_plan(cluster: ForkedCluster, exact: AuditedStream) -> None:
+def test_a_damaged_plan_store_is_repaired_by_the_next_plan(cluster: ForkedCluster, exact: AuditedStream) -> None:
     exact.until(reached(cluster))
-    for damage in (cut, cut_in_the_middle, replace_with_noise, take_away, garble_records):
+    for damage in (cut, cut_in_the_middle, replace_with_noise, delete, garble_records):
         for node in range(NODES):
-            damage(meeting(cluster, node) / "data.mdb")
+            damage(plan_directory(cluster, node) / "data.mdb")
         move(cluster, exact)
         exact.until(reached(cluster))
         exact.advance(300)
@@ -358,7 +358,7 @@ def test_a_damaged_plan_store_is_in_order_with_the_next_plan(cluster: ForkedClus
 
 @pytest.fixture
 def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file system of 1 MB, on which this process and its children keep what is temporary; `tmp_path` is elsewhere."""
+    """A file system of 1 MB for the temporary files of this process and its children; `tmp_path` is elsewhere."""
     directory = Path(tempfile.mkdtemp(prefix="small-"))
     try:
         mount_small_disk(directory, "size=1m,mode=0700")
@@ -388,14 +388,14 @@ def fill(file: Path) -> None:
                 size //= 2
 
 
-def test_a_full_disk_holds_plans_up_and_ends_nobody(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_delays_plans_and_kills_no_worker(small_disk: Path, tmp_path: Path) -> None:
     with ForkedCluster(3, nodes=NODES, settings={"agent.poll.secs": 0.1}) as cluster:
         assert small_disk in Path(cluster.setup().directory()).parents
         stream = AuditedStream(cluster.master, tmp_path, **CONFIG)
         stream.advance(300)
         assert agent_errors(cluster) == 0
         fill(small_disk / "filler")
-        for _ in range(20):  # pages that are in use no longer are written again: the first plans may still find room
+        for _ in range(20):  # the first plans may still fit into freed pages
             move(cluster, stream)
             stream.until(lambda: reached(cluster)() or agent_errors(cluster) > 0)
             if agent_errors(cluster):
@@ -414,7 +414,7 @@ def test_a_full_disk_holds_plans_up_and_ends_nobody(small_disk: Path, tmp_path: 
     assert list(small_disk.glob("millrace-????????????")) == []
 
 
-# ---- more of everything ----
+# ---- several topologies, many moves ----
 
 
 def test_two_topologies(cluster: ForkedCluster, exact: AuditedStream, tmp_path: Path) -> None:
@@ -434,8 +434,8 @@ def test_two_topologies(cluster: ForkedCluster, exact: AuditedStream, tmp_path: 
     assert_nothing_lost(other.finish())
 
 
-def test_a_hundred_moves_as_fast_as_they_can_be_asked_for(cluster: ForkedCluster, stream: AuditedStream) -> None:
-    """Most plans are skipped on the way; tasks come back before anyone knew that they were gone."""
+def test_a_hundred_moves_in_quick_succession(cluster: ForkedCluster, stream: AuditedStream) -> None:
+    """Most plans are skipped; some tasks return before any worker learned that they had moved."""
     choice = random.Random(1)
     tasks = sorted(stream.state.places)
     before = cluster.master.state.revision
@@ -449,31 +449,31 @@ def test_a_hundred_moves_as_fast_as_they_can_be_asked_for(cluster: ForkedCluster
     assert_nothing_lost(stream.finish())
 
 
-def test_ackers_that_go_and_come_back_unnoticed_forget_nothing(tmp_path: Path) -> None:
-    """Nobody sees the plan in between, and nothing is sent again though the timeout is far away."""
+def test_ackers_that_move_away_and_back_unnoticed_forget_nothing(tmp_path: Path) -> None:
+    """No worker sees the plan in between; with the long timeout, a forgotten tuple would stall the stream."""
     with ForkedCluster(3, nodes=NODES) as cluster:
         stream = AuditedStream(cluster.master, tmp_path, **{"topology.message.timeout.secs": 600.0})
         stream.advance(300)
         ackers = [task for task in stream.state.places if task.component == ACKER]
 
-        def there_and_back() -> None:
+        def move_away_and_back() -> None:
             for acker in ackers:
                 slot = stream.state.places[acker].slot
                 cluster.master.move(stream.name, acker, (slot + 1) % 3)
                 cluster.master.move(stream.name, acker, slot)
 
         for _ in range(5):
-            cluster.master.call(there_and_back)
+            cluster.master.call(move_away_and_back)
             stream.until(reached(cluster))
         stream.advance(300)
         assert_exact(stream.finish())
 
 
-def test_nothing_of_the_cluster_is_left_on_the_disk(tmp_path: Path) -> None:
+def test_the_cluster_leaves_no_files(tmp_path: Path) -> None:
     with ForkedCluster(3, nodes=NODES) as cluster:
         directory = Path(cluster.setup().directory())
         stream = AuditedStream(cluster.master, tmp_path, **CONFIG)
         cluster.kill(agent_of(cluster, 0))
         stream.until(lambda: len(cluster.master.state.workers) == 2 and reached(cluster)())
-        assert {path.name for path in directory.glob("node-*")} == {meeting(cluster, node).name for node in range(NODES)}
+        assert {path.name for path in directory.glob("node-*")} == {plan_directory(cluster, node).name for node in range(NODES)}
     assert not directory.exists()

@@ -1,4 +1,4 @@
-"""A master without workers: executors that an engine tells of, batches, what people see of them and what they ask for."""
+"""A master without worker processes: executors reported by an engine, batches, their status, and requests about them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NODE = Node("host", 2, 1000.0, 1024)
 LINES, COUNT0, COUNT1 = TaskId("lines", 0), TaskId("count", 0), TaskId("count", 1)
 
 
-class Lines(ReplayableSpout):
+class FakeLines(ReplayableSpout):
     outputs = ("word",)
 
     def next_tuple(self) -> None: ...
@@ -48,18 +48,18 @@ class Lines(ReplayableSpout):
     def seek(self, position: int) -> None: ...
 
 
-class Count(Bolt):
+class FakeCount(Bolt):
     outputs = ("word", "count")
     hits = CounterState()
 
     def process(self, tup: Any) -> None: ...
 
 
-class Several(Count):
+class Several(FakeCount):
     misses = CounterState()
 
 
-class Both(Count):
+class Both(FakeCount):
     def process(self, tup: Any) -> None:
         self.state[tup.values[0]] = 1
 
@@ -70,15 +70,15 @@ class Neither(Bolt):
 
 def with_bolt(bolt: type[Bolt]) -> type[Topology]:
     class Other(Topology):
-        lines = Lines.spec()
+        lines = FakeLines.spec()
         count = bolt.spec(inputs={lines: Grouping.fields("word")})
 
     return Other
 
 
 class Words(Topology):
-    lines = Lines.spec()
-    count = Count.spec(inputs={lines: Grouping.fields("word")}, par=2)
+    lines = FakeLines.spec()
+    count = FakeCount.spec(inputs={lines: Grouping.fields("word")}, par=2)
 
 
 def words() -> TopologyGraph:
@@ -88,7 +88,7 @@ def words() -> TopologyGraph:
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[Master]:
-    """With two executors, and a topology that runs in batches."""
+    """A master with two executors and a topology that runs in batches."""
     made = Master("batched", settings={"checkpoint.store": str(tmp_path / "kept"), "history.url": "none",
                                        "load.period.secs": 1000.0})
     made.start()
@@ -108,16 +108,16 @@ def record(batch: int, **changed: Any) -> BatchRecord:
 def report(slot: int, graph: TopologyGraph, task: TaskId, groups: dict[str, list[int]] | None = None,
            **counts: int) -> wire.Report:
     latencies = Meters().report()
-    found = {"topology": 1, "task": graph.number(task), "incarnation": 1, "queue_length": 0, "traffic": {},
-             "key_groups": groups or {}, **dict.fromkeys(COUNTERS + SECONDS, 0), **counts,
-             **{name: latencies[name] for name in LATENCIES}}
-    return wire.Report(slot, 0, 0, time.monotonic(), [found], [], [], [], [], {"batches": 3}, 1.5, 64.0)
+    row = {"topology": 1, "task": graph.number(task), "incarnation": 1, "queue_length": 0, "traffic": {},
+           "key_groups": groups or {}, **dict.fromkeys(COUNTERS + SECONDS, 0), **counts,
+           **{name: latencies[name] for name in LATENCIES}}
+    return wire.Report(slot, 0, 0, time.monotonic(), [row], [], [], [], [], {"batches": 3}, 1.5, 64.0)
 
 
 def committed(master: Master, wave: int, hits: dict[str, int]) -> Manifest:
-    """A batch whose state is in the store."""
+    """Commit a batch with this state to the store; returns its manifest."""
     name, groups = blob_name("words", "count", 0, 1, wave), list(range(GROUPS))
-    bolt = Count()
+    bolt = FakeCount()
     state = open_states(bolt, stable_hash, groups, GROUPS, "count[0]", time.time)
     assert state is not None
     for word, times in hits.items():
@@ -140,14 +140,14 @@ def only(status: dict[str, Any]) -> dict[str, Any]:
 # ---- executors ----
 
 
-def test_executors_are_workers_without_a_process_of_ours(master: Master) -> None:
+def test_executors_are_workers_without_a_worker_process(master: Master) -> None:
     status = master.status()
     assert [(worker["slot"], worker["executor"], worker["pid"], worker["agent"]) for worker in status["workers"]] == [
         (0, "e0", None, False), (1, "e1", None, False)]
     assert only(status)["status"] == "running" and only(status)["engine"] == "microbatch"
 
 
-def test_one_that_is_gone_leaves_its_tasks_to_the_others(master: Master) -> None:
+def test_tasks_of_a_lost_executor_move_to_the_others(master: Master) -> None:
     master.dismiss(1, "its executor is gone")
     master.dismiss(1, "told twice")
     assert {place.slot for place in master.state.topologies["words"].places.values()} == {0}
@@ -157,16 +157,16 @@ def test_one_that_is_gone_leaves_its_tasks_to_the_others(master: Master) -> None
     assert master.state.topologies["words"].status == "running"
 
 
-def test_they_are_not_given_up_for_their_silence(master: Master) -> None:
+def test_executors_need_no_heartbeats(master: Master) -> None:
     master.worker_port.heartbeat_timeout = 0.0
     assert not master.wait_until(lambda: len(master.state.workers) < 2, 0.5)
 
 
-def test_what_their_tasks_did_is_counted(master: Master) -> None:
+def test_reports_of_executors_are_counted(master: Master) -> None:
     graph = words()
     master.take_report(report(0, graph, LINES, {"count": [4, 3, 2, 1]}, emitted=10))
     master.take_report(report(1, graph, COUNT1, executed=5))
-    master.take_report(report(7, graph, COUNT0, executed=99))  # of a slot that nobody fills any more
+    master.take_report(report(7, graph, COUNT0, executed=99))  # from a slot that has no executor
     status = master.status()
     rows = {row["name"]: row for row in only(status)["components"]}
     assert rows["lines"]["emitted"] == 10 and rows["count"]["executed"] == 5
@@ -192,7 +192,7 @@ def test_status_shows_batches(master: Master) -> None:
     assert time_in_partitions.startswith("3.5 s by Spark, 2.5 s in Python; ")
 
 
-def test_what_is_told_of_a_topology_that_is_gone_is_dropped(master: Master) -> None:
+def test_calls_for_an_ended_topology_are_ignored(master: Master) -> None:
     master.note_batch("words", record(0))
     master.finish("words")
     assert master.wait_until(lambda: "words" not in master.state.topologies, 5)
@@ -200,7 +200,7 @@ def test_what_is_told_of_a_topology_that_is_gone_is_dropped(master: Master) -> N
     master.begin_batch("words")
     master.note_batch("words", record(1))
     master.committed("words", committed(master, 1, {"a": 1}))
-    assert master.batch_logs["words"].count == 1, "what became of it can still be read"
+    assert master.batch_logs["words"].count == 1, "its record can still be read"
 
 
 def test_positions_are_those_of_the_last_batch(master: Master) -> None:
@@ -213,7 +213,7 @@ def test_positions_are_those_of_the_last_batch(master: Master) -> None:
     assert not topology.in_batch
 
 
-def test_it_goes_on_from_its_last_batch(master: Master) -> None:
+def test_it_resumes_from_its_last_batch(master: Master) -> None:
     manifest = committed(master, 3, {"a": 1})
     master.committed("words", manifest)
     master.finish("words")
@@ -224,11 +224,11 @@ def test_it_goes_on_from_its_last_batch(master: Master) -> None:
     assert only(master.status())["batches"]["count"] == 0
 
 
-def test_a_submission_that_is_refused_leaves_the_topology_to_others(master: Master) -> None:
+def test_a_refused_submission_releases_the_lock(master: Master) -> None:
     wrong = graph_of(Words, "wrong", {"topology.guarantee": "exactly-once", "topology.message.timeout.secs": "soon"})
     with pytest.raises(MillraceError, match="soon"):
         master.submit(wrong)
-    master.checkpointing.submission(replace(wrong, name="another"), resume=False)  # all that was asked before is done by then
+    master.checkpointing.submission(replace(wrong, name="another"), resume=False)  # earlier requests are done by then
     other = open_store(master.checkpointing.place)
     lock = other.lock("wrong")
     assert lock is not None
@@ -248,26 +248,26 @@ def test_state_is_shown_as_of_the_last_batch(master: Master) -> None:
 
 
 def test_a_value_is_looked_up_in_the_checkpoint(master: Master) -> None:
-    def found(key: Any, state: str = "hits") -> dict[str, Any]:
+    def look_up(key: Any, state: str = "hits") -> dict[str, Any]:
         answer: dict[str, Any] = ask("batched", "query", topology=None, component="count", key=key, state=state)
         return answer
 
-    early = found("a")
+    early = look_up("a")
     assert (early["found"], early["error"], early["as_of_wave"]) == (False, "no batch is committed yet", 0)
     master.committed("words", committed(master, 2, {"a": 3, "b": 1}))
-    assert (found("a")["found"], found("a")["value"], found("a")["as_of_wave"]) == (True, 3, 2)
-    assert found("b")["value"] == 1 and found("b")["group"] == stable_hash("b") % GROUPS
-    assert not found("never")["found"] and "nothing is kept under 'never'" in found("never")["error"]
-    assert not found("a", "misses")["found"] and "has no state 'misses'" in found("a", "misses")["error"]
+    assert (look_up("a")["found"], look_up("a")["value"], look_up("a")["as_of_wave"]) == (True, 3, 2)
+    assert look_up("b")["value"] == 1 and look_up("b")["group"] == stable_hash("b") % GROUPS
+    assert not look_up("never")["found"] and "nothing is kept under 'never'" in look_up("never")["error"]
+    assert not look_up("a", "misses")["found"] and "has no state 'misses'" in look_up("a", "misses")["error"]
     for wrong in ({"a": 1}, ["a", ["b"]]):
         with pytest.raises(MillraceError, match=r"'count' keeps nothing under .*: a key is a text, a number"):
-            found(wrong)
+            look_up(wrong)
     with pytest.raises(UnknownName, match="no running topology has a component 'cont'; words has lines, count"):
         ask("batched", "query", topology=None, component="cont", key="a", state=None)
 
 
-@pytest.mark.parametrize(("bolt", "state"), [(Count, "hits"), (Both, "state"), (Neither, "state")])
-def test_the_state_that_is_meant(bolt: type[Bolt], state: str) -> None:
+@pytest.mark.parametrize(("bolt", "state"), [(FakeCount, "hits"), (Both, "state"), (Neither, "state")])
+def test_the_default_state_of_a_query(bolt: type[Bolt], state: str) -> None:
     assert only_state(graph_of(with_bolt(bolt)), "count") == state
 
 
@@ -279,10 +279,10 @@ def test_several_states_are_named() -> None:
 # ---- scale ----
 
 
-def test_scale_takes_effect_and_reports_of_new_tasks_are_understood(master: Master) -> None:
-    found = ask("batched", "scale", par={"count": 4}, topology=None)
-    assert (found["from"], found["to"], found["changed"], found["version"]) == ({"count": 2}, {"count": 4}, True, 2)
-    assert sorted(found["key_groups"]["count"]) == [0, 1, 2, 3]
+def test_scale_takes_effect_and_reports_of_new_tasks_are_counted(master: Master) -> None:
+    answer = ask("batched", "scale", par={"count": 4}, topology=None)
+    assert (answer["from"], answer["to"], answer["changed"], answer["version"]) == ({"count": 2}, {"count": 4}, True, 2)
+    assert sorted(answer["key_groups"]["count"]) == [0, 1, 2, 3]
     graph = master.state.topologies["words"].graph
     master.take_report(report(0, graph, TaskId("count", 3), executed=8))
     assert {row["name"]: row["executed"] for row in only(master.status())["components"]}["count"] == 8
@@ -292,7 +292,7 @@ def test_scale_takes_effect_and_reports_of_new_tasks_are_understood(master: Mast
     assert only(master.status())["tasks"] == 2
 
 
-def test_scale_says_what_is_wrong(master: Master) -> None:
+def test_scale_reports_errors(master: Master) -> None:
     for par, says in (({"nobody": 2}, "no running topology has 'nobody'; words has count, lines"),
                       ({"lines": 2}, "is a spout"), ({"count": 0}, "cannot have 0 tasks"), ({"count": 5}, "has 4 key groups")):
         with pytest.raises(MillraceError) as refused:
@@ -301,7 +301,7 @@ def test_scale_says_what_is_wrong(master: Master) -> None:
     assert master.state.topologies["words"].version == 1
 
 
-def test_moves_say_when(master: Master) -> None:
+def test_a_move_reports_that_it_is_batched(master: Master) -> None:
     slot = master.state.topologies["words"].places[COUNT0].slot
     assert ask("batched", "move", task="count[0]", slot=1 - slot, topology=None)["batched"] is True
 
@@ -311,7 +311,7 @@ def test_moves_say_when(master: Master) -> None:
 
 @pytest.fixture
 def cli(master: Master, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    """Runs the command in this process."""
+    """Run commands in this process."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -319,8 +319,8 @@ def cli(master: Master, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         monkeypatch.setattr(sys, "argv", ["millrace", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
 
     yield run
     signal.signal(signal.SIGTERM, before)
@@ -375,18 +375,18 @@ def test_the_other_verbs_work_on_batches(cli: Cli, master: Master) -> None:
 # ---- balance ----
 
 
-def test_skewed_keys_are_shared_out_anew_while_it_runs(master: Master) -> None:
+def test_skewed_key_groups_are_rebalanced_while_it_runs(master: Master) -> None:
     graph = words()
     master.set_scheduler("balance", {}, {"cool_down": 0.0, "period": 0.1})
     before = master.state.topologies["words"].key_groups["count"]
     assert before == (0, 0, 1, 1)
 
-    def shared_out() -> bool:
+    def is_rebalanced() -> bool:
         return master.state.topologies["words"].key_groups["count"] != before
 
     for times in range(1, 100):
         master.take_report(report(0, graph, LINES, {"count": [90_000 * times, 60_000 * times, 10_000 * times, 20_000 * times]}))
-        if master.wait_until(shared_out, 0.3):
+        if master.wait_until(is_rebalanced, 0.3):
             break
     owners = master.state.topologies["words"].key_groups["count"]
     assert owners[0] != owners[1] and master.state.topologies["words"].version == 2

@@ -1,4 +1,4 @@
-"""The checkpoint store goes away, is emptied or is full, state comes back from fragments, and masters go on from stores."""
+"""Checkpoint stores that are down, emptied or full; state restored from fragments; masters that resume from a store."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact
 
 pytestmark = pytest.mark.process
 SLOTS = 4
-NEVER = 3600.0  # seconds between waves that come only when they are asked for
+NEVER = 3600.0  # seconds between waves, for streams whose waves are requested
 GENTLE = {"rate": 1500, "interval": 0.1}
 FURTHER = 200  # lines
 
 
 def cluster_on(store: str | None, slots: int = SLOTS) -> ForkedCluster:
-    """The death of a process is noticed at once: a heartbeat that is late on a busy machine is not to be a second fault."""
+    """A cluster with a long heartbeat timeout: a late heartbeat on a busy machine must not be a second fault."""
     settings = {HEARTBEAT_TIMEOUT.key: SECONDS, **({CHECKPOINTS.key: store} if store else {})}
     return ForkedCluster(slots, nodes=slots, settings=settings)
 
@@ -46,7 +46,7 @@ def made_whole(cluster: ForkedCluster) -> ForkedCluster:
     return cluster
 
 
-def said(stream: StatefulStream, text: str) -> list[str]:
+def events_with(stream: StatefulStream, text: str) -> list[str]:
     return [event["text"] for event in list(stream.master.events) if text in event["text"]]
 
 
@@ -54,18 +54,18 @@ def processed(stream: StatefulStream) -> float:
     return stream.master.observed[stream.name].total("count", "executed")
 
 
-def goes_on_without_waves(stream: StatefulStream) -> None:
-    """Waves are abandoned, people are told once, and the words come through all the same."""
+def assert_continues_without_waves(stream: StatefulStream) -> None:
+    """Check that waves are abandoned, one event reports it, and words still arrive."""
     before, abandoned = processed(stream), stream.waves.abandoned
     stream.until(lambda: stream.waves.abandoned >= abandoned + 2 and processed(stream) > before)
-    assert len(said(stream, "is abandoned and the stream continues")) == 1
+    assert len(events_with(stream, "is abandoned and the stream continues")) == 1
 
 
 # -- Redis ---------------------------------------------------------------------------------------------------------------
 
 
-class KeptRedis:
-    """A Redis that is shut down with all it has, or loses it."""
+class RestartableRedis:
+    """A Redis server that can restart with its data or empty."""
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server
@@ -88,13 +88,13 @@ class KeptRedis:
 
 
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptRedis]:
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestartableRedis]:
     with running_redis(tmp_path_factory.mktemp("redis")) as server:
-        yield KeptRedis(server)
+        yield RestartableRedis(server)
 
 
 @pytest.fixture(scope="module")
-def shared_on_redis(redis: KeptRedis) -> Iterator[ForkedCluster]:
+def shared_on_redis(redis: RestartableRedis) -> Iterator[ForkedCluster]:
     with cluster_on(redis.server.url) as cluster:
         yield cluster
 
@@ -104,11 +104,11 @@ def on_redis(shared_on_redis: ForkedCluster) -> ForkedCluster:
     return made_whole(shared_on_redis)
 
 
-def test_redis_is_away_for_a_while(on_redis: ProcessCluster, redis: KeptRedis, tmp_path: Path) -> None:
+def test_redis_is_down_for_a_while(on_redis: ProcessCluster, redis: RestartableRedis, tmp_path: Path) -> None:
     stream = StatefulStream(on_redis.master, tmp_path, **GENTLE)
     stream.wave(2)
     redis.shut_down()
-    goes_on_without_waves(stream)
+    assert_continues_without_waves(stream)
     redis.come_back()
     stream.wave(1)
     assert stream.state.troubled == ""
@@ -117,21 +117,21 @@ def test_redis_is_away_for_a_while(on_redis: ProcessCluster, redis: KeptRedis, t
     assert_all_exact(stream.finish_both())
 
 
-def test_a_worker_is_killed_while_redis_is_away(on_redis: ProcessCluster, redis: KeptRedis, tmp_path: Path) -> None:
-    """Its state cannot be taken up before Redis is back."""
+def test_a_worker_is_killed_while_redis_is_down(on_redis: ProcessCluster, redis: RestartableRedis, tmp_path: Path) -> None:
+    """Its state cannot be restored before Redis is back."""
     stream = StatefulStream(on_redis.master, tmp_path, **GENTLE)
     stream.wave(2)
     redis.shut_down()
     on_redis.kill(2)
-    stream.until(lambda: bool(said(stream, "cannot restore the state of wave")))
+    stream.until(lambda: bool(events_with(stream, "cannot restore the state of wave")))
     assert stream.state.status == "starting"
     redis.come_back()
     stream.wave(2)
     assert_all_exact(stream.finish_both())
 
 
-def test_redis_comes_back_empty(on_redis: ProcessCluster, redis: KeptRedis, tmp_path: Path) -> None:
-    """Every worker still has its state: the next wave is whole, and then a worker may be lost again."""
+def test_redis_comes_back_empty(on_redis: ProcessCluster, redis: RestartableRedis, tmp_path: Path) -> None:
+    """Workers still have their state: the next wave writes all of it, and then a worker may be lost again."""
     stream = StatefulStream(on_redis.master, tmp_path, **GENTLE)
     stream.wave(2)
     redis.come_back_empty()
@@ -141,7 +141,7 @@ def test_redis_comes_back_empty(on_redis: ProcessCluster, redis: KeptRedis, tmp_
     assert_all_exact(stream.finish_both())
 
 
-# -- a disk that is full -------------------------------------------------------------------------------------------------
+# -- a full disk --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(directory: Path) -> Path:
-    """A file that takes all the room there is."""
+    """Fill the disk; returns the file that fills it."""
     ballast = directory / "ballast"
     size = 1 << 20
     with ballast.open("wb", buffering=0) as file:
@@ -171,7 +171,7 @@ def test_the_disk_is_full_for_a_while(small_disk: Path, tmp_path: Path) -> None:
         stream = StatefulStream(cluster.master, tmp_path / "output", **GENTLE)
         stream.wave(2)
         ballast = fill(small_disk)
-        goes_on_without_waves(stream)
+        assert_continues_without_waves(stream)
         assert "Make room there" in stream.state.troubled
         ballast.unlink()
         stream.wave(1)
@@ -194,8 +194,8 @@ def cluster(shared: ForkedCluster) -> ForkedCluster:
     return made_whole(shared)
 
 
-class AtRequest(StatefulStream):
-    """A stream whose waves come when they are asked for."""
+class OnRequest(StatefulStream):
+    """A stream whose waves come on request."""
 
     def __init__(self, master: Any, directory: Path, **options: Any) -> None:
         super().__init__(master, directory, **{**GENTLE, "interval": NEVER, **options})
@@ -203,16 +203,16 @@ class AtRequest(StatefulStream):
     def wave(self, count: int = 1) -> None:
         target = self.waves.committed + count
 
-        def asked_for() -> bool:
+        def request_until_committed() -> bool:
             if self.waves.committed < target and self.waves.phase == "idle":
                 self.master.tell(WaveRequested(self.name))
             return self.waves.committed >= target and self.waves.phase == "idle" and self.state.status != "starting"
 
-        self.until(asked_for)
+        self.until(request_until_committed)
 
 
 def blobs_of(stream: StatefulStream) -> list[Path]:
-    """The files that its last checkpoint needs, without the manifest."""
+    """The files of its last checkpoint, without the manifest."""
     root, manifest = Path(stream.master.checkpointing.place), stream.state.checkpoint
     assert manifest is not None
     return [root / name for name in sorted(manifest.blobs())]
@@ -220,8 +220,8 @@ def blobs_of(stream: StatefulStream) -> list[Path]:
 
 @pytest.mark.parametrize(("blocks", "killed"), [(None, 1), ("1+2", 2)])
 def test_state_is_restored_from_fragments(cluster: ProcessCluster, tmp_path: Path, blocks: str | None, killed: int) -> None:
-    """What the store has is damaged. With two killed, holders of fragments are among them."""
-    stream = AtRequest(cluster.master, tmp_path, **{BACKUP_BLOCKS.key: blocks} if blocks else {})
+    """The blobs in the store are damaged. If two workers are killed, they include holders of fragments."""
+    stream = OnRequest(cluster.master, tmp_path, **{BACKUP_BLOCKS.key: blocks} if blocks else {})
     stream.advance(FURTHER)
     stream.wave(2)
     wave, epoch = stream.waves.committed, stream.state.epoch
@@ -231,14 +231,14 @@ def test_state_is_restored_from_fragments(cluster: ProcessCluster, tmp_path: Pat
     for slot in sorted(stream.slots())[:killed]:
         cluster.kill(slot)
     stream.until(lambda: stream.state.epoch >= epoch + killed and stream.state.status == "running")
-    assert said(stream, f"every task has restored the state of wave {wave}")
+    assert events_with(stream, f"every task has restored the state of wave {wave}")
     for path, content in good.items():
         path.write_bytes(content)
     assert_all_exact(stream.finish_both())
 
 
 def test_without_backups_state_is_restored_from_the_store(cluster: ProcessCluster, tmp_path: Path) -> None:
-    stream = AtRequest(cluster.master, tmp_path / "output", **{BACKUP_BLOCKS.key: "none"})
+    stream = OnRequest(cluster.master, tmp_path / "output", **{BACKUP_BLOCKS.key: "none"})
     stream.advance(FURTHER)
     stream.wave(2)
     shown = ask(cluster.master.name, "state", topology=stream.name)["topologies"][0]
@@ -247,18 +247,18 @@ def test_without_backups_state_is_restored_from_the_store(cluster: ProcessCluste
     for path, other in hidden.items():
         shutil.move(path, other)
     cluster.kill(1)
-    stream.until(lambda: bool(said(stream, "cannot restore the state of wave")))
+    stream.until(lambda: bool(events_with(stream, "cannot restore the state of wave")))
     for path, other in hidden.items():
         shutil.move(other, path)
     stream.wave(1)
     assert_all_exact(stream.finish_both())
 
 
-# -- for people ----------------------------------------------------------------------------------------------------------
+# -- commands ------------------------------------------------------------------------------------------------------------
 
 
 def command(cluster: ProcessCluster, *arguments: str) -> Any:
-    """(exit code, the JSON that it prints)."""
+    """Run a command; returns its exit code and the JSON that it prints."""
     done = CliRunner().invoke(app, [*arguments, "--cluster", cluster.master.name, "--json"])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, json.loads(done.stdout)
@@ -272,26 +272,26 @@ def test_state_and_queries(cluster: ProcessCluster, tmp_path: Path) -> None:
     stream.drain()
     truth = true_counts(stream.positions())
     for word in sorted(truth)[:3]:
-        code, found = command(cluster, "state", "--query", "count", word, "--name", "counts")
-        assert (code, found["found"], found["value"]) == (0, True, truth[word])
-    code, found = command(cluster, "state", "--query", "count", "no such word")  # in the only state that it declares
-    assert (code, found["found"], found["state"]) == (1, False, "counts")
+        code, answer = command(cluster, "state", "--query", "count", word, "--name", "counts")
+        assert (code, answer["found"], answer["value"]) == (0, True, truth[word])
+    code, answer = command(cluster, "state", "--query", "count", "no such word")  # in its only declared state
+    assert (code, answer["found"], answer["state"]) == (1, False, "counts")
     with pytest.raises(UnknownName, match=r"'split' of 'stateful' has no keyed state"):
         ask(cluster.master.name, "query", topology=stream.name, component="split", key="x", state="counts")
     before = stream.waves.committed
-    code, found = command(cluster, "state", stream.name)
-    shown = found["topologies"][0]
+    code, answer = command(cluster, "state", stream.name)
+    shown = answer["topologies"][0]
     assert (code, shown["trouble"]) == (0, "") and before <= shown["wave"] <= stream.waves.committed
     count = next(component for component in shown["components"] if component["name"] == "count")
     assert count["bytes"] == sum(group["bytes"] for group in count["key_groups"]) > 0
     assert {group["task"] for group in count["key_groups"]} == {0, 1, 2}
     assert sum(group["keys"] for group in count["key_groups"]) == len(truth) == sum(t["keys"] for t in count["tasks"].values())
-    assert all(group["dirty"] == 0 for group in count["key_groups"])  # it is drained, and a wave has come by
+    assert all(group["dirty"] == 0 for group in count["key_groups"])  # drained and committed by a wave
     assert count["fragments"] and all(len(set(held["workers"])) == held["raw"] + held["check"] for held in count["fragments"])
     stream.end()
 
 
-# -- another master goes on ------------------------------------------------------------------------------------------------
+# -- another master resumes ------------------------------------------------------------------------------------------------
 
 
 def stop_cleanly(cluster: ProcessCluster, streams: Sequence[StatefulStream]) -> None:
@@ -301,13 +301,13 @@ def stop_cleanly(cluster: ProcessCluster, streams: Sequence[StatefulStream]) -> 
 
 
 def kill_all(cluster: ProcessCluster, streams: Sequence[StatefulStream]) -> None:
-    """All workers at once. Nothing is drained after that: the master ends with nobody left to tell."""
+    """Kill all workers at once, so that the master ends without draining anything."""
     for process in cluster.processes.values():
         os.kill(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("end", [stop_cleanly, kill_all])
-def test_another_master_goes_on(cluster: ProcessCluster, tmp_path: Path,
+def test_another_master_resumes(cluster: ProcessCluster, tmp_path: Path,
                                 end: Callable[[ProcessCluster, Sequence[StatefulStream]], None]) -> None:
     checks = {"exactly-once": assert_all_exact, "at-least-once": assert_never_less}
     options = {guarantee: {"name": f"{end.__name__}-{guarantee}", "guarantee": guarantee, **GENTLE} for guarantee in checks}
@@ -322,6 +322,6 @@ def test_another_master_goes_on(cluster: ProcessCluster, tmp_path: Path,
     for stream, wave in zip(again, reached, strict=True):
         stream.wave(1)
         assert stream.waves.committed > wave and min(stream.positions().values()) > FURTHER
-    assert len(said(again[0], "every task has restored the state of wave")) >= len(again)
+    assert len(events_with(again[0], "every task has restored the state of wave")) >= len(again)
     for stream, check in zip(again, checks.values(), strict=True):
         check(stream.finish_both())

@@ -66,7 +66,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         printed = capsys.readouterr()
         return int(ended.value.code or 0), printed.out, printed.err
 
-    with tempfile.TemporaryDirectory(prefix="cli") as runtime:  # other clusters of this machine are not seen
+    with tempfile.TemporaryDirectory(prefix="cli") as runtime:  # hides other clusters of this machine
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         yield run
     signal.signal(signal.SIGTERM, before)
@@ -89,7 +89,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     ("their_cycle:T", "cycle"),
     ("their_field:T", "nope"),
 ])
-def test_a_topology_that_cannot_be(cli: Cli, topology: str, says: str) -> None:
+def test_an_invalid_topology(cli: Cli, topology: str, says: str) -> None:
     assert_one_line(cli("run", topology), says)
     assert_one_line(cli("visualize", topology), says)
 
@@ -130,7 +130,7 @@ def test_visualize_prints_a_flowchart_and_nothing_else(cli: Cli) -> None:
     ("--master", "local-cluster[1,1,700]", "has 1 cores"),
     ("--engine", "batch", "there is no such engine; choose one of resident, microbatch"),
 ])
-def test_an_option_that_cannot_be(cli: Cli, option: str, value: str, says: str) -> None:
+def test_an_invalid_option(cli: Cli, option: str, value: str, says: str) -> None:
     assert_one_line(cli("run", WORD_COUNT, option, value), says)
 
 
@@ -138,7 +138,7 @@ def test_an_option_that_cannot_be(cli: Cli, option: str, value: str, says: str) 
     (["--port", "7000"], "--port: not available with --engine microbatch"),
     (["--bind", "127.0.0.1", "--one-worker-per-node"], "--bind, --one-worker-per-node: not available"),
 ])
-def test_options_that_the_microbatch_engine_does_not_have(cli: Cli, arguments: list[str], says: str) -> None:
+def test_options_that_the_microbatch_engine_lacks(cli: Cli, arguments: list[str], says: str) -> None:
     assert_one_line(cli("run", WORD_COUNT, "--engine", "microbatch", *arguments), says)
 
 
@@ -176,7 +176,7 @@ def assert_one_line(result: tuple[int, str, str], says: str) -> None:
     assert err.startswith("millrace: ") and err.count("\n") == 1, err
 
 
-def test_as_a_process_of_its_own() -> None:
+def test_as_a_separate_process() -> None:
     done = subprocess.run([sys.executable, "-m", "millrace.cli.main", "run", "nosuchmodule:Thing"], capture_output=True,
                           text=True, check=False)
     assert_one_line((done.returncode, done.stdout, done.stderr), "nosuchmodule")

@@ -1,4 +1,4 @@
-"""A topology is submitted again where it has run before: what that run has left is gone on from, or deleted, as was said."""
+"""A topology is submitted where an earlier run left checkpoints: they are resumed or deleted, as requested."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def manifests(cluster: ProcessCluster) -> set[str]:
 
 
 def run_once(cluster: ProcessCluster, directory: Path) -> None:
-    """It is ended in good order, with a last wave."""
+    """Run the topology and kill it in order, with a last wave."""
     stream = StatefulStream(cluster.master, directory, NAME, **GENTLE)
     stream.wave(2)
     cluster.master.kill(NAME, wait=SECONDS)
@@ -53,30 +53,30 @@ def words(directory: Path) -> TopologyGraph:
     return graph_of(StatefulWordCount, NAME, {"path": str(directory), "topology.guarantee": "exactly-once"})
 
 
-def test_who_does_not_say_it_is_refused_and_everything_is_as_it_was(cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_a_submission_without_a_choice_is_refused_and_changes_nothing(cluster: ProcessCluster, tmp_path: Path) -> None:
     run_once(cluster, tmp_path)
-    with pytest.raises(TopologyError, match=REFUSED):  # by then what the first run has left to delete is deleted
+    with pytest.raises(TopologyError, match=REFUSED):  # waits until the first run has deleted its old blobs
         cluster.master.submit(words(tmp_path))
     before = names(cluster)
     with pytest.raises(TopologyError, match=REFUSED):
         cluster.master.submit(words(tmp_path))
     assert NAME not in cluster.master.state.topologies and names(cluster) == before
-    with cluster_on(Path(cluster.master.checkpointing.place)) as other:  # nor is it held against others
+    with cluster_on(Path(cluster.master.checkpointing.place)) as other:  # the lock is released, so another cluster may use it
         stream = StatefulStream(other.master, tmp_path, NAME, resume=True, **GENTLE)
         stream.wave(2)
         assert_all_exact(stream.finish_both())
 
 
-def test_who_begins_anew_deletes_what_was_there(cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_a_fresh_start_deletes_old_checkpoints(cluster: ProcessCluster, tmp_path: Path) -> None:
     run_once(cluster, tmp_path / "first")
     old = manifests(cluster)
     stream = StatefulStream(cluster.master, tmp_path / "second", NAME, resume=False, **GENTLE)
-    stream.wave(2)  # as many of its own as are kept
+    stream.wave(2)  # as many waves as are kept
     stream.until(lambda: not old & manifests(cluster))
     assert_all_exact(stream.finish_both())
 
 
-def test_of_one_that_runs_it_is_said_that_it_runs(cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_a_running_topology_is_reported_as_running(cluster: ProcessCluster, tmp_path: Path) -> None:
     stream = StatefulStream(cluster.master, tmp_path, NAME, **GENTLE)
     stream.wave(1)
     for resume in (None, True, False):
@@ -86,7 +86,7 @@ def test_of_one_that_runs_it_is_said_that_it_runs(cluster: ProcessCluster, tmp_p
     assert_all_exact(stream.finish_both())
 
 
-def test_checkpoints_that_nobody_can_read_are_left_to_people(cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_unreadable_checkpoints_need_a_decision(cluster: ProcessCluster, tmp_path: Path) -> None:
     run_once(cluster, tmp_path / "first")
     store = open_store(cluster.master.checkpointing.place)
     for name in manifests(cluster):

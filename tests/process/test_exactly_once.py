@@ -1,4 +1,4 @@
-"""Real processes, kill -9, and a truth computed apart: both the sink's files and the counts in the last checkpoint."""
+"""Exactly once with real processes and kill -9: the sink's files and the last checkpoint match an independent count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOTS = 4
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[ForkedCluster]:
-    with ForkedCluster(SLOTS, nodes=SLOTS, settings={LEASE.key: SECONDS}) as cluster:  # a stopped process is to come back
+    with ForkedCluster(SLOTS, nodes=SLOTS, settings={LEASE.key: SECONDS}) as cluster:  # a stopped process must survive
         yield cluster
 
 
@@ -52,7 +52,7 @@ def test_a_worker_is_killed_during(cluster: ForkedCluster, tmp_path: Path, phase
     """While the master is in that phase and waits for a task of the worker. Recovery returns to the wave committed then."""
     stream = StatefulStream(cluster.master, tmp_path)
     stream.wave(1)
-    if phase == "init":  # and so a second fault during the recovery from the first
+    if phase == "init":  # a second fault during the recovery from the first
         cluster.kill(0)
     cluster.master.call(cluster.master.events.clear)
     losses: list[int] = []
@@ -62,7 +62,7 @@ def test_a_worker_is_killed_during(cluster: ForkedCluster, tmp_path: Path, phase
         os.kill(cluster.processes[1].pid, signal.SIGKILL)
 
     wave = stream.in_phase(phase, kill, slot=1)
-    cluster.kill(1)  # dead already: collects the process
+    cluster.kill(1)  # already dead: reaps the process
     stream.until(lambda: stream.state.losses > losses[0])
     stream.wave(2)
     restored = [event["text"] for event in cluster.master.events if "every task has restored the state of" in event["text"]]
@@ -70,7 +70,7 @@ def test_a_worker_is_killed_during(cluster: ForkedCluster, tmp_path: Path, phase
     assert_all_exact(stream.finish_both())
 
 
-def test_one_after_the_other_comes_back(cluster: ForkedCluster, tmp_path: Path) -> None:
+def test_workers_are_killed_and_restarted_in_turn(cluster: ForkedCluster, tmp_path: Path) -> None:
     stream = StatefulStream(cluster.master, tmp_path)
     for slot in (0, 1):
         stream.wave(1)
@@ -81,7 +81,7 @@ def test_one_after_the_other_comes_back(cluster: ForkedCluster, tmp_path: Path) 
     assert_all_exact(stream.finish_both())
 
 
-def test_one_that_stood_still_has_no_say(cluster: ForkedCluster, tmp_path: Path) -> None:
+def test_a_stopped_worker_is_fenced(cluster: ForkedCluster, tmp_path: Path) -> None:
     stream = StatefulStream(cluster.master, tmp_path)
     stream.wave(2)
     process = cluster.processes[1]

@@ -1,4 +1,4 @@
-"""Holders as processes of their own: killed while they hold, and while they are asked."""
+"""Fragment holders in separate processes, killed while idle and while they answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENT = 60.0
 
 
 def hold(name: str, directory: str, keys: tuple[bytes, bytes], pipe: Connection) -> None:
-    """A process that holds fragments until the pipe closes."""
+    """Hold fragments until the pipe closes; runs in its own process."""
     with zmq.Context() as context:
         exchange = FragmentExchange(context, name, Path(directory), "", Keys(*keys), boot_id(), lambda call: call())
         pipe.send(tuple(exchange.endpoints))
@@ -57,22 +57,22 @@ def holders(tmp_path: Path) -> Iterator[list[Holder]]:
 
 
 def test_a_blob_outlives_holders_that_are_killed(holders: list[Holder], tmp_path: Path) -> None:
-    told: Queue[Any] = Queue()
+    answers: Queue[Any] = Queue()
     with zmq.Context() as context:
         exchange = FragmentExchange(context, "here", tmp_path, "", Keys.make(), boot_id(), lambda call: call(), silence=1.0)
         try:
             where = [(index, holder.address()) for index, holder in enumerate(holders)]
-            exchange.save(BLOB, [DATA], 3, 2, where, told.put)
-            assert told.get(timeout=PATIENT) == 5
-            exchange.fetch(BLOB, 3, 2, where, told.put)
-            holders[0].process.kill()  # perhaps half-way
-            assert told.get(timeout=PATIENT) == DATA
+            exchange.save(BLOB, [DATA], 3, 2, where, answers.put)
+            assert answers.get(timeout=PATIENT) == 5
+            exchange.fetch(BLOB, 3, 2, where, answers.put)
+            holders[0].process.kill()  # perhaps in the middle of an answer
+            assert answers.get(timeout=PATIENT) == DATA
             holders[2].process.kill()
-            exchange.fetch(BLOB, 3, 2, where, told.put)
-            assert told.get(timeout=PATIENT) == DATA
+            exchange.fetch(BLOB, 3, 2, where, answers.put)
+            assert answers.get(timeout=PATIENT) == DATA
             holders[4].process.kill()
-            exchange.fetch(BLOB, 3, 2, where, told.put)
-            error = told.get(timeout=PATIENT)
+            exchange.fetch(BLOB, 3, 2, where, answers.put)
+            error = answers.get(timeout=PATIENT)
             assert isinstance(error, NotEnoughFragments) and "0: its holder does not answer" in str(error)
         finally:
             exchange.close()

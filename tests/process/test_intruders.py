@@ -1,4 +1,4 @@
-"""Strangers at the ports of a cluster that listens on tcp: they are turned away and counted, and the stream stays exact."""
+"""Intruders at the tcp ports of a cluster are rejected and counted, and the stream stays exact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact
 
 noise = random.Random(1).randbytes
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # of ZeroMQ's protocol 3.0; the mechanism follows
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # greeting of ZeroMQ's protocol 3.0; the mechanism follows
 
 
 def greeting(mechanism: bytes) -> bytes:
@@ -40,7 +40,7 @@ RAW = {
 
 
 def wrong_key(keys: Keys, client: zmq.Socket) -> None:
-    """Knows the cluster's public key but has a pair of its own."""
+    """A client that knows the cluster's public key but uses another key pair."""
     client.curve_serverkey = keys.public
     client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
 
@@ -54,7 +54,7 @@ def no_key(keys: Keys, client: zmq.Socket) -> None: ...
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ForkedCluster]:
-    """Two workers that reach each other over tcp."""
+    """A cluster of two workers that reach each other over tcp."""
     with ForkedCluster(2, bind="127.0.0.1", apart=True) as cluster:
         yield cluster
 
@@ -67,7 +67,7 @@ def stream(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
 
 
 def refused(cluster: ForkedCluster, port: str) -> int:
-    """How many the port, that of the master or of worker 0, has turned away."""
+    """The number of peers that the port of the master or of worker 0 has refused."""
     if port == "master":
         return cluster.master.worker_port.refused
     return cluster.master.connections[0].counters["refused_connections"]
@@ -84,12 +84,12 @@ def assert_undisturbed(stream: AuditedStream) -> None:
 
 
 @pytest.mark.parametrize("port", ["worker", "master"])
-def test_what_is_not_zeromq(port: str, cluster: ForkedCluster, stream: AuditedStream) -> None:
+def test_peers_that_do_not_speak_zeromq(port: str, cluster: ForkedCluster, stream: AuditedStream) -> None:
     host, _, number = endpoint(cluster, port).removeprefix("tcp://").rpartition(":")
     for name, data in RAW.items():
         before = refused(cluster, port)
         with socket.create_connection((host, int(number)), timeout=SECONDS) as stranger:
-            with contextlib.suppress(OSError):  # it may be thrown out before it has said all
+            with contextlib.suppress(OSError):  # it may be disconnected before it has sent everything
                 stranger.sendall(data)
                 stranger.shutdown(socket.SHUT_WR)
             stream.until(lambda before=before: refused(cluster, port) > before)
@@ -97,7 +97,7 @@ def test_what_is_not_zeromq(port: str, cluster: ForkedCluster, stream: AuditedSt
     assert_undisturbed(stream)
 
 
-def test_many_that_say_nothing_and_stay(cluster: ForkedCluster, stream: AuditedStream) -> None:
+def test_many_silent_connections(cluster: ForkedCluster, stream: AuditedStream) -> None:
     host, _, number = endpoint(cluster, "worker").removeprefix("tcp://").rpartition(":")
     before = refused(cluster, "worker")
     strangers = [socket.create_connection((host, int(number)), timeout=SECONDS) for _ in range(100)]
@@ -110,8 +110,8 @@ def test_many_that_say_nothing_and_stay(cluster: ForkedCluster, stream: AuditedS
 
 @pytest.mark.parametrize("port", ["worker", "master"])
 @pytest.mark.parametrize("stranger", [wrong_key, other_cluster, no_key])
-def test_without_the_cluster_s_key(stranger: Callable[[Keys, zmq.Socket], None], port: str, cluster: ForkedCluster,
-                                   stream: AuditedStream) -> None:
+def test_clients_without_the_clusters_key(stranger: Callable[[Keys, zmq.Socket], None], port: str, cluster: ForkedCluster,
+                                          stream: AuditedStream) -> None:
     before = refused(cluster, port)
     with zmq.Context() as context, context.socket(zmq.PUSH if port == "worker" else zmq.DEALER) as client:
         client.linger = 0
@@ -125,7 +125,7 @@ def test_without_the_cluster_s_key(stranger: Callable[[Keys, zmq.Socket], None],
     assert_undisturbed(stream)
 
 
-def test_nothing_listens_on_tcp_unless_asked() -> None:
+def test_nothing_listens_on_tcp_by_default() -> None:
     with ForkedCluster(2) as cluster:
         assert [worker.address.tcp for worker in cluster.master.state.workers.values()] == ["", ""]
         assert cluster.master.endpoint.startswith("tcp://127.0.0.1:")

@@ -1,4 +1,4 @@
-"""Frames that no worker would send, from someone who has the cluster's key: counted and dropped, the stream stays exact."""
+"""Malformed frames from a peer that has the cluster's key are counted and dropped, and the stream stays exact."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from support.topologies.audited import AuditedStream, assert_exact, assert_nothi
 noise = random.Random(2).randbytes
 pack = msgspec.msgpack.encode
 FRAME_LIMIT = 1 << 20
-STRANGER = (99, 10**6)  # worker and generation: one that has just come, as far as the others know
+STRANGER = (99, 10**6)  # worker and generation: to the others, a worker that has just joined
 SHAPES = [1, "text", None, True, [], {}, [99], [1, 2], [1] * 50, [1, "a"] + [0] * 15, [1, *[2**63] * 17], {"type": 1}]
 NESTED = b"\x91" * 100_000 + b"\x00"
 ROW = pack([[0, 10**12, "a line that no spout has sent"]])
 
 
 class Victim:
-    """A task of the stream, and chunks that look as if they were for it."""
+    """A task of the stream, and forged chunks addressed to it."""
 
     def __init__(self, stream: AuditedStream) -> None:
         self.state = stream.state
         self.graph = stream.state.graph
         self.target = TaskId("split", 0)
         self.place = stream.state.places[self.target]
-        self._incarnations = iter(range(10**6, 10**7))  # no two chunks pretend to be of one channel
+        self._incarnations = iter(range(10**6, 10**7))  # each chunk pretends to come from another channel
 
     def number(self, component: str) -> int:
         return self.graph.number(TaskId(component, 0))
@@ -54,7 +54,7 @@ def batch(**columns: list[Any]) -> bytes:
 
 
 def malformed(victim: Victim) -> Iterator[tuple[str, list[bytes]]]:
-    """Name and frames."""
+    """Malformed messages as name and frames."""
     yield "noise", [noise(60)]
     yield "nothing", [b""]
     yield "deeply nested", [NESTED]
@@ -73,7 +73,7 @@ def malformed(victim: Victim) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def own_root(victim: Victim) -> list[tuple[int, int]]:
-    """A root, finished at once, for an acker of the worker that is asked."""
+    """A root, finished at once, for an acker of the victim's worker."""
     mine = [task.index for task, place in victim.state.places.items()
             if task.component == "__acker" and place.slot == victim.place.slot]
     return [((mine[0] << 48) + 5, 0)]
@@ -87,7 +87,7 @@ ARROW = {"noise": noise(200), "nothing": b"", "cut in the schema": GOOD_BATCH[:1
 
 
 def stale(victim: Victim) -> Iterator[tuple[str, list[bytes]]]:
-    """Well-formed, but for nobody here."""
+    """Well-formed messages for tasks that are not here."""
     yield "an unknown task", [victim.chunk(target=999), ROW]
     yield "a negative task", [victim.chunk(target=-1), ROW]
     yield "a spout", [victim.chunk(target=victim.number("lines")), ROW]
@@ -95,7 +95,7 @@ def stale(victim: Victim) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def harmless(victim: Victim) -> Iterator[tuple[str, list[bytes]]]:
-    """Well-formed and about nothing: dropped without a count."""
+    """Well-formed messages without content: dropped without being counted."""
     number, lines = victim.state.number, victim.number("lines")
     yield "acks", [wire.encode(wire.Acks(*STRANGER, number, 1, [(-1, 5), (2**63 - 1, 3)]))]
     yield "acks of a plan that never comes", [wire.encode(wire.Acks(*STRANGER, number, 10**9, [(-1, 5), (2**63 - 1, 3)]))]
@@ -168,7 +168,7 @@ def test_a_frame_beyond_the_limit_closes_the_connection(sender: zmq.Socket, stre
 
 
 def report(cluster: ForkedCluster, **changes: Any) -> list[bytes]:
-    """A report of worker 0 that says nothing but the changes."""
+    """An empty report of worker 0 with these changes."""
     empty = {field.name: get_origin(field.type) or field.type for field in msgspec.structs.fields(wire.Report)}
     fields = {name: kind() for name, kind in empty.items()} | {"generation": cluster.master.connections[0].generation}
     return [wire.encode(wire.Report(**{**fields, **changes}))]
@@ -201,7 +201,7 @@ def bad_control(cluster: ForkedCluster) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def strange_control(cluster: ForkedCluster) -> Iterator[tuple[str, list[bytes]]]:
-    """Readable, but not what a worker would say."""
+    """Readable control messages that no worker would send."""
     yield "a report without tasks' names", report(cluster, tasks=[{}])
     yield "a report of an unknown task", report(cluster, tasks=[{"topology": 1, "task": 999, "incarnation": 1}])
     yield "a position of an unknown task", report(cluster, positions=[(1, 999, 5)])
@@ -231,12 +231,12 @@ def test_on_the_master_s_port(control: zmq.Socket, cluster: ForkedCluster, strea
     for _, frames in strange_control(cluster):
         control.send_multipart(frames)
     control.send(wire.encode(wire.Heartbeat(99, 1, 0)))
-    answers = [wire.decode_control(control.recv()) for _ in range(2)]  # it has taken in all that came before
+    answers = [wire.decode_control(control.recv()) for _ in range(2)]  # everything before it has been received
     assert any(isinstance(answer, wire.Fenced) for answer in answers)
     assert_undisturbed(stream)
 
 
-def test_a_frame_beyond_the_limit_at_the_master(control: zmq.Socket, stream: AuditedStream) -> None:
+def test_a_frame_beyond_the_limit_to_the_master(control: zmq.Socket, stream: AuditedStream) -> None:
     gone = control.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     control.send(bytes(2 * FRAME_LIMIT))
     assert gone.poll(60_000)
@@ -246,10 +246,10 @@ def test_a_frame_beyond_the_limit_at_the_master(control: zmq.Socket, stream: Aud
 
 def test_a_worker_that_the_others_cannot_reach(control: zmq.Socket, cluster: ForkedCluster, stream: AuditedStream,
                                                tmp_path: Path) -> None:
-    """On another host, without a port there: it gets tasks, and the other workers must live through it."""
+    """A worker on another host without a port: it gets tasks, and the other workers must survive that."""
     control.send_multipart(hello(boot="another host", pid=2**40))
     stream.until(lambda: 50 in cluster.master.state.workers)
-    second = AuditedStream(cluster.master, tmp_path / "second", "second")  # runs once the guest has been given up
+    second = AuditedStream(cluster.master, tmp_path / "second", "second")  # runs once the guest is presumed dead
     assert set(cluster.master.state.workers) == {0, 1}
     assert all(process.is_alive() for process in cluster.processes.values())
     for each in (stream, second):

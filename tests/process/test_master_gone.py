@@ -1,4 +1,4 @@
-"""What becomes of workers when their master ends, vanishes, or stands still for a while."""
+"""Workers whose master ends, is killed, or stops for a while."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDED_ITSELF = 3  # exit code
 
 
 def serve(pipe: Connection, directory: str, settings: dict[str, Any]) -> None:
-    """A master in a process of its own, with an audited stream; answers what the test asks through the pipe."""
+    """Run a master with an audited stream, and answer the test's requests from the pipe."""
     master = Master(f"gone-{os.getpid()}", settings=settings)
     master.start()
     pipe.send(master.setup())
@@ -44,7 +44,7 @@ def serve(pipe: Connection, directory: str, settings: dict[str, Any]) -> None:
 
 
 class MasterProcess:
-    """The master's process; the workers are no children of it, so that only the lease can end them."""
+    """The master's process. Workers are not its children, so only the lease can end them."""
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
@@ -67,7 +67,7 @@ class MasterProcess:
             if process.is_alive():
                 process.kill()
             process.join()
-        shutil.rmtree(self.setup.directory(), ignore_errors=True)  # a killed master leaves its files behind
+        shutil.rmtree(self.setup.directory(), ignore_errors=True)  # left by a killed master
         for path in request_directory().glob(f"gone-{self.process.pid}.*"):
             path.unlink()
 
@@ -87,14 +87,14 @@ def test_workers_end_by_themselves_when_the_master_is_killed(apart: MasterProces
     assert apart.exit_codes() == [ENDED_ITSELF] * WORKERS
 
 
-def test_a_master_that_stood_still_gives_nobody_up(tmp_path: Path) -> None:
-    """As when its machine was short of memory, or someone pressed Ctrl-Z: the workers were well all the time."""
+def test_a_stopped_master_keeps_its_workers(tmp_path: Path) -> None:
+    """A master that swaps, or is stopped with Ctrl-Z, must not presume its healthy workers dead."""
     master = MasterProcess(tmp_path, {"worker.lease.secs": 60.0})
     try:
         assert master.ask("advance") == 0
         for _ in range(2):
             os.kill(master.process.pid, signal.SIGSTOP)
-            master.workers[0].join(HEARTBEAT_TIMEOUT.default + 0.3)  # the length of the pause: nobody ends in it
+            master.workers[0].join(HEARTBEAT_TIMEOUT.default + 0.3)  # length of the pause; no worker may end during it
             os.kill(master.process.pid, signal.SIGCONT)
             assert master.ask("advance") == 0, "no worker may be lost"
         assert_exact(master.ask("finish"))
@@ -111,11 +111,11 @@ def leftovers(setup: WorkerSetup) -> list[Path]:
     return [path for path in [Path(setup.directory()), *request_directory().glob(f"{LEFTOVERS}*")] if path.exists()]
 
 
-def test_a_stop_in_good_order_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_orderly_stop_leaves_nothing_behind(tmp_path: Path) -> None:
     with ForkedCluster(WORKERS, name=LEFTOVERS) as cluster:
         stream = AuditedStream(cluster.master, tmp_path)
         stream.advance(100)
-        cluster.kill(1)  # its socket's file stays for the master to remove
+        cluster.kill(1)  # leaves its socket's file for the master to remove
         stream.advance(500)
         setup, processes = cluster.setup(), list(cluster.processes.values())
         assert len(leftovers(setup)) == 3
@@ -124,7 +124,7 @@ def test_a_stop_in_good_order_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_the_last_worker_on_another_host_cleans_up_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another directory for temporary files stands for another host: the master cannot remove what is in it."""
+    """Another directory for temporary files stands in for another host: the master cannot clean it up."""
     with tempfile.TemporaryDirectory(prefix="host") as other, ForkedCluster(0) as cluster:
         monkeypatch.setenv("TMPDIR", other)
         for slot in range(2):
@@ -138,7 +138,7 @@ def test_the_last_worker_on_another_host_cleans_up_there(monkeypatch: pytest.Mon
 
 
 def test_a_long_path_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A socket's path holds 107 characters; the directories of containers may be longer."""
+    """A socket's path is limited to 107 characters; directories in containers may be longer."""
     long = tmp_path / ("x" * 100)
     long.mkdir()
     with ForkedCluster(0) as cluster:
@@ -165,8 +165,8 @@ def test_a_worker_stuck_in_user_code_is_alive_and_ends_with_its_master(tmp_path:
         assert stuck.exitcode == ENDED_ITSELF
 
 
-def test_a_worker_is_stopped_between_two_lives(tmp_path: Path) -> None:
-    """The master stops while a worker that was given up starts over."""
+def test_a_worker_is_stopped_while_it_restarts(tmp_path: Path) -> None:
+    """The master stops while a worker that was presumed dead restarts."""
     with ForkedCluster(2, settings={"worker.heartbeat.timeout.secs": 0.6, "worker.lease.secs": 3.0}) as cluster:
         stream = AuditedStream(cluster.master, tmp_path)
         stream.advance(500)

@@ -1,4 +1,4 @@
-"""The memory of workers stays flat, however many tuples pass through them."""
+"""The memory of workers stays flat, regardless of the number of tuples."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact
 
 SAMPLES = 18  # the first third is the warm-up
-SLACK = 1.05  # of what the allocator keeps
+SLACK = 1.05  # for memory that the allocator keeps
 
 
 def assert_flat(cluster: ForkedCluster, advance: Callable[[], None]) -> None:
-    """The largest resident set of the last third of a run is that of the third before."""
+    """Check that the resident set of the last third of a run is no larger than that of the second."""
     samples = []
     for _ in range(SAMPLES):
         advance()
@@ -29,7 +29,7 @@ def assert_flat(cluster: ForkedCluster, advance: Callable[[], None]) -> None:
 
 @pytest.mark.slow
 def test_with_state_and_waves(tmp_path: Path) -> None:
-    """Some hundred thousand words, with snapshots and commits all the time."""
+    """Several hundred thousand words, with continuous snapshots and commits."""
     with ForkedCluster(2, nodes=2) as cluster:
         stream = StatefulStream(cluster.master, tmp_path, interval=0.2)
         assert_flat(cluster, lambda: stream.advance(2500))

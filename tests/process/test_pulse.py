@@ -1,4 +1,4 @@
-"""The thread that beats: it must end when told to, whatever has been sent to it."""
+"""The heartbeat thread ends on request, even with unread messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.topologies.audited import SECONDS
 
 
 @pytest.mark.parametrize("answers", [[wire.Fenced()] * 3, [wire.Fenced(), wire.Beat(1), wire.Beat(1)]])
-def test_it_ends_though_more_came_after_it_was_fenced(answers: list[object]) -> None:
+def test_it_ends_with_unread_messages_after_being_fenced(answers: list[object]) -> None:
     keys = Keys.make()
     with zmq.Context() as context, context.socket(zmq.ROUTER) as master:
         serve(master, keys)

@@ -1,5 +1,4 @@
-"""`millrace scheduler`, `move`, `plan` and `load` against a running master: exit codes, one JSON value on stdout, and errors
-of one line."""
+"""`millrace scheduler`, `move`, `plan` and `load` against a running master: exit codes, JSON output and one-line errors."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ QUICK = ["--period", "0.5", "--cool-down", "0.5"]
 
 @pytest.fixture(scope="module")
 def stream() -> Iterator[AuditedStream]:
-    """Two workers on two nodes, and a stream of which a window has been measured."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="desk") as desk:
-        patch.setenv("XDG_RUNTIME_DIR", desk)
-        patch.setenv("XDG_STATE_HOME", f"{desk}/state")
+    """A stream on two workers and two nodes, after its first load window."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="run") as runtime_directory:
+        patch.setenv("XDG_RUNTIME_DIR", runtime_directory)
+        patch.setenv("XDG_STATE_HOME", f"{runtime_directory}/state")
         patch.setenv("COLUMNS", "200")
-        directory = Path(desk) / "audited"
+        directory = Path(runtime_directory) / "audited"
         directory.mkdir()
         with ForkedCluster(2, nodes=2, settings={"load.period.secs": 0.5}) as cluster:
             made = AuditedStream(cluster.master, directory, rate=100)
@@ -43,22 +42,22 @@ def stream() -> Iterator[AuditedStream]:
 
 @pytest.fixture
 def cli(stream: AuditedStream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    """Runs the command in this process."""
+    """Run commands in this process."""
     before = signal.getsignal(signal.SIGTERM)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["millrace", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
 
     yield run
     signal.signal(signal.SIGTERM, before)
 
 
 def value(result: tuple[int, str, str]) -> Any:
-    """What `--json` printed: one value and nothing else."""
+    """The one JSON value that `--json` printed."""
     code, out, err = result
     assert (code, err) == (0, ""), err
     assert out.count("\n") == 1
@@ -74,23 +73,23 @@ def assert_one_line(result: tuple[int, str, str], says: str) -> None:
 
 
 def split(stream: AuditedStream) -> tuple[TaskId, int]:
-    """Some task that can be moved, and where it is."""
+    """A task that can be moved, and its slot."""
     task = TaskId("split", 0)
     return task, stream.state.places[task].slot
 
 
 def test_list_needs_no_cluster(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(prefix="desk") as desk:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", desk)
-        found = value(cli("scheduler", "list", "--json"))
-        assert {"even", "tstorm", "otd", "slstream", "optimal"} <= set(found)
-        assert {row["name"]: row["default"] for row in found["tstorm"]["parameters"]}["gamma"] == 1.5
-        assert all(entry["about"] for entry in found.values())
+    with tempfile.TemporaryDirectory(prefix="run") as runtime_directory:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime_directory)
+        schedulers = value(cli("scheduler", "list", "--json"))
+        assert {"even", "tstorm", "otd", "slstream", "optimal"} <= set(schedulers)
+        assert {row["name"]: row["default"] for row in schedulers["tstorm"]["parameters"]}["gamma"] == 1.5
+        assert all(entry["about"] for entry in schedulers.values())
         code, out, _ = cli("scheduler", "list")
         assert code == 0 and "tstorm" in out and "gamma" in out and "module:Class" in out
         code, out, _ = cli("scheduler", "list", "tstorm")
         assert code == 0 and "gamma=1.5" in out and "Consolidation" in out and "otd" not in out
-        assert value(cli("scheduler", "list", "tstorm", "--json")) == {"tstorm": found["tstorm"]}
+        assert value(cli("scheduler", "list", "tstorm", "--json")) == {"tstorm": schedulers["tstorm"]}
         assert_one_line(cli("scheduler", "list", "nope"), "there is no scheduler named 'nope'")
         for verb in (["scheduler", "show"], ["scheduler", "history"], ["scheduler", "set", "otd"], ["plan"], ["load"],
                      ["move", "split[0]", "1"]):
@@ -99,31 +98,31 @@ def test_list_needs_no_cluster(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_set_show_and_off(cli: Cli, stream: AuditedStream) -> None:
-    found = value(cli("scheduler", "set", "otd", "high=0.75", *QUICK, "--dry-run", "--json"))
-    assert found["scheduler"] == "otd" and found["parameters"]["high"] == 0.75
-    assert (found["policy"]["period"], found["policy"]["dry_run"], found["window_seconds"]) == (0.5, True, 0.5)
+    answer = value(cli("scheduler", "set", "otd", "high=0.75", *QUICK, "--dry-run", "--json"))
+    assert answer["scheduler"] == "otd" and answer["parameters"]["high"] == 0.75
+    assert (answer["policy"]["period"], answer["policy"]["dry_run"], answer["window_seconds"]) == (0.5, True, 0.5)
     stream.until(lambda: bool(stream.master.scheduling.generator.decisions))
     shown = value(cli("scheduler", "show", "--json"))
     assert shown["last_decision"]["scheduler"] == "otd"
-    assert {**shown, "last_decision": None, "history": None} == {**found, "last_decision": None, "history": None}
+    assert {**shown, "last_decision": None, "history": None} == {**answer, "last_decision": None, "history": None}
     code, out, err = cli("scheduler", "show")
     assert (code, err) == (0, "")
     assert "scheduler: otd (high=0.75" in out and "policy:    period=0.5" in out and "last:" in out
-    found = value(cli("scheduler", "set", "otd", "low=0.4", "--act", "--estimator-set", "a=0.25", "--json"))
-    assert (found["parameters"]["high"], found["parameters"]["low"]) == (0.75, 0.4)
-    assert (found["policy"]["period"], found["policy"]["dry_run"]) == (0.5, False)
-    assert found["estimator"] == {"name": "ewma", "parameters": {"a": 0.25}}
+    answer = value(cli("scheduler", "set", "otd", "low=0.4", "--act", "--estimator-set", "a=0.25", "--json"))
+    assert (answer["parameters"]["high"], answer["parameters"]["low"]) == (0.75, 0.4)
+    assert (answer["policy"]["period"], answer["policy"]["dry_run"]) == (0.5, False)
+    assert answer["estimator"] == {"name": "ewma", "parameters": {"a": 0.25}}
     code, out, _ = cli("scheduler", "set", "off")
     assert code == 0 and out.startswith("scheduler: off\n")
 
 
-def test_a_scheduler_of_ones_own(cli: Cli, stream: AuditedStream) -> None:
-    found = value(cli("scheduler", "set", "support.user_schedulers:Tuned", "least=3", "label=as said", "--period", "0",
-                      "--json"))
-    assert (found["parameters"], found["policy"]["period"]) == ({"least": 3, "label": "as said"}, 17.0)
+def test_a_user_defined_scheduler(cli: Cli, stream: AuditedStream) -> None:
+    answer = value(cli("scheduler", "set", "support.user_schedulers:Tuned", "least=3", "label=as said", "--period", "0",
+                       "--json"))
+    assert (answer["parameters"], answer["policy"]["period"]) == ({"least": 3, "label": "as said"}, 17.0)
     cli("scheduler", "set", "support.user_schedulers:Raises", *QUICK)
     stream.until(lambda: stream.master.scheduling.generator.decisions[-1].scheduler == "support.user_schedulers:Raises")
-    code, out, err = cli("scheduler", "history")  # its message has brackets in it that look like markup
+    code, out, err = cli("scheduler", "history")  # the message has brackets that look like markup
     assert (code, err) == (0, "") and "[/bold]" in out
     code, out, err = cli("status")
     assert code == 0 and "[/bold]" in out
@@ -156,7 +155,7 @@ def test_a_scheduler_of_ones_own(cli: Cli, stream: AuditedStream) -> None:
     (["tstorm", "--estimator-set", "a"], "KEY=VALUE"),
     (["off", "gamma=1"], "'off' is not a scheduler"),
 ])
-def test_what_cannot_be_set(cli: Cli, arguments: list[str], says: str) -> None:
+def test_invalid_settings(cli: Cli, arguments: list[str], says: str) -> None:
     before = value(cli("scheduler", "show", "--json"))
     code, out, err = cli("scheduler", "set", *arguments)
     assert_one_line((code, out, err), says)
@@ -173,25 +172,25 @@ def test_usage(cli: Cli, arguments: list[str]) -> None:
     assert (code, out) == (2, "") and "Usage: millrace" in err and "Traceback" not in err
 
 
-def test_history_is_the_newest_last(cli: Cli, stream: AuditedStream) -> None:
+def test_history_ends_with_the_newest(cli: Cli, stream: AuditedStream) -> None:
     decisions = stream.master.scheduling.generator.decisions
     for name in ("tstorm", "otd", "even"):
         value(cli("scheduler", "set", name, *QUICK, "--dry-run", "--json"))
         stream.until(lambda name=name: bool(decisions) and decisions[-1].scheduler == name)
     value(cli("scheduler", "set", "off", "--act", "--json"))
-    found = value(cli("scheduler", "history", "--json"))["decisions"]
-    assert [row["number"] for row in found] == sorted(row["number"] for row in found)
-    assert found[-1]["scheduler"] == "even"
-    assert value(cli("scheduler", "history", "--limit", "1", "--json"))["decisions"] == found[-1:]
+    rows = value(cli("scheduler", "history", "--json"))["decisions"]
+    assert [row["number"] for row in rows] == sorted(row["number"] for row in rows)
+    assert rows[-1]["scheduler"] == "even"
+    assert value(cli("scheduler", "history", "--limit", "1", "--json"))["decisions"] == rows[-1:]
     code, out, err = cli("scheduler", "history", "--limit", "3")
     assert (code, err) == (0, "") and "even" in out
 
 
 def test_move(cli: Cli, stream: AuditedStream) -> None:
     task, slot = split(stream)
-    found = value(cli("move", str(task), str(1 - slot), "--json"))
-    assert found == {"topology": "audited", "task": "split[0]", "from": slot, "to": 1 - slot, "keyed": False,
-                     "waves": False, "batched": False}
+    answer = value(cli("move", str(task), str(1 - slot), "--json"))
+    assert answer == {"topology": "audited", "task": "split[0]", "from": slot, "to": 1 - slot, "keyed": False,
+                      "waves": False, "batched": False}
     stream.until(lambda: split(stream)[1] == 1 - slot)
     assert value(cli("plan", "--json"))["topologies"]["audited"]["placement"]["split[0]"] == 1 - slot
     code, out, _ = cli("move", "split[0]", str(1 - slot), "--topology", "audited")
@@ -210,7 +209,7 @@ def test_move(cli: Cli, stream: AuditedStream) -> None:
     (["split[0]", "7"], "7"), (["split[0]", "0", "--topology", "nope"], "nope"),
     (["split[9]", "0", "--topology", "audited"], "split[9]"), (["nope[0]", "0", "--topology", "audited"], "nope"),
 ])
-def test_what_cannot_be_moved(cli: Cli, stream: AuditedStream, arguments: list[str], says: str) -> None:
+def test_invalid_moves(cli: Cli, stream: AuditedStream, arguments: list[str], says: str) -> None:
     version = stream.state.version
     assert_one_line(cli("move", *arguments), says)
     assert stream.state.version == version
@@ -221,23 +220,23 @@ def test_a_resident_topology_keeps_its_parallelism(cli: Cli, stream: AuditedStre
     assert_one_line(cli("scale", "nope=3"), "no running topology has 'nope'; audited has ")
 
 
-def test_a_worker_with_a_negative_number_is_not_there(cli: Cli) -> None:
+def test_a_negative_worker_number_is_refused(cli: Cli) -> None:
     assert_one_line(cli("move", "split[0]", "--", "-1"), "-1")
 
 
 def test_plan(cli: Cli, stream: AuditedStream) -> None:
-    found = value(cli("plan", "--json"))
-    assert {TaskId.parse(task): slot for task, slot in found["topologies"]["audited"]["placement"].items()} == {
+    answer = value(cli("plan", "--json"))
+    assert {TaskId.parse(task): slot for task, slot in answer["topologies"]["audited"]["placement"].items()} == {
         task: place.slot for task, place in dict(stream.state.places).items()}
     code, out, err = cli("plan")
     assert (code, err) == (0, "")
     assert "audited: running, plan version" in out and "split[" in out and "key groups of count: 43 each for [0..1]" in out
 
 
-def test_load_and_what_is_saved(cli: Cli, stream: AuditedStream, tmp_path: Path) -> None:
-    found = value(cli("load", "--json"))
-    assert set(found["workers"]) == {"0", "1"} and set(found["nodes"]) == {"node0", "node1"}
-    assert set(found["topologies"]["audited"]["components"]) == {"lines", "split", "count", "sink"}
+def test_load_and_save(cli: Cli, stream: AuditedStream, tmp_path: Path) -> None:
+    answer = value(cli("load", "--json"))
+    assert set(answer["workers"]) == {"0", "1"} and set(answer["nodes"]) == {"node0", "node1"}
+    assert set(answer["topologies"]["audited"]["components"]) == {"lines", "split", "count", "sink"}
     code, out, err = cli("load", "--tasks")
     assert (code, err) == (0, "") and "count[2]" in out and "pairs of tasks" in out
     assert value(cli("load", "audited", "--json"))["topologies"].keys() == {"audited"}
@@ -252,7 +251,7 @@ def test_load_and_what_is_saved(cli: Cli, stream: AuditedStream, tmp_path: Path)
     assert_one_line(cli("load", "--save", str(tmp_path / "no" / "such" / "file")), "cannot write")
 
 
-def test_compare_what_was_saved(cli: Cli, tmp_path: Path) -> None:
+def test_compare_a_saved_situation(cli: Cli, tmp_path: Path) -> None:
     file = str(tmp_path / "s.json")
     value(cli("load", "--save", file, "--json"))
     code, out, _ = cli("scheduler", "compare", "--load", file, "--json")
@@ -267,7 +266,7 @@ def test_compare_what_was_saved(cli: Cli, tmp_path: Path) -> None:
     assert_one_line(cli("scheduler", "compare", "--load", file, "--only", "nope"), "no scheduler named 'nope'")
 
 
-def test_as_a_process_of_its_own(stream: AuditedStream, tmp_path: Path) -> None:
+def test_as_a_separate_process(stream: AuditedStream, tmp_path: Path) -> None:
     def run(*arguments: str) -> tuple[int, str, str]:
         done = subprocess.run([sys.executable, "-m", "millrace.cli.main", *arguments], capture_output=True, text=True,
                               check=False, timeout=SECONDS, cwd=tmp_path, env=os.environ)

@@ -1,4 +1,4 @@
-"""Schedulers, good and bad ones, are swapped while a stream runs: it loses nothing, and bad ones change nothing."""
+"""Schedulers are swapped while a stream runs: no tuple is lost, and a faulty scheduler changes nothing."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from millrace.model.graph import TaskId
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, AuditedStream, assert_nothing_lost
 
-RATE = 400  # lines a second and spout: enough to have traffic, and far from what the machine can do
+RATE = 400  # lines per second and spout: enough traffic, far below the machine's limit
 QUICK = {"period": 0.2, "cool_down": 0.2}
 Open = Callable[..., ForkedCluster]
 
 
 @pytest.fixture(autouse=True)
-def nothing_of_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def user_directories_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with tempfile.TemporaryDirectory(prefix="desk") as desk:  # a short path: sockets are in it
-        monkeypatch.setenv("XDG_RUNTIME_DIR", desk)
+    with tempfile.TemporaryDirectory(prefix="run") as runtime_directory:  # sockets need a short path
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime_directory)
         yield
 
 
@@ -56,7 +56,7 @@ def times(master: Master, scheduler: str, outcome: str = "") -> int:
 
 
 def assert_all_there(stream: AuditedStream) -> None:
-    """A spout that has just moved sends again what it had sent last: only when it is past that can it be told what is due."""
+    """Check that nothing is lost. A spout that has just moved replays its last lines, so let it pass them first."""
     stream.master.set_scheduler("off", {}, {})
     stream.advance(100)
     assert_nothing_lost(stream.finish())
@@ -70,8 +70,8 @@ def user(name: str) -> str:
     return f"support.user_schedulers:{name}"
 
 
-def test_bad_schedulers_change_nothing_and_are_told_of_once(cluster: ForkedCluster, stream: AuditedStream) -> None:
-    """One for each way to fail; all that can be wrong with an answer is in test_planner."""
+def test_bad_schedulers_change_nothing_and_are_reported_once(cluster: ForkedCluster, stream: AuditedStream) -> None:
+    """One scheduler for each way to fail; test_scheduler_process covers all invalid answers."""
     master, version = cluster.master, stream.state.version
     for name, says in {"Raises": "it raised KeyError", "UsesADeadSlot": "it uses slot 77", "Exits": "ended with code 3",
                        "Hangs": "no answer within"}.items():
@@ -79,9 +79,9 @@ def test_bad_schedulers_change_nothing_and_are_told_of_once(cluster: ForkedClust
         master.set_scheduler(scheduler, {}, {**QUICK, "time_limit": 0.2 if name == "Hangs" else 30.0})
         stream.until(lambda scheduler=scheduler: times(master, scheduler) >= 2)
         assert times(master, scheduler, FAILED) == times(master, scheduler)
-        told = [event for event in master.status()["events"] if f"scheduler {scheduler} failed" in event["text"]]
-        assert len(told) == 1 and told[0]["level"] == "warning", told
-        assert says in told[0]["text"] and "millrace scheduler set" in told[0]["text"]
+        warnings = [event for event in master.status()["events"] if f"scheduler {scheduler} failed" in event["text"]]
+        assert len(warnings) == 1 and warnings[0]["level"] == "warning", warnings
+        assert says in warnings[0]["text"] and "millrace scheduler set" in warnings[0]["text"]
     assert stream.state.version == version and stream.state.losses == 0
     stream.advance(100)
     master.set_scheduler("tstorm", {}, {**QUICK, "time_limit": 30.0})
@@ -90,7 +90,7 @@ def test_bad_schedulers_change_nothing_and_are_told_of_once(cluster: ForkedClust
     assert_all_there(stream)
 
 
-def test_one_that_was_told_of_is_told_of_again_when_it_is_set_again(cluster: ForkedCluster, stream: AuditedStream) -> None:
+def test_a_failure_is_reported_again_when_the_scheduler_is_set_again(cluster: ForkedCluster, stream: AuditedStream) -> None:
     for expected in (1, 2):
         cluster.master.set_scheduler(user("Raises"), {}, QUICK)
         before = times(cluster.master, user("Raises"))
@@ -114,8 +114,8 @@ def test_one_that_was_told_of_is_told_of_again_when_it_is_set_again(cluster: For
     ({"name": "tstorm", "estimator_parameters": {"a": 7}}, BadParameter, "out of range"),
     ({"name": "off", "parameters": {"gamma": 2}}, BadParameter, "'off' is not a scheduler"),
 ])
-def test_what_cannot_be_chosen_changes_nothing(idle: Master, request_: dict[str, Any], kind: type[MillraceError],
-                                               says: str) -> None:
+def test_an_invalid_choice_changes_nothing(idle: Master, request_: dict[str, Any], kind: type[MillraceError],
+                                           says: str) -> None:
     before = ask(idle.name, "scheduler show")
     events = len(idle.events)
     with pytest.raises(kind) as refused:
@@ -127,9 +127,9 @@ def test_what_cannot_be_chosen_changes_nothing(idle: Master, request_: dict[str,
 
 @pytest.fixture(scope="module")
 def idle() -> Iterator[Master]:
-    """A master without workers that uses otd. A window is longer than any test."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="desk") as desk:
-        patch.setenv("XDG_RUNTIME_DIR", desk)
+    """A master without workers that uses otd. Its load window is longer than any test."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="run") as runtime_directory:
+        patch.setenv("XDG_RUNTIME_DIR", runtime_directory)
         master = Master(f"idle-{os.getpid()}", settings={"history.url": "none", "load.period.secs": 1e6})
         master.start()
         master.set_scheduler("otd", {"high": 0.7}, {"period": 1e6})
@@ -138,8 +138,8 @@ def idle() -> Iterator[Master]:
 
 
 @pytest.fixture(autouse=True)
-def desk_of_the_idle(request: pytest.FixtureRequest, nothing_of_the_users: None) -> Iterator[None]:
-    """Whoever asks the idle master looks for it where it was opened."""
+def runtime_directory_of_idle(request: pytest.FixtureRequest, user_directories_hidden: None) -> Iterator[None]:
+    """Point clients at the runtime directory in which the idle master was started."""
     if "idle" in request.fixturenames:
         master: Master = request.getfixturevalue("idle")
         assert master._request_socket is not None
@@ -150,7 +150,7 @@ def desk_of_the_idle(request: pytest.FixtureRequest, nothing_of_the_users: None)
         yield
 
 
-def test_what_is_not_given_stays_as_it_is(idle: Master) -> None:
+def test_unset_parameters_keep_their_values(idle: Master) -> None:
     before = idle.set_scheduler("otd", {"high": 0.7, "low": 0.5}, {"period": 1e6, "min_gain": 0.02}, "ewma", {"a": 0.5})
     after = idle.set_scheduler("otd", {"low": 0.3}, {"min_gain": 0.1}, None, {"a": 0.25})
     assert after["parameters"] == {**before["parameters"], "low": 0.3}
@@ -168,7 +168,7 @@ def test_off_and_on_again(idle: Master) -> None:
     assert idle.set_scheduler("otd", {"high": 0.7}, {"period": 1e6})["policy"]["period"] == 1e6
 
 
-def test_questions_that_make_no_sense(idle: Master) -> None:
+def test_invalid_requests(idle: Master) -> None:
     for verb, arguments, says in [
         ("scheduler history", {"limit": "many"}, "many"), ("scheduler set", {}, "name"),
         ("move", {"task": "x", "slot": 0}, "'x' does not name a task"),
@@ -208,9 +208,9 @@ def test_schedulers_are_swapped_while_it_runs(cluster: ForkedCluster, stream: Au
 
     history = History(f"sqlite:///{tmp_path}/history.db", master.name, 3600.0)
     try:
-        found = {row["number"]: Decision.from_json(row) for row in history.decisions(1000)}
-        assert found == known, "all that was decided is there, and what came of it"
-        enacted = [decision for decision in found.values() if decision.outcome == ENACTED and decision.came_of]
+        stored = {row["number"]: Decision.from_json(row) for row in history.decisions(1000)}
+        assert stored == known, "the history has every decision and its outcome"
+        enacted = [decision for decision in stored.values() if decision.outcome == ENACTED and decision.came_of]
         assert enacted and all(decision.expected["after"] for decision in enacted)
         windows = history.windows(0.0, "audited")
         assert len(windows) >= 6
@@ -218,7 +218,7 @@ def test_schedulers_are_swapped_while_it_runs(cluster: ForkedCluster, stream: Au
         history.close()
 
 
-def test_one_that_wants_to_move_everything_each_time_is_held_back(cluster: ForkedCluster, stream: AuditedStream) -> None:
+def test_a_scheduler_that_moves_everything_each_time_is_not_followed(cluster: ForkedCluster, stream: AuditedStream) -> None:
     version = stream.state.version
     cluster.master.set_scheduler(user("Shuffles"), {}, QUICK)
     stream.until(lambda: times(cluster.master, user("Shuffles")) >= 4)
@@ -227,9 +227,9 @@ def test_one_that_wants_to_move_everything_each_time_is_held_back(cluster: Forke
     assert_all_there(stream)
 
 
-@pytest.mark.parametrize("what", ["ended", "moved", "lost", "chosen"])
-def test_what_changed_while_it_was_thinking_overtakes_the_plan(cluster: ForkedCluster, stream: AuditedStream, tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+@pytest.mark.parametrize("change", ["ended", "moved", "lost", "chosen"])
+def test_a_change_during_scheduling_overtakes_the_plan(cluster: ForkedCluster, stream: AuditedStream, tmp_path: Path,
+                                                       monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     master, gate = cluster.master, tmp_path / "gate"
     os.mkfifo(gate)
     monkeypatch.setenv("GATE", str(gate))
@@ -239,18 +239,18 @@ def test_what_changed_while_it_was_thinking_overtakes_the_plan(cluster: ForkedCl
     master.set_scheduler(user("Gathers"), {}, {**QUICK, "min_gain": 0.0, "overload": 100.0})
     stream.until(lambda: master.scheduling._asking and len(master.scheduling.situation().graphs) == 2)
     before = slots_of(stream)
-    if what == "ended":
+    if change == "ended":
         master.kill("other", wait=0)
-    elif what == "moved":
+    elif change == "moved":
         task = next(task for task in other.state.places if task.component == "split")
         master.move("other", task, (other.state.places[task].slot + 1) % 4)
-    elif what == "lost":
+    elif change == "lost":
         cluster.kill(3)
         stream.until(lambda: 3 not in stream.slots())
         before = slots_of(stream)
     else:
         master.set_scheduler("off", {}, {})
-    if what == "chosen":  # nobody waits for the gate any more
+    if change == "chosen":  # nothing waits for the gate now
         stream.until(lambda: not master.scheduling._asking)
         assert not decisions(master, user("Gathers"))
     else:
@@ -262,25 +262,25 @@ def test_what_changed_while_it_was_thinking_overtakes_the_plan(cluster: ForkedCl
 
 
 @pytest.mark.parametrize(("name", "says"), [("ForgetsToReturn", "it must return a Load"), ("FailsToEstimate", "no samples")])
-def test_a_users_estimator_that_fails_is_done_without(cluster: ForkedCluster, stream: AuditedStream, name: str,
-                                                      says: str) -> None:
+def test_a_users_estimator_that_fails_is_replaced(cluster: ForkedCluster, stream: AuditedStream, name: str,
+                                                  says: str) -> None:
     master = cluster.master
     master.set_scheduler("otd", {}, QUICK, user(name))
     stream.until(lambda: times(master, "otd") >= 3)
-    told = [event["text"] for event in master.events if f"estimator {user(name)} failed" in event["text"]]
-    assert len(told) == 1 and says in told[0]
+    warnings = [event["text"] for event in master.events if f"estimator {user(name)} failed" in event["text"]]
+    assert len(warnings) == 1 and says in warnings[0]
     assert ask(master.name, "scheduler show")["estimator"]["name"] == "last"
     assert_all_there(stream)
 
 
-def test_one_that_hangs_keeps_nobody_from_taking_another(cluster: ForkedCluster, stream: AuditedStream) -> None:
+def test_another_scheduler_can_be_set_while_one_hangs(cluster: ForkedCluster, stream: AuditedStream) -> None:
     master = cluster.master
     for name in ("otd", user("Tuned")):
         master.set_scheduler(user("Hangs"), {}, {**QUICK, "time_limit": 1e6})
         stream.until(lambda: master.scheduling._asking)
         master.set_scheduler(name, {}, QUICK)
         stream.until(lambda name=name: times(master, name) >= 1)
-    assert not decisions(master, user("Hangs")), "what is given up is no failure"
+    assert not decisions(master, user("Hangs")), "an abandoned request is not a failure"
     assert_all_there(stream)
 
 

@@ -1,4 +1,4 @@
-"""`bench state` runs, restores what was saved, and reports what it left out."""
+"""`bench state` runs, restores the saved state, and reports skipped sources."""
 
 from __future__ import annotations
 

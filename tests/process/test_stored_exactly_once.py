@@ -22,8 +22,8 @@ from support.topologies.audited import SECONDS
 from support.topologies.stored import COUNTER, LIST, TABLE, StoredStream, true_rows
 
 SLOTS = 3
-RATE = 150  # lines a second and spout task, ten words each
-LINES = 20  # of each spout task, between two kills
+RATE = 150  # lines per second and spout task, ten words each
+LINES = 20  # per spout task, between two kills
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def kill(cluster: ForkedCluster, stream: StoredStream, phase: str, component: st
         os.kill(pid, signal.SIGKILL)
     else:
         stream.in_phase(phase, lambda: os.kill(pid, signal.SIGKILL), slot, component)
-    cluster.kill(slot)  # dead already: collects the process
+    cluster.kill(slot)  # already dead: reaps the process
     stream.until(lambda: stream.state.losses > losses)
     cluster.start(slot)
     cluster.master.wait_for_workers(SLOTS, SECONDS)

@@ -13,12 +13,12 @@ from support.processes.forked import ForkedCluster
 from support.topologies.audited import AuditedStream, assert_exact, assert_in_order, assert_nothing_lost
 
 SLOTS = 3
-SOON = {"topology.message.timeout.secs": 1.5}  # what was lost with a connection is sent again after this
+SOON = {"topology.message.timeout.secs": 1.5}  # tuples lost with a connection are replayed after this
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ForkedCluster]:
-    settings = {HEARTBEAT_TIMEOUT.key: 6.0}  # a heartbeat that is late on a busy machine is not to be a fault
+    settings = {HEARTBEAT_TIMEOUT.key: 6.0}  # a late heartbeat on a busy machine must not be a fault
     with ForkedCluster(SLOTS, bind="127.0.0.1", apart=True, settings=settings) as cluster:
         yield cluster
 
@@ -83,7 +83,7 @@ def test_broken_connections_to_the_master(cluster: ForkedCluster, tmp_path: Path
     stream.until(lambda: len(established(master) - before) == 3 * SLOTS)
     stream.advance(500)
     assert stream.state.losses == 0
-    cluster.kill(2)  # not known to be on the master's host: only its silence tells
+    cluster.kill(2)  # on another host as far as the master knows, so only its silence shows the loss
     stream.until(lambda: 2 not in stream.slots())
     stream.advance(500)
     cluster.start(2)

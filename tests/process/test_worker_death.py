@@ -1,4 +1,4 @@
-"""kill -9 of workers while a stream runs at some thousand lines a second: every word must still arrive."""
+"""Workers die by kill -9 while a stream runs at thousands of lines per second: every word still arrives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shared_cluster() -> Iterator[ForkedCluster]:
 
 @pytest.fixture
 def cluster(shared_cluster: ForkedCluster) -> ForkedCluster:
-    """All slots alive, whatever the test before has left."""
+    """The cluster with all slots alive."""
     shared_cluster.make_whole(SLOTS, SECONDS)
     return shared_cluster
 
@@ -44,7 +44,7 @@ def start_again(cluster: ForkedCluster, stream: AuditedStream, *slots: int) -> N
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
-def test_exact_as_long_as_nobody_dies(guarantee: str, cluster: ForkedCluster, tmp_path: Path) -> None:
+def test_exact_without_deaths(guarantee: str, cluster: ForkedCluster, tmp_path: Path) -> None:
     stream = AuditedStream(cluster.master, tmp_path, **{"topology.guarantee": guarantee})
     stream.advance(500)
     assert_exact(stream.finish())
@@ -65,7 +65,7 @@ def test_two_workers_at_once(cluster: ForkedCluster, stream: AuditedStream) -> N
     for victim in victims:
         os.kill(cluster.processes[victim].pid, signal.SIGKILL)
     for victim in victims:
-        cluster.kill(victim)  # dead already: collects what is left of it
+        cluster.kill(victim)  # already dead: reaps the process
     stream.until(lambda: stream.state.losses == 2)
     stream.advance(500)
     assert_nothing_lost(stream.finish())
@@ -83,7 +83,7 @@ def test_each_worker_in_turn(cluster: ForkedCluster, stream: AuditedStream) -> N
 
 
 def test_each_worker_in_turn_without_a_pause(cluster: ForkedCluster, stream: AuditedStream) -> None:
-    """The next one dies as soon as the one before is back, while its tasks are still on their way home."""
+    """Each worker dies as soon as the previous one is back, while tasks are still moving home."""
     for victim in random.Random(5).sample(range(SLOTS), SLOTS):
         cluster.kill(victim)
         start_again(cluster, stream, victim)
@@ -107,8 +107,8 @@ def test_all_workers(cluster: ForkedCluster, stream: AuditedStream) -> None:
     for victim in range(SLOTS):
         cluster.kill(victim)
     stream.until(lambda: stream.state.status == "waiting" and not stream.slots())
-    said = [event["text"] for event in cluster.master.events if event["level"] == "warning"]
-    assert any(text.startswith("waits: ") and "slot" in text for text in said), said
+    warnings = [event["text"] for event in cluster.master.events if event["level"] == "warning"]
+    assert any(text.startswith("waits: ") and "slot" in text for text in warnings), warnings
     for slot in range(SLOTS):
         cluster.start(slot)
     stream.until(lambda: stream.state.status == "running")
@@ -118,7 +118,7 @@ def test_all_workers(cluster: ForkedCluster, stream: AuditedStream) -> None:
 
 
 def test_while_it_drains(cluster: ForkedCluster, stream: AuditedStream) -> None:
-    """A pause that is overtaken by a crash comes to its end, and the stream can go on afterwards."""
+    """A crash during a pause: the pause completes, and the stream can continue afterwards."""
     cluster.master.pause(stream.name)
     cluster.kill(random.Random(7).randrange(SLOTS))
     stream.until(lambda: cluster.master.state.drained(stream.state))

@@ -1,4 +1,4 @@
-"""Plans that go through a real ZooKeeper: while all is well, while it is away, and when another master takes over."""
+"""Plans that go through a real ZooKeeper: in normal operation, while it is down, and when another master takes over."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def shared_cluster(zookeeper_server: ZooKeeperServer) -> Iterator[ForkedCluster]
 
 @pytest.fixture
 def cluster(shared_cluster: ForkedCluster) -> ForkedCluster:
-    """All slots alive, and nothing said yet."""
+    """The cluster with all slots alive, no topologies and no events."""
     for slot in set(range(SLOTS)) - set(shared_cluster.processes):
         shared_cluster.start(slot)
     shared_cluster.master.wait_for_workers(SLOTS, SECONDS)
-    for name in list(shared_cluster.master.state.topologies):  # of a test that failed
+    for name in list(shared_cluster.master.state.topologies):  # left by a test that failed
         shared_cluster.master.kill(name, wait=0)
     assert shared_cluster.master.wait_until(lambda: not shared_cluster.master.state.topologies, SECONDS)
     shared_cluster.master.call(shared_cluster.master.events.clear)
@@ -82,7 +82,7 @@ def move(cluster: ForkedCluster, stream: AuditedStream, component: str = "count"
         now = alive.index(stream.state.places[task].slot)
         cluster.master.move(stream.name, task, alive[(now + 1) % len(alive)])
 
-    cluster.master.call(order)  # on its thread, or it may be in the middle of placing tasks anew
+    cluster.master.call(order)  # on the master's thread: it may be placing tasks
 
 
 def reached(cluster: ForkedCluster) -> bool:
@@ -90,7 +90,7 @@ def reached(cluster: ForkedCluster) -> bool:
     return bool(state.workers) and all(worker.revision == state.revision for worker in state.workers.values())
 
 
-def said(cluster: ForkedCluster, what: str) -> bool:
+def has_event(cluster: ForkedCluster, what: str) -> bool:
     return any(what in event["text"] for event in list(cluster.master.events))
 
 
@@ -106,30 +106,30 @@ def test_tasks_move_and_a_dead_agent_is_replaced(cluster: ForkedCluster, tmp_pat
     cluster.start(victim)
     stream.until(lambda: victim in cluster.master.state.workers and reached(cluster))
     stream.advance(300)
-    assert not cluster.master.superseded and not said(cluster, "plans wait")
+    assert not cluster.master.superseded and not has_event(cluster, "plans wait")
     assert_nothing_lost(stream.finish())
 
 
-def test_while_it_is_away_the_stream_goes_on_and_plans_wait(server: ZooKeeperServer, cluster: ForkedCluster,
-                                                           tmp_path: Path) -> None:
+def test_the_stream_continues_and_plans_wait_while_zookeeper_is_down(server: ZooKeeperServer, cluster: ForkedCluster,
+                                                                     tmp_path: Path) -> None:
     stream = run(cluster, tmp_path)
     stream.until(lambda: reached(cluster))
     server.stop()
     move(cluster, stream)
-    stream.until(lambda: said(cluster, "plans wait"))
+    stream.until(lambda: has_event(cluster, "plans wait"))
     stream.advance(300)
     assert stream.state.losses == 0 and not reached(cluster)
     move(cluster, stream, "split")
     server.start()
-    stream.until(lambda: said(cluster, "the coordination store is back") and reached(cluster))
+    stream.until(lambda: has_event(cluster, "the coordination store is back") and reached(cluster))
     stream.advance(300)
     assert stream.state.losses == 0
-    # Not exact: the nodes may hear of the move further apart than the task that moved stays for what still comes to it.
+    # Not exact: one node may learn of the move after the moved task has stopped draining.
     assert_nothing_lost(stream.finish())
 
 
-def test_a_worker_that_dies_while_it_is_away_is_replaced_afterwards(server: ZooKeeperServer, cluster: ForkedCluster,
-                                                                   tmp_path: Path) -> None:
+def test_a_worker_that_dies_while_zookeeper_is_down_is_replaced_later(server: ZooKeeperServer, cluster: ForkedCluster,
+                                                                      tmp_path: Path) -> None:
     stream = run(cluster, tmp_path, **CONFIG)
     victim = cluster.master.state.agents["node0"]
     server.stop()
@@ -141,12 +141,12 @@ def test_a_worker_that_dies_while_it_is_away_is_replaced_afterwards(server: ZooK
     assert_nothing_lost(stream.finish())
 
 
-def test_all_can_be_stopped_while_it_is_away(server: ZooKeeperServer) -> None:
+def test_everything_can_be_stopped_while_zookeeper_is_down(server: ZooKeeperServer) -> None:
     threads = set(threading.enumerate())
     with start(server, 2) as cluster:
         directory = Path(cluster.setup().directory())
         server.stop()
-        cluster.kill(cluster.master.state.agents["node0"])  # another plan to write, and another agent that looks for it
+        cluster.kill(cluster.master.state.agents["node0"])  # needs another plan, and another agent to read it
         assert cluster.master.wait_until(lambda: "node0" not in cluster.master.state.agents, SECONDS)
         left = list(cluster.processes.values())
     assert [process.exitcode for process in left] == [0]
@@ -155,26 +155,26 @@ def test_all_can_be_stopped_while_it_is_away(server: ZooKeeperServer) -> None:
 
 
 @pytest.fixture
-def other_desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Within it a master with a name that is taken on this machine may start, as it could on another one."""
+def runtime_directory_patch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A patch that sets another runtime directory, in which a second master may use a name that is taken."""
     with tempfile.TemporaryDirectory() as directory:
         monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
         yield monkeypatch
 
 
-def test_another_master_takes_over_and_the_first_one_gives_up(server: ZooKeeperServer, tmp_path: Path,
-                                                             other_desk: pytest.MonkeyPatch) -> None:
-    """It has nothing to plan when that happens, and finds out all the same."""
+def test_another_master_takes_over_and_the_first_steps_down(server: ZooKeeperServer, tmp_path: Path,
+                                                            runtime_directory_patch: pytest.MonkeyPatch) -> None:
+    """The first master notices although it has nothing to plan."""
     name = f"taken-{time.monotonic_ns()}"
     with start(server, 2, name) as first:
         old = run(first, tmp_path / "old")
         old.until(lambda: reached(first))
-        with tempfile.TemporaryDirectory() as desk:
-            other_desk.setenv("XDG_RUNTIME_DIR", desk)
+        with tempfile.TemporaryDirectory() as runtime_directory:
+            runtime_directory_patch.setenv("XDG_RUNTIME_DIR", runtime_directory)
             with start(server, 2, name) as second:
                 assert second.master.state.author > first.master.state.author
                 assert first.master.wait_until(lambda: bool(first.master.superseded), SECONDS)
-                assert said(first, "another master has taken over")
+                assert has_event(first, "another master has taken over")
                 for process in first.processes.values():
                     process.join(SECONDS)
                     assert process.exitcode == 0
@@ -183,7 +183,7 @@ def test_another_master_takes_over_and_the_first_one_gives_up(server: ZooKeeperS
                               lambda: first.master.move("audited", TaskId("count", 0), 1)):
                     with pytest.raises(NotTheAuthor):
                         order()
-                first.start(0)  # as Spark would, had it taken the end for a failure
+                first.start(0)  # as Spark would if it took the exit for a failure
                 first.processes[0].join(SECONDS)
                 assert first.processes[0].exitcode == 0
                 new = run(second, tmp_path / "new")
@@ -195,16 +195,16 @@ def test_another_master_takes_over_and_the_first_one_gives_up(server: ZooKeeperS
 
 
 def test_workers_of_the_first_master_never_run_a_plan_of_the_second(server: ZooKeeperServer, tmp_path: Path,
-                                                                   other_desk: pytest.MonkeyPatch) -> None:
-    """Even if nobody stops them, with the same nodes, slots and generations, and the second one's plan in their store."""
+                                                                    runtime_directory_patch: pytest.MonkeyPatch) -> None:
+    """Even if nothing stops them, with the same nodes, slots and generations, and the second master's plan in their store."""
     name = f"deaf-{time.monotonic_ns()}"
     with start(server, 2, name) as first:
-        other_desk.setattr(first.master, "give_way", lambda error: None)
+        runtime_directory_patch.setattr(first.master, "give_way", lambda error: None)
         old = run(first, tmp_path / "old")
         old.until(lambda: reached(first))
         revision = first.master.state.revision
-        with tempfile.TemporaryDirectory() as desk:
-            other_desk.setenv("XDG_RUNTIME_DIR", desk)
+        with tempfile.TemporaryDirectory() as runtime_directory:
+            runtime_directory_patch.setenv("XDG_RUNTIME_DIR", runtime_directory)
             with start(server, 2, name) as second:
                 new = run(second, tmp_path / "new")
                 move(second, new)
@@ -212,11 +212,11 @@ def test_workers_of_the_first_master_never_run_a_plan_of_the_second(server: ZooK
                 for node in range(NODES):
                     store = PlanStore(node_directory(private_directory(first.setup().directory()), f"node{node}"), writer=False)
 
-                    def there(store: PlanStore = store) -> bool:
-                        found = store.newest()
-                        return found is not None and found[0] == (second.master.state.author, second.master.state.revision)
+                    def has_new_plan(store: PlanStore = store) -> bool:
+                        newest = store.newest()
+                        return newest is not None and newest[0] == (second.master.state.author, second.master.state.revision)
 
-                    old.until(there)
+                    old.until(has_new_plan)
                     store.close()
                 old.advance(300)
                 new.advance(300)
@@ -225,8 +225,8 @@ def test_workers_of_the_first_master_never_run_a_plan_of_the_second(server: ZooK
                 assert_exact(new.finish())
 
 
-def test_a_master_whose_name_is_taken_does_not_end_the_one_that_has_it(server: ZooKeeperServer, cluster: ForkedCluster,
-                                                                      tmp_path: Path) -> None:
+def test_a_master_whose_name_is_taken_does_not_disturb_the_running_one(server: ZooKeeperServer, cluster: ForkedCluster,
+                                                                       tmp_path: Path) -> None:
     stream = run(cluster, tmp_path)
     with pytest.raises(AddressInUse):
         start(server, 2, cluster.master.name)
@@ -257,21 +257,21 @@ def refused(name):
     except StoreUnreachable as error:
         return str(error)
 
-refused("warm")  # what a first master opens for good, such as ZeroMQ's own context
+refused("warm")  # opens what stays open, such as ZeroMQ's context
 before = held()
-said = refused("lonely")
+message = refused("lonely")
 deadline = time.monotonic() + 30
-while held() != before and time.monotonic() < deadline:  # ZeroMQ's own threads take their time to end
+while held() != before and time.monotonic() < deadline:  # ZeroMQ's own threads end later
     time.sleep(0.05)
 left = [name for name in running_clusters() if name == "lonely"]
-print(said, "| left behind:", left if held() == before else (before, held(), left))
+print(message, "| left behind:", left if held() == before else (before, held(), left))
 """
 
 
-def test_a_master_that_cannot_reach_it_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    """In an interpreter of its own: what other tests leave to the garbage collector is not counted."""
+def test_a_master_that_cannot_reach_zookeeper_reports_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Run in a separate interpreter, so that leftovers of other tests are not counted."""
     port = free_port()
     command = [sys.executable, "-c", LONELY, f"zookeeper://127.0.0.1:{port}"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
-    assert re.search(rf"127.0.0.1:{port}.*check that it runs.*left behind: \[\]", said), said
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+    assert re.search(rf"127.0.0.1:{port}.*check that it runs.*left behind: \[\]", output), output

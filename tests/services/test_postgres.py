@@ -28,7 +28,7 @@ class TestPostgres(HistoryConformance):
     pass
 
 
-def test_what_comes_while_the_server_is_away_is_written_when_it_is_back(postgres_server: PostgresServer, url: str) -> None:
+def test_rows_that_come_while_the_server_is_down_are_written_later(postgres_server: PostgresServer, url: str) -> None:
     history = History(url, "c", 3600.0)
     try:
         history.record_decision(DECISION)
@@ -44,8 +44,8 @@ def test_what_comes_while_the_server_is_away_is_written_when_it_is_back(postgres
         postgres_server.start()
         assert history.flush(SECONDS), history.status()
         assert [past.at for past in history.windows(0.0)] == [float(number) for number in range(1, 12)]
-        found = history.decisions(99)
-        assert [one["number"] for one in found] == list(range(11, 0, -1)) and found[-1]["came_of"] == {"moved": 1}
+        rows = history.decisions(99)
+        assert [row["number"] for row in rows] == list(range(11, 0, -1)) and rows[-1]["came_of"] == {"moved": 1}
         status = history.status()
         assert status["connected"] and status["errors"] > 0 and status["windows_dropped"] == 0
         assert postgres_server.password not in str(status)
@@ -60,7 +60,7 @@ def test_a_server_that_goes_away_in_the_middle_of_a_window(postgres_server: Post
     stopped = threading.Event()
 
     def stop_once(connection, cursor, statement, *_) -> None:
-        if "millrace_traffic" in statement and not stopped.is_set():  # other tables have their rows, not committed yet
+        if "millrace_traffic" in statement and not stopped.is_set():  # other tables have uncommitted rows
             postgres_server.stop()
             stopped.set()
 
@@ -78,7 +78,7 @@ def test_a_server_that_goes_away_in_the_middle_of_a_window(postgres_server: Post
         history.close(SECONDS)
 
 
-def test_a_wrong_password_is_said_and_not_shown(postgres_server: PostgresServer, url: str) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(postgres_server: PostgresServer, url: str) -> None:
     with pytest.raises(StoreUnreachable, match="password authentication failed") as caught:
         History(url.replace(postgres_server.password, "wr0ng"), "c", 1.0)
     assert "wr0ng" not in str(caught.value) and "accepts this user" in str(caught.value)

@@ -1,4 +1,4 @@
-"""The SQL sink in a real PostgreSQL: what is staged first is written as what is written at once."""
+"""The SQL sink in a real PostgreSQL: staged rows have the same values as rows written directly."""
 
 from __future__ import annotations
 

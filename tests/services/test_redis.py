@@ -15,8 +15,8 @@ pytestmark = pytest.mark.redis
 PROCESSING = "in:processing:test:under-test"
 
 
-class Clock:
-    """Passes the pause after an empty read at every look."""
+class FakeClock:
+    """A clock that skips the pause after an empty read."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,12 +28,12 @@ class Clock:
 
 def list_spout(server, task_index=0, parallelism=1, tracked=True, **config):
     config = {"url": server.url, "key": "in", **config}
-    return attach(RedisListSpout, config, task_index, parallelism, tracked, clock=Clock())
+    return attach(RedisListSpout, config, task_index, parallelism, tracked, clock=FakeClock())
 
 
 def stream_spout(server, task_index=0, parallelism=1, tracked=True, **config):
     config = {"url": server.url, "key": "in", "group": "g", **config}
-    return attach(RedisStreamSpout, config, task_index, parallelism, tracked, clock=Clock())
+    return attach(RedisStreamSpout, config, task_index, parallelism, tracked, clock=FakeClock())
 
 
 def firsts(emits):
@@ -81,7 +81,7 @@ def test_list_failed_is_emitted_again(redis_server, redis_client):
     assert redis_client.llen(f"{PROCESSING}:0") == 0
 
 
-def test_list_given_up_is_taken_out(redis_server, redis_client):
+def test_list_abandoned_values_are_removed(redis_server, redis_client):
     redis_client.rpush("in", "poison")
     spout, recorder = list_spout(redis_server)
     emits = drain(spout, recorder)
@@ -92,7 +92,7 @@ def test_list_given_up_is_taken_out(redis_server, redis_client):
     assert redis_client.llen(f"{PROCESSING}:0") == 0
 
 
-def test_list_next_incarnation_takes_over_what_was_not_acked(redis_server, redis_client):
+def test_list_next_incarnation_takes_over_unacked_values(redis_server, redis_client):
     redis_client.rpush("in", "a", "b", "c")
     spout, recorder = list_spout(redis_server)
     emits = drain(spout, recorder)
@@ -106,20 +106,20 @@ def test_list_nothing_is_taken_over_before_the_first_call(redis_server, redis_cl
     redis_client.rpush("in", "a")
     old, recorder = list_spout(redis_server)
     emits = drain(old, recorder)
-    new = list_spout(redis_server)  # prepared while the old one still works
+    new = list_spout(redis_server)  # created while the old spout still works
     ack_all(old, emits)
     old.close()
     assert drain(*new) == []
 
 
-def test_list_task_0_puts_back_what_tasks_left_that_are_no_more(redis_server, redis_client):
+def test_list_task_0_requeues_values_of_tasks_that_no_longer_exist(redis_server, redis_client):
     redis_client.rpush("in", "a", "b", "c")
     assert firsts(drain(*list_spout(redis_server, task_index=2, parallelism=3))) == ["a", "b", "c"]
     assert firsts(drain(*list_spout(redis_server, task_index=0, parallelism=3))) == []  # it may still be alive
     assert firsts(drain(*list_spout(redis_server, task_index=0, parallelism=2))) == ["a", "b", "c"]
 
 
-def test_list_untracked_simply_takes(redis_server, redis_client):
+def test_list_untracked_values_are_removed_at_once(redis_server, redis_client):
     redis_client.rpush("in", "a", "b")
     assert firsts(drain(*list_spout(redis_server, tracked=False))) == ["a", "b"]
     assert redis_client.keys("*") == []
@@ -154,7 +154,7 @@ def test_list_lost_reply_to_an_ack_does_not_remove_another(redis_server, redis_c
 
 
 def break_once(monkeypatch, spout, name, carried_out):
-    """The next call of a method fails as if the connection broke, before or after the server did its part."""
+    """Make the next call of a method fail as if the connection broke, before or after the server executed it."""
     original = getattr(spout, name)
 
     def broken():
@@ -191,7 +191,7 @@ def test_stream_tasks_share_the_group(redis_server, redis_client):
     assert {c["name"] for c in redis_client.xinfo_consumers("in", "g")} == {"0", "1"}
 
 
-def test_stream_next_incarnation_takes_over_what_was_not_acked(redis_server, redis_client):
+def test_stream_next_incarnation_takes_over_unacked_entries(redis_server, redis_client):
     ids = [redis_client.xadd("in", {"n": n}) for n in range(5)]
     spout, recorder = stream_spout(redis_server, count=2)
     emits = drain(spout, recorder)
@@ -207,7 +207,7 @@ def test_stream_next_incarnation_takes_over_what_was_not_acked(redis_server, red
     assert redis_client.xpending("in", "g")["pending"] == 0
 
 
-def test_stream_task_0_takes_over_consumers_that_are_no_more(redis_server, redis_client):
+def test_stream_task_0_takes_over_consumers_that_no_longer_exist(redis_server, redis_client):
     ids = [redis_client.xadd("in", {"n": n}) for n in range(5)]
     assert len(drain(*stream_spout(redis_server, 1, 2))) == 5
     assert firsts(drain(*stream_spout(redis_server, 0, 1, count=2))) == ids
@@ -244,7 +244,7 @@ def test_stream_start_at_the_end_and_untracked(redis_server, redis_client):
 
 
 @pytest.mark.parametrize("make", [list_spout, stream_spout])
-def test_spouts_go_on_after_the_server_cut_them_off(redis_server, redis_client, make):
+def test_spouts_continue_after_the_server_disconnected_them(redis_server, redis_client, make):
     spout, recorder = make(redis_server)
     seen = []
     for n in range(4):
@@ -304,7 +304,7 @@ def test_a_chunk_is_written_wholly_or_not_at_all(redis_server, redis_client):
     assert redis_client.hgetall("out") == {"fish": "many"}
 
 
-def test_staged_values_are_those_that_are_written_straight_away(redis_server, redis_client):
+def test_staged_values_equal_those_written_directly(redis_server, redis_client):
     chunk = rows("a b c d", [["tea", 1, 1.5, b"\x00\xff:3:"], ["größe", True, None, [1, {"x": "y"}]]])
     raw = redis.Redis.from_url(redis_server.url)
     for mode in ("list", "hash", "stream"):
@@ -322,7 +322,7 @@ def test_staged_values_are_those_that_are_written_straight_away(redis_server, re
     raw.close()
 
 
-def test_a_command_that_the_server_refuses_stays_and_those_before_it_do_not_come_again(redis_server, redis_client):
+def test_a_refused_command_stays_staged_and_earlier_ones_are_not_repeated(redis_server, redis_client):
     redis_client.hset("out", "fish", "many")
     bolt = attach(RedisSink, {"url": redis_server.url, "key": "out", "mode": "counter"}, exactly_once=True, epoch=1)[0]
     bolt.process_rows(rows("word n", [["tea", 1], ["fish", 5], ["milk", 2]]))

@@ -1,4 +1,4 @@
-"""A Redis sink that lives on from batch to batch, each of them an epoch of its own."""
+"""A Redis sink that is kept from batch to batch; each batch is an epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.redis
 N = 200
-MADE: list[int] = []  # task indexes of the sinks that were initialized
+MADE: list[int] = []  # task indexes of initialized sinks
 
 
 class Digits(GeneratorSpout):
@@ -42,14 +42,14 @@ class ToRedis(Topology):
 
 
 def start(server: RedisServer, tmp_path: Path, mode: str, processes: int = 1) -> LocalBatches:
-    """A batch brings 20 tuples from each task of the spout."""
+    """Start a topology whose spout tasks emit 20 tuples per batch."""
     MADE.clear()
     config = {"url": server.url, "key": "out", "mode": mode, "limit": N, "burst": 5, "topology.chunk.tuples": 5}
     return LocalBatches(batched(graph_of(ToRedis, config=config)), str(tmp_path), processes, most_tuples=20)
 
 
 def seen(client: Any, mode: str) -> int | list[int]:
-    """The sum, or the numbers."""
+    """The sum or the numbers that the sink has written."""
     if mode == "counter":
         return sum(map(int, client.hvals("out")))
     rows = client.lrange("out", 0, -1) if mode == "list" else [json.dumps(entry) for _, entry in client.xrange("out")]
@@ -66,12 +66,12 @@ def test_one_instance_over_several_batches(redis_server: RedisServer, redis_clie
     for number in range(1, 6):
         batches.batch()
         assert seen(redis_client, mode) == wanted(mode, 40 * number)
-    batches.batch()  # nothing comes any more
+    batches.batch()  # the spouts have ended
     assert seen(redis_client, mode) == wanted(mode, N)
     assert sorted(MADE) == [0, 1]
 
 
-def test_attempts_that_break_off_and_other_processes(redis_server: RedisServer, redis_client: Any, tmp_path: Path) -> None:
+def test_aborted_attempts_and_other_processes(redis_server: RedisServer, redis_client: Any, tmp_path: Path) -> None:
     batches = start(redis_server, tmp_path, "list", processes=2)
     for number in range(1, 6):
         batches.fault = lambda stage, partition: stage == 1

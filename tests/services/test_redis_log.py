@@ -14,8 +14,8 @@ from millrace.errors import MillraceError, TopologyError
 pytestmark = pytest.mark.redis
 
 
-class Clock:
-    """Passes the pause after an empty read at every look."""
+class FakeClock:
+    """A clock that skips the pause after an empty read."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,11 +27,11 @@ class Clock:
 
 def log_spout(server, task_index=0, parallelism=1, tracked=False, **config):
     config = {"url": server.url, "key": "log", **config}
-    return attach(RedisLogSpout, config, task_index, parallelism, tracked, clock=Clock())
+    return attach(RedisLogSpout, config, task_index, parallelism, tracked, clock=FakeClock())
 
 
 def successor(server, position, snapshot=None, **config):
-    """As the engine starts a task that goes on from a position; in an exactly-once topology with its snapshot."""
+    """A spout that resumes from a position, as the engine starts it; exactly-once also restores its snapshot."""
     spout, recorder = log_spout(server, **config)
     if snapshot is not None:
         spout.restore(snapshot)
@@ -69,7 +69,7 @@ def test_from_any_position(redis_server, redis_client):
         assert ids(drain(*successor(redis_server, emitted.tup_id + 1))) == written[number + 1:]
 
 
-def test_a_stream_that_is_not_there_yet(redis_server, redis_client):
+def test_a_stream_that_does_not_exist_yet(redis_server, redis_client):
     for start in ("0", "$"):
         spout, recorder = log_spout(redis_server, start=start)
         assert drain(spout, recorder) == []
@@ -78,7 +78,7 @@ def test_a_stream_that_is_not_there_yet(redis_server, redis_client):
         redis_client.delete("log")
 
 
-def test_what_comes_from_now_on(redis_server, redis_client):
+def test_start_at_the_end(redis_server, redis_client):
     fill(redis_client, "1-0", "2-0")
     spout, recorder = log_spout(redis_server, start="$")
     fill(redis_client, "3-0")
@@ -162,7 +162,7 @@ def test_a_position_alone_cannot_tell_when_nothing_before_it_is_left(redis_serve
     assert drain(*successor(redis_server, (4 << 22) + 1)) == [], "nothing has come since"
 
 
-def test_a_stream_that_was_made_anew(redis_server, redis_client):
+def test_a_stream_that_was_recreated(redis_server, redis_client):
     spout, recorder = log_spout(redis_server)
     fill(redis_client, "1-0", "2-0", "3-0")
     drain(spout, recorder)
@@ -173,7 +173,7 @@ def test_a_stream_that_was_made_anew(redis_server, redis_client):
         spout.next_tuple()
 
 
-def test_deleted_entries_in_the_middle_are_simply_not_there(redis_server, redis_client):
+def test_deleted_entries_in_the_middle_are_skipped(redis_server, redis_client):
     fill(redis_client, "1-0", "2-0", "3-0", "4-0")
     spout, recorder = log_spout(redis_server, count=1)
     spout.next_tuple()
@@ -186,7 +186,7 @@ def test_deleted_entries_in_the_middle_are_simply_not_there(redis_server, redis_
 @pytest.mark.parametrize("trimmed", [1, 2, 4, 6])
 @pytest.mark.parametrize("deleted", ["2-0", "3-0", "4-0", "5-0", "9-0"])
 def test_entries_deleted_before_they_were_read_are_not_missed(redis_server, redis_client, deleted, trimmed, restarted):
-    """Batches are full, so the end of the stream is not reached; what was read is trimmed away, however far it goes."""
+    """Batches are full, so the end of the stream is not reached; everything that was read is trimmed."""
     written = [f"{n}-0" for n in range(1, 10)]
     fill(redis_client, *written)
     spout, recorder = log_spout(redis_server, count=1)
@@ -201,7 +201,7 @@ def test_entries_deleted_before_they_were_read_are_not_missed(redis_server, redi
     assert seen + ids(drain(spout, recorder)) == [id for id in written if id != deleted]
 
 
-def test_deleted_before_the_second_look_is_not_missed(redis_server, redis_client):
+def test_deleted_before_the_second_read_is_not_missed(redis_server, redis_client):
     fill(redis_client, "1-0")
     redis_client.xdel("log", "1-0")
     spout, recorder = log_spout(redis_server)
@@ -231,7 +231,7 @@ def test_an_id_that_does_not_fit(redis_server, redis_client, id):
         drain(spout, recorder)
 
 
-def test_goes_on_after_the_server_cut_it_off(redis_server, redis_client):
+def test_continues_after_the_server_disconnected_it(redis_server, redis_client):
     spout, recorder = log_spout(redis_server)
     seen = []
     for n in range(1, 5):

@@ -74,7 +74,7 @@ def test_cores_that_workers_of_any_engine_hold_are_not_free(spark: SparkSession,
 
 
 def test_a_busy_executor_does_not_block_the_master(spark: SparkSession, tmp_path: Path) -> None:
-    """It is asked for its node, and joins when it has answered."""
+    """The master asks it for its node, and adds it when it answers."""
     go, context = tmp_path / "go", spark.sparkContext
 
     def hold(_: object) -> None:

@@ -40,7 +40,7 @@ def lose_blobs(stream: BatchedStream) -> dict[str, bytes]:
 
 
 def read_up_to(stream: BatchedStream) -> list[Path]:
-    """The directories in which Spark records how far it has read, one for each run."""
+    """Spark's directories of read positions, one for each run."""
     return list((Path(str(stream.master.settings["checkpoint.store"])) / ".spark" / stream.name).iterdir())
 
 
@@ -48,8 +48,8 @@ def events_with(stream: BatchedStream, words: str) -> list[dict[str, Any]]:
     return [event for event in stream.master.events if event["topology"] == stream.name and words in event["text"]]
 
 
-def test_blobs_that_are_gone_are_written_again_and_names_are_not_listed(engine: MicrobatchEngine, tmp_path: Path,
-                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_blobs_are_written_again_and_names_are_not_listed(engine: MicrobatchEngine, tmp_path: Path,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     stream = BatchedStream(engine, tmp_path, "mended")
     stream.advance(3)
     stream.held()
@@ -66,7 +66,7 @@ def test_blobs_that_are_gone_are_written_again_and_names_are_not_listed(engine: 
     assert stream.running.drain(SECONDS)
     before = len(events_with(stream, "have written their state again"))
     lose_blobs(stream)
-    stream.running.scale("count", 2)  # of three: one task ends where it ran
+    stream.running.scale("count", 2)  # from three: one task ends in its process
     stream.running.unpause()
     stream.advance(1)
     assert len(events_with(stream, "have written their state again")) == before + 1 and not stream.retried()
@@ -75,7 +75,7 @@ def test_blobs_that_are_gone_are_written_again_and_names_are_not_listed(engine: 
     shutil.rmtree(tmp_path)
     tmp_path.mkdir()
     fresh = BatchedStream(engine, tmp_path, "mended")
-    fresh.until(lambda: not place.exists())  # the positions of the run before
+    fresh.until(lambda: not place.exists())  # the positions of the previous run
     assert len(read_up_to(fresh)) == 1
     fresh.finish()
 
@@ -127,7 +127,7 @@ def test_a_function_that_cannot_write_is_named_and_its_rows_wait(engine: Microba
     assert sorted(written) == sorted(" ".join(words) for words in table_words()[:100])
 
 
-def test_a_batch_that_hangs_can_be_looked_at_and_killed(engine: MicrobatchEngine, tmp_path: Path) -> None:
+def test_a_hanging_batch_can_be_inspected_and_killed(engine: MicrobatchEngine, tmp_path: Path) -> None:
     stream = BatchedStream(engine, tmp_path, "hanging")
     stream.advance(1)
     stream.held()

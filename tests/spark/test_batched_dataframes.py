@@ -57,7 +57,7 @@ class Files:
             lines = self._table[self.number * 40 : self.number * 40 + 40]
             part = self.directory.with_name("part")
             part.write_text("\n".join(" ".join(words) for words in lines))
-            part.rename(self.directory / f"{self.number:04}.txt")  # whole, or not there
+            part.rename(self.directory / f"{self.number:04}.txt")  # atomic
             self.counts.update(word for words in lines for word in words)
             self.number += 1
 

@@ -27,14 +27,14 @@ MILLRACE = [sys.executable, "-m", "millrace.cli.main"]
 WORD_COUNT = "millrace.workloads.wordcount:WordCount"
 NAME = "wordcount"
 SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
-WHOLE_SECONDS = 4 * SECONDS  # for a command from the start of its Spark to its end
+WHOLE_SECONDS = 4 * SECONDS  # for a whole command, including the start of Spark
 LOOK_SECONDS = 0.1  # between polls of another process
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Hide all clusters but those of the test, whatever else runs on the machine, and the checkpoints of other tests."""
-    directory = tempfile.mkdtemp(prefix="desk")
+def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Hide all clusters of this machine but those of the test, and the checkpoints of other tests."""
+    directory = tempfile.mkdtemp(prefix="run")
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
     monkeypatch.setenv("XDG_STATE_HOME", f"{directory}/state")
     yield Path(directory) / "millrace"
@@ -95,7 +95,7 @@ def component(topology: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run(desk: Path) -> Iterator[Callable[..., Run]]:
+def run(runtime_directory: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
     def start(*arguments: str) -> Run:
@@ -129,7 +129,7 @@ def test_status_pause_unpause_and_kill_from_another_process(run: Callable[..., R
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_everything_in_order(number: signal.Signals, run: Callable[..., Run], desk: Path) -> None:
+def test_a_signal_stops_everything_in_order(number: signal.Signals, run: Callable[..., Run], runtime_directory: Path) -> None:
     started = run()
     started.wait_running()
     if number == signal.SIGINT:
@@ -139,7 +139,7 @@ def test_a_signal_stops_everything_in_order(number: signal.Signals, run: Callabl
     code, out, err = started.end()
     assert code == 0
     assert "Traceback" not in err + out and "stopping" in out
-    assert list(desk.iterdir()) == []
+    assert list(runtime_directory.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_checkpoints_survive_a_run_without_resume_or_fresh(run: Callable[..., Ru
     def ran(*flags: str) -> tuple[int, str, str]:
         return run("--json", "--seconds", "2", *flags).end(WHOLE_SECONDS)
 
-    assert ran()[0] == 0  # it leaves a checkpoint
+    assert ran()[0] == 0  # leaves a checkpoint
     code, out, err = ran()
     assert (code, out) == (1, "") and "Traceback" not in err
     message = err.splitlines()[-1]
@@ -202,7 +202,7 @@ def test_no_process_outlives_a_killed_driver(run: Callable[..., Run]) -> None:
     assert done.returncode == 1 and "no Millrace cluster is running" in done.stderr
 
 
-def test_demo(desk: Path, tmp_path: Path) -> None:
+def test_demo(runtime_directory: Path, tmp_path: Path) -> None:
     picture = tmp_path / "demo.svg"
     done = subprocess.run([*MILLRACE, "demo", "--seconds", "4", "--json", "--svg", str(picture)], capture_output=True,
                           text=True, check=False, start_new_session=True)

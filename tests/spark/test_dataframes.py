@@ -87,7 +87,7 @@ def queries_of(spark: SparkSession, running: RunningTopology) -> list[Any]:
     return [query for query in spark.streams.active if query.name == f"millrace {running.name}/lines"]
 
 
-def test_without_faults_every_line_of_files_that_come_meanwhile_comes_once(
+def test_without_faults_every_line_of_arriving_files_comes_once(
         engine: ResidentEngine, spark: SparkSession, incoming: Incoming, tmp_path: Path) -> None:
     incoming.add(files=2, lines=1500)
     running = engine.submit(writing(lines_of(spark, incoming)), "files", {"path": str(tmp_path / "out")})
@@ -166,10 +166,10 @@ def test_a_query_continues_from_its_checkpoint(make_engine: Callable[[], Residen
     assert set(again) < set(incoming.lines), "it does not start over"
 
 
-def test_in_by_one_query_and_out_by_another(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
-                                            tmp_path: Path) -> None:
-    """The feeding query waits for acks, and these for the query that reads the tap: it finds a core, although there are
-    enough partitions to hold all of them."""
+def test_one_query_feeds_and_another_reads(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                           tmp_path: Path) -> None:
+    """The feeding query waits for acks, and acks wait for the query that reads the tap. The reader must get a core although
+    the feeder has enough partitions to take all cores."""
     incoming.add(files=8, lines=20)
     running = engine.submit(tapping(lines_of(spark, incoming, files=8)), "through")
     assert running.wait_running(SECONDS)
@@ -190,7 +190,7 @@ def test_in_by_one_query_and_out_by_another(engine: ResidentEngine, spark: Spark
 
 def test_state_is_resumed_with_the_positions_of_its_own_run(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
                                                             tmp_path: Path) -> None:
-    """Not with those of a later run that was killed before it had saved any state."""
+    """A later run that was killed before it saved any state does not count."""
     config = {"path": str(tmp_path / "out")}
     incoming.add(files=2, lines=50)
     running = engine.submit(counting(lines_of(spark, incoming)), "again", config)

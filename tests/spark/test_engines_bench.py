@@ -16,7 +16,7 @@ def _kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(engines, "keep", lambda name, result: tmp_path / name)
 
 
-def test_skewed_keys_are_shared_out_while_they_come() -> None:
+def test_skewed_keys_are_rebalanced_while_they_arrive() -> None:
     result = engines.run_engines(live=False, quick=True, parts=["skew"])
     assert result["skew_batch_ratio"] > 0
     case, = result["details"]["skew"]["cases"]
@@ -34,7 +34,7 @@ def test_another_parallelism_on_either_engine() -> None:
 @pytest.mark.parametrize("name", ["microbatch_arrow_files", *(pytest.param(name, marks=pytest.mark.slow) for name in (
     "process_checkpointed", "microbatch", "microbatch_arrow", "spark_sql"))])
 def test_words_per_second(name: str) -> None:
-    """Each has its counts checked. Python state has an environment of its own, which the suite does not install."""
+    """Each row checks its counts. Python state needs its own environment, which the suite does not install."""
     row = engines.measure(name, engines.QUICK, Console(stderr=True))
     assert row["words_per_s"] > 0 and row["group"] == "checkpointed"
     assert row["checked_counts"] == 2_000 and row["checked_words"] >= 10 * row["batch_lines"]

@@ -182,7 +182,7 @@ def test_a_table_of_the_microbatch_page(spark: SparkSession, directory: Path) ->
     assert counts == expected_counts(1, 300)
 
 
-def test_a_batch_that_comes_twice_is_once_in_the_database(spark: SparkSession, directory: Path) -> None:
+def test_a_repeated_batch_is_in_the_database_once(spark: SparkSession, directory: Path) -> None:
     """Derby, which comes with Spark, stands in for other databases."""
     url = f"jdbc:derby:{directory / 'database'};create=true"
     module = page_module(MICROBATCH, "to_jdbc", directory, {"jdbc:postgresql://host/database?user=me": url})
@@ -228,7 +228,7 @@ def event_line(at: int, device: str) -> str:
     return json.dumps({"device": device, "at": datetime.fromtimestamp(at, UTC).isoformat()})
 
 
-def test_what_goes_in_and_out_by_the_spark_page(spark: SparkSession, directory: Path) -> None:
+def test_input_and_output_of_the_spark_page(spark: SparkSession, directory: Path) -> None:
     """A DataFrame feeds resident workers; then a stream is read as a DataFrame, and its state as a table."""
     lines = text(random.Random(3))
     put(directory / "incoming" / "1.txt", lines)
@@ -244,7 +244,7 @@ def test_what_goes_in_and_out_by_the_spark_page(spark: SparkSession, directory: 
         assert counts_in(engine.master.checkpointing.place, files.FromFiles, "counts") == words(lines)
         running = engine.submit(readable.Readable, config={"limit": 200})
         exec(put_in(read, {"/tmp/read": str(directory / "read")}), names)
-        until(engine, lambda: sum(running.positions().values()) == 200)  # everything is acked, because it is committed
+        until(engine, lambda: sum(running.positions().values()) == 200)  # everything committed is acked
         names["query"].stop()
         end(running)
         exec(show, names)
@@ -320,7 +320,7 @@ def test_windows_of_event_time(start: Start, spark: SparkSession, directory: Pat
     monkeypatch.setenv("MINUTES", str(directory / "minutes"))
     module = imported("examples.windows")
     rng = random.Random(5)
-    events = [(max(0, n - rng.randrange(100)), rng.choice("abcd")) for n in range(1000)]  # none too late
+    events = [(max(0, n - rng.randrange(100)), rng.choice("abcd")) for n in range(1000)]  # none is too late
     put(directory / "events" / "1.csv", [f"{at},{device}" for at, device in events])
     truth = Counter((device, at - at % 60) for at, device in events)
     with start(spark, "examples.windows") as engine:

@@ -126,7 +126,7 @@ def test_at_least_once_nothing_is_lost(engine: ResidentEngine, submit: Callable[
     reader.stop()
     kill_worker_of(engine, "tapped", "out")
     reader.start()
-    reader.until(lambda: sum(running.positions().values()) == ROWS)  # all is acked, because all is committed
+    reader.until(lambda: sum(running.positions().values()) == ROWS)  # everything committed is acked
     reader.stop()
     assert numbers(reader.rows()).keys() == set(range(ROWS))
     assert {row for row in reader.rows()} == {(number, WORDS[number % len(WORDS)]) for number in range(ROWS)}
@@ -175,8 +175,8 @@ def test_exactly_once_through_a_killed_worker(engine: ResidentEngine, submit: Ca
             state(spark, "counted", schema, **options).collect()
 
 
-def test_a_tap_that_nobody_reads_holds_the_topology_up(engine: ResidentEngine, submit: Callable[..., RunningTopology],
-                                                       tmp_path: Path) -> None:
+def test_an_unread_tap_blocks_the_topology(engine: ResidentEngine, submit: Callable[..., RunningTopology],
+                                           tmp_path: Path) -> None:
     limit, chunk, window = 500, 100, 4
     running = submit(Tapped, "unread", tap_rows=limit, topology_chunk_tuples=chunk, topology_channel_window=window)
     assert engine.master.wait_until(lambda: len(unread(running)) == 2 and min(unread(running).values()) >= limit, SECONDS)

@@ -49,7 +49,7 @@ def test_an_executor_is_killed_with_its_workers(tmp_path: Path) -> None:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `millrace run`, each in its own session, so that all processes that it starts can be found."""
-    directory = tempfile.mkdtemp(prefix="desk")  # only the clusters of the test itself are seen; a short path for sockets
+    directory = tempfile.mkdtemp(prefix="run")  # hides other clusters; sockets need a short path
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
     started: list[subprocess.Popen[str]] = []
     settings = {"path": tmp_path / "output", "rate": 1000, "topology.checkpoint.interval.secs": 0.5}

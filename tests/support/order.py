@@ -19,7 +19,7 @@ LONGEST = (
     "property/test_scheduler_rules.py", "spark/test_standalone.py", "process/test_stored_exactly_once.py",
     "process/test_state_bench.py", "process/test_zookeeper_plans.py", "cluster/test_batch_broken_off.py",
     "property/test_keyed_state.py", "property/test_slstream.py", "property/test_handover.py", "spark/test_replanning.py",
-    "process/test_wrongly_given_up.py", "process/test_master_gone.py", "process/test_planner.py", "process/test_tcp.py",
+    "process/test_presumed_dead.py", "process/test_master_gone.py", "process/test_scheduler_process.py", "process/test_tcp.py",
     "process/test_intruders.py", "conformance/test_coordination.py",
 )
 _RANKS = {TESTS / name: rank for rank, name in enumerate(LONGEST)}

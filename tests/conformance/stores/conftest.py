@@ -29,7 +29,7 @@ def redis_client(redis_server: RedisServer) -> Iterator[Any]:
 
 @pytest.fixture(params=["directory", "remote", "redis"])
 def open_another(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Each call is another process's view of the same store."""
+    """Open the same store again, as another process does."""
     opened: list[CheckpointStore] = []
     if request.param == "redis":
         request.getfixturevalue("redis_client")

@@ -1,4 +1,4 @@
-"""What every checkpoint store keeps, and which store a URL names."""
+"""The contract of every checkpoint store, and the stores that URLs name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.suites.saved_waves import NEW, Open
 
 
 class TestEveryStore:
-    def test_nothing_is_there_at_first(self, store: CheckpointStore) -> None:
+    def test_a_new_store_is_empty(self, store: CheckpointStore) -> None:
         assert store.names("") == store.names("t/") == []
         assert store.missing(["t/a", "t/b"]) == {"t/a", "t/b"}
         assert store.missing([]) == set()
@@ -29,23 +29,23 @@ class TestEveryStore:
         with pytest.raises(CheckpointMissing, match="has no t/a"):
             store.read("t/a")
 
-    def test_what_is_written_is_read_by_others(self, open_another: Open) -> None:
-        one, other = open_another(), open_another()
-        one.write("t/a", [b"one", memoryview(b"-two-")[1:4], b"", bytearray(b"three")])  # type: ignore[list-item]
+    def test_other_processes_read_what_was_written(self, open_another: Open) -> None:
+        first, other = open_another(), open_another()
+        first.write("t/a", [b"one", memoryview(b"-two-")[1:4], b"", bytearray(b"three")])  # type: ignore[list-item]
         assert other.read("t/a") == b"onetwothree"
         assert other.missing(["t/a", "t/b"]) == {"t/b"}
-        one.write("t/a", [b"again"])
+        first.write("t/a", [b"again"])
         assert other.read("t/a") == b"again"
 
     @pytest.mark.parametrize("parts", [[], [b""], [b"", b""]])
-    def test_nothing_can_be_written(self, store: CheckpointStore, parts: list[bytes]) -> None:
+    def test_an_empty_blob_can_be_written(self, store: CheckpointStore, parts: list[bytes]) -> None:
         store.write("t/empty", parts)
         assert store.read("t/empty") == store.read("t/empty", 0, 10) == b""
         assert store.names("t/") == ["t/empty"]
         assert store.missing(["t/empty"]) == set()
 
     @pytest.mark.parametrize("size", [FIELD - 1, FIELD, FIELD + 1, STEP * FIELD, (STEP + 1) * FIELD + 3])
-    def test_any_size_and_any_part_of_it(self, store: CheckpointStore, size: int) -> None:
+    def test_blobs_and_ranges_of_any_size(self, store: CheckpointStore, size: int) -> None:
         content = os.urandom(size)
         cuts = [0, 1, size // 3, size - 1, size]
         store.write("t/large", [content[start:end] for start, end in itertools.pairwise(cuts)])
@@ -54,7 +54,7 @@ class TestEveryStore:
             for length in (0, 1, FIELD, FIELD + 1, size, None):
                 assert store.read("t/large", start, length) == content[start : None if length is None else start + length]
 
-    def test_names_are_those_that_begin_so(self, store: CheckpointStore) -> None:
+    def test_names_are_listed_by_prefix(self, store: CheckpointStore) -> None:
         names = ["t/a", "t/ab", "t/b", "t%2A/a", "tt/a", "u/v/w"]
         for name in names:
             store.write(name, [b"x"])
@@ -67,7 +67,7 @@ class TestEveryStore:
         assert store.names("") == ["t%2A/a", "t/ab", "t/b", "tt/a"]
 
     @pytest.mark.parametrize("name", ["", "/a", "a/", "../a", "a/../b", "a/./b", "a//b", "a\0", f"t/{UNFINISHED}1", "t.lock"])
-    def test_no_name_leads_elsewhere(self, store: CheckpointStore, name: str) -> None:
+    def test_names_cannot_leave_the_store(self, store: CheckpointStore, name: str) -> None:
         for call in (lambda: store.write(name, [b"x"]), lambda: store.read(name)):
             with pytest.raises(MillraceError, match="cannot be a name"):
                 call()
@@ -80,7 +80,7 @@ class TestEveryStore:
         assert [store.read(name) for name in names] == [str(number).encode() for number in range(len(names))]
         assert store.names("") == sorted(names)
 
-    def test_a_reader_finds_one_or_the_other(self, open_another: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_reader_sees_the_old_or_the_new_blob(self, open_another: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(redis_store, "FIELD", 64)
         monkeypatch.setattr(redis_store, "STEP", 2)
         writer, reader = open_another(), open_another()
@@ -131,7 +131,7 @@ def test_paths_and_file_urls_are_directories(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("url", ["ftp://user:secret@host/path", "nonsense://x"])
-def test_what_names_no_store(url: str) -> None:
+def test_invalid_urls(url: str) -> None:
     with pytest.raises(MillraceError, match="names no checkpoint store") as caught:
         open_store(url)
     assert "secret" not in str(caught.value)
@@ -144,8 +144,8 @@ def test_another_file_system_is_opened_by_pyarrow(tmp_path: Path) -> None:
 
 
 def test_object_stores_are_known_by_spark_s_names_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(RemoteStore, "at", classmethod(lambda cls, url: asked.append(url)))
+    opened: list[str] = []
+    monkeypatch.setattr(RemoteStore, "at", classmethod(lambda cls, url: opened.append(url)))
     for scheme in ("s3", "s3a", "gs", "hdfs", "abfs"):
         open_store(f"{scheme}://bucket/path")
-    assert asked == ["s3://bucket/path", "s3://bucket/path", "gs://bucket/path", "hdfs://bucket/path", "abfs://bucket/path"]
+    assert opened == ["s3://bucket/path", "s3://bucket/path", "gs://bucket/path", "hdfs://bucket/path", "abfs://bucket/path"]

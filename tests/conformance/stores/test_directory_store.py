@@ -28,7 +28,7 @@ def left_over(store: DirectoryStore) -> list[Path]:
 
 
 @pytest.mark.parametrize("before", [None, OLD], ids=["new", "again"])
-def test_a_crash_at_any_byte_leaves_what_was(directory: DirectoryStore, before: bytes | None) -> None:
+def test_a_crash_at_any_byte_keeps_the_old_blob(directory: DirectoryStore, before: bytes | None) -> None:
     if before is not None:
         directory.write("t/a", [before])
     for size in range(len(NEW)):
@@ -50,7 +50,7 @@ def test_a_crash_at_any_byte_leaves_what_was(directory: DirectoryStore, before: 
     assert directory.read("t/a") == NEW
 
 
-def test_an_error_at_any_byte_leaves_what_was_and_nothing_else(directory: DirectoryStore) -> None:
+def test_an_error_at_any_byte_keeps_the_old_blob_and_nothing_else(directory: DirectoryStore) -> None:
     directory.write("t/a", [OLD])
     for size in range(0, len(NEW), 7):
 
@@ -68,7 +68,7 @@ STEPS = [(Path, "mkdir"), (Path, "open"), (directory_store.os, "fsync"), (Path, 
 
 
 def crash_at(step: int, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends this process at the so-many-th of the steps, before it is done or after."""
+    """End this process before or after the step with this number."""
     left = step
 
     def patched(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,8 +89,8 @@ def crash_at(step: int, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("before", [None, OLD], ids=["new", "again"])
-def test_a_crash_at_any_step_leaves_one_or_the_other(directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch,
-                                                     before: bytes | None, after: bool) -> None:
+def test_a_crash_at_any_step_leaves_the_old_or_the_new_blob(directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch,
+                                                            before: bytes | None, after: bool) -> None:
     if before is not None:
         directory.write("t/a", [before])
     seen: list[bytes | None] = []
@@ -111,7 +111,7 @@ def test_a_crash_at_any_step_leaves_one_or_the_other(directory: DirectoryStore, 
     assert set(seen[:new]) == {before} and set(seen[new:]) == {NEW} and 0 < new < len(seen) - 1
 
 
-def test_it_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -136,7 +136,7 @@ def test_it_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", ["directory", "remote"])
-def test_old_left_overs_go(tmp_path: Path, kind: str) -> None:
+def test_old_temporary_files_are_removed(tmp_path: Path, kind: str) -> None:
     store = DirectoryStore(tmp_path) if kind == "directory" else RemoteStore(fs.LocalFileSystem(), str(tmp_path), "test://")
     store.write("t/a", [b"x"])
     young, old = tmp_path / "t" / f"{UNFINISHED}1", tmp_path / "t" / f"{UNFINISHED}2"
@@ -148,7 +148,7 @@ def test_old_left_overs_go(tmp_path: Path, kind: str) -> None:
     assert young.exists() and not old.exists()
 
 
-def test_a_directory_that_people_deleted_is_made_again(directory: DirectoryStore) -> None:
+def test_a_deleted_directory_is_recreated(directory: DirectoryStore) -> None:
     directory.write("t/a", [b"x"])
     (directory.root / "t" / "a").unlink()
     (directory.root / "t").rmdir()
@@ -156,7 +156,7 @@ def test_a_directory_that_people_deleted_is_made_again(directory: DirectoryStore
     assert directory.read("t/a") == b"y"
 
 
-def test_a_store_that_is_gone_is_not_empty(directory: DirectoryStore) -> None:
+def test_a_missing_store_does_not_count_as_empty(directory: DirectoryStore) -> None:
     directory.root.rmdir()
     with pytest.raises(StoreUnreachable, match="mounted or reachable"):
         directory.names("t/")
@@ -200,7 +200,7 @@ def test_no_permission(directory: DirectoryStore) -> None:
     assert ended == 0
 
 
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreUnreachable, match="asked to open and cannot"):
         open_store(str(tmp_path / "file"))

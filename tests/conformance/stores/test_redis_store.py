@@ -26,13 +26,13 @@ def redis(redis_server: RedisServer, redis_client: Any) -> Iterator[RedisStore]:
     store.close()
 
 
-def test_no_redis_there() -> None:
+def test_no_redis_server() -> None:
     with pytest.raises(StoreUnreachable, match=r"Redis at redis://127\.0\.0\.1:\d+/0.*asked to answer and did not") as caught:
         open_store(f"redis://user:secret@127.0.0.1:{free_port()}/0")
     assert "secret" not in str(caught.value)
 
 
-def test_a_redis_that_comes_back_empty_is_not_trusted(redis: RedisStore, redis_server: RedisServer) -> None:
+def test_a_redis_that_restarts_empty_is_not_trusted(redis: RedisStore, redis_server: RedisServer) -> None:
     checkpoints = Checkpoints(redis, "t")
     (first,) = commit_waves(checkpoints, 1)
     second = save_wave(checkpoints, 2, [1], first)
@@ -61,8 +61,8 @@ def test_a_redis_that_is_flushed_is_not_trusted(redis: RedisStore, redis_client:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_flush_while_it_is_being_written(redis: RedisStore, redis_client: Any, monkeypatch: pytest.MonkeyPatch,
-                                           at: int) -> None:
+def test_a_flush_during_a_write(redis: RedisStore, redis_client: Any, monkeypatch: pytest.MonkeyPatch,
+                                at: int) -> None:
     fields = redis_store._fields
 
     def flushing(parts: Any) -> Iterator[dict[str, bytes]]:
@@ -79,20 +79,20 @@ def test_a_flush_while_it_is_being_written(redis: RedisStore, redis_client: Any,
     assert redis.names("") == []
 
 
-def test_what_is_not_finished_goes_by_itself(redis: RedisStore, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_writes_expire(redis: RedisStore, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     redis.write("t/a", [OLD])
-    monkeypatch.setattr(redis, "_rename", lambda *_: None)  # the writer died before
+    monkeypatch.setattr(redis, "_rename", lambda *_: None)  # the writer died before it finished
     redis.write("t/a", [NEW])
     assert redis.read("t/a") == OLD and redis.names("") == ["t/a"]
     (unfinished,) = redis_client.keys(f"{UNFINISHED_PREFIX}*")
     assert 0 < redis_client.ttl(unfinished) <= UNFINISHED_SECONDS
-    assert redis_client.ttl(f"{PREFIX}t/a") == -1  # for ever
+    assert redis_client.ttl(f"{PREFIX}t/a") == -1  # no expiry
 
 
-def test_a_rename_whose_answer_was_lost(redis: RedisStore, redis_client: Any) -> None:
+def test_a_rename_whose_reply_was_lost(redis: RedisStore, redis_client: Any) -> None:
     redis.write("t/a", [NEW])
     id = redis_client.hget(f"{PREFIX}t/a", "id").decode()
-    redis._rename(UNFINISHED_PREFIX + id, "t/a", id)  # as the client does when it sends the command again
+    redis._rename(UNFINISHED_PREFIX + id, "t/a", id)  # as the client does when it retries the command
     assert redis.read("t/a") == NEW
     with pytest.raises(StoreUnreachable, match="lost what was written"):
         redis._rename(f"{UNFINISHED_PREFIX}other", "t/a", "other")
@@ -133,7 +133,7 @@ def test_listing_a_topology_does_not_look_at_other_keys(redis: RedisStore, redis
 
 
 def test_a_name_is_listed_when_and_only_when_it_can_be_read(redis: RedisStore, redis_client: Any) -> None:
-    """Entered and renamed in one step, deleted and taken out in one step: nothing comes between, whatever fails."""
+    """Renaming and listing are one atomic step, and so are deleting and unlisting."""
     redis.write("t/a", [OLD])
     redis.write("t/a", [NEW])
     assert redis_client.smembers(f"{NAMES_PREFIX}t") == {b"t/a"}
@@ -147,17 +147,17 @@ def test_a_name_is_listed_when_and_only_when_it_can_be_read(redis: RedisStore, r
     assert redis_client.dbsize() == 0
 
 
-def test_what_somebody_else_deleted_is_not_listed(redis: RedisStore, redis_client: Any) -> None:
+def test_blobs_that_someone_else_deleted_are_not_listed(redis: RedisStore, redis_client: Any) -> None:
     checkpoints = Checkpoints(redis, "t")
     older, newer = commit_waves(checkpoints, 1, 2)
     (blob,) = newer.blobs()
-    redis_client.delete(f"{PREFIX}{blob}")  # or Redis has evicted it
+    redis_client.delete(f"{PREFIX}{blob}")  # or evicted by Redis
     assert blob not in redis.names("t/") and checkpoints.latest() == older
     redis.write(blob, [b"again"])
     assert blob in redis.names("t/")
 
 
-def test_no_room_for_a_name_leaves_what_was(redis: RedisStore, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_a_name_keeps_the_old_blob(redis: RedisStore, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     redis.write("t/a", [OLD])
     rename = redis._rename
 
@@ -185,6 +185,6 @@ def test_other_keys_are_left_alone(redis: RedisStore, redis_client: Any) -> None
     assert sorted(redis_client.keys("*")) == [b"millrace:other", b"t/a"]
 
 
-def test_a_reference_to_a_piece_that_never_was(redis: RedisStore) -> None:
+def test_a_reference_to_a_piece_that_does_not_exist(redis: RedisStore) -> None:
     with pytest.raises(CheckpointMissing, match="has no t/b"):
         Checkpoints(redis, "t").read_chain([PieceRef("t/b", 0, 1, 0, True)])

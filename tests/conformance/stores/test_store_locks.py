@@ -1,4 +1,4 @@
-"""A directory is locked by whoever uses it under a name; other stores have no lock."""
+"""Locks of directory stores, one per name; other stores have no lock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.processes.children import child_that, in_child
 from support.servers.redis_server import RedisServer
 
 
-def test_a_lock_keeps_others_of_the_same_name_out(directory: DirectoryStore) -> None:
+def test_a_lock_excludes_others_with_the_same_name(directory: DirectoryStore) -> None:
     lock = directory.lock("words")
     assert lock is not None
     other = DirectoryStore(directory.root)
@@ -50,7 +50,7 @@ def test_a_lock_ends_with_its_process(directory: DirectoryStore) -> None:
         assert lock is not None
 
 
-def test_the_process_that_has_the_lock_is_named(directory: DirectoryStore) -> None:
+def test_the_error_names_the_process_that_holds_the_lock(directory: DirectoryStore) -> None:
     kept: list[Any] = []
     with (child_that(lambda: kept.append(directory.lock("words"))) as child,
           pytest.raises(StoreInUse, match=f"process {child} on ")):
@@ -69,7 +69,7 @@ def test_a_closed_lock_is_free_though_a_child_has_its_file_open(directory: Direc
 
 
 @pytest.mark.parametrize("topology", ["with/slash", ".", "..", "größe-雪" * 30, "a b\n"])
-def test_locks_are_no_names(directory: DirectoryStore, topology: str) -> None:
+def test_locks_are_not_listed_as_names(directory: DirectoryStore, topology: str) -> None:
     directory.write(blob_name(topology, "count", 0, 1, 1), [b"x"])
     with directory.lock(topology) as lock:  # type: ignore[union-attr]
         assert lock is not None
@@ -77,8 +77,8 @@ def test_locks_are_no_names(directory: DirectoryStore, topology: str) -> None:
         assert Checkpoints(directory, topology).newest() == (1, 1)
 
 
-def test_a_lock_that_cannot_be_had(directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch,
-                                   caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lock_that_cannot_be_created(directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch,
+                                       caplog: pytest.LogCaptureFixture) -> None:
     def refuse(number: int) -> Callable[..., None]:
         def flock(descriptor: int, operation: int) -> None:
             raise OSError(number, os.strerror(number))

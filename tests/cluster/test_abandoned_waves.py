@@ -1,4 +1,4 @@
-"""At least once, tasks outlive the failure that ends a wave: nothing may stay held back for it."""
+"""At least once, tasks survive the failure that ends a wave: they must not keep holding back tuples for it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NAME = "atleast"
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest) -> LocalCluster:
-    """A stream without end, three workers, and two waves committed."""
+    """A cluster of three workers with an endless stream and two committed waves."""
     parts.forget()
-    found = LocalCluster(3, nodes=3)
-    parts.Numbers.clock = staticmethod(found.clock.now)
-    found.submit(AtLeast, config={"rate": 20_000.0, "topology.message.timeout.secs": 30.0, **getattr(request, "param", {})})
-    until_wave(found, 2)
-    return found
+    made = LocalCluster(3, nodes=3)
+    parts.Numbers.clock = staticmethod(made.clock.now)
+    made.submit(AtLeast, config={"rate": 20_000.0, "topology.message.timeout.secs": 30.0, **getattr(request, "param", {})})
+    until_wave(made, 2)
+    return made
 
 
 def waves(cluster: LocalCluster) -> Any:
@@ -36,8 +36,8 @@ def until_wave(cluster: LocalCluster, count: int) -> None:
 
 @pytest.mark.parametrize("cluster", [{"topology.channel.window": 1}], indirect=True)
 @pytest.mark.parametrize("steps", [3, 6])
-def test_a_wave_that_a_failure_ended_does_not_hold_up_the_next(cluster: LocalCluster, steps: int) -> None:
-    """Bolts that live on wait for the rest of it, and hold back those that would bring the next one."""
+def test_a_wave_that_a_failure_ended_does_not_block_the_next(cluster: LocalCluster, steps: int) -> None:
+    """Surviving bolts wait for the rest of that wave, and hold back the channels that bring the next one."""
     cluster.run_until(lambda: waves(cluster).phase == "prepare")
     cluster.step(steps)
     cluster.kill(1)

@@ -1,4 +1,4 @@
-"""A worker that stops for a while (SIGSTOP) and is given up, though it lives: it is fenced, starts over and is used again."""
+"""A live worker that is stopped (SIGSTOP) until it is presumed dead: it is fenced, restarts and is used again."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def generation(cluster: ForkedCluster, slot: int) -> int | None:
     return worker.address.generation if worker is not None else None
 
 
-def give_up(cluster: ForkedCluster, stream: AuditedStream, slot: int) -> None:
-    """Stop the process until the master has given it up."""
+def stop_until_presumed_dead(cluster: ForkedCluster, stream: AuditedStream, slot: int) -> None:
+    """Stop the process until the master presumes it dead."""
     os.kill(cluster.processes[slot].pid, signal.SIGSTOP)
     stream.until(lambda: generation(cluster, slot) is None and slot not in stream.slots())
 
@@ -43,12 +43,12 @@ def wake(cluster: ForkedCluster, slot: int) -> None:
     os.kill(cluster.processes[slot].pid, signal.SIGCONT)
 
 
-def test_it_starts_over_and_is_used_again(cluster: ForkedCluster, stream: AuditedStream) -> None:
+def test_it_restarts_and_is_used_again(cluster: ForkedCluster, stream: AuditedStream) -> None:
     for slot in range(SLOTS):
         before = generation(cluster, slot)
         assert before is not None
         pid = cluster.processes[slot].pid
-        give_up(cluster, stream, slot)
+        stop_until_presumed_dead(cluster, stream, slot)
         stream.advance(500)
         wake(cluster, slot)
         stream.until(lambda slot=slot: slot in stream.slots())
@@ -71,9 +71,9 @@ def test_all_at_once(cluster: ForkedCluster, stream: AuditedStream) -> None:
 
 
 def test_its_slot_was_given_to_another_process(cluster: ForkedCluster, stream: AuditedStream) -> None:
-    """As when Spark has started the task again elsewhere: the old process must end, and not take the slot back."""
+    """Spark may restart the task elsewhere: the old process must end and not take the slot back."""
     old = cluster.processes[1]
-    give_up(cluster, stream, 1)
+    stop_until_presumed_dead(cluster, stream, 1)
     cluster.start(1)
     stream.until(lambda: 1 in stream.slots())
     winner = generation(cluster, 1)
@@ -87,7 +87,7 @@ def test_its_slot_was_given_to_another_process(cluster: ForkedCluster, stream: A
 
 
 def test_a_shorter_stop_changes_nothing(tmp_path: Path) -> None:
-    """Stopped for less than the timeout: no one is lost, and nothing is sent twice."""
+    """Stopped for less than the timeout: no worker is lost, and nothing is sent twice."""
     with ForkedCluster(2, settings={"worker.heartbeat.timeout.secs": 20.0}) as cluster:
         stream = AuditedStream(cluster.master, tmp_path)
         stream.advance(500)

@@ -1,5 +1,4 @@
-"""Schedulers in a process of their own: whatever they do, the answer or what went wrong comes back, and the next one is
-answered too."""
+"""Schedulers run in a separate process: every request gets an answer or an error, and the next request is answered too."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from millrace.schedulers.even import Even
 from millrace.schedulers.rules import check_result, result_from_json
 from millrace.workloads.wordcount import WordCount
 
-SECONDS = 60.0  # a safety limit, never a measure
+SECONDS = 60.0  # a safety limit; nothing is measured by it
 GRAPH = graph_of(WordCount, "words")
 CLUSTER = Cluster((Node("n0", 2, 1000.0, 4096), Node("n1", 2, 1000.0, 4096)), (Slot("n0", "e", 0), Slot("n1", "e", 1)))
 FIRST = Even().schedule((GRAPH,), CLUSTER, {}, {})
@@ -36,8 +35,8 @@ SITUATION = Situation((GRAPH,), CLUSTER, {}, FIRST.plans)
 
 
 @pytest.fixture(scope="module")
-def planner() -> Iterator[SchedulerProcess]:
-    """One for all that leave it as it was, whatever its process has been through."""
+def scheduler_process() -> Iterator[SchedulerProcess]:
+    """Shared by all tests that leave it usable, even if its process was killed."""
     made = SchedulerProcess()
     yield made
     made.close()
@@ -45,39 +44,39 @@ def planner() -> Iterator[SchedulerProcess]:
 
 @pytest.fixture
 def fresh() -> Iterator[SchedulerProcess]:
-    """One whose process is not started yet."""
+    """A scheduler process that has not started yet."""
     made = SchedulerProcess()
     yield made
     made.close()
 
 
-def begin(planner: SchedulerProcess, scheduler: str, time_limit: float = SECONDS,
+def begin(scheduler_process: SchedulerProcess, scheduler: str, time_limit: float = SECONDS,
           **request: Any) -> Future[SchedulerAnswer | SchedulerFailed]:
     future: Future[SchedulerAnswer | SchedulerFailed] = Future()
     name = scheduler if ":" in scheduler or scheduler in ("even", "otd") else f"support.user_schedulers:{scheduler}"
-    planner.ask({"scheduler": name, "parameters": {}, "situation": SITUATION.to_json(), **request}, time_limit,
-                future.set_result)
+    scheduler_process.ask({"scheduler": name, "parameters": {}, "situation": SITUATION.to_json(), **request}, time_limit,
+                          future.set_result)
     return future
 
 
-def ask(planner: SchedulerProcess, scheduler: str, time_limit: float = SECONDS,
+def ask(scheduler_process: SchedulerProcess, scheduler: str, time_limit: float = SECONDS,
         **request: Any) -> SchedulerAnswer | SchedulerFailed:
-    return begin(planner, scheduler, time_limit, **request).result(SECONDS)
+    return begin(scheduler_process, scheduler, time_limit, **request).result(SECONDS)
 
 
-def check(planner: SchedulerProcess, scheduler: str, **parameters: Any) -> SchedulerAnswer | SchedulerFailed:
+def check(scheduler_process: SchedulerProcess, scheduler: str, **parameters: Any) -> SchedulerAnswer | SchedulerFailed:
     future: Future[SchedulerAnswer | SchedulerFailed] = Future()
-    planner.ask({"scheduler": scheduler, "parameters": parameters}, SECONDS, future.set_result)
+    scheduler_process.ask({"scheduler": scheduler, "parameters": parameters}, SECONDS, future.set_result)
     return future.result(SECONDS)
 
 
-def pid(planner: SchedulerProcess) -> int:
-    assert planner._child is not None
-    return int(planner._child._process.pid)
+def pid(scheduler_process: SchedulerProcess) -> int:
+    assert scheduler_process._child is not None
+    return int(scheduler_process._child._process.pid)
 
 
-def assert_it_lives(planner: SchedulerProcess) -> None:
-    answer = ask(planner, "even")
+def assert_usable(scheduler_process: SchedulerProcess) -> None:
+    answer = ask(scheduler_process, "even")
     assert isinstance(answer, dict), answer
     check_result(SITUATION, result_from_json(answer))
 
@@ -92,106 +91,106 @@ def assert_it_lives(planner: SchedulerProcess) -> None:
     ("Unsendable", "has version 1180591620717411303424 where"),
     ("CannotSay", "Mute"),
 ])
-def test_what_is_wrong_comes_back_and_the_process_lives_on(planner: SchedulerProcess, scheduler: str, says: str) -> None:
-    assert_it_lives(planner)
-    before = pid(planner)
+def test_an_error_is_returned_and_the_process_survives(scheduler_process: SchedulerProcess, scheduler: str, says: str) -> None:
+    assert_usable(scheduler_process)
+    before = pid(scheduler_process)
     for _ in range(2):
-        answer = ask(planner, scheduler)
+        answer = ask(scheduler_process, scheduler)
         assert isinstance(answer, SchedulerFailed) and says in str(answer), answer
         assert "\n" not in str(answer)
-    assert_it_lives(planner)
-    assert pid(planner) == before
+    assert_usable(scheduler_process)
+    assert pid(scheduler_process) == before
 
 
-def test_an_error_of_the_users_has_its_place_in_their_code(planner: SchedulerProcess) -> None:
-    assert "support/user_schedulers.py:" in str(ask(planner, "Raises"))
+def test_an_error_names_the_line_in_user_code(scheduler_process: SchedulerProcess) -> None:
+    assert "support/user_schedulers.py:" in str(ask(scheduler_process, "Raises"))
 
 
-def test_one_that_takes_for_ever_is_stopped(planner: SchedulerProcess) -> None:
-    assert_it_lives(planner)
-    process = psutil.Process(pid(planner))
+def test_a_scheduler_that_hangs_is_stopped(scheduler_process: SchedulerProcess) -> None:
+    assert_usable(scheduler_process)
+    process = psutil.Process(pid(scheduler_process))
     for _ in range(2):
-        answer = ask(planner, "Hangs", time_limit=0.2)
+        answer = ask(scheduler_process, "Hangs", time_limit=0.2)
         assert isinstance(answer, SchedulerFailed)
         assert "no answer within 0.2 s" in str(answer) and "--time-limit" in str(answer)
         assert not process.is_running()
-    assert_it_lives(planner)
+    assert_usable(scheduler_process)
 
 
-def test_what_it_has_started_is_stopped_too(fresh: SchedulerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_of_a_scheduler_are_stopped(fresh: SchedulerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRANDCHILD", str(tmp_path / "pid"))
     os.mkfifo(tmp_path / "pid")
-    asked = begin(fresh, "HangsWithAChild", time_limit=3.0)
+    future = begin(fresh, "HangsWithAChild", time_limit=3.0)
     grandchild = psutil.Process(int((tmp_path / "pid").read_text()))
-    assert isinstance(asked.result(SECONDS), SchedulerFailed)
+    assert isinstance(future.result(SECONDS), SchedulerFailed)
     psutil.wait_procs([grandchild], timeout=SECONDS)
     assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
-    assert_it_lives(fresh)
+    assert_usable(fresh)
 
 
-def test_one_that_ends_its_process(planner: SchedulerProcess) -> None:
+def test_a_scheduler_that_exits(scheduler_process: SchedulerProcess) -> None:
     for _ in range(2):
-        assert "its process ended with code 3" in str(ask(planner, "Exits"))
-    assert_it_lives(planner)
+        assert "its process ended with code 3" in str(ask(scheduler_process, "Exits"))
+    assert_usable(scheduler_process)
 
 
-def test_a_process_that_was_killed_between_two_questions(planner: SchedulerProcess) -> None:
-    assert_it_lives(planner)
-    process = psutil.Process(pid(planner))
+def test_a_process_killed_between_two_requests(scheduler_process: SchedulerProcess) -> None:
+    assert_usable(scheduler_process)
+    process = psutil.Process(pid(scheduler_process))
     process.kill()
     psutil.wait_procs([process], timeout=SECONDS)
-    assert_it_lives(planner)
+    assert_usable(scheduler_process)
 
 
-def test_a_talkative_one_disturbs_nobody(fresh: SchedulerProcess, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_scheduler_that_prints_does_not_write_to_stdout(fresh: SchedulerProcess, capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(3):
         answer = ask(fresh, "Prints")
         assert isinstance(answer, dict) and answer["reason"] == "said it all"
     assert "talkative" not in capfd.readouterr().out, "stdout is the caller's: there may be JSON on it"
-    assert_it_lives(fresh)
+    assert_usable(fresh)
 
 
-def test_one_that_leaks(fresh: SchedulerProcess) -> None:
+def test_a_scheduler_that_leaks_memory(fresh: SchedulerProcess) -> None:
     for times in (1, 2, 3):
         assert ask(fresh, "Leaks") == {"kind": "no-change", "reason": f"{times} times 4 MB", "overload": []}
-    assert_it_lives(fresh)
+    assert_usable(fresh)
 
 
-def test_numbers_of_numpy_come_back_as_numbers(planner: SchedulerProcess) -> None:
-    answer = ask(planner, "WithArrays")
+def test_numpy_numbers_become_python_numbers(scheduler_process: SchedulerProcess) -> None:
+    answer = ask(scheduler_process, "WithArrays")
     assert isinstance(answer, dict), answer
     result = check_result(SITUATION, result_from_json(answer))
     assert isinstance(result, NewPlan)
     assert all(type(slot) is int for slot in result.plans["words"].placement.values())
 
 
-def test_a_question_that_is_nonsense(planner: SchedulerProcess) -> None:
-    assert "format" in str(ask(planner, "even", situation={"format": "x"}))
-    assert isinstance(ask(planner, "even", situation=object()), SchedulerFailed)
-    assert isinstance(ask(planner, "even", parameters={"n": 2**70}), SchedulerFailed)
-    assert_it_lives(planner)
+def test_an_invalid_request(scheduler_process: SchedulerProcess) -> None:
+    assert "format" in str(ask(scheduler_process, "even", situation={"format": "x"}))
+    assert isinstance(ask(scheduler_process, "even", situation=object()), SchedulerFailed)
+    assert isinstance(ask(scheduler_process, "even", parameters={"n": 2**70}), SchedulerFailed)
+    assert_usable(scheduler_process)
 
 
-def test_someone_who_cannot_take_the_answer(planner: SchedulerProcess) -> None:
+def test_a_callback_that_raises(scheduler_process: SchedulerProcess) -> None:
     def done(answer: SchedulerAnswer | SchedulerFailed) -> None:
         raise RuntimeError("not now")
 
-    planner.ask({"scheduler": "even", "parameters": {}, "situation": SITUATION.to_json()}, SECONDS, done)
-    assert_it_lives(planner)
+    scheduler_process.ask({"scheduler": "even", "parameters": {}, "situation": SITUATION.to_json()}, SECONDS, done)
+    assert_usable(scheduler_process)
 
 
-def test_many_questions_at_once_are_answered_in_turn(planner: SchedulerProcess) -> None:
+def test_concurrent_requests_are_answered_in_turn(scheduler_process: SchedulerProcess) -> None:
     names = ["even", "Raises", "Exits", "otd", "ReturnsText", "Prints"] * 2
-    answers = [future.result(SECONDS) for future in [begin(planner, name) for name in names]]
+    answers = [future.result(SECONDS) for future in [begin(scheduler_process, name) for name in names]]
     assert [isinstance(answer, dict) for answer in answers] == [name in ("even", "otd", "Prints") for name in names]
 
 
-def test_a_large_question_and_a_large_answer(planner: SchedulerProcess) -> None:
+def test_a_large_request_and_a_large_answer(scheduler_process: SchedulerProcess) -> None:
     graph = graph_of(WordCount, "words", par={"split": 20_000, "count": 100})
     made = Even().schedule((graph,), CLUSTER, {}, {})
     assert isinstance(made, NewPlan)
     large = Situation((graph,), CLUSTER, {}, made.plans)
-    answer = ask(planner, "Shuffles", situation=large.to_json())
+    answer = ask(scheduler_process, "Shuffles", situation=large.to_json())
     assert isinstance(answer, dict), answer
     assert isinstance(check_result(large, result_from_json(answer)), NewPlan)
 
@@ -202,24 +201,26 @@ def test_a_large_question_and_a_large_answer(planner: SchedulerProcess) -> None:
     ("support.user_schedulers:NOT_A_SCHEDULER", "is not a class with a method schedule"),
     ("support.user_schedulers:CannotBeMade", "no licence"), ("support.user_schedulers:shifted", "is not a class"),
 ])
-def test_one_that_cannot_be_used(planner: SchedulerProcess, scheduler: str, says: str) -> None:
-    answer = check(planner, scheduler)
+def test_an_unusable_scheduler(scheduler_process: SchedulerProcess, scheduler: str, says: str) -> None:
+    answer = check(scheduler_process, scheduler)
     assert isinstance(answer, SchedulerFailed) and says in str(answer), answer
-    assert_it_lives(planner)
+    assert_usable(scheduler_process)
 
 
-def test_parameters_are_checked_where_the_scheduler_is(planner: SchedulerProcess) -> None:
-    assert check(planner, "support.user_schedulers:Tuned", least=3) == {
+def test_parameters_are_checked_in_the_scheduler_process(scheduler_process: SchedulerProcess) -> None:
+    assert check(scheduler_process, "support.user_schedulers:Tuned", least=3) == {
         "parameters": {"least": 3, "label": "x"}, "period": 17.0, "weighs_itself": False}
-    assert "out of range" in str(check(planner, "support.user_schedulers:Tuned", least=10))
-    assert "has no parameter 'most'; it has least, label" in str(check(planner, "support.user_schedulers:Tuned", most=1))
-    answer = ask(planner, "Tuned", parameters={"least": 4, "label": "at least"})
+    assert "out of range" in str(check(scheduler_process, "support.user_schedulers:Tuned", least=10))
+    answer = check(scheduler_process, "support.user_schedulers:Tuned", most=1)
+    assert "has no parameter 'most'; it has least, label" in str(answer)
+    answer = ask(scheduler_process, "Tuned", parameters={"least": 4, "label": "at least"})
     assert isinstance(answer, dict) and result_from_json(answer) == NoChange("at least 4")
 
 
-def test_one_that_was_mended_is_read_anew(planner: SchedulerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_scheduler_is_reloaded(scheduler_process: SchedulerProcess, tmp_path: Path,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # by the second: a file's age is not finer in bytecode
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # bytecode records a file's age only in seconds
     for reason in ("first", "second"):
         (tmp_path / "their_scheduler.py").write_text(textwrap.dedent(f"""
             from millrace.schedulers.base import NoChange
@@ -228,45 +229,45 @@ def test_one_that_was_mended_is_read_anew(planner: SchedulerProcess, tmp_path: P
                 def schedule(self, graphs, cluster, load, plan):
                     return NoChange({reason!r})
         """))
-        planner.renew()
-        answer = ask(planner, "their_scheduler:Theirs")
+        scheduler_process.renew()
+        answer = ask(scheduler_process, "their_scheduler:Theirs")
         assert isinstance(answer, dict) and answer["reason"] == reason
 
 
-def test_what_takes_for_ever_can_be_given_up(planner: SchedulerProcess) -> None:
-    assert_it_lives(planner)
-    process = psutil.Process(pid(planner))
-    given_up = [begin(planner, name, time_limit=1e6) for name in ("Hangs", "Hangs", "even")]
-    planner.renew()
-    later = begin(planner, "even")
-    assert all(isinstance(future.result(SECONDS), SchedulerFailed) for future in given_up)
+def test_a_hanging_request_can_be_abandoned(scheduler_process: SchedulerProcess) -> None:
+    assert_usable(scheduler_process)
+    process = psutil.Process(pid(scheduler_process))
+    abandoned = [begin(scheduler_process, name, time_limit=1e6) for name in ("Hangs", "Hangs", "even")]
+    scheduler_process.renew()
+    later = begin(scheduler_process, "even")
+    assert all(isinstance(future.result(SECONDS), SchedulerFailed) for future in abandoned)
     assert isinstance(later.result(SECONDS), dict)
     assert not process.is_running()
     for _ in range(2):
-        planner.renew()
-        assert_it_lives(planner)
+        scheduler_process.renew()
+        assert_usable(scheduler_process)
 
 
-def planner_processes() -> set[int]:
-    """Children of this one that schedule, of whatever planner."""
-    return {child.pid for child in psutil.Process().children() if "planner_child" in " ".join(child.cmdline())}
+def scheduler_processes() -> set[int]:
+    """The pids of all scheduler processes that are children of this process."""
+    return {child.pid for child in psutil.Process().children() if "scheduler_child" in " ".join(child.cmdline())}
 
 
 def assert_no_process_but(before: set[int]) -> None:
-    assert planner_processes() <= before
+    assert scheduler_processes() <= before
 
 
-def test_a_process_for_each_question() -> None:
-    before, planner = planner_processes(), SchedulerProcess(keep=False)
+def test_a_process_for_each_request() -> None:
+    before, scheduler_process = scheduler_processes(), SchedulerProcess(keep=False)
     for name in ("Leaks", "Leaks", "Exits", "Leaks"):
-        answer = ask(planner, name)
+        answer = ask(scheduler_process, name)
         assert isinstance(answer, SchedulerFailed) if name == "Exits" else answer["reason"] == "1 times 4 MB"  # type: ignore
-    planner.close()
+    scheduler_process.close()
     assert_no_process_but(before)
 
 
-def test_it_can_be_closed_while_a_question_is_open(fresh: SchedulerProcess) -> None:
-    assert_it_lives(fresh)
+def test_close_while_requests_are_pending(fresh: SchedulerProcess) -> None:
+    assert_usable(fresh)
     process = psutil.Process(pid(fresh))
     waiting = [begin(fresh, "Hangs", time_limit=1e6) for _ in range(3)]
     fresh.close()
@@ -275,28 +276,28 @@ def test_it_can_be_closed_while_a_question_is_open(fresh: SchedulerProcess) -> N
     assert fresh._thread is not None and not fresh._thread.is_alive()
 
 
-def test_it_can_be_closed_while_its_process_comes_up() -> None:
-    before, planner = planner_processes(), SchedulerProcess()
-    waiting = begin(planner, "Hangs", time_limit=1e6)
-    planner.close()
+def test_close_while_the_process_starts() -> None:
+    before, scheduler_process = scheduler_processes(), SchedulerProcess()
+    waiting = begin(scheduler_process, "Hangs", time_limit=1e6)
+    scheduler_process.close()
     assert isinstance(waiting.result(0), SchedulerFailed)
-    assert planner._thread is not None and not planner._thread.is_alive()
+    assert scheduler_process._thread is not None and not scheduler_process._thread.is_alive()
     assert_no_process_but(before)
 
 
-def test_it_can_be_closed_without_ever_having_been_asked() -> None:
-    planner = SchedulerProcess()
-    planner.close()
-    planner.close()
+def test_close_before_the_first_request() -> None:
+    scheduler_process = SchedulerProcess()
+    scheduler_process.close()
+    scheduler_process.close()
 
 
-def test_no_descriptor_is_left_open(planner: SchedulerProcess) -> None:
-    assert_it_lives(planner)
-    gc.collect()  # what earlier tests have left open is closed now, or not before the end
+def test_no_descriptor_is_left_open(scheduler_process: SchedulerProcess) -> None:
+    assert_usable(scheduler_process)
+    gc.collect()  # closes whatever earlier tests left open
     before = psutil.Process().num_fds()
     for _ in range(3):
-        ask(planner, "Exits")
-    assert_it_lives(planner)
+        ask(scheduler_process, "Exits")
+    assert_usable(scheduler_process)
     assert psutil.Process().num_fds() <= before
 
 
@@ -305,11 +306,11 @@ def test_the_process_ends_when_its_master_is_killed(scheduler: str) -> None:
     code = """
         import sys, threading
         from millrace.master.scheduling.scheduler_process import SchedulerProcess
-        from test_planner import SITUATION, pid, assert_it_lives, begin
-        planner = SchedulerProcess()
-        assert_it_lives(planner)
-        begin(planner, sys.argv[1])
-        print(pid(planner), flush=True)
+        from test_scheduler_process import SITUATION, pid, assert_usable, begin
+        scheduler_process = SchedulerProcess()
+        assert_usable(scheduler_process)
+        begin(scheduler_process, sys.argv[1])
+        print(pid(scheduler_process), flush=True)
         threading.Event().wait()
     """
     here = Path(__file__).parent
