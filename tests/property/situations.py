@@ -1,4 +1,4 @@
-"""Situations that a scheduler may be asked about, the hostile ones too: dead slots, meters that lie, other topologies."""
+"""Generated scheduler inputs, hostile ones included: dead slots, implausible meters, other topologies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ask(scheduler: Scheduler, situation: Situation) -> SchedulingResult:
 
 
 def after(situation: Situation, result: SchedulingResult) -> Situation:
-    """The situation once the result is carried out: everything else stays as it is."""
+    """Return the situation after the result is applied; everything else is unchanged."""
     plans: Mapping[str, Plan] = result.plans if isinstance(result, NewPlan) else {}
     return replace(situation, plan={**situation.plan, **plans})
 
@@ -38,7 +38,7 @@ def component(name: str, par: int, keyed: bool, sources: list[str], movable: boo
 
 @st.composite
 def graphs(draw: st.DrawFn, name: str, tasks: int = 4, workers: bool = True) -> TopologyGraph:
-    """At most so many tasks; every bolt reads some of the components before it."""
+    """Draw a graph with a limited number of tasks; every bolt reads some of the components before it."""
     components: list[ComponentDef] = []
     pinned = draw(st.integers(0, 3)) == 1 and workers  # its spouts cannot be moved
     left = draw(st.integers(1, tasks))
@@ -73,7 +73,7 @@ def clusters(draw: st.DrawFn, least: int = 0, nodes: int = 4, weak: bool = True)
 
 @st.composite
 def loads(draw: st.DrawFn, graph: TopologyGraph, most_mhz: float = 3000.0, odd: bool = True) -> Load:
-    """What was measured; `odd`: some of it cannot be true, some tasks are unknown and some are not there any more."""
+    """Draw a measured load. With `odd`, some values are impossible, some tasks are unknown and some no longer exist."""
     def measured(most: float) -> st.SearchStrategy[float]:
         plain = st.floats(0, most) | st.sampled_from([0.0, most])
         return plain | ODD if odd else plain
@@ -102,26 +102,26 @@ def hostile(draw: st.DrawFn, least_slots: int = 0) -> Situation:
     """Up to two topologies and eight tasks. They may run already, with another number of tasks, on slots that are dead; one
     that is not asked about may run too."""
     cluster = draw(clusters(least_slots))
-    asked = tuple(draw(graphs(name)) for name in draw(st.sampled_from(["", "a", "b", "ab"])))
+    topologies = tuple(draw(graphs(name)) for name in draw(st.sampled_from(["", "a", "b", "ab"])))
     places = st.integers(0, len(cluster.slots) + 2)
     running = {}
     load = {}
-    for graph in (*asked, draw(graphs("other"))):
+    for graph in (*topologies, draw(graphs("other"))):
         if draw(st.booleans()):
             ran = graph if draw(st.booleans()) else draw(graphs(graph.name))
             running[graph.name] = draw(plans(ran, places))
         if draw(st.integers(0, 3)):
             load[graph.name] = draw(loads(graph))
-    return Situation(asked, cluster, load, running)
+    return Situation(topologies, cluster, load, running)
 
 
 @st.composite
 def settled(draw: st.DrawFn, most_mhz: float = 600.0, others: bool = True) -> Situation:
-    """Topologies that run on slots that are alive, with loads that can be true, on nodes that can carry something."""
+    """Draw topologies that run on live slots, with plausible loads, on nodes with capacity."""
     cluster = draw(clusters(least=1, weak=False))
-    asked = tuple(draw(graphs(name, workers=False)) for name in draw(st.sampled_from(["a", "ab", "abc"])))
+    topologies = tuple(draw(graphs(name, workers=False)) for name in draw(st.sampled_from(["a", "ab", "abc"])))
     places = st.sampled_from([slot.number for slot in cluster.slots])
-    every = (*asked, *([draw(graphs("other"))] if others and draw(st.booleans()) else []))
-    return Situation(asked, cluster, {graph.name: draw(loads(graph, most_mhz, odd=False)) for graph in every
-                                      if draw(st.integers(0, 4))},  # of some nothing is known yet
+    every = (*topologies, *([draw(graphs("other"))] if others and draw(st.booleans()) else []))
+    return Situation(topologies, cluster, {graph.name: draw(loads(graph, most_mhz, odd=False)) for graph in every
+                                      if draw(st.integers(0, 4))},  # some have no load yet
                      {graph.name: draw(plans(graph, places)) for graph in every})

@@ -1,4 +1,4 @@
-"""Any losses, any damage: a blob comes back as it was, or an error does. Holders are as far apart as can be."""
+"""Under any loss or damage a blob is restored intact or reported as an error. Holders are as far apart as possible."""
 
 from __future__ import annotations
 

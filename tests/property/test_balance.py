@@ -1,4 +1,4 @@
-"""What holds for every sharing out of key groups, and how far from the best one it can be."""
+"""Invariants of key-group balancing, and a bound on its distance from the optimum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ counts = st.one_of(st.floats(0, 1e6), st.integers(0, 50).map(float), st.just(0.0
 
 @st.composite
 def shares(draw: st.DrawFn, groups: int = 40, tasks: int = 8) -> tuple[Floats, Ints, int]:
-    """What came for each group, who owns it, and how many tasks there are."""
+    """Draw the load of each group, its owner, and the number of tasks."""
     par = draw(st.integers(1, tasks))
     loads = np.array(draw(st.lists(counts, min_size=1, max_size=groups)))
     owners = np.array(draw(st.lists(st.integers(0, par - 1), min_size=len(loads), max_size=len(loads))), dtype=np.int64)

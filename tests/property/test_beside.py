@@ -18,9 +18,9 @@ from millrace.schedulers.beside import Beside
 
 
 def in_place(graph: TopologyGraph) -> TopologyGraph:
-    """The same with groupings that let tuples stay where they are."""
+    """Return the same graph with local-or-shuffle groupings."""
     return replace(graph, ackers=0, components=tuple(
-        replace(component, inputs=tuple(replace(one, grouping=Grouping.LOCAL_OR_SHUFFLE) for one in component.inputs))
+        replace(component, inputs=tuple(replace(edge, grouping=Grouping.LOCAL_OR_SHUFFLE) for edge in component.inputs))
         for component in graph.components))
 
 
@@ -42,12 +42,12 @@ def test_everything_is_placed_evenly_and_fits_the_stages(graph, cluster, local) 
     seen = [task for stage in stages.partitions for tasks in stage for task in tasks]
     assert sorted(seen) == sorted(graph.tasks()) and set(stages.places) == set(seen)
     for component in graph.components:
-        for one in component.inputs:
-            _check_edge(graph, stages, one.source, component.name, placement)
+        for edge in component.inputs:
+            _check_edge(graph, stages, edge.source, component.name, placement)
 
 
 def _check_edge(graph, stages, source, target, placement) -> None:  # type: ignore[no-untyped-def]
-    """Tuples go to a later stage, or stay in the partition that they are in, on the same slot."""
+    """Check that tuples go to a later stage, or stay in their partition on the same slot."""
     pairs = [(TaskId(source, i), TaskId(target, j)) for i in range(graph.component(source).par)
              for j in range(graph.component(target).par)]
     levels = {(stages.places[a][0], stages.places[b][0]) for a, b in pairs}
@@ -65,7 +65,7 @@ def test_partners_are_together_and_what_is_placed_stays(graph, cluster) -> None:
     assert not isinstance(again, NewPlan)
     placement = first.plans["t"].placement
     for component in graph.components:
-        sources = {one.source for one in component.inputs}
+        sources = {edge.source for edge in component.inputs}
         if len(sources) == 1 and graph.component(source := sources.pop()).par == component.par:
             assert all(placement[TaskId(component.name, index)] == placement[TaskId(source, index)]
                        for index in range(component.par))

@@ -1,4 +1,4 @@
-"""Pieces, manifests and names: what was written comes back or is refused, and no cleaning takes what is needed."""
+"""Pieces, manifests and names: each is read back intact or refused, and garbage collection removes nothing still needed."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def test_no_other_bytes_are_a_manifest(data: bytes) -> None:
 
 
 @given(ANY_NAME, ANY_NAME, st.lists(ANY_NAME, min_size=2, max_size=2), st.integers(0, 2**63), st.integers(0, 2**63))
-def test_names_are_safe_and_all_different(one: str, other: str, components: list[str], epoch: int, wave: int) -> None:
+def test_names_are_safe_and_all_different(first: str, second: str, components: list[str], epoch: int, wave: int) -> None:
     names = {(topology, component): blob_name(topology, component, 12, epoch, wave)
-             for topology in (one, other) for component in components}
+             for topology in (first, second) for component in components}
     assert len(set(names.values())) == len(names)
     for (topology, component), name in names.items():
         steps = PurePosixPath(name).parts
@@ -101,7 +101,7 @@ def test_names_are_safe_and_all_different(one: str, other: str, components: list
         assert steps[0] == topology_prefix(topology)
         assert "/".join(steps[:3]) == task_prefix(topology, component, 12)
     assert manifest_names(names.values()) == []
-    assert manifest_names([manifest_name(one, epoch, wave)]) == [manifest_name(one, epoch, wave)]
+    assert manifest_names([manifest_name(first, epoch, wave)]) == [manifest_name(first, epoch, wave)]
 
 
 @given(st.data())

@@ -1,4 +1,4 @@
-"""Waves that are committed, given up, damaged, collected (not always to the end): the newest good one can be restored."""
+"""Waves are committed, abandoned, damaged or collected (sometimes partly): the newest intact one can be restored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = dict[int, list[int]]
 
 
 class MemoryStore:
-    """A dict; it stops answering after some deletions if told so."""
+    """An in-memory store that can stop responding after a number of deletions."""
 
     def __init__(self) -> None:
         self.contents: dict[str, bytes] = {}
@@ -52,7 +52,7 @@ class MemoryStore:
 
 
 class Waves(RuleBasedStateMachine):
-    """One task that keeps lists of numbers by key group; a delta is what was added since the last piece."""
+    """One task that keeps lists of numbers by key group; a delta holds the numbers added since the last piece."""
 
     @initialize()
     def start(self) -> None:
@@ -74,7 +74,7 @@ class Waves(RuleBasedStateMachine):
 
     @rule(anew=st.sets(st.integers(0, GROUPS - 1)), commit=st.booleans())
     def snapshot(self, anew: set[int], commit: bool) -> None:
-        """A wave: the groups that changed write what was added, or everything; it is committed or given up."""
+        """Run a wave: changed groups write a delta or a whole piece, and the wave is committed or abandoned."""
         self.wave += 1
         blob = blob_name("t", "count", 0, self.epoch, self.wave)
         pieces = {}
@@ -117,7 +117,7 @@ class Waves(RuleBasedStateMachine):
 
     @rule()
     def start_anew(self) -> None:
-        """A new epoch goes on from the newest good wave. Numbers of waves are never used again."""
+        """A new epoch continues from the newest intact wave. Wave numbers are never reused."""
         if self.damaged and not self.good:
             return
         self.epoch += 1

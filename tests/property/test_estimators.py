@@ -1,4 +1,4 @@
-"""What holds for the estimators whatever comes in."""
+"""Invariants of the estimators for any input."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def loads(draw: st.DrawFn, settling: bool = True, seconds: st.SearchStrategy[flo
 
 
 def values(load: Load) -> dict[object, float]:
-    """All that is estimated, as rates."""
-    found: dict[object, float] = {pair: tuples / load.window_seconds for pair, tuples in load.traffic.items() if tuples}
+    """Return all estimated values as rates."""
+    rates: dict[object, float] = {pair: tuples / load.window_seconds for pair, tuples in load.traffic.items() if tuples}
     for task, measured in load.tasks.items():
-        found.update({(task, name): getattr(measured, name) / load.window_seconds for name in COUNTERS + SECONDS})
-        found.update({(task, name): getattr(measured, name) for name in LEVELS})
-    return found
+        rates.update({(task, name): getattr(measured, name) / load.window_seconds for name in COUNTERS + SECONDS})
+        rates.update({(task, name): getattr(measured, name) for name in LEVELS})
+    return rates
 
 
 estimators = st.one_of(st.builds(Ewma, a=weights), st.builds(TrimmedMean, window=st.integers(1, 7)))
@@ -49,8 +49,8 @@ estimators = st.one_of(st.builds(Ewma, a=weights), st.builds(TrimmedMean, window
 def test_a_constant_gives_that_constant(parameters: Ewma | TrimmedMean, sample: Load, times: int) -> None:
     estimator = parameters.fresh()
     for _ in range(times):
-        found = estimator.add(sample)
-    assert values(found) == pytest.approx(values(sample))
+        estimate = estimator.add(sample)
+    assert values(estimate) == pytest.approx(values(sample))
 
 
 @given(estimators, st.lists(loads(), min_size=1, max_size=8))
@@ -70,9 +70,9 @@ def test_an_estimate_lies_between_the_least_and_the_most_that_came_in(parameters
 def test_tasks_queues_and_length_are_the_newest_samples(name: str, samples: list[Load]) -> None:
     estimator = make_estimator(name).fresh()
     for sample in samples:
-        found = estimator.add(sample)
-        assert found.window_seconds == sample.window_seconds and found.settling == sample.settling
-        assert {task: seen.queue_length for task, seen in found.tasks.items()} == {
+        estimate = estimator.add(sample)
+        assert estimate.window_seconds == sample.window_seconds and estimate.settling == sample.settling
+        assert {task: seen.queue_length for task, seen in estimate.tasks.items()} == {
             task: seen.queue_length for task, seen in sample.tasks.items()}
 
 
@@ -86,15 +86,15 @@ def test_a_single_spike_among_five_does_not_show_in_the_trimmed_mean(order: list
                   {pair: tuples for pair, tuples in usual.traffic.items() if set(pair) <= usual.tasks.keys()})
     estimator = TrimmedMean().fresh()
     for number in order:
-        found = estimator.add(spike if number == 0 else steady)
-    assert values(found) == pytest.approx(values(steady))
+        estimate = estimator.add(spike if number == 0 else steady)
+    assert values(estimate) == pytest.approx(values(steady))
 
 
 @given(st.sampled_from(["ewma", "trimmed-mean"]), st.lists(st.floats(), min_size=1, max_size=6), lengths)
-def test_nothing_that_a_broken_meter_says_gets_through(name: str, broken: list[float], seconds: float) -> None:
+def test_values_of_a_broken_meter_are_ignored(name: str, broken: list[float], seconds: float) -> None:
     estimator = make_estimator(name).fresh()
     task = TASKS[0]
     for value in broken:
-        found = estimator.add(Load(seconds, {task: TaskLoad(cpu_mhz=value, busy_seconds=value)}, {(task, task): value}))
-        numbers = (found.tasks[task].cpu_mhz, found.tasks[task].busy_seconds, *found.traffic.values())
+        estimate = estimator.add(Load(seconds, {task: TaskLoad(cpu_mhz=value, busy_seconds=value)}, {(task, task): value}))
+        numbers = (estimate.tasks[task].cpu_mhz, estimate.tasks[task].busy_seconds, *estimate.traffic.values())
         assert all(math.isfinite(number) and number >= 0 for number in numbers)

@@ -21,7 +21,7 @@ GROUPS = 16
 
 
 class Case(NamedTuple):
-    """The arguments of a scheduler, without the load, which Even does not look at."""
+    """The arguments of a scheduler without the load, which Even ignores."""
 
     graphs: tuple[TopologyGraph, ...]
     cluster: Cluster
@@ -57,7 +57,7 @@ def clusters(draw: st.DrawFn, least: int = 0) -> Cluster:
 
 @st.composite
 def cases(draw: st.DrawFn, least_slots: int = 0, others: bool = True) -> Case:
-    """Up to three topologies; some run already, on any slots, dead ones too; perhaps one that is not asked about."""
+    """Draw up to three topologies; some run already, on live or dead slots, and one may not be part of the request."""
     cluster = draw(clusters(least_slots))
     graphs = tuple(draw(topologies(name)) for name in draw(st.sampled_from(["", "a", "ab", "abc"])))
     places = st.integers(0, len(cluster.slots) + 3)
@@ -75,7 +75,7 @@ schedulers = st.builds(Even, one_worker_per_node=st.booleans(), spread_back=st.b
 
 
 def resulting(case: Case, result: SchedulingResult) -> Mapping[str, Plan]:
-    """The plans in force afterwards, of the topologies that were asked about."""
+    """Return the resulting plans of the requested topologies."""
     assert not isinstance(result, CannotPlace), result
     if isinstance(result, NewPlan):
         return result.plans
@@ -170,17 +170,17 @@ def test_a_first_assignment_is_even_and_uses_as_many_nodes_as_it_can(graph: Topo
 @given(cases(least_slots=1, others=False))
 def test_spreading_back_moves_as_few_as_possible_and_only_for_an_empty_slot(case: Case) -> None:
     assume(case.graphs)
-    asked = {graph.name: set(graph.tasks()) for graph in case.graphs}
-    case = case._replace(plans={name: plan for name, plan in case.plans.items() if name in asked})
+    tasks_by_name = {graph.name: set(graph.tasks()) for graph in case.graphs}
+    case = case._replace(plans={name: plan for name, plan in case.plans.items() if name in tasks_by_name})
     plans = resulting(case, case.ask(Even()))
     alive = [slot.number for slot in case.cluster.slots]
     stayed = Counter(slot for name, plan in case.plans.items() for task, slot in plan.placement.items()
-                     if task in asked[name])
+                     if task in tasks_by_name[name])
     kept = sorted((stayed[slot] for slot in alive), reverse=True)
-    total = sum(map(len, asked.values()))
+    total = sum(map(len, tasks_by_name.values()))
     moved = sum(case.plans[name].placement[task] in alive
                 for name in case.plans for task in Plan.diff(case.plans[name], plans[name]).moved)
-    if total - sum(kept) >= kept.count(0) or kept[0] < 2:  # what is placed anew fills the empty slots
+    if total - sum(kept) >= kept.count(0) or kept[0] < 2:  # newly placed tasks fill the empty slots
         assert moved == 0
         return
     least, larger = divmod(total, len(alive))

@@ -1,4 +1,4 @@
-"""Ackers that move while messages are under way, in any order: the verdicts are those of one ledger that never moved."""
+"""Ackers move while messages are in flight, in any order: the verdicts equal those of one ledger that never moved."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from millrace.control.ledger import Ledger, Owner, make_root
 from millrace.runtime.flow.tracker import Tracker
 from millrace.runtime.wire import messages as wire
 
-Given = tuple[list[tuple[int, int, Owner | None]], list[int]]
+Handover = tuple[list[tuple[int, int, Owner | None]], list[int]]
 ACKERS = 2
-SPOUT_SLOT = 9  # where nobody's acker is
+SPOUT_SLOT = 9  # a slot without an acker
 
 
-class Verdicts:
-    """What was told, by root. Told twice, or two things, would be wrong."""
+class FakeVerdicts:
+    """Verdicts by root. A second verdict for a root is an error."""
 
     def __init__(self) -> None:
-        self.told: dict[int, bool] = {}
+        self.by_root: dict[int, bool] = {}
 
     def add(self, root: int, verdict: bool | None) -> None:
         if verdict is not None:
-            assert root not in self.told, f"root {root} was told twice"
-            self.told[root] = verdict
+            assert root not in self.by_root, f"root {root} was told twice"
+            self.by_root[root] = verdict
 
 
-def take(ledger: Ledger, given: Given, verdicts: Verdicts) -> None:
-    """As a tracker does."""
-    for root, total, owner in given[0]:
+def take(ledger: Ledger, handover: Handover, verdicts: FakeVerdicts) -> None:
+    """Apply a handover to the ledger as a tracker does."""
+    for root, total, owner in handover[0]:
         if owner is not None:
             verdicts.add(root, ledger.open(root, total, owner))
         elif ledger.ack(root, total) is not None:
             verdicts.add(root, True)
-    for root in given[1]:
+    for root in handover[1]:
         if ledger.fail(root) is not None:
             verdicts.add(root, False)
 
 
 def with_failures(forest: list[Tree], order: Random) -> tuple[list[tuple[Tree, int | str | None]], set[int]]:
-    """All messages in any order; of some trees one ack is a failure instead."""
+    """Return all messages in random order; in some trees one ack is replaced by a failure."""
     doomed = {tree.root for tree in forest if tree.acks and order.random() < 0.4}
-    found: list[tuple[Tree, int | str | None]] = []
+    labelled: list[tuple[Tree, int | str | None]] = []
     for tree, ack in messages(forest, order):
-        fails = tree.root in doomed and ack is not None and all(of is not tree or other != "fail" for of, other in found)
-        found.append((tree, "fail" if fails else ack))
-    order.shuffle(found)
-    return found, doomed
+        fails = tree.root in doomed and ack is not None and all(of is not tree or other != "fail" for of, other in labelled)
+        labelled.append((tree, "fail" if fails else ack))
+    order.shuffle(labelled)
+    return labelled, doomed
 
 
-def hand(ledger: Ledger, tree: Tree, message: int | str | None, verdicts: Verdicts) -> None:
+def hand(ledger: Ledger, tree: Tree, message: int | str | None, verdicts: FakeVerdicts) -> None:
     if message == "fail":
         if ledger.fail(tree.root) is not None:
             verdicts.add(tree.root, False)
@@ -67,11 +67,11 @@ def hand(ledger: Ledger, tree: Tree, message: int | str | None, verdicts: Verdic
 @given(forests(), st.randoms(use_true_random=False), st.integers(2, 4))
 def test_any_number_of_ledgers_put_together_in_any_order_are_one(forest: list[Tree], order: Random, count: int) -> None:
     """Every message reaches one of the ledgers; each but the last is handed over to another at any moment."""
-    found, doomed = with_failures(forest, order)
+    labelled, doomed = with_failures(forest, order)
     ledgers = [Ledger() for _ in range(count)]
-    under_way: list[Given] = []
-    verdicts = Verdicts()
-    todo: list[tuple[str, object]] = [("message", entry) for entry in found]
+    under_way: list[Handover] = []
+    verdicts = FakeVerdicts()
+    todo: list[tuple[str, object]] = [("message", entry) for entry in labelled]
     todo += [("retire", number) for number in range(count - 1)]
     order.shuffle(todo)
     alive = list(range(count))
@@ -81,16 +81,16 @@ def test_any_number_of_ledgers_put_together_in_any_order_are_one(forest: list[Tr
             under_way.append(ledgers[what].hand_over())  # type: ignore[call-overload]
         else:
             hand(ledgers[order.choice(alive)], *what, verdicts)  # type: ignore[misc]
-        if under_way and order.random() < 0.5:  # what was handed over arrives, where the next one may retire as well
+        if under_way and order.random() < 0.5:  # deliver the handover; the receiver may retire as well
             take(ledgers[order.choice(alive)], under_way.pop(order.randrange(len(under_way))), verdicts)
     for given_up in under_way:
         take(ledgers[count - 1], given_up, verdicts)
-    assert verdicts.told == {tree.root: tree.root not in doomed for tree in forest}
+    assert verdicts.by_root == {tree.root: tree.root not in doomed for tree in forest}
 
 
 @given(forests(), st.randoms(use_true_random=False))
 def test_nothing_is_complete_before_its_last_message_whatever_is_handed_over(forest: list[Tree], order: Random) -> None:
-    ledger, verdicts = Ledger(), Verdicts()
+    ledger, verdicts = Ledger(), FakeVerdicts()
     left = Counter({tree.root: len(tree.acks) + 1 for tree in forest})
     for tree, ack in messages(forest, order):
         if order.random() < 0.5:
@@ -98,7 +98,7 @@ def test_nothing_is_complete_before_its_last_message_whatever_is_handed_over(for
             take(ledger, old.hand_over(), verdicts)
         left[tree.root] -= 1
         hand(ledger, tree, ack, verdicts)
-        assert set(verdicts.told) == {root for root, count in left.items() if count == 0}
+        assert set(verdicts.by_root) == {root for root, count in left.items() if count == 0}
     assert ledger.hand_over() == ([], [])
 
 
@@ -107,7 +107,7 @@ class Net:
     skip some; messages between two workers stay in order, those of different pairs do not."""
 
     def __init__(self, slots: int, order: Random) -> None:
-        self.order, self.verdicts = order, Verdicts()
+        self.order, self.verdicts = order, FakeVerdicts()
         self.mail: dict[tuple[int, int], deque[wire.DataMessage]] = defaultdict(deque)
         self.plans: list[list[tuple[int, int]]] = [[(0, 1)] * ACKERS]  # slot and incarnation of each; one for each version
         self.trackers: dict[int, Tracker] = {}
@@ -134,7 +134,7 @@ class Net:
         self.plans.append([(slot, version) if number == acker else place for number, place in enumerate(self.plans[-1])])
 
     def hear(self, slot: int) -> None:
-        """The newest plan, in the order in which a worker carries it out."""
+        """Apply the newest plan in the order in which a worker applies it."""
         tracker, plan = self.trackers[slot], self.plans[-1]
         if self.known.get(slot) == len(self.plans):
             return
@@ -172,7 +172,7 @@ class Net:
             self.deliver()
 
 
-class Spout:
+class FakeSpout:
     number, incarnation = 5, 1
 
 
@@ -183,14 +183,14 @@ def root_of(tree: Tree) -> int:
 @given(forests(), st.randoms(use_true_random=False), st.integers(2, 4), st.integers(0, 8))
 def test_ackers_that_move_about_forget_nothing_and_nobody_sends_in_circles(forest: list[Tree], order: Random, slots: int,
                                                                           moves: int) -> None:
-    """Also there and back again, while some have not heard of the first move."""
-    found, doomed = with_failures(forest, order)
+    """Ackers may move back before every worker has heard of the first move."""
+    labelled, doomed = with_failures(forest, order)
     net = Net(slots, order)
     todo: list[Callable[[], object]] = []
-    for tree, message in found:
+    for tree, message in labelled:
         root, tracker = root_of(tree), net.trackers[order.choice([*range(slots), SPOUT_SLOT])]
         if message is None:
-            spout: object = Spout()
+            spout: object = FakeSpout()
             todo.append(lambda root=root, tree=tree, spout=spout: net.trackers[SPOUT_SLOT].open(root, tree.opened, spout))
         elif message == "fail":
             todo.append(lambda root=root, tracker=tracker: tracker.fail([root]))
@@ -210,5 +210,5 @@ def test_ackers_that_move_about_forget_nothing_and_nobody_sends_in_circles(fores
     for tracker in net.trackers.values():
         tracker.flush()
     net.settle()
-    assert net.verdicts.told == {root_of(tree): tree.root not in doomed for tree in forest}
+    assert net.verdicts.by_root == {root_of(tree): tree.root not in doomed for tree in forest}
     assert all(not tracker._early for tracker in net.trackers.values())

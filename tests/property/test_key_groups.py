@@ -1,4 +1,4 @@
-"""Key groups: shared out evenly, and as few as possible moved when the parallelism changes."""
+"""Key groups are assigned evenly, and as few as possible move when the parallelism changes."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_shares_stay_even_through_any_number_of_changes(case: tuple[int, int], p
         new = min(wanted, groups)
         owners, old = rescaled_key_groups(owners, new), owners
         assert_even(owners, new)
-        if new >= par:  # growing, only the newcomers get anything
+        if new >= par:  # growing: only new tasks receive groups
             assert all(now == was or now >= par for was, now in zip(old, owners, strict=True))
-        else:  # shrinking, whoever stays gives nothing away
+        else:  # shrinking: remaining tasks keep their groups
             assert all(now == was or was >= new for was, now in zip(old, owners, strict=True))
         assert rescaled_key_groups(owners, new) == owners, "nothing moves when nothing changed"
         par = new

@@ -38,18 +38,18 @@ class Count:
     lists = State(default=list)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Equal, and of the same types all the way down."""
-    if type(one) is not type(other) or one != other:
+    if type(value) is not type(other) or value != other:
         return False
-    if isinstance(one, list | tuple):
-        return all(map(same, one, other))
-    if isinstance(one, set | frozenset):
-        return all(map(same, sorted(one, key=repr), sorted(other, key=repr)))
-    return all(same(item, other[key]) for key, item in one.items()) if isinstance(one, dict) else True
+    if isinstance(value, list | tuple):
+        return all(map(same, value, other))
+    if isinstance(value, set | frozenset):
+        return all(map(same, sorted(value, key=repr), sorted(other, key=repr)))
+    return all(same(item, other[key]) for key, item in value.items()) if isinstance(value, dict) else True
 
 
-class Task:
+class FakeTask:
     def __init__(self, owned: set[int]) -> None:
         self.bolt: Any = Count()
         opened = open_states(self.bolt, stable_hash, owned, GROUPS, "count", lambda: 0.0)
@@ -58,7 +58,7 @@ class Task:
 
 
 class Machine(RuleBasedStateMachine):
-    """One or two tasks share the groups; `stored` is what the checkpoint store has: the chain of each group."""
+    """One or two tasks share the groups; `stored` is the checkpoint store's chain of pieces for each group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,12 +72,12 @@ class Machine(RuleBasedStateMachine):
         self.only_atoms = only_atoms  # the state stays one dict
         self.patch = mock.patch.object(keyed_state, "PAGED_ABOVE", paged_above)
         self.patch.start()
-        self.tasks = [Task(owned), Task(set(range(GROUPS)) - owned)]
+        self.tasks = [FakeTask(owned), FakeTask(set(range(GROUPS)) - owned)]
 
     def teardown(self) -> None:
         self.patch.stop()
 
-    def task(self, key: Any) -> Task:
+    def task(self, key: Any) -> FakeTask:
         return next(task for task in self.tasks if stable_hash(key) % GROUPS in task.state.owned)
 
     @rule(key=few_keys, value=values)
@@ -162,7 +162,7 @@ class Machine(RuleBasedStateMachine):
             assert task.state.sizes() == {group: sum(map(len, self.stored[group])) for group in sorted(task.state.owned)
                                           if group in self.stored}
         self.committed = dict(self.model), {key: list(value) for key, value in self.lists.items()}
-        twin = Task(set(range(GROUPS)))
+        twin = FakeTask(set(range(GROUPS)))
         twin.state.restore_all(self.stored)
         assert (twin.bolt.state, twin.bolt.lists) == (self.model, self.lists), "what is stored is what there is"
 
@@ -181,8 +181,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(owned=shares)
     def fail_and_recover(self, owned: set[int]) -> None:
-        """All that is in no snapshot is gone; the groups are shared out anew."""
-        self.tasks = [Task(owned), Task(set(range(GROUPS)) - owned)]
+        """Lose everything that is in no snapshot, and reassign the groups."""
+        self.tasks = [FakeTask(owned), FakeTask(set(range(GROUPS)) - owned)]
         for task in self.tasks:
             for group in task.state.owned:
                 task.state.restore(group, self.stored.get(group, []))
@@ -222,7 +222,7 @@ TestKeyedState.settings = settings(max_examples=examples(60), stateful_step_coun
 
 @given(st.lists(st.tuples(st.sampled_from(["set", "del", "read", "snapshot"]), st.integers(0, 6))), st.booleans())
 def test_the_order_is_that_of_a_dict(steps: list[tuple[str, int]], paged: bool) -> None:
-    task, model = Task(set(range(GROUPS))), {}
+    task, model = FakeTask(set(range(GROUPS))), {}
     for step, key in steps:
         if step == "set":
             task.bolt.state[key] = model[key] = [key] if paged else key
@@ -249,7 +249,7 @@ expiring_steps = st.one_of(
 
 
 class Expiring:
-    """A state with a ttl beside a dict of values and one of the times when they are gone."""
+    """A state with a ttl, compared with a dict of values and a dict of their expiry times."""
 
     def __init__(self) -> None:
         self.time, self.values, self.dues = 100, {}, {}
@@ -346,13 +346,13 @@ def test_entries_are_gone_when_their_time_has_come_whatever_happened_before(step
 
 @given(st.dictionaries(keys, values))
 def test_a_snapshot_gives_back_values_of_the_same_types(entries: dict[Any, Any]) -> None:
-    one, other = Task(set(range(GROUPS))), Task(set(range(GROUPS)))
-    one.bolt.state.update(entries)
-    for group, (whole, piece) in one.state.snapshot().items():
+    task, other = FakeTask(set(range(GROUPS))), FakeTask(set(range(GROUPS)))
+    task.bolt.state.update(entries)
+    for group, (whole, piece) in task.state.snapshot().items():
         assert whole
         other.state.restore(group, [piece])
     assert same(other.bolt.state.copy(), entries)
-    assert isinstance(other.bolt.state, PagedState) == isinstance(one.bolt.state, PagedState)
+    assert isinstance(other.bolt.state, PagedState) == isinstance(task.bolt.state, PagedState)
 
 
 @given(values)
@@ -361,7 +361,7 @@ def test_a_packed_value_comes_back_with_the_same_types(value: Any) -> None:
 
 
 @given(values, st.data())
-def test_bytes_that_nobody_packed_are_told(value: Any, data: st.DataObject) -> None:
+def test_invalid_bytes_are_refused(value: Any, data: st.DataObject) -> None:
     packed = pack_value(value)
     cut = data.draw(st.integers(0, len(packed)))
     try:

@@ -1,4 +1,4 @@
-"""Random trees of chunks, their messages delivered in any order: a root completes when all is done and never before."""
+"""Random trees of chunks with messages in any order: a root completes with its last message and not before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOTS = 4
 
 @dataclass
 class Tree:
-    """One root: what its spout says, and what each task that finishes one of its chunks says."""
+    """One root: the spout's message, and the ack of each task that finishes one of its chunks."""
 
     root: int
     owner: tuple[int, int]
@@ -52,14 +52,14 @@ def forests(draw: st.DrawFn) -> list[Tree]:
 
 
 def messages(forest: list[Tree], order: Random) -> list[tuple[Tree, int | None]]:
-    """Every message of every tree in any order at all; None is the spout's own."""
-    found = [(tree, ack) for tree in forest for ack in [None, *tree.acks]]
-    order.shuffle(found)
-    return found
+    """Return every message of every tree in random order; None is the spout's own."""
+    pairs = [(tree, ack) for tree in forest for ack in [None, *tree.acks]]
+    order.shuffle(pairs)
+    return pairs
 
 
 def deliver(ledger: Ledger, tree: Tree, ack: int | None) -> bool:
-    """True if the ledger says that the tree is complete."""
+    """Return True if the ledger reports the tree as complete."""
     if ack is None:
         return ledger.open(tree.root, tree.opened, tree.owner) is True
     owner = ledger.ack(tree.root, ack)
@@ -91,17 +91,17 @@ def test_acks_may_be_summed_up_on_the_way(forest: list[Tree], order: Random) -> 
 
 
 @given(forests(), st.randoms(use_true_random=False))
-def test_a_root_that_fails_is_told_once_and_never_completes(forest: list[Tree], order: Random) -> None:
+def test_a_failed_root_is_reported_once_and_never_completes(forest: list[Tree], order: Random) -> None:
     ledger = Ledger()
     doomed = {tree.root for tree in forest if tree.acks and order.random() < 0.5}
-    found = [(tree, ack, False) for tree, ack in messages(forest, order)]
+    deliveries = [(tree, ack, False) for tree, ack in messages(forest, order)]
     for tree in forest:
-        if tree.root in doomed:  # one part failed: its ack never comes, its failure does, at any time
-            gone = next(i for i, (of, ack, _) in enumerate(found) if of is tree and ack is not None)
-            found[gone] = (tree, None, True)
-    order.shuffle(found)
+        if tree.root in doomed:  # one chunk fails: a failure replaces its ack, at any time
+            gone = next(i for i, (of, ack, _) in enumerate(deliveries) if of is tree and ack is not None)
+            deliveries[gone] = (tree, None, True)
+    order.shuffle(deliveries)
     completed, failed = [], []
-    for tree, ack, fails in found:
+    for tree, ack, fails in deliveries:
         if fails:
             if ledger.fail(tree.root) is not None:
                 failed.append(tree.root)

@@ -1,4 +1,4 @@
-"""Any graph, anywhere, moved about in any way: whatever a worker looks up in its node's part is as in the whole plan."""
+"""For any graph, placement and moves, a worker's lookups in its node's part match the whole plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUPINGS = (Grouping.SHUFFLE, Grouping.fields("word"), Grouping.ALL, Grouping.G
 
 @st.composite
 def graphs(draw: st.DrawFn, name: str = "any") -> TopologyGraph:
-    """Up to six components; every bolt reads some of those before it."""
+    """Draw up to six components; every bolt reads some of those before it."""
     components: list[ComponentDef] = []
     for number in range(draw(st.integers(1, 6))):
         before = [component.name for component in components]
@@ -37,7 +37,7 @@ def graphs(draw: st.DrawFn, name: str = "any") -> TopologyGraph:
 
 
 class Watched:
-    """A master whose every plan is checked, node by node, against what has ever been on the node."""
+    """A master whose every plan is checked, node by node, against all components that were ever on the node."""
 
     def __init__(self, slots: int, nodes: int) -> None:
         self.state, self.nodes, self.generation = MasterState(), nodes, 0
@@ -76,10 +76,10 @@ class Watched:
                 self.running[slot] = part.tasks_at(slot)
 
     def check_lookups(self, node: str, part: Assignment, whole: Assignment) -> None:
-        found = {topology.number: topology for topology in part.topologies}
+        by_number = {topology.number: topology for topology in part.topologies}
         for topology in whole.topologies:
             been = self.been.get((topology.number, node), set())
-            mine = found.get(topology.number)
+            mine = by_number.get(topology.number)
             if mine is None:
                 assert not been
                 continue
@@ -101,7 +101,7 @@ class Watched:
 
 
 def lookups(topology: TopologyAssignment, been: set[str]) -> Iterator[TaskId]:
-    """Every place that a task of these components can ask for."""
+    """Return every lookup that a task of these components can make."""
     for index in range(topology.graph.ackers):
         yield TaskId(ACKER, index)
     for name in been - {ACKER}:
@@ -111,10 +111,10 @@ def lookups(topology: TopologyAssignment, been: set[str]) -> Iterator[TaskId]:
 
 
 @given(graphs(), graphs("second"), st.integers(1, 5), st.integers(1, 3), st.data())
-def test_every_lookup_finds_the_same_in_the_part_as_in_the_whole(one: TopologyGraph, two: TopologyGraph, slots: int,
+def test_every_lookup_finds_the_same_in_the_part_as_in_the_whole(first: TopologyGraph, second: TopologyGraph, slots: int,
                                                                 nodes: int, data: st.DataObject) -> None:
     watched = Watched(slots, nodes)
-    for graph in (one, two):
+    for graph in (first, second):
         watched.on(Submitted(graph))
     for _ in range(data.draw(st.integers(0, 8))):
         here = sorted(watched.state.workers)

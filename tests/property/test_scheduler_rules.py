@@ -1,4 +1,4 @@
-"""The rules that every scheduler keeps, on generated situations; and what each paper promises beyond them."""
+"""The rules that every scheduler keeps, on generated situations, and the further guarantees of each paper."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EPS = 1 + 1e-6
 
 
 def of_every_scheduler(test: Callable[..., None]) -> Any:
-    """The test for each scheduler by its name."""
+    """Run the test for each scheduler, by name."""
     return pytest.mark.parametrize("name", SCHEDULERS)(test)
 
 
@@ -55,37 +55,37 @@ def check(name: str, situations: st.SearchStrategy[Situation], rule: Callable[[S
 
 
 def resulting(situation: Situation, result: SchedulingResult) -> Mapping[str, Plan]:
-    """The plans in force afterwards, of the topologies that were asked about."""
+    """Return the resulting plans of the requested topologies."""
     assert not isinstance(result, CannotPlace), result
     plans = after(situation, result).plan
     return {graph.name: plans[graph.name] for graph in situation.graphs}
 
 
 def measured_mhz(load: Mapping[str, Load], name: str, task: TaskId) -> float:
-    """What is to be believed of a meter: nothing below zero, nothing that is not a number."""
+    """Return the measured MHz; negative values and NaN count as zero."""
     seen = load[name].tasks.get(task) if name in load else None
     value = seen.cpu_mhz if seen else 0.0
     return 0.0 if math.isnan(value) or value < 0 else min(value, 1e15)
 
 
 def worker_mhz(situation: Situation, plans: Mapping[str, Plan]) -> dict[int, float]:
-    found = {slot.number: 0.0 for slot in situation.cluster.slots}
+    used = {slot.number: 0.0 for slot in situation.cluster.slots}
     for name, plan in plans.items():
         for task, slot in plan.placement.items():
-            if slot in found:
-                found[slot] += measured_mhz(situation.load, name, task)
-    return found
+            if slot in used:
+                used[slot] += measured_mhz(situation.load, name, task)
+    return used
 
 
 def node_mhz(situation: Situation, plans: Mapping[str, Plan]) -> dict[str, float]:
-    found: defaultdict[str, float] = defaultdict(float)
+    used: defaultdict[str, float] = defaultdict(float)
     for slot, mhz in worker_mhz(situation, plans).items():
-        found[situation.cluster.node_of(slot).name] += mhz
-    return found
+        used[situation.cluster.node_of(slot).name] += mhz
+    return used
 
 
 def inter_node(situation: Situation, plans: Mapping[str, Plan]) -> float:
-    """Tuples a second between nodes, of the topologies asked about."""
+    """Return the requested topologies' tuples per second between nodes."""
     node = {slot.number: slot.node for slot in situation.cluster.slots}
     total = 0.0
     for graph in situation.graphs:
@@ -215,7 +215,7 @@ def test_a_spout_that_cannot_be_moved_stays_as_long_as_its_slot_is_alive(name: s
 
 
 @of_every_scheduler
-def test_what_cannot_be_true_does_not_come_out_again(name: str) -> None:
+def test_impossible_loads_do_not_reach_the_result(name: str) -> None:
     def rule(scheduler: Scheduler, situation: Situation) -> None:
         result = ask(scheduler, situation)
         assert not re.search(r"\b(nan|inf)\b", result.reason), result.reason
@@ -239,7 +239,7 @@ def test_parameters_have_a_sentence_each(name: str) -> None:
 
 
 def seen(situation: Situation) -> bool:
-    """Whether every topology asked about did something, so that T-Storm has a load to go by."""
+    """Return True if every requested topology has a measured load, which T-Storm needs."""
     return all(any(task.cpu_mhz for task in situation.load.get(graph.name, Load()).tasks.values())
                for graph in situation.graphs)
 
@@ -251,19 +251,19 @@ def test_tstorm_keeps_its_three_constraints_where_they_can_be_kept(gamma: float,
     node = {slot.number: slot.node for slot in situation.cluster.slots}
     nodes = set(node.values())
     every = [(name, node[slot], slot) for name, plan in plans.items() for slot in plan.placement.values()]
-    asked = {graph.name for graph in situation.graphs}
-    workers = {(name, place, slot) for name, place, slot in every if name in asked}
+    names = {graph.name for graph in situation.graphs}
+    workers = {(name, place, slot) for name, place, slot in every if name in names}
     assert len(workers) == len({(name, place) for name, place, _ in workers}), "(1) two workers of a topology on a node"
     most = math.ceil(gamma * len(every) / len(nodes) - 1e-9)
     counts = Counter(place for _, place, _ in every)
-    fixed = Counter(place for name, place, _ in every if name not in asked)
+    fixed = Counter(place for name, place, _ in every if name not in names)
     assert all(counts[place] <= most or counts[place] == fixed[place] for place in nodes), "(3) too many tasks on a node"
     capacity = {machine.name: machine.capacity_mhz for machine in situation.cluster.nodes}
     assert all(mhz <= 0.9 * capacity[place] * EPS for place, mhz in node_mhz(situation, plans).items()), "(2) overload"
 
 
 @given(settled(most_mhz=2000.0).filter(seen))
-def test_tstorm_says_so_when_a_constraint_gives_way(situation: Situation) -> None:
+def test_tstorm_reports_a_relaxed_constraint(situation: Situation) -> None:
     result = ask(TStorm(1.0, capacity=0.8, cores=0), situation)
     if not isinstance(result, NewPlan):
         return

@@ -1,4 +1,4 @@
-"""The coordinator of waves, driven by anything that may happen to it."""
+"""The wave coordinator, driven by every possible sequence of events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS = [INIT, PREPARE, COMMIT, ROLLBACK]
 
 
 class WaveStory(RuleBasedStateMachine):
-    """`prepared` and `done` are what tasks have said, kept apart from the coordinator."""
+    """`prepared` and `done` record the tasks' answers, independently of the coordinator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,14 +52,14 @@ class WaveStory(RuleBasedStateMachine):
             if isinstance(step, Send):
                 assert step.kind in KINDS and step.tasks == tuple(sorted(self.waves.waiting))
                 assert step.sweep == (step.kind == PREPARE)
-                assert not self.unclaimed or step.kind != INIT  # nobody takes anything up before the store knows
+                assert not self.unclaimed or step.kind != INIT  # no task is initialized before the store accepts the claim
                 if step.kind == PREPARE and step.wave not in self.begun:
                     assert not self.begun or step.wave > self.begun[-1]  # no number is used twice
                     self.begun.append(step.wave)
             elif isinstance(step, Claim):
                 self.unclaimed = True
             elif isinstance(step, Store):
-                assert self.prepared[step.wave] == set(TASKS)  # nothing is stored that a task has not prepared
+                assert self.prepared[step.wave] == set(TASKS)  # only prepared tasks are stored
                 assert [record.task for record in step.records] == sorted(TASKS)
                 self.storing = step.wave
             elif isinstance(step, Committed):
@@ -77,7 +77,7 @@ class WaveStory(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(KINDS), back=st.integers(-1, 2), task=st.sampled_from(TASKS),
           error=st.sampled_from(["", "", "no"]))
     def someone_answers(self, kind: str, back: int, task: TaskId, error: str) -> None:
-        """Of what is asked, of something long past, or of what nobody asked."""
+        """Answer a current request, an old one, or one that was never made."""
         wave = (self.waves.committed if kind == INIT else self.waves.wave) - back
         if kind == PREPARE and not error and self.waves.phase == PREPARE and wave == self.waves.wave:
             self.prepared.setdefault(wave, set()).add(task)
@@ -116,7 +116,7 @@ class WaveStory(RuleBasedStateMachine):
         assert self.waves.committed <= self.waves.wave
 
     def teardown(self) -> None:
-        """Whatever has happened: if from now on everyone answers, a wave is committed."""
+        """After any history a wave is committed once every task answers."""
         before = self.waves.committed
         for _ in range(12):
             if self.unclaimed:

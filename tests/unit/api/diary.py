@@ -1,4 +1,4 @@
-"""A task handle that writes down what a component does."""
+"""A task handle that records a component's calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batching bolts by themselves, with a task handle that writes down what they do."""
+"""Batching bolts on their own, with a task handle that records their calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_batch_runs_when_the_ticks_exceed_the_number_set() -> None:
                             ("emit", ["two", 1], None, None, tups[2:], None), ("ack", tups[2])]
     bolt.process(tups[0])
     bolt.process_tick(TICK)
-    assert diary.take() == []  # the count began anew
+    assert diary.take() == []  # the count has restarted
 
 
 def test_ticks_are_counted_while_there_is_nothing_to_process() -> None:
@@ -72,7 +72,7 @@ def test_a_batch_that_raises_is_failed_and_the_others_still_run() -> None:
     assert diary.take() == [("error", "bad batch", bad[0]), ("fail", bad[0]), ("fail", bad[1]),
                             ("emit", ["goo", 1], None, None, [good], None), ("ack", good)]
     bolt.process_batches()
-    assert diary.take() == []  # nothing is kept for another time
+    assert diary.take() == []  # nothing is kept for later
 
 
 def test_the_switches_of_a_batching_bolt() -> None:

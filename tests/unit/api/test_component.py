@@ -1,4 +1,4 @@
-"""Tuples, and what spouts and bolts have in common."""
+"""Tuples, and the common behaviour of spouts and bolts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_tuple_reads_like_streamparses() -> None:
     assert (tup[1], tup[4], len(tup)) == ("split", ("a", 1), 5)
 
 
-def test_ticks_and_heartbeats_are_told_apart() -> None:
+def test_ticks_and_heartbeats_are_distinguished() -> None:
     heartbeat = Tuple.of("h", "x", "__heartbeat", -1, ())
     assert Bolt.is_tick(TICK) and not Bolt.is_tick(word("a")) and not Bolt.is_tick(heartbeat)
     assert Component.is_heartbeat(heartbeat) and not Component.is_heartbeat(TICK)
@@ -49,7 +49,7 @@ def test_outside_a_task_a_spout_records_its_calls() -> None:
     assert spout.emitted == [Emitted(("a",), "s", 5, None, 3), Emitted("batch", tup_id=6)]
 
 
-def test_what_must_be_defined_says_so() -> None:
+def test_abstract_methods_raise() -> None:
     for call, method in ((Spout().next_tuple, "next_tuple"), (lambda: Bolt().process(TICK), "process"),
                          (lambda: BatchingBolt().process_batch(None, []), "process_batch"),
                          (lambda: ReplayableSpout().seek(1), "seek")):

@@ -1,4 +1,4 @@
-"""Spouts made of DataFrames, as they are declared. Spark itself is not needed for that."""
+"""Declarations of DataFrame spouts, tested without Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace.model.graph import graph_of
 
 
 class StubDataFrame:
-    """As much of a DataFrame as is looked at."""
+    """The part of a DataFrame that the declaration reads."""
 
     def __init__(self, *columns: str, streaming: bool = True) -> None:
         self.columns, self.isStreaming = list(columns), streaming
@@ -87,24 +87,24 @@ def test_what_is_not_a_dataframe_is_refused() -> None:
 # -- the spout itself --
 
 
-class Feed:
+class FakeFeed:
     def __init__(self, *batches: Any) -> None:
-        self.batches, self.told = list(batches), []  # type: ignore[var-annotated]
+        self.batches, self.calls = list(batches), []  # type: ignore[var-annotated]
 
     def take(self) -> Any:
         return self.batches.pop(0) if self.batches else None
 
     def done(self, key: Any) -> None:
-        self.told.append(("done", key))
+        self.calls.append(("done", key))
 
     def refuse(self, key: Any, reason: str) -> None:
-        self.told.append(("refused", key))
+        self.calls.append(("refused", key))
 
     def close(self) -> None:
-        self.told.append(("closed", None))
+        self.calls.append(("closed", None))
 
 
-class Handle:
+class FakeHandle:
     def __init__(self, error: Exception | None = None) -> None:
         self.emitted: list[Any] = []
         self.error = error
@@ -118,47 +118,47 @@ class Handle:
 BATCH = pa.record_batch({"line": ["a", "b"]})
 
 
-def spout(feed: Feed, tracked: bool = True, error: Exception | None = None) -> tuple[DataFrameSpout, Handle]:
-    made, handle = DataFrameSpout(), Handle(error)
+def spout(feed: FakeFeed, tracked: bool = True, error: Exception | None = None) -> tuple[DataFrameSpout, FakeHandle]:
+    made, handle = DataFrameSpout(), FakeHandle(error)
     made.feed, made._handle, made.tracked = feed, handle, tracked  # type: ignore[assignment]
     return made, handle
 
 
 def test_it_is_done_when_it_is_acked() -> None:
-    feed = Feed((1, BATCH))
+    feed = FakeFeed((1, BATCH))
     made, handle = spout(feed)
     made.next_tuple()
     made.next_tuple()
-    assert (handle.emitted, feed.told) == ([(1, 2)], [])
+    assert (handle.emitted, feed.calls) == ([(1, 2)], [])
     made.ack(1)
-    assert feed.told == [("done", 1)]
+    assert feed.calls == [("done", 1)]
     assert not made.unacked_tuples
 
 
 def test_what_fails_is_sent_again_by_the_spout_itself() -> None:
-    feed = Feed((1, BATCH))
+    feed = FakeFeed((1, BATCH))
     made, handle = spout(feed)
     made.next_tuple()
     made.fail_cause = "lost"
     made.fail(1)
-    assert (handle.emitted, feed.told) == ([(1, 2), (1, 2)], [])
+    assert (handle.emitted, feed.calls) == ([(1, 2), (1, 2)], [])
 
 
 def test_untracked_it_is_done_when_it_is_sent() -> None:
-    feed = Feed((1, BATCH))
+    feed = FakeFeed((1, BATCH))
     made, _ = spout(feed, tracked=False)
     made.next_tuple()
-    assert feed.told == [("done", 1)]
+    assert feed.calls == [("done", 1)]
 
 
 def test_what_cannot_be_emitted_is_refused() -> None:
-    feed = Feed((1, BATCH))
+    feed = FakeFeed((1, BATCH))
     made, _ = spout(feed, error=ValueError("other columns"))
     with pytest.raises(ValueError, match="other columns"):
         made.next_tuple()
-    assert feed.told == [("refused", 1)]
+    assert feed.calls == [("refused", 1)]
 
 
-def test_without_an_engine_it_says_what_to_do() -> None:
+def test_without_an_engine_the_error_has_advice() -> None:
     with pytest.raises(NotRunning, match="submit its topology to an engine on Spark"):
         DataFrameSpout().next_tuple()

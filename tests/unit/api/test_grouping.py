@@ -1,4 +1,4 @@
-"""Groupings as values, and the hash that fields groupings stand on."""
+"""Groupings as values, and the hash behind fields groupings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_grouping_travels(grouping: Grouping) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(grouping), type=Grouping) == grouping
 
 
-@pytest.mark.parametrize(("one", "other"), [
+@pytest.mark.parametrize(("key", "other"), [
     (1, 1.0), (1, True), (0, False), (0.0, -0.0), ((1, "a"), [1.0, "a"]), (2**70, float(2**70)),
     (float(2**63), 2**63), (-(2**63), -float(2**63)), (((1,),), [[True]]),
     (Decimal("1.0"), Decimal("1.00")), (Decimal("1.00"), 1), (Decimal("-0.0"), 0), (Decimal("1E+2"), 100),
@@ -72,8 +72,8 @@ def test_a_grouping_travels(grouping: Grouping) -> None:
     (datetime(2026, 1, 1, 3, tzinfo=timezone(timedelta(hours=3))), datetime(2026, 1, 1, tzinfo=UTC)),
     (datetime(2025, 10, 26, 2, 30, tzinfo=BERLIN), datetime(2025, 10, 26, 2, 30, tzinfo=BERLIN, fold=1)),
 ])
-def test_keys_that_python_calls_equal_have_one_hash(one: Any, other: Any) -> None:
-    assert stable_hash(one) == stable_hash(other)
+def test_keys_that_python_calls_equal_have_one_hash(key: Any, other: Any) -> None:
+    assert stable_hash(key) == stable_hash(other)
 
 
 def test_different_keys_are_told_apart() -> None:

@@ -1,4 +1,4 @@
-"""Spouts that send again, by themselves, with a task handle that writes down what they do."""
+"""Reliable spouts on their own, with a task handle that records their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declarations: what a good one becomes, and that a bad one is refused with a message that says what to do."""
+"""Declarations: valid ones become specs, invalid ones are refused with advice."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class WordCount(Topology):
 
 
 def declare(**body: Any) -> type[Topology]:
-    """A topology with this class body."""
+    """Declare a topology with this class body."""
     return type("Bad", (Topology,), body)
 
 
-# ---- a good declaration ----
+# ---- valid declarations ----
 
 
 def test_specs_are_in_order_and_named_after_their_attributes_unless_named() -> None:
@@ -172,7 +172,7 @@ def test_a_component_class_may_be_defined_in_the_body_if_it_has_a_spec() -> None
             def next_tuple(self) -> None: ...
 
         source = Source.spec()
-        errors = None  # what is not a component is left alone
+        errors = None  # attributes that are not components are ignored
 
     assert [spec.name for spec in Nested.specs] == ["source"]
 
@@ -215,7 +215,7 @@ def test_an_inherited_method_can_be_put_aside() -> None:
     assert mode_of(Rows) == "process_rows"
 
 
-# ---- what is refused ----
+# ---- refused declarations ----
 
 VALUE, TYPE, KEY = TopologyError, TypeError, KeyError
 
@@ -228,7 +228,7 @@ def cyclic() -> None:
 
 
 def reading(make: Callable[[ComponentSpec], Any]) -> Callable[[], object]:
-    """A topology whose sink reads what `make` gives for the spec of Lines."""
+    """Declare a topology whose sink reads the inputs that `make` returns for the spec of Lines."""
 
     def build() -> type[Topology]:
         lines = Lines.spec()

@@ -42,8 +42,8 @@ def test_random_situations() -> None:
 
 
 def test_equal_seeds_give_equal_figures() -> None:
-    one, other = (compare(None, 3, 5, ["slstream xi=1"], console())["schedulers"]["slstream xi=1"] for _ in range(2))
-    assert {**one, "plan_ms": 0} == {**other, "plan_ms": 0}
+    first, second = (compare(None, 3, 5, ["slstream xi=1"], console())["schedulers"]["slstream xi=1"] for _ in range(2))
+    assert {**first, "plan_ms": 0} == {**second, "plan_ms": 0}
 
 
 def test_a_file(tmp_path: Path) -> None:

@@ -120,8 +120,8 @@ def test_many_tasks_are_counted() -> None:
 def test_several_topologies_name_their_tasks() -> None:
     answer = status([word_count(), topology("other", [component("x")])], [worker(0, ["wordcount/count[0]", "other/x[0]"])])
     assert "wordcount: count[0]; other: x[0]" in shown(answer)
-    one = of_topology(answer, "other")
-    assert "other: running" in shown(one) and "wordcount: running" not in shown(one)
+    entry = of_topology(answer, "other")
+    assert "other: running" in shown(entry) and "wordcount: running" not in shown(entry)
     with pytest.raises(UnknownTopology, match="no topology named 'nope' is running; running: wordcount, other"):
         of_topology(answer, "nope")
     assert of_topology(answer, None) is answer
@@ -176,8 +176,8 @@ def test_errors_are_shown_with_the_end_of_their_traceback() -> None:
 def test_the_cluster_itself(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     print_status(status([], [], malformed=3, refused_connections=20_000, superseded="another master has taken over"))
-    said = capsys.readouterr().out
-    assert said.startswith("cluster millrace-4137, scheduler off, master at tcp://127.0.0.1:37337\n")
+    output = capsys.readouterr().out
+    assert output.startswith("cluster millrace-4137, scheduler off, master at tcp://127.0.0.1:37337\n")
     for line in ("another master has taken over", "20 k refused connections", "3 malformed messages dropped",
                  "no topology is running"):
-        assert f"\n{line}\n" in said
+        assert f"\n{line}\n" in output

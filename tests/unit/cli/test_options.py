@@ -1,4 +1,4 @@
-"""KEY=VALUE options: their values, and whose settings they are."""
+"""KEY=VALUE options: their values, and the component, topology or engine that they configure."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_rates_cover_the_last_seconds() -> None:
 
 
 def test_batches_give_an_even_rate() -> None:
-    """Whether a refresh falls into a batch or between two."""
+    """The rate is the same whether a refresh falls into a batch or between two."""
     now = 0.0
     rates, shown = Rates(lambda: now), []
     for look in range(100):

@@ -106,14 +106,14 @@ def test_load_of_tasks_and_pairs(capsys: Capture) -> None:
     assert printed(capsys) == "nothing measured yet: the first figures come after 20 s\n"
 
 
-def state(component: str, asked: bool) -> dict[str, Any]:
-    now = {"keys": 12_345, "dirty": 913} if asked else {}
+def state(component: str, live: bool) -> dict[str, Any]:
+    now = {"keys": 12_345, "dirty": 913} if live else {}
     groups = [{"group": group, "task": group // 2, "bytes": 55_741, "pieces": 3, "blob": f"b{group // 2}", "wave": 1626, **now}
               for group in range(4)]
     return {"store": "/a/very/long/path/" + "x" * 100, "topologies": [
         {"name": "words", "waves": True, "wave": 1626, "epoch": 1794821457856, "abandoned": 1, "trouble": "a sink " * 20,
          "components": [{"name": component, "bytes": 222_964, "key_groups": groups,
-                         "tasks": {"0": now} if asked else {},
+                         "tasks": {"0": now} if live else {},
                          "fragments": [{"blob": "b0", "raw": 4, "check": 2, "workers": [0, 1, 2, 3, 7, 9]}]}]},
         {"name": "plain", "waves": False, "components": []}]}
 
@@ -128,7 +128,7 @@ def without_store(capsys: Capture) -> str:
 
 
 def test_state(capsys: Capture) -> None:
-    print_state(state("count", asked=True), groups=False)
+    print_state(state("count", live=True), groups=False)
     text = without_store(capsys)
     assert "words: wave 1626 is committed, epoch 1794821457856, 1 wave abandoned\n  the last wave was abandoned: a sink" in text
     assert text.endswith("""\
@@ -140,12 +140,12 @@ count[1]       2       ?        ?  111 kB  1626  none
 plain has no state and is not exactly-once: no checkpoints""")
 
 
-@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize("groups", [True, False])
-def test_state_with_long_names(capsys: Capture, asked: bool, groups: bool) -> None:
-    print_state(state(LONG, asked), groups)
+def test_state_with_long_names(capsys: Capture, live: bool, groups: bool) -> None:
+    print_state(state(LONG, live), groups)
     text = without_store(capsys)
-    assert ("unsaved" in text) is asked and ("pieces" in text) is groups and "[1]" in text
+    assert ("unsaved" in text) is live and ("pieces" in text) is groups and "[1]" in text
 
 
 def test_scale(capsys: Capture) -> None:

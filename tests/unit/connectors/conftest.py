@@ -1,4 +1,4 @@
-"""Makes `recording` importable, however pytest was told to import tests."""
+"""Makes `recording` importable in every pytest import mode."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Values that Arrow would take and Spark could not read."""
+"""Values that Arrow accepts and Spark cannot read."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ TIME = pa.timestamp("us", "UTC")
     (pa.decimal128(10, 2), [Decimal("1.2"), 5, None]),
     (pa.string(), []),
 ])
-def test_what_fits_is_taken(kind: pa.DataType, values: list[Any]) -> None:
+def test_valid_values_are_accepted(kind: pa.DataType, values: list[Any]) -> None:
     assert column(values, pa.field("c", kind)).equals(pa.array(values, kind))
 
 
-@pytest.mark.parametrize(("field", "value", "said"), [
+@pytest.mark.parametrize(("field", "value", "message"), [
     (must("c", pa.int64()), None, "c is declared not null"),
     (pa.field("c", POINT), {"y": 1}, r"c\.x is declared not null"),
     (pa.field("c", POINTS), [{"x": 1}, {"x": None}], r"an element of c\.x is declared not null"),
@@ -57,6 +57,6 @@ def test_what_fits_is_taken(kind: pa.DataType, values: list[Any]) -> None:
     (pa.field("c", pa.string()), b"\xff", "utf8"),
     (pa.field("c", pa.string()), "\ud800", "surrogates"),
 ])
-def test_what_spark_could_not_read_is_refused(field: pa.Field, value: Any, said: str) -> None:
-    with pytest.raises(UNFIT, match=said):
+def test_values_that_spark_cannot_read_are_refused(field: pa.Field, value: Any, message: str) -> None:
+    with pytest.raises(UNFIT, match=message):
         column([value], field)

@@ -17,7 +17,7 @@ def lines(emits) -> list[str]:
     return [emitted.values[0] for emitted in emits]
 
 
-class Clock:
+class FakeClock:
     now = 0.0
 
     def __call__(self) -> float:
@@ -74,7 +74,7 @@ def test_seek_goes_on_at_that_line_whatever_the_block(tmp_path_factory, texts, b
     assert [emitted.tup_id for emitted in emits] == list(range(target, len(truth)))
 
 
-def test_seek_past_what_there_is_says_so(tmp_path):
+def test_seek_past_the_end_is_reported(tmp_path):
     (tmp_path / "a").write_text("one\n")
     spout, _ = attach(FileSpout, {"path": str(tmp_path / "a")})
     with pytest.raises(TopologyError, match=r"cannot resume at line 5: .* has 1 lines"):
@@ -82,7 +82,7 @@ def test_seek_past_what_there_is_says_so(tmp_path):
 
 
 def follower(path: Path, **attributes):
-    clock = Clock()
+    clock = FakeClock()
     spout, recorder = attach(FileSpout, {"path": str(path), "follow": True}, clock=clock, **attributes)
 
     def later():

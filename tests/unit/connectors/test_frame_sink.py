@@ -1,4 +1,4 @@
-"""What a sink of DataFrames keeps for the driver, and what it sends to the dead letters."""
+"""A DataFrame sink keeps valid rows for the driver and sends the others to the dead letters."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class NumbersArrow(ArrowGeneratorSpout):
         return pa.record_batch([pa.array(range(first, first + count))], names=["number"])
 
 
-class Clock:
+class FakeClock:
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
 
@@ -60,7 +60,7 @@ def test_a_task_with_no_share_is_exhausted_at_once():
 
 
 def test_paced_emits_what_is_due():
-    clock = Clock()
+    clock = FakeClock()
     spout, recorder = attach(Numbers, {"rate": 20}, parallelism=2, clock=clock)  # 10 a second for this task
     spout.next_tuple()
     assert positions(recorder) == [0]  # the first is due at once
@@ -72,7 +72,7 @@ def test_paced_emits_what_is_due():
 
 
 def test_paced_catches_up_after_it_was_held_and_says_how_far_it_is_behind():
-    clock = Clock()
+    clock = FakeClock()
     spout, recorder = attach(Numbers, {"rate": 100, "burst": 50}, clock=clock)
     spout.next_tuple()
     clock.now += 1.205
@@ -87,7 +87,7 @@ def test_paced_catches_up_after_it_was_held_and_says_how_far_it_is_behind():
 
 @pytest.mark.parametrize("restart", [lambda spout: spout.seek(7), lambda spout: spout.activate()])
 def test_restart_does_not_catch_up_the_past(restart):
-    clock = Clock()
+    clock = FakeClock()
     spout, recorder = attach(Numbers, {"rate": 64}, clock=clock)
     for _ in range(7):
         spout.next_tuple()
@@ -176,7 +176,7 @@ def test_arrow_batches_hold_the_same_numbers(parallelism):
 
 
 def test_arrow_rate_counts_rows():
-    clock = Clock()
+    clock = FakeClock()
     spout, recorder = attach(NumbersArrow, {"rate": 100, "batch": 50, "burst": 9}, clock=clock)
     spout.next_tuple()
     clock.now += 1.01

@@ -199,7 +199,7 @@ def test_a_prepared_file_that_someone_deleted_is_missed(tmp_path):
 
 
 def test_what_is_visible_is_not_missed_when_it_is_taken_away(tmp_path, monkeypatch):
-    """Whoever reads the output may take it away at once; the commit may have failed after the rename, and comes again."""
+    """A reader may remove the output at once, and a commit that failed after the rename is repeated."""
     sink = staged_sink(tmp_path)
     sink.process_rows(rows("word", [["tea"]]))
     sink.prepare(1)

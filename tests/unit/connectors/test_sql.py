@@ -136,7 +136,7 @@ anything = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.li
 
 
 def typed(value):
-    """The value with the types in it, which == does not look at."""
+    """Return the value with its types, which == ignores."""
     if isinstance(value, list | tuple):
         return type(value), [typed(item) for item in value]
     if isinstance(value, dict):
@@ -147,9 +147,9 @@ def typed(value):
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(anything, plain), max_size=4))
 def test_parts_come_back_as_they_were(values):
-    names, found = decode_part(encode_part("sink", ("a", "b"), values))
+    names, decoded = decode_part(encode_part("sink", ("a", "b"), values))
     assert names == ("a", "b")
-    assert typed(found) == typed([list(row) for row in values])
+    assert typed(decoded) == typed([list(row) for row in values])
 
 
 class Text(str):
@@ -160,11 +160,11 @@ class Weekday(enum.IntEnum):
     MONDAY = 1
 
 
-@pytest.mark.parametrize("value, found", [(Text("x"), "x"), (Weekday.MONDAY, 1), (bytearray(b"x"), b"x"),
+@pytest.mark.parametrize("value, expected", [(Text("x"), "x"), (Weekday.MONDAY, 1), (bytearray(b"x"), b"x"),
                                           (memoryview(b"x"), b"x"), (rows("a b", [[1, 2]])[0], (1, 2))])
-def test_what_a_database_takes_for_a_plain_value_comes_back_as_that(value, found):
+def test_what_a_database_takes_for_a_plain_value_comes_back_as_that(value, expected):
     [[came]] = decode_part(encode_part("sink", ("a",), [[value]]))[1]
-    assert typed(came) == typed(found)
+    assert typed(came) == typed(expected)
 
 
 @pytest.mark.parametrize("value, what", [
@@ -173,8 +173,8 @@ def test_what_a_database_takes_for_a_plain_value_comes_back_as_that(value, found
     (datetime.time(1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")), "a time of day in Europe/Berlin"),
     ("half \ud83d", "half of a surrogate pair"), (["half \ud83d"], "half of a surrogate pair"),
     (("half \ud83d",), "half of a surrogate pair")])
-def test_what_cannot_be_staged_is_said_before_anything_is(database, value, what):
-    """The engine then gives each row by itself: those that can be are staged once."""
+def test_a_row_that_cannot_be_staged_is_refused_before_staging(database, value, what):
+    """The engine then passes each row alone, and valid rows are staged once."""
     connection = sqlite3.connect(database)
     connection.execute("create table words (word text, more text)")
     connection.close()

@@ -1,4 +1,4 @@
-"""What happens to a master, told as a list of events, and what it does about it."""
+"""Drives a master state with a list of events and collects its commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def graph(name: str = "words", **config: object) -> TopologyGraph:
 
 
 class Story:
-    """A master with its revisions and generations counted, so that a test is a list of what happens."""
+    """A master state that counts revisions and generations, so that a test is a list of events."""
 
     def __init__(self, workers: int = 0) -> None:
         self.state = MasterState()

@@ -1,4 +1,4 @@
-"""What each node is told of a plan: all that its workers need, nothing that only others do."""
+"""A node's part of a plan: everything that its workers need and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = (StreamDef("default", ("word",)),)
 
 
 def part_of(whole: Assignment, node: str, hosted: Mapping[int, frozenset[str]]) -> Assignment:
-    """The part of one node that has had these components, by topology number."""
+    """Return the part of a node that has hosted these components, by topology number."""
     return parts_of(whole, {topology.number: {node: hosted.get(topology.number, frozenset())}
                             for topology in whole.topologies})[node]
 
@@ -117,7 +117,7 @@ def test_topologies_do_not_mix() -> None:
     first, second = part_of(both, "node1", hosts("split") | hosts("count", number=8)).topologies
     assert {task.component for task, _ in first.places} == {"split", "count", ACKER}
     assert {task.component for task, _ in second.places} == {"count", "top", ACKER}
-    assert [one.number for one in part_of(both, "node1", hosts("count", number=8)).topologies] == [8]
+    assert [topology.number for topology in part_of(both, "node1", hosts("count", number=8)).topologies] == [8]
 
 
 def test_the_parts_size_does_not_grow_with_tasks_elsewhere() -> None:
@@ -125,7 +125,7 @@ def test_the_parts_size_does_not_grow_with_tasks_elsewhere() -> None:
     sizes = []
     for par in (10, 10_000):
         graph = chain()
-        few, many = graph.components[3:], [replace(one, par=par) for one in graph.components[:3]]
+        few, many = graph.components[3:], [replace(component, par=par) for component in graph.components[:3]]
         grown = whole(replace(graph, components=(*many, *few)), {"lines": 0, "split": 1, "count": 2, "top": 3})
         sizes.append(len(wire.encode(part_of(grown, "node3", hosts("top")))))
     assert sizes[1] <= sizes[0] + 3 * 4, "but for the three numbers themselves"
@@ -167,7 +167,7 @@ def test_a_plan_is_for_those_who_were_there_when_it_was_made() -> None:
     assert part_of(CHAIN, "node0", hosts("lines")).is_for(1, 11), "the workers of other nodes are in every part"
 
 
-# ---- what a worker does with it ----
+# ---- a worker applies its part ----
 
 
 def test_a_part_makes_a_worker_do_what_the_whole_would() -> None:
@@ -185,11 +185,11 @@ def test_a_task_placed_anew_on_its_own_worker_ends_and_starts() -> None:
         start=[(7, TaskId(ACKER, 1), 3), (7, task, 3), (7, TaskId("split", 1), 3)], retire=[(7, task)], drop=[])
 
 
-# ---- what the master makes ----
+# ---- parts made by the master ----
 
 
 class Story:
-    """A master state; what it last wanted brought to the nodes."""
+    """A master state and the parts that it last sent to the nodes."""
 
     def __init__(self, workers: int = 4, nodes: int = 2) -> None:
         self.state, self.generation, self.nodes = MasterState(author=5), 0, nodes

@@ -1,4 +1,4 @@
-"""Who keeps the fragments of whose snapshots."""
+"""Placement of snapshot fragments on workers."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ SLOTS = {TaskId("lines", 0): 0, TaskId("lines", 1): 1, TaskId("lines", 2): 2, Ta
 NODES = {slot: f"n{slot % 3}" for slot in range(5)}
 
 
-def test_upstream_workers_hold_them_and_never_the_task_itself():
+def test_upstream_workers_hold_fragments_and_never_the_task_itself():
     blocks, holders = backups(graph_of(Chain), SLOTS, NODES)
     assert blocks == (3, 1)
-    found = dict(holders)
-    assert set(found) == {TaskId("count", 0), TaskId("count", 1)}  # the others have nothing to keep
-    for task, slots in found.items():
+    by_task = dict(holders)
+    assert set(by_task) == {TaskId("count", 0), TaskId("count", 1)}  # the others have no state
+    for task, slots in by_task.items():
         assert SLOTS[task] not in slots and len(set(slots)) == 4
-    assert found[TaskId("count", 1)][0] in (1, 2, 3)  # where split is
+    assert by_task[TaskId("count", 1)][0] in (1, 2, 3)  # where split is
 
 
 @pytest.mark.parametrize("nodes", [{}, {0: "n"}])
-def test_alone_there_is_nobody_to_hold_any(nodes):
+def test_a_single_worker_has_no_holders(nodes):
     assert backups(graph_of(Chain), dict.fromkeys(SLOTS, 0), nodes) == ((0, 0), [])
 
 
-def test_what_the_topology_asks_for_counts():
+def test_the_shape_in_the_config_is_used():
     graph = graph_of(Chain, config={"topology.backup.blocks": "7+3"})
     blocks, holders = backups(graph, SLOTS, NODES)
     assert blocks == (7, 3) and all(len(slots) == 10 for _, slots in holders)
     assert backups(graph_of(Chain, config={"topology.backup.blocks": "none"}), SLOTS, NODES) == ((0, 0), [])
 
 
-@pytest.mark.parametrize("asked", ["7", "7+", "a+b", "0+3", "30+30", "7+-3"])
-def test_shapes_that_cannot_be(asked):
+@pytest.mark.parametrize("shape", ["7", "7+", "a+b", "0+3", "30+30", "7+-3"])
+def test_invalid_shapes_are_refused(shape):
     with pytest.raises(TopologyError, match=r"topology\.backup\.blocks"):
-        backup_shape(graph_of(Chain, config={"topology.backup.blocks": asked}))
+        backup_shape(graph_of(Chain, config={"topology.backup.blocks": shape}))
 
 
-def test_what_has_state_is_found_without_running_it():
+def test_stateful_components_are_detected_without_running_them():
     class Uses(Bolt):
         def process(self, tup):
             self.state[tup.values[0]] = 1

@@ -1,4 +1,4 @@
-"""Which tasks of a batch share a partition, and through which partitions goes what skips a stage."""
+"""Assignment of a batch's tasks to partitions, and the path of tuples that skip a stage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Sources = Mapping[str, Grouping]
 
 
 def component(name: str, sources: Sources | None = None, par: int = 2, **more: Any) -> ComponentDef:
-    """A spout if it reads from nobody."""
+    """Return a component; without inputs it is a spout."""
     inputs = tuple(Input(source, "default", grouping) for source, grouping in (sources or {}).items())
     return ComponentDef(name, "bolt" if inputs else "spout", f"parts:{name}", par, {}, (StreamDef("default", ("word",)),),
                         inputs, False, "process" if inputs else "next_tuple", **more)
@@ -75,7 +75,7 @@ STATEFUL = {"stateful": {"stateful": True}, "own state": {"stateful": True, "own
 
 @pytest.mark.parametrize("more", STATEFUL.values(), ids=STATEFUL.keys())
 class TestBehindADataFrame:
-    """Spark reads it where it likes and in as many parts as it likes: a task of the spout may not run at all in a batch."""
+    """Spark chooses where and in how many partitions it reads, so a task of the spout may not run in a batch."""
 
     def test_nothing_that_must_run_in_each_batch(self, more: dict[str, bool]) -> None:
         assert shape(staged(component("a", dataframe=True), component("b", {"a": LOCAL}, **more))) == [["a"], ["b"]]
@@ -132,8 +132,8 @@ class TestSkippedStages:
 def graphs(draw: st.DrawFn) -> tuple[ComponentDef, ...]:
     made: list[ComponentDef] = []
     for number in range(draw(st.integers(1, 7))):
-        sources = draw(st.lists(st.sampled_from(made), unique_by=lambda one: one.name, max_size=3)) if made else []
-        groupings = {one.name: draw(st.sampled_from([LOCAL, LOCAL, SHUFFLE, Grouping.fields("word")])) for one in sources}
+        sources = draw(st.lists(st.sampled_from(made), unique_by=lambda source: source.name, max_size=3)) if made else []
+        groupings = {source.name: draw(st.sampled_from([LOCAL, LOCAL, SHUFFLE, Grouping.fields("word")])) for source in sources}
         kind = {"dataframe": draw(st.booleans())} if not sources else draw(st.sampled_from([{}, {}, *STATEFUL.values()]))
         made.append(component(f"c{number}", groupings, draw(st.integers(1, 3)), **kind))
     return tuple(made)
@@ -150,7 +150,7 @@ def test_in_any_graph_every_task_has_one_place_and_all_ways_lead_on(components: 
             assert all(stages.places[task] == (stage, partition) for task in tasks)
             if graph.component(tasks[0].component).dataframe:
                 behind = [graph.component(task.component) for task in tasks[1:]]
-                assert not any(one.stateful or one.commits for one in behind)
+                assert not any(member.stateful or member.commits for member in behind)
     for target in graph.components:
         for given_input in target.inputs:
             for index in range(target.par):

@@ -1,4 +1,4 @@
-"""The master's decisions about topologies that run in batches: what is decided takes effect with the next one."""
+"""The master's decisions about batched topologies; each takes effect with the next batch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_it_runs_as_soon_as_it_is_placed_without_waves_and_ackers() -> None:
     assert topology.key_groups == {"count": initial_key_groups(GROUPS, 2)}
 
 
-def test_without_a_slot_it_waits_and_goes_on_when_there_is_one() -> None:
+def test_without_a_slot_it_waits_and_continues_when_one_joins() -> None:
     story = running(0)
     assert story.status() == "waiting"
     story.join(0)
@@ -97,7 +97,7 @@ def test_reports_neither_start_nor_end_it_and_say_nothing_of_positions() -> None
     assert story.status() == "stopping"
 
 
-def test_a_batch_that_is_committed_is_what_it_goes_on_from() -> None:
+def test_it_continues_from_the_last_committed_batch() -> None:
     story = running()
     assert story.on(BatchCommitted("words", manifest(1, 50))) == []
     topology = story.state.topologies["words"]
@@ -126,7 +126,7 @@ def test_it_resumes_where_its_checkpoint_was_in_an_epoch_after_it() -> None:
 
 
 def scaled(*owners: int, par: int = 3) -> Manifest:
-    """A checkpoint in which these tasks of count had the first key groups; nothing was kept in the others."""
+    """Return a checkpoint in which these tasks of count own the first key groups; the other groups are empty."""
     ref = PieceRef("blob", 0, 1, 0, True)
     records = [TaskRecord("count", index, {group: [ref] for group, owner in enumerate(owners) if owner == index})
                for index in range(par)]
@@ -134,11 +134,11 @@ def scaled(*owners: int, par: int = 3) -> Manifest:
                     [TaskRecord("lines", 0, position=40), *records], 0.0, 7)
 
 
-def test_it_goes_on_with_the_tasks_that_it_was_scaled_to() -> None:
-    found, said = as_scaled(batched(), scaled(0, 1, 2), frozenset())
-    assert {component.name: component.par for component in found.components} == {"lines": 1, "count": 3, "top": 2}
-    assert said == "resumes with count x 3, as it was rescaled"
-    assert as_scaled(found, scaled(0, 1, 2), frozenset()) == (found, "")
+def test_it_continues_with_its_scaled_parallelism() -> None:
+    result, message = as_scaled(batched(), scaled(0, 1, 2), frozenset())
+    assert {component.name: component.par for component in result.components} == {"lines": 1, "count": 3, "top": 2}
+    assert message == "resumes with count x 3, as it was rescaled"
+    assert as_scaled(result, scaled(0, 1, 2), frozenset()) == (result, "")
     assert as_scaled(batched(), scaled(0, 1, 2), frozenset(["count"])) == (batched(), "")
 
 
@@ -291,7 +291,7 @@ def test_fewer_tasks_leave_their_key_groups_to_those_that_stay() -> None:
     assert COUNT1 in topology.places and topology.version == 3
 
 
-def test_as_many_as_there_are_is_no_new_version() -> None:
+def test_the_same_parallelism_makes_no_new_version() -> None:
     story = running()
     assert said(story.on(Rescaled("words", {"count": 2}))) == ["already has 2 tasks of count"]
     assert story.state.topologies["words"].version == 1
@@ -305,7 +305,7 @@ def test_as_many_as_there_are_is_no_new_version() -> None:
     ({"count": True}, "cannot have True tasks"),
     ({"top": 1 << 17}, "give a whole number from 1 to 65536"),
 ])
-def test_what_cannot_be_scaled_is_said_and_nothing_changes(par: dict[str, int], says: str) -> None:
+def test_an_invalid_scale_request_is_refused_and_changes_nothing(par: dict[str, int], says: str) -> None:
     story = running()
     before = story.state.topologies["words"].plan
     with pytest.raises((TopologyError, UnknownName)) as refused:

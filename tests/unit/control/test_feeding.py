@@ -1,4 +1,4 @@
-"""What feeders and DataFrame spouts remember of the batches between them."""
+"""The records that feeders and DataFrame spouts keep of their batches."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_only_one_micro_batch_is_remembered() -> None:
     assert intake.offer(key(batch=7, query="another"), "a") == NEW
 
 
-def test_what_was_refused_may_be_tried_again() -> None:
+def test_a_refused_batch_may_be_retried() -> None:
     intake = Intake()
     intake.offer(key(), "a")
     assert intake.refused(key()) == ["a"]
@@ -103,7 +103,7 @@ def send_all(outbox: SendWindow, feed: FeedAddress, at: float) -> None:
         sending.target, sending.at = feed.ipc, at
 
 
-def test_what_went_to_a_task_that_is_gone_is_sent_again() -> None:
+def test_batches_for_a_lost_task_are_resent() -> None:
     outbox = filled("a")
     send_all(outbox, HERE, at=1.0)
     outbox.put("b")
@@ -112,7 +112,7 @@ def test_what_went_to_a_task_that_is_gone_is_sent_again() -> None:
     assert [sending.payload for sending in outbox.unsent()] == ["a"]
 
 
-def test_what_was_sent_long_ago_is_sent_again() -> None:
+def test_an_overdue_batch_is_resent() -> None:
     outbox = filled("a")
     send_all(outbox, HERE, at=1.0)
     outbox.put("b")

@@ -39,7 +39,7 @@ def test_a_root_without_chunks_is_complete_at_once() -> None:
     assert Ledger().open(ROOT, 0, SPOUT) is True
 
 
-def test_acks_may_overtake_the_spouts_own_word() -> None:
+def test_acks_may_overtake_the_spouts_message() -> None:
     ledger = Ledger()
     assert ledger.ack(ROOT, 5) is None
     assert ledger.open(ROOT, 5, SPOUT) is True
@@ -52,21 +52,21 @@ def test_acks_that_cancel_out_complete_nothing_before_the_root_is_known() -> Non
     assert ledger.open(ROOT, 9, SPOUT) is None
 
 
-def test_a_failure_is_told_once() -> None:
+def test_a_failure_is_reported_once() -> None:
     ledger = Ledger()
     ledger.open(ROOT, 5, SPOUT)
     assert ledger.fail(ROOT) == SPOUT
     assert ledger.fail(ROOT) is None
 
 
-def test_acks_after_a_failure_tell_nobody() -> None:
+def test_acks_after_a_failure_report_nothing() -> None:
     ledger = Ledger()
     ledger.open(ROOT, 5, SPOUT)
     ledger.fail(ROOT)
     assert ledger.ack(ROOT, 5) is None
 
 
-def test_a_failure_may_overtake_the_spouts_own_word() -> None:
+def test_a_failure_may_overtake_the_spouts_message() -> None:
     ledger = Ledger()
     assert ledger.fail(ROOT) is None
     assert ledger.open(ROOT, 5, SPOUT) is False
@@ -135,9 +135,9 @@ def test_roots_do_not_mix() -> None:
 # ---- a ledger that is handed over ----
 
 
-def take(ledger: Ledger, given: tuple[list[Any], list[int]]) -> list[tuple[int, bool]]:
-    """Put what another ledger knew into this one; the verdicts that come of it."""
-    sums, failed = given
+def take(ledger: Ledger, handover: tuple[list[Any], list[int]]) -> list[tuple[int, bool]]:
+    """Merge another ledger's handover into this one and return the resulting verdicts."""
+    sums, failed = handover
     verdicts = []
     for root, total, owner in sums:
         done = ledger.open(root, total, owner) if owner is not None else (True if ledger.ack(root, total) else None)
@@ -159,7 +159,7 @@ def test_open_roots_and_early_acks_are_handed_over_whatever_their_age() -> None:
     assert sorted(ledger.hand_over()[0]) == [(1, 5, SPOUT), (2, 7, SPOUT), (3, 9, None)]
 
 
-def test_what_is_over_is_not_handed_over() -> None:
+def test_finished_roots_are_not_handed_over() -> None:
     ledger = Ledger()
     ledger.open(1, 5, SPOUT)
     ledger.ack(1, 5)
@@ -206,7 +206,7 @@ def test_a_failure_at_either_fails_what_is_open_at_the_other() -> None:
 
 
 def test_a_ledger_keeps_what_it_has_handed_over() -> None:
-    """Whether it is used any longer is for others to say."""
+    """The caller decides whether to use it further."""
     ledger = Ledger()
     ledger.open(ROOT, 5, SPOUT)
     assert ledger.hand_over() == ledger.hand_over()
@@ -230,7 +230,7 @@ def test_tuples_are_in_flight_until_they_are_finished_or_failed() -> None:
     assert (spout.tuples, spout.roots) == (0, {})
 
 
-def test_word_of_a_root_that_was_given_up_changes_nothing() -> None:
+def test_a_verdict_for_an_abandoned_root_changes_nothing() -> None:
     spout = flight()
     spout.sent(1, ["a"], 1, 0.0, 0)
     spout.failed(1, "timeout")

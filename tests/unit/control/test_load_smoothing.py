@@ -56,16 +56,16 @@ def test_last_is_the_newest_sample() -> None:
 
 
 def groups_of(estimator: Estimator, *counts: tuple[float, ...]) -> list[tuple[float, ...]]:
-    """Of windows of ten seconds, in all of which B is settling."""
+    """Return the key-group estimates after ten-second windows, in all of which B is settling."""
     return [estimator.add(Load(10.0, {B: TaskLoad()}, {}, (B,), {"b": each})).key_groups["b"] for each in counts]
 
 
-def test_key_groups_are_smoothed_whoever_is_settling() -> None:
+def test_key_groups_are_smoothed_even_while_a_task_settles() -> None:
     assert groups_of(Ewma(0.5).fresh(), (100.0, 0.0), (0.0, 50.0)) == [(100.0, 0.0), (50.0, 25.0)]
     assert groups_of(TrimmedMean(3).fresh(), (10.0,), (20.0,), (900.0,)) == [(10.0,), (15.0,), (20.0,)]
 
 
-def test_key_groups_of_which_nothing_is_said_are_gone() -> None:
+def test_key_groups_missing_from_the_load_are_dropped() -> None:
     for parameters in (Ewma(), TrimmedMean()):
         estimator = parameters.fresh()
         estimator.add(Load(10.0, {}, {}, (), {"b": (1.0,)}))
@@ -82,19 +82,19 @@ def test_queues_and_latencies_are_the_newest(parameters: Ewma | TrimmedMean) -> 
     estimator = parameters.fresh()
     estimator.add(load(queue_length=100, queue_floor=50, executed=10))
     newest = Load(10.0, {A: TaskLoad(), B: TaskLoad(queue_length=1, process_latency_ms=Latency(3.0, 4.0))}, {}, (A,))
-    found = estimator.add(newest)
-    assert (found.tasks[B].queue_length, found.tasks[B].queue_floor) == (1, 0)
-    assert found.tasks[B].process_latency_ms == Latency(3.0, 4.0)
-    assert found.tasks[B].executed == 5 and found.settling == (A,)
+    estimate = estimator.add(newest)
+    assert (estimate.tasks[B].queue_length, estimate.tasks[B].queue_floor) == (1, 0)
+    assert estimate.tasks[B].process_latency_ms == Latency(3.0, 4.0)
+    assert estimate.tasks[B].executed == 5 and estimate.settling == (A,)
 
 
 @pytest.mark.parametrize("parameters", [Ewma(), TrimmedMean()])
-def test_what_is_no_number_counts_as_nothing(parameters: Ewma | TrimmedMean) -> None:
+def test_nan_counts_as_zero(parameters: Ewma | TrimmedMean) -> None:
     estimator = parameters.fresh()
     estimator.add(load(mhz=math.nan, tuples=math.inf, busy_seconds=-math.inf, memory_mb=-3.0))
-    found = estimator.add(load(mhz=100, tuples=10, busy_seconds=2.0, memory_mb=2.0))
-    task = found.tasks[B]
-    assert (task.cpu_mhz, task.busy_seconds, task.memory_mb, found.traffic) == (50, 1.0, 1.0, {(A, B): 5})
+    estimate = estimator.add(load(mhz=100, tuples=10, busy_seconds=2.0, memory_mb=2.0))
+    task = estimate.tasks[B]
+    assert (task.cpu_mhz, task.busy_seconds, task.memory_mb, estimate.traffic) == (50, 1.0, 1.0, {(A, B): 5})
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
@@ -110,15 +110,15 @@ def test_a_window_without_a_length_changes_nothing(parameters: Ewma | TrimmedMea
 def test_windows_of_different_length_count_by_their_rates(parameters: Ewma | TrimmedMean) -> None:
     estimator = parameters.fresh()
     estimator.add(load(mhz=100, tuples=100, seconds=10, executed=100, busy_seconds=4.0))  # 10 a second, 40 % busy
-    found = estimator.add(load(mhz=300, tuples=600, seconds=20, executed=600, busy_seconds=16.0))  # 30 a second, 80 %
-    assert found.window_seconds == 20
-    assert found.tasks[B].cpu_mhz == 200 and found.tasks[B].executed == 400
-    assert found.tasks[B].busy_seconds == pytest.approx(12.0) and found.capacity(B) == pytest.approx(0.6)
-    assert found.arrival_rate("b") == pytest.approx(20)
+    estimate = estimator.add(load(mhz=300, tuples=600, seconds=20, executed=600, busy_seconds=16.0))  # 30 a second, 80 %
+    assert estimate.window_seconds == 20
+    assert estimate.tasks[B].cpu_mhz == 200 and estimate.tasks[B].executed == 400
+    assert estimate.tasks[B].busy_seconds == pytest.approx(12.0) and estimate.capacity(B) == pytest.approx(0.6)
+    assert estimate.arrival_rate("b") == pytest.approx(20)
 
 
 @pytest.mark.parametrize("parameters", [Ewma(), TrimmedMean()])
-def test_a_task_that_is_gone_takes_its_pairs_along_and_starts_anew(parameters: Ewma | TrimmedMean) -> None:
+def test_a_task_that_returns_starts_without_its_old_pairs(parameters: Ewma | TrimmedMean) -> None:
     estimator = parameters.fresh()
     estimator.add(load(mhz=100, tuples=100))
     without = estimator.add(Load(10.0, {A: TaskLoad()}))
@@ -132,10 +132,10 @@ def test_while_a_task_settles_its_estimate_holds(parameters: Ewma | TrimmedMean)
     estimator = parameters.fresh()
     settling = load(mhz=10, tuples=4, executed=4, settling=(B,))
     estimator.add(load(mhz=200, tuples=100, executed=100))
-    found = estimator.add(settling)
-    assert found.tasks[B].cpu_mhz == 200 and found.tasks[B].executed == 100 and found.traffic == {(A, B): 100}
-    found = estimator.add(load(mhz=400, tuples=300, executed=300))
-    assert found.tasks[B].cpu_mhz == 300 and found.tasks[B].executed == 200 and found.traffic == {(A, B): 200}
+    estimate = estimator.add(settling)
+    assert estimate.tasks[B].cpu_mhz == 200 and estimate.tasks[B].executed == 100 and estimate.traffic == {(A, B): 100}
+    estimate = estimator.add(load(mhz=400, tuples=300, executed=300))
+    assert estimate.tasks[B].cpu_mhz == 300 and estimate.tasks[B].executed == 200 and estimate.traffic == {(A, B): 200}
 
 
 @pytest.mark.parametrize("parameters", [Ewma(), TrimmedMean()])
@@ -150,8 +150,8 @@ def test_a_whole_window_replaces_the_part_that_a_new_task_began_with(parameters:
 def test_traffic_with_a_task_that_was_not_measured_is_taken_as_it_is(parameters: Ewma | TrimmedMean) -> None:
     estimator = parameters.fresh()
     for tuples in (10.0, 20.0):
-        found = estimator.add(Load(10.0, {A: TaskLoad()}, {(A, C): tuples}))
-        assert found.traffic == {(A, C): tuples}
+        estimate = estimator.add(Load(10.0, {A: TaskLoad()}, {(A, C): tuples}))
+        assert estimate.traffic == {(A, C): tuples}
     assert not estimator.add(Load(10.0, {A: TaskLoad()})).traffic
 
 
@@ -168,8 +168,8 @@ def test_ewma_a_pair_that_fell_silent_fades_and_vanishes() -> None:
     estimator = Ewma().fresh()
     assert traffic_of(estimator, load(tuples=80), load(), load(), load(tuples=30)) == [80, 40, 20, 25]
     for _ in range(24):
-        found = estimator.add(load(mhz=1))
-    assert found.traffic == {}
+        estimate = estimator.add(load(mhz=1))
+    assert estimate.traffic == {}
 
 
 def test_ewma_what_is_small_and_steady_stays() -> None:
@@ -199,8 +199,8 @@ def test_trimmed_mean_every_value_is_trimmed_by_itself() -> None:
     estimator = TrimmedMean(window=3).fresh()
     for mhz, memory in ((1, 30), (2, 10)):
         estimator.add(load(mhz, memory_mb=memory))
-    found = estimator.add(load(3, memory_mb=20)).tasks[B]
-    assert (found.cpu_mhz, found.memory_mb) == (2, 20)
+    estimate = estimator.add(load(3, memory_mb=20)).tasks[B]
+    assert (estimate.cpu_mhz, estimate.memory_mb) == (2, 20)
 
 
 # -- by name --
@@ -208,7 +208,7 @@ def test_trimmed_mean_every_value_is_trimmed_by_itself() -> None:
 
 @dataclass(frozen=True)
 class Largest:
-    """A user's own."""
+    """A user-defined estimator."""
 
     factor: float = 1.0
 

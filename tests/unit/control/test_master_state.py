@@ -29,7 +29,7 @@ from millrace.model.plan import initial_key_groups
 # ---- start ----
 
 
-def test_a_worker_that_joins_is_told_who_is_there() -> None:
+def test_a_joining_worker_receives_the_list_of_workers() -> None:
     story = Story()
     assert story.on(joined(0, 1)) == [Say("worker 0 joined on host"), distribute(Assignment(1, [address(0, 1)]))]
     assert story.on(joined(1, 2)) == [Say("worker 1 joined on host"),
@@ -177,7 +177,7 @@ def test_the_last_worker_lost_makes_it_wait_and_the_first_to_come_back_starts_it
     assert story.status() == "running"
 
 
-def test_word_of_an_older_generation_is_ignored() -> None:
+def test_messages_of_an_older_generation_are_ignored() -> None:
     story = Story(workers=2).running()
     story.lose(1)
     story.join(1)

@@ -1,4 +1,4 @@
-"""The schedule generator: when a scheduler is asked, whether its answer is worth the moves, and what came of it."""
+"""The schedule generator: the timing of scheduler runs, the value of a plan against its moves, and the outcome."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def sample(queue: int = 0, node: float = 0.0, worker: float = 0.0, name: str = "
 
 
 def generator(**policy: Any) -> ScheduleGenerator:
-    """One that was asked at START, so that it is due again a period later."""
+    """Return a generator that last ran at START, so that it is due again a period later."""
     made = ScheduleGenerator(CHOICE, Policy(**policy))
     assert made.due(START, sample(), CLUSTER) == PERIOD
     return made
@@ -102,11 +102,11 @@ def test_overload_of_a_node_or_a_worker_makes_it_due_at_once(node: float, worker
     assert generator(overload=0.9).due(START + 1, sample(node=node, worker=worker), CLUSTER) == due
 
 
-def test_what_is_overloaded_is_said_in_words() -> None:
-    found = list(overloads(sample(node=4000.0, worker=1200.0), CLUSTER, 0.9))
-    assert len(found) == 2
-    assert "n0" in found[0] and "4,000" in found[0]
-    assert "worker 0 uses 1,200 of the 1,000 MHz" in found[1]
+def test_an_overload_is_described() -> None:
+    texts = list(overloads(sample(node=4000.0, worker=1200.0), CLUSTER, 0.9))
+    assert len(texts) == 2
+    assert "n0" in texts[0] and "4,000" in texts[0]
+    assert "worker 0 uses 1,200 of the 1,000 MHz" in texts[1]
     crowded = WindowSample(0.0, 1.0, {}, {}, {0: WorkerLoad("n0", 100.0, busy=0.95)}, {"n0": NodeLoad(100.0)})
     assert list(overloads(crowded, CLUSTER, 0.9)) == ["worker 0 was in user code for 95% of the time"]
     assert not list(overloads(sample(), Cluster((Node("n0", 4, 0.0, 1),), (Slot("n0", "e", 0),)), 0.0))
@@ -162,42 +162,42 @@ def test_never_while_it_cools_down_and_at_once_after_it(why: str) -> None:
 ])
 def test_traffic_must_fall_by_the_least_gain(before: float, after: float, outcome: str) -> None:
     # a is with b, and goes to d: what a and b say to each other then crosses, what a and d say no longer does
-    given = situation(plan(0, 0, 0, 2), {(A, D): before, (A, B): after})
-    decision = ScheduleGenerator(CHOICE, Policy(min_gain=0.02)).decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
+    case = situation(plan(0, 0, 0, 2), {(A, D): before, (A, B): after})
+    decision = ScheduleGenerator(CHOICE, Policy(min_gain=0.02)).decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
     assert decision.outcome == outcome
 
 
 def test_with_no_least_gain_there_must_still_be_a_gain() -> None:
-    given = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 100.0})
+    case = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 100.0})
     made = ScheduleGenerator(CHOICE, Policy(min_gain=0.0))
-    assert made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == NOT_WORTH_IT
-    given = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 99.9})
-    assert made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == ENACTED
+    assert made.decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == NOT_WORTH_IT
+    case = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 99.9})
+    assert made.decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == ENACTED
 
 
-def test_a_whole_least_gain_takes_only_what_leaves_nothing() -> None:
+def test_a_least_gain_of_1_accepts_only_zero_traffic() -> None:
     made = ScheduleGenerator(CHOICE, Policy(min_gain=1.0))
-    given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
-    assert made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == ENACTED
-    given = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 0.1})
-    assert made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == NOT_WORTH_IT
+    case = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
+    assert made.decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == ENACTED
+    case = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 0.1})
+    assert made.decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == NOT_WORTH_IT
 
 
 @pytest.mark.parametrize(("mhz", "outcome"), [(899.0, NOT_WORTH_IT), (900.0, ENACTED), (5000.0, ENACTED)])
 def test_an_overloaded_worker_is_relieved(mhz: float, outcome: str) -> None:
-    given = situation(plan(0, 0, 2, 2), a=mhz / 2, b=mhz / 2)
-    decision = ScheduleGenerator(CHOICE, Policy(overload=0.9)).decide(given, new(plan(1, 0, 2, 2, 2)), PERIOD, 1.0)
+    case = situation(plan(0, 0, 2, 2), a=mhz / 2, b=mhz / 2)
+    decision = ScheduleGenerator(CHOICE, Policy(overload=0.9)).decide(case, new(plan(1, 0, 2, 2, 2)), PERIOD, 1.0)
     assert decision.outcome == outcome
 
 
 @pytest.mark.parametrize(("mhz", "outcome"), [(1700.0, NOT_WORTH_IT), (1800.0, ENACTED)])
 def test_an_overloaded_node_is_relieved_even_if_that_costs_traffic(mhz: float, outcome: str) -> None:
-    """Each of its workers has as much before as after: it is the node that matters."""
+    """The load of each worker stays the same; only the node is relieved."""
     weak = Cluster((Node("n0", 2, MHZ, 4096), Node("n1", 2, MHZ, 4096)), CLUSTER.slots)
-    given = situation(plan(0, 1, 2, 2), {(A, B): 50.0}, a=mhz / 2, b=mhz / 2, c=0.0, d=0.0)
-    given = Situation(given.graphs, weak, given.load, given.plan)
+    case = situation(plan(0, 1, 2, 2), {(A, B): 50.0}, a=mhz / 2, b=mhz / 2, c=0.0, d=0.0)
+    case = Situation(case.graphs, weak, case.load, case.plan)
     policy = Policy(overload=0.9, min_gain=0.1)
-    assert ScheduleGenerator(CHOICE, policy).decide(given, new(plan(0, 3, 2, 2, 2)), PERIOD, 1.0).outcome == outcome
+    assert ScheduleGenerator(CHOICE, policy).decide(case, new(plan(0, 3, 2, 2, 2)), PERIOD, 1.0).outcome == outcome
 
 
 @pytest.mark.parametrize(("busy", "outcome"), [(0.95, ENACTED), (0.89, NOT_WORTH_IT)])
@@ -213,10 +213,10 @@ def test_a_worker_without_time_left_is_relieved_though_it_gets_little_cpu(busy: 
     assert back == (NOT_WORTH_IT if outcome == ENACTED else ENACTED)
 
 
-def test_a_relief_below_the_least_gain_is_none() -> None:
-    given = situation(plan(0, 0, 2, 2), a=1000.0, b=10.0)
+def test_a_relief_below_the_least_gain_is_not_enacted() -> None:
+    case = situation(plan(0, 0, 2, 2), a=1000.0, b=10.0)
     made = ScheduleGenerator(CHOICE, Policy(overload=0.9, min_gain=0.02))
-    assert made.decide(given, new(plan(0, 1, 2, 2, 2)), OVERLOAD, 1.0).outcome == NOT_WORTH_IT
+    assert made.decide(case, new(plan(0, 1, 2, 2, 2)), OVERLOAD, 1.0).outcome == NOT_WORTH_IT
 
 
 def test_fewer_nodes_at_no_cost_are_worth_it_and_at_a_cost_are_not() -> None:
@@ -226,8 +226,8 @@ def test_fewer_nodes_at_no_cost_are_worth_it_and_at_a_cost_are_not() -> None:
 
 
 @pytest.mark.parametrize("traffic", [100.0, 0.0])
-def test_what_would_overload_is_no_gain(traffic: float) -> None:
-    """Less traffic, or fewer nodes: once there, relief would bring it all back, and so on for ever."""
+def test_a_plan_that_overloads_is_not_a_gain(traffic: float) -> None:
+    """A plan with less traffic or fewer nodes that overloads a worker would be reverted by relief, in a loop."""
     together, apart = plan(0, 0, 0, 0), plan(0, 0, 0, 2)
     mhz = {"a": 500.0, "d": 450.0}
     made = ScheduleGenerator(CHOICE, Policy(overload=0.9))
@@ -237,54 +237,54 @@ def test_what_would_overload_is_no_gain(traffic: float) -> None:
     assert made.decide(situation(together, {(A, D): traffic}, **mhz), new(apart), OVERLOAD, 1.0).outcome == ENACTED
 
 
-def test_an_overload_that_is_there_already_keeps_nobody_from_a_gain() -> None:
-    given = situation(plan(0, 0, 1, 2), {(C, D): 100.0}, a=2000.0)
-    assert ScheduleGenerator(CHOICE, Policy()).decide(given, new(plan(0, 0, 3, 2, 2)), PERIOD, 1.0).outcome == ENACTED
+def test_an_existing_overload_does_not_block_a_gain() -> None:
+    case = situation(plan(0, 0, 1, 2), {(C, D): 100.0}, a=2000.0)
+    assert ScheduleGenerator(CHOICE, Policy()).decide(case, new(plan(0, 0, 3, 2, 2)), PERIOD, 1.0).outcome == ENACTED
 
 
-def test_tasks_without_a_place_get_one_whatever_it_costs() -> None:
-    given = situation(plan(0, 0, 9, 0), {(A, C): 100.0}, c=5000.0)
-    decision = ScheduleGenerator(CHOICE, Policy(min_gain=1.0)).decide(given, new(plan(0, 0, 2, 0, 2)), PERIOD, 1.0)
+def test_unplaced_tasks_are_placed_at_any_cost() -> None:
+    case = situation(plan(0, 0, 9, 0), {(A, C): 100.0}, c=5000.0)
+    decision = ScheduleGenerator(CHOICE, Policy(min_gain=1.0)).decide(case, new(plan(0, 0, 2, 0, 2)), PERIOD, 1.0)
     assert (decision.outcome, decision.moved) == (ENACTED, ("t/c[0]: worker 9 -> 2",))
 
 
 def test_a_dry_run_only_advises() -> None:
-    given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
-    decision = ScheduleGenerator(CHOICE, Policy(dry_run=True)).decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
+    case = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
+    decision = ScheduleGenerator(CHOICE, Policy(dry_run=True)).decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
     assert (decision.outcome, decision.moved) == (ADVISED, ("t/a[0]: worker 0 -> 2",))
     assert decision.expected["before"]["inter_node"] == 100.0 and decision.expected["after"]["inter_node"] == 0.0
 
 
 def test_a_plan_without_moves_is_no_change() -> None:
-    given = situation(plan(0, 0, 0, 2))
-    decision = ScheduleGenerator(CHOICE, Policy()).decide(given, new(plan(0, 0, 0, 2, 2)), PERIOD, 1.0)
+    case = situation(plan(0, 0, 0, 2))
+    decision = ScheduleGenerator(CHOICE, Policy()).decide(case, new(plan(0, 0, 0, 2, 2)), PERIOD, 1.0)
     assert (decision.outcome, decision.moved) == (NO_CHANGE, ())
-    assert ScheduleGenerator(CHOICE, Policy()).decide(given, NoChange("all is well"), PERIOD, 1.0).reason == "all is well"
+    assert ScheduleGenerator(CHOICE, Policy()).decide(case, NoChange("all is well"), PERIOD, 1.0).reason == "all is well"
 
 
-def test_what_cannot_be_placed_is_said() -> None:
-    given = situation(plan(0, 0, 0, 0))
-    decision = ScheduleGenerator(CHOICE, Policy()).decide(given, CannotPlace({"t": (A,)}, "no room"), PERIOD, 5.0)
+def test_tasks_that_cannot_be_placed_are_reported() -> None:
+    case = situation(plan(0, 0, 0, 0))
+    decision = ScheduleGenerator(CHOICE, Policy()).decide(case, CannotPlace({"t": (A,)}, "no room"), PERIOD, 5.0)
     assert (decision.outcome, decision.reason, decision.at) == (CANNOT_PLACE, "no room", 5.0)
 
 
 def test_the_overload_that_stays_is_in_the_reason() -> None:
-    given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
+    case = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
     over = Overload("node n1", 5000.0, 4000.0)
-    decision = ScheduleGenerator(CHOICE, Policy()).decide(given, new(plan(2, 0, 0, 2, 2), over), PERIOD, 1.0)
+    decision = ScheduleGenerator(CHOICE, Policy()).decide(case, new(plan(2, 0, 0, 2, 2), over), PERIOD, 1.0)
     assert decision.reason == "because; node n1 would need 5,000 MHz and has 4,000"
 
 
 def test_two_plans_that_are_each_a_little_better_in_turn_are_not_run_in_turn() -> None:
     """The load sways by 1 %: each time, the other plan is the better one."""
     made = ScheduleGenerator(CHOICE, Policy())
-    one, other = plan(0, 0, 0, 2), plan(2, 0, 0, 2)
+    first, second = plan(0, 0, 0, 2), plan(2, 0, 0, 2)
     for turn in range(20):
         less, more = (99.0, 100.0) if turn % 2 else (100.0, 99.0)
-        given = situation(one, {(A, D): max(less, more), (A, B): min(less, more)})
-        assert made.decide(given, new(other), PERIOD, float(turn)).outcome == NOT_WORTH_IT
-        given = situation(other, {(A, B): max(less, more), (A, D): min(less, more)})
-        assert made.decide(given, new(one), PERIOD, float(turn)).outcome == NOT_WORTH_IT
+        case = situation(first, {(A, D): max(less, more), (A, B): min(less, more)})
+        assert made.decide(case, new(second), PERIOD, float(turn)).outcome == NOT_WORTH_IT
+        case = situation(second, {(A, B): max(less, more), (A, D): min(less, more)})
+        assert made.decide(case, new(first), PERIOD, float(turn)).outcome == NOT_WORTH_IT
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -292,23 +292,23 @@ def test_two_plans_that_are_each_a_little_better_in_turn_are_not_run_in_turn() -
 
 def test_the_same_decision_again_is_one_line() -> None:
     made = ScheduleGenerator(CHOICE, Policy())
-    given = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 100.0})
+    case = situation(plan(0, 0, 0, 2), {(A, D): 100.0, (A, B): 100.0})
     for at in range(5):
-        made.decide(given, NoChange("all is well"), PERIOD, float(at))
+        made.decide(case, NoChange("all is well"), PERIOD, float(at))
     for at in range(5, 8):
         made.failed("it raised", PERIOD, float(at))
     for at in range(8, 10):
-        made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, float(at))
+        made.decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, float(at))
     made.failed("it raised", OVERLOAD, 10.0)
-    found = [(decision.number, decision.outcome, decision.times, decision.at) for decision in made.decisions]
-    assert found == [(1, NO_CHANGE, 5, 4.0), (2, FAILED, 3, 7.0), (3, NOT_WORTH_IT, 2, 9.0), (4, FAILED, 1, 10.0)]
+    rows = [(decision.number, decision.outcome, decision.times, decision.at) for decision in made.decisions]
+    assert rows == [(1, NO_CHANGE, 5, 4.0), (2, FAILED, 3, 7.0), (3, NOT_WORTH_IT, 2, 9.0), (4, FAILED, 1, 10.0)]
 
 
-def test_what_was_enacted_is_never_counted_as_the_same() -> None:
+def test_enacted_decisions_are_never_merged() -> None:
     made = ScheduleGenerator(CHOICE, Policy())
-    given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
+    case = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
     for _ in range(2):
-        made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
+        made.decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
     assert [(decision.number, decision.times) for decision in made.decisions] == [(1, 1), (2, 1)]
 
 
@@ -321,14 +321,14 @@ def test_the_same_from_another_scheduler_is_another_line() -> None:
 
 
 def enacted(made: ScheduleGenerator, now: float = START) -> Decision:
-    given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
-    decision = made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
+    case = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
+    decision = made.decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
     assert decision.outcome == ENACTED
     made.enacted(decision, now)
     return decision
 
 
-def test_what_came_of_it_is_from_the_first_window_in_which_nothing_settles() -> None:
+def test_the_outcome_is_from_the_first_settled_window() -> None:
     made = ScheduleGenerator(CHOICE, Policy())
     decision = enacted(made)
     after = {(A, B): 30.0, (A, D): 100.0}
@@ -341,16 +341,16 @@ def test_what_came_of_it_is_from_the_first_window_in_which_nothing_settles() -> 
     assert made.observe(situation(plan(2, 0, 0, 2, 2))) is None, "it is looked at once"
 
 
-def test_nothing_came_of_what_was_not_enacted() -> None:
+def test_a_decision_not_enacted_has_no_outcome() -> None:
     made = ScheduleGenerator(CHOICE, Policy())
     made.failed("x", PERIOD, 1.0)
     assert made.observe(situation(plan(0, 0, 0, 0))) is None
 
 
-def test_a_decision_that_was_overtaken_cools_nothing_down() -> None:
+def test_an_overtaken_decision_starts_no_cool_down() -> None:
     made = ScheduleGenerator(CHOICE, Policy(period=1))
-    given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
-    decision = made.decide(given, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
+    case = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
+    decision = made.decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
     over = made.overtaken(decision, "a worker was lost")
     assert (over.outcome, over.number) == (OVERTAKEN, decision.number)
     assert over.reason.endswith("(a worker was lost)")
@@ -358,7 +358,7 @@ def test_a_decision_that_was_overtaken_cools_nothing_down() -> None:
     assert not made.cooling(START) and made.observe(situation(plan(0, 0, 0, 2))) is None
 
 
-def test_numbers_go_on_from_those_of_the_masters_before() -> None:
+def test_numbers_continue_from_earlier_masters() -> None:
     past = [Decision(number, 1.0, "x", {}, PERIOD, FAILED, str(number)) for number in (7, 8, 12)]
     made = ScheduleGenerator(CHOICE, Policy())
     made.remember(past)
@@ -381,17 +381,17 @@ def test_a_decision_survives_json() -> None:
     assert Decision.from_json(json.loads(json.dumps(decision.to_json()))) == decision
 
 
-def test_a_decision_of_which_little_is_known_can_be_read() -> None:
+def test_a_decision_with_missing_fields_can_be_read() -> None:
     data = {"number": 3, "at": 1.0, "scheduler": "x", "parameters": {}, "trigger": PERIOD, "outcome": FAILED, "reason": "r",
             "moved": None, "came_of": None, "written_by": "a later version"}
     assert Decision.from_json(data) == Decision(3, 1.0, "x", {}, PERIOD, FAILED, "r")
 
 
-@pytest.mark.parametrize("given", [{"period": -1}, {"cool_down": float("nan")}, {"min_gain": 1.1}, {"time_limit": 0},
+@pytest.mark.parametrize("settings", [{"period": -1}, {"cool_down": float("nan")}, {"min_gain": 1.1}, {"time_limit": 0},
                                    {"dry_run": 1}, {"overload": -0.1}, {"perod": 3}, {"period": "soon"}])
-def test_a_policy_that_cannot_be(given: dict[str, Any]) -> None:
+def test_an_invalid_policy_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(BadParameter):
-        Policy().changed(given)
+        Policy().changed(settings)
 
 
 def test_a_change_of_policy_keeps_the_rest() -> None:
@@ -407,7 +407,7 @@ def test_a_change_of_policy_keeps_the_rest() -> None:
                                             st.integers(0, 4)), max_size=40))
 def test_no_two_plans_are_enacted_within_the_cool_down(cool_down: float, steps: list[tuple[float, str, int]]) -> None:
     made = ScheduleGenerator(CHOICE, Policy(cool_down=cool_down, period=1.0))
-    given = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
+    case = situation(plan(0, 0, 0, 2), {(A, D): 100.0})
     answers = [new(plan(2, 0, 0, 2, 2)), NoChange("x"), new(plan(0, 0, 0, 2, 2)), CannotPlace({"t": (A,)}, "y"),
                new(plan(2, 0, 0, 2, 2))]
     now, last = START, None
@@ -416,11 +416,11 @@ def test_no_two_plans_are_enacted_within_the_cool_down(cool_down: float, steps: 
         if step == "set":
             made.set(CHOICE, made.policy)
         elif step == "observe":
-            made.observe(given)
+            made.observe(case)
         else:
             seen = sample(answer * 10 if step == "queues" else 0, 9999.0 if step == "busy" else 0.0)
             trigger = made.due(now, seen, CLUSTER)
-            decision = made.decide(given, answers[answer], trigger, now) if trigger is not None else None
+            decision = made.decide(case, answers[answer], trigger, now) if trigger is not None else None
             if decision is not None and decision.outcome == ENACTED:
                 assert last is None or now - last >= cool_down
                 last = now

@@ -1,8 +1,9 @@
-"""What is found wrong, or weak, in a topology before anything of it runs."""
+"""Checks of a topology before it runs: weak guarantees, unknown settings, and the state of an earlier run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from story import Story, graph, said
@@ -12,9 +13,10 @@ from millrace.config import check_engine_settings, check_topology_config
 from millrace.connectors.frame_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.control.events import Submitted
-from millrace.control.submission import check_guarantee, weak_points
+from millrace.control.submission import check_choice, check_guarantee, weak_points
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import graph_of
+from millrace.state.checkpoint import Manifest
 from millrace.workloads.wordcount import Count, Lines
 
 
@@ -41,13 +43,13 @@ class Sinks(Topology):
     letters = JsonLinesSink.spec(inputs=[mailer.dead_letters])
 
 
-def test_only_what_can_be_there_for_nothing_else_is_said_to_write_outside() -> None:
-    [said] = weak_points(graph_of(Sinks, config={"topology.guarantee": "exactly-once"}))
-    assert said.startswith("exactly-once does not cover what mailer may write to other systems")
+def test_only_a_bolt_that_may_write_to_other_systems_is_reported() -> None:
+    [warning] = weak_points(graph_of(Sinks, config={"topology.guarantee": "exactly-once"}))
+    assert warning.startswith("exactly-once does not cover what mailer may write to other systems")
     assert weak_points(graph_of(Sinks)) == []
 
 
-def test_a_spout_that_cannot_be_read_again() -> None:
+def test_exactly_once_needs_a_replayable_spout() -> None:
     made = graph(**{"topology.guarantee": "exactly-once"})
     stuck = replace(made, components=(replace(made.components[0], movable=False), *made.components[1:]))
     with pytest.raises(TopologyError, match=r"asks for exactly-once, and lines cannot .*, or set topology.guarantee to"):
@@ -65,7 +67,7 @@ def test_a_spout_that_cannot_be_read_again() -> None:
     ({"tap.rows": 5}, "a setting of a topology"),
     ({7: 1}, "7: not a setting of the engine"),
 ])
-def test_settings_that_no_engine_has(settings: dict[str, object], says: str) -> None:
+def test_unknown_engine_settings_are_refused(settings: dict[str, object], says: str) -> None:
     with pytest.raises(MillraceError, match=says):
         check_engine_settings(settings)
 
@@ -75,15 +77,46 @@ def test_settings_that_no_engine_has(settings: dict[str, object], says: str) -> 
     ({"topology.zzz": 1}, "there is no such setting. All are in"),
     ({"checkpoint.store": "/tmp"}, "a setting of the engine, not of a topology.*--set.*settings="),
 ])
-def test_config_that_would_be_passed_over(config: dict[str, object], says: str) -> None:
+def test_unknown_topology_settings_are_refused(config: dict[str, object], says: str) -> None:
     with pytest.raises(TopologyError, match=says):
         check_topology_config(config)
     [warned] = [text for text in said(Story(1).on(Submitted(graph(**config)))) if "setting" in text]
     assert warned.startswith(next(iter(config)))
 
 
-def test_config_that_is_the_users_own() -> None:
+def test_user_settings_are_accepted() -> None:
     mine = {"path": "/tmp", "task.of.mine": 1, "topology.debug": True, "tap.rows": 5, "topology.workers": 1}
     check_topology_config(mine)
     assert [text for text in said(Story(1).on(Submitted(graph(**mine)))) if "setting" in text] == [
         "task.of.mine: there is no such setting. All are in docs/settings.md"]
+
+
+AT = datetime(2026, 3, 1, 12, 30).timestamp()  # local time, as in messages
+
+
+def manifest(wave: int, at: float = AT, offsets: str = "") -> Manifest:
+    return Manifest("words", wave, 5, 128, {"count": 2}, [], at, offsets=offsets)
+
+
+@pytest.mark.parametrize(("latest", "says"), [
+    (manifest(7), "/store has checkpoints of 'words', the last of wave 7, made 2026-03-01 12:30:00. Choose "),
+    (manifest(7, at=0.0), "the last of wave 7. Choose "),
+    (manifest(7, offsets="1699"), "the last of wave 7, made "),  # a run fed by DataFrames
+    (manifest(7, offsets="4-0"), "the last of batch 6 (wave 7), made "),
+    (manifest(7, offsets="4-5"), "the last of batch 1 (wave 7), made "),
+])
+def test_an_earlier_run_needs_a_choice_of_resume_or_fresh(latest: Manifest, says: str) -> None:
+    with pytest.raises(TopologyError) as refused:
+        check_choice(None, latest, "/store")
+    assert says in str(refused.value)
+    assert "Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start over" in str(refused.value)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_an_explicit_choice_is_accepted(resume: bool) -> None:
+    check_choice(resume, manifest(7), "/store")
+
+
+def test_without_an_earlier_run_no_choice_is_needed() -> None:
+    check_choice(None, None, "/store")
+    check_choice(None, manifest(0), "/store")  # an epoch that committed no wave

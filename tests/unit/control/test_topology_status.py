@@ -96,7 +96,7 @@ def test_an_ended_topology_keeps_its_last_status() -> None:
 
 
 def transitions(seed: int, batched: bool) -> set[tuple[str, str]]:
-    """Lets workers join and be lost and users pause, resume, kill and submit again, in random order; the transitions made."""
+    """Run worker and user events in random order, and return the transitions made."""
     rng, story, now, made = random.Random(seed), Story(), 0.0, set()
     submitted = replace(graph(), batched=batched)
     for _ in range(200):

@@ -71,7 +71,7 @@ def test_while_one_is_under_way_another_follows_it() -> None:
 
 
 def test_an_abandoned_wave_is_not_repeated_without_a_pause() -> None:
-    """A store that fails must not be asked in a loop."""
+    """A failing store must not be retried in a tight loop."""
     waves = idle()
     waves.request(5.0)
     waves.tick(5.0)

@@ -1,4 +1,4 @@
-"""What is remembered of batches."""
+"""The log of recent batches and their totals."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def test_a_log_has_the_last_batches_and_the_totals_of_all() -> None:
     for batch in range(RECORDS_KEPT + 50):
         log.add(record(batch, attempts=2 if batch == 3 else 1, misplaced=1, restored=2, resident=3, spark_run_seconds=0.25,
                        seconds=1.0 if batch >= RECORDS_KEPT + 30 else 9.0))
-    found = log.summary()
-    assert len(log.records) == RECORDS_KEPT and found["count"] == RECORDS_KEPT + 50
-    assert (found["retried"], found["misplaced"], found["restored"]) == (1, found["count"], 2 * found["count"])
-    assert found["mean_seconds"] == 1.0 and found["last"]["batch"] == RECORDS_KEPT + 49
-    assert found["spark_run_seconds"] == pytest.approx(0.25 * found["count"])
+    summary = log.summary()
+    assert len(log.records) == RECORDS_KEPT and summary["count"] == RECORDS_KEPT + 50
+    assert (summary["retried"], summary["misplaced"], summary["restored"]) == (1, summary["count"], 2 * summary["count"])
+    assert summary["mean_seconds"] == 1.0 and summary["last"]["batch"] == RECORDS_KEPT + 49
+    assert summary["spark_run_seconds"] == pytest.approx(0.25 * summary["count"])

@@ -1,4 +1,4 @@
-"""The master's side of batches, with functions that record what it is told."""
+"""The master's side of batches, with callbacks that record their arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINES = ComponentDef("lines", "spout", "m:C", 1, {}, (StreamDef("default", ("lin
 GRAPH = TopologyGraph("words", (LINES,), {"topology.guarantee": "exactly-once"}, batched=True)
 
 
-class Master:
+class FakeMaster:
     def __init__(self) -> None:
         self.state, self.events, self.reports = MasterState(), list[Event](), list[wire.Report]()
         self.batching = Batching(self.state, {}, self.tell, lambda process, report: self.reports.append(report),
@@ -33,7 +33,7 @@ def record(batch: int) -> BatchRecord:
 
 
 def test_an_executor_joins_and_leaves_like_a_worker() -> None:
-    master = Master()
+    master = FakeMaster()
     master.batching.enlist(2, NODE, "executor 1", "")
     master.batching.dismiss(2, "Spark lost it")
     master.batching.dismiss(2, "Spark lost it")
@@ -41,16 +41,16 @@ def test_an_executor_joins_and_leaves_like_a_worker() -> None:
 
 
 def test_a_report_is_completed_with_generation_and_revision() -> None:
-    master = Master()
+    master = FakeMaster()
     master.batching.enlist(0, NODE, "executor 1", "")
     report = wire.Report(0, 0, 0, 1.5, [], [], [], [], [], {})
     master.batching.take_report(report)
-    master.batching.take_report(wire.Report(1, 0, 0, 1.5, [], [], [], [], [], {}))  # of a slot that nobody fills
+    master.batching.take_report(wire.Report(1, 0, 0, 1.5, [], [], [], [], [], {}))  # an empty slot
     assert [(taken.slot, taken.generation, taken.revision) for taken in master.reports] == [(0, 5, master.state.revision)]
 
 
-def test_what_is_told_of_an_unknown_topology_is_dropped() -> None:
-    master = Master()
+def test_messages_about_an_unknown_topology_are_dropped() -> None:
+    master = FakeMaster()
     master.batching.began("ghost")
     master.batching.note("ghost", record(0))
     master.batching.finish("ghost", "over")
@@ -58,7 +58,7 @@ def test_what_is_told_of_an_unknown_topology_is_dropped() -> None:
 
 
 def test_a_slow_batch_is_recorded_until_it_is_over() -> None:
-    master = Master()
+    master = FakeMaster()
     master.batching.enlist(0, NODE, "executor 1", "")
     master.state.handle(Submitted(GRAPH))
     master.events.clear()

@@ -31,7 +31,7 @@ def manifest(wave: int, *pieces: PieceRef, epoch: int | None = None) -> Manifest
 
 
 def test_a_later_run_ends_the_one_before(tmp_path: Path) -> None:
-    """However high the epochs of the first have risen."""
+    """The epochs of the first run do not matter."""
     first, second = run_on(tmp_path, "first"), run_on(tmp_path, "second")
     first.begin(None)
     first.commit(manifest(1))

@@ -22,7 +22,7 @@ def test_slots_and_nodes_find_each_other() -> None:
 
 
 def test_a_cluster_survives_the_wire_and_pickle() -> None:
-    CLUSTER.node_of(0)  # whatever a cluster remembers of itself is not sent
+    CLUSTER.node_of(0)  # cached values are not sent
     arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(CLUSTER), type=Cluster)
     assert arrived == CLUSTER and hash(arrived) == hash(CLUSTER)
     assert arrived.slots_of("n2") == (Slot("n2", "e2", 3),)
@@ -34,6 +34,6 @@ def test_a_cluster_survives_the_wire_and_pickle() -> None:
     ((N1,), (Slot("n1", "a", 1), Slot("n1", "b", 1)), "two slots share a number"),
     ((N1,), (Slot("n2", "a", 1),), "slot 1 is on node 'n2', which the cluster does not have; its nodes are n1"),
 ])
-def test_a_cluster_that_cannot_be(nodes: tuple[Node, ...], slots: tuple[Slot, ...], message: str) -> None:
+def test_an_invalid_cluster_is_refused(nodes: tuple[Node, ...], slots: tuple[Slot, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Cluster(nodes, slots)

@@ -1,4 +1,4 @@
-"""Graphs: what a declaration becomes, and that it survives the journey to a worker."""
+"""Graphs built from declarations, and their serialization."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rows(Bolt):
 
 
 class Diamond(Topology):
-    """Declared out of order: `last` names what comes after it."""
+    """Declared out of order: `last` names a component declared after it."""
 
     config = {"topology.message.timeout.secs": 30, "window": (1, 2)}
     last = Rows.spec(inputs=[StreamRef("left"), StreamRef("right"), StreamRef("source", "errors")])
@@ -79,7 +79,7 @@ def test_a_component_holds_all_that_a_worker_needs() -> None:
 
 def test_downstream() -> None:
     graph = diamond()
-    assert [(component.name, given.stream) for component, given in graph.downstream("source")] == [
+    assert [(component.name, edge.stream) for component, edge in graph.downstream("source")] == [
         ("right", "default"), ("left", "default"), ("last", "errors")]
     assert graph.downstream("last") == ()
     with pytest.raises(KeyError, match="no component 'nope'; it has source, right, left, last"):
@@ -99,7 +99,7 @@ def test_layers_go_by_the_longest_way() -> None:
 
 @pytest.mark.parametrize("graph", [diamond(), diamond(par={"left": 40}), dataclasses.replace(diamond(), ackers=3)])
 def test_a_graph_survives_the_wire_and_pickle(graph: TopologyGraph) -> None:
-    graph.component("left")  # whatever a graph remembers of itself is not sent
+    graph.component("left")  # cached values are not sent
     sent = msgspec.msgpack.encode(graph)
     arrived = msgspec.msgpack.decode(sent, type=TopologyGraph)
     assert arrived == graph
@@ -194,13 +194,13 @@ def test_numbers_stay_when_the_parallelism_changes() -> None:
 
 
 @pytest.mark.parametrize("task", [TaskId("left", 3), TaskId("left", -1), TaskId("nope", 0), TaskId("__acker", 0)])
-def test_a_task_that_there_is_not_has_no_number(task: TaskId) -> None:
+def test_an_unknown_task_has_no_number(task: TaskId) -> None:
     with pytest.raises(KeyError, match=task.component):
         diamond().number(task)
 
 
 @pytest.mark.parametrize("number", [0, -1, 5 << 16, 1 << 16 | 2, 0xFFFF << 16, 1 << 40])
-def test_a_number_that_is_no_task(number: int) -> None:
+def test_an_unknown_task_number_is_refused(number: int) -> None:
     with pytest.raises(KeyError, match="no task of 'diamond' has the number"):
         diamond().task(number)
 

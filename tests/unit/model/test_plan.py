@@ -34,9 +34,9 @@ def test_a_plan_survives_the_wire_and_pickle() -> None:
 
 
 def test_a_plan_never_changes() -> None:
-    given = {A0: 1}
-    plan = Plan(1, given)
-    given[A1] = 2
+    slots = {A0: 1}
+    plan = Plan(1, slots)
+    slots[A1] = 2
     assert plan.placement == {A0: 1}
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.version = 2  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Situations in files: what was written is read, and what is nonsense is refused with what to do about it."""
+"""Situations in files: valid ones are read back, invalid ones are refused with advice."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_any_situation_survives_json(situation: Situation) -> None:
 @settings(max_examples=examples(50))
 @given(hostile())
 def test_meters_that_lie_survive_the_way_to_another_process(situation: Situation) -> None:
-    """By msgpack, which has a place for what is not a number."""
+    """Msgpack can represent NaN."""
     once = Situation.from_json(msgspec.msgpack.decode(msgspec.msgpack.encode(situation.to_json())))
     again = Situation.from_json(msgspec.msgpack.decode(msgspec.msgpack.encode(once.to_json())))
     assert repr(again) == repr(once), "a number is not equal to itself if it is none, but it looks the same"
@@ -77,7 +77,7 @@ def data() -> dict[str, Any]:
 
 
 def broken(*path: Any, value: Any) -> dict[str, Any]:
-    """A good one in which just this is another."""
+    """Return a valid situation file with one changed entry."""
     made: Any = data()
     at = made
     for step in path[:-1]:
@@ -101,7 +101,7 @@ def broken(*path: Any, value: Any) -> dict[str, Any]:
     broken("plan", "words", "placement", value={"a": 0}), broken("plan", "words", "version", value=None),
     broken("plan", "words", "version", value=float("inf")), broken("plan", "words", "key_groups", value=[1]),
 ])
-def test_nonsense_is_refused_with_what_to_do(nonsense: Any) -> None:
+def test_invalid_situations_are_refused_with_advice(nonsense: Any) -> None:
     with pytest.raises(BadSituation) as refused:
         Situation.from_json(nonsense)
     assert "millrace load --save FILE" in str(refused.value)
@@ -109,7 +109,7 @@ def test_nonsense_is_refused_with_what_to_do(nonsense: Any) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"null", b"[]", b"[" * 100_000, b'{"format": "x"}',
                                      b"\x89PNG\r\n", b'{"format": "millrace-situation-1"} trailing'])
-def test_a_file_that_is_no_situation(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_situation_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "s.json").write_bytes(content)
     with pytest.raises(BadSituation) as refused:
         Situation.read(tmp_path / "s.json")

@@ -1,4 +1,4 @@
-"""Counters and latency histograms: what is recorded, reported and put together again by the master."""
+"""Counters and latency histograms: recording, reporting and merging in the master."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_a_latency_is_kept_to_two_digits(seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "shown_ms"), [(0.0, 0.001), (-1.0, 0.001), (1e9, 3_600_000)])
-def test_what_is_out_of_range_is_recorded_at_its_edge(seconds: float, shown_ms: float) -> None:
-    """A clock that is put back, or a tuple that waited for days, must not lose the others."""
+def test_values_out_of_range_are_clamped(seconds: float, shown_ms: float) -> None:
+    """A clock set back, or a tuple that waited for days, must not lose other values."""
     assert recorded(seconds).percentile_ms(100) == pytest.approx(shown_ms, rel=0.01)
 
 

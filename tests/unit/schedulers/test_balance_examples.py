@@ -1,4 +1,4 @@
-"""Key groups shared out anew, on loads small enough to be worked out by hand."""
+"""Key-group rebalancing, on loads small enough to work out by hand."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_at_the_border_of_tr_improve() -> None:
 
 
 def test_no_improvement_is_never_enough() -> None:
-    together = {"t": plan(a=[0, 0], b=[1, 1])}  # what it would do itself
+    together = {"t": plan(a=[0, 0], b=[1, 1])}  # its own choice
     assert isinstance(ErStream(u=0.9, tr_improve=0.0).schedule([graph(a=2, b=2)], TWO, {"t": LOAD}, together), NoChange)
 
 

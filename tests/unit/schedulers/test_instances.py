@@ -1,4 +1,4 @@
-"""Random situations: what the comparison takes for granted about them."""
+"""Random situations: the properties that the comparison relies on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from millrace.schedulers.optimal import least_traffic
 from millrace.schedulers.problem import Problem
 
 
-def problem(given: Situation) -> Problem:
-    return Problem.of(given.graphs, given.cluster, given.load, given.plan)
+def problem(case: Situation) -> Problem:
+    return Problem.of(case.graphs, case.cluster, case.load, case.plan)
 
 
 def made(count: int, seed: int = 1) -> list[Situation]:
@@ -28,7 +28,7 @@ def test_equal_seeds_make_equal_situations() -> None:
 
 
 def test_they_have_the_sizes_that_were_asked_for() -> None:
-    seen = [problem(given) for given in made(200)]
+    seen = [problem(case) for case in made(200)]
     assert {each.count for each in seen} == set(range(4, 13))
     assert {each.nodes for each in seen} == {2, 3, 4}
     assert {len(each.graphs) for each in seen} == {1, 2, 3}
@@ -37,22 +37,22 @@ def test_they_have_the_sizes_that_were_asked_for() -> None:
 
 
 def test_every_task_is_measured_and_runs_where_even_put_it() -> None:
-    for given in made(20):
-        seen = problem(given)
+    for case in made(20):
+        seen = problem(case)
         assert (seen.cpu > 0).all() and (seen.current >= 0).all() and len(seen.rate)
-        again = Even().schedule(given.graphs, given.cluster, given.load, given.plan)
+        again = Even().schedule(case.graphs, case.cluster, case.load, case.plan)
         assert isinstance(again, NoChange)
 
 
 def test_some_placement_always_fits_and_it_usually_needs_traffic_between_nodes() -> None:
-    found = [least_traffic(problem(given)) for given in made(30)]
-    assert all(each.proven for each in found)
-    assert sum(each.value > 1e-6 for each in found) > 10
+    results = [least_traffic(problem(case)) for case in made(30)]
+    assert all(each.proven for each in results)
+    assert sum(each.value > 1e-6 for each in results) > 10
 
 
 def test_they_can_be_written_and_read_again() -> None:
-    for given in made(3):
-        assert Situation.from_json(given.to_json()) == given
+    for case in made(3):
+        assert Situation.from_json(case.to_json()) == case
 
 
 @pytest.mark.parametrize(("tasks", "slots"), [(100, 10), (1010, 100)])

@@ -1,4 +1,4 @@
-"""Steps that schedulers share."""
+"""Placement steps shared by schedulers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millrace.schedulers.placing import fewest_moves
 from millrace.schedulers.problem import Problem
 
 ALIKE = Cluster(tuple(Node(name, 2, 1000.0, 1024) for name in "abc"),
-                tuple(Slot(name, name, 2 * number + one) for number, name in enumerate("abc") for one in (0, 1)))
+                tuple(Slot(name, name, 2 * number + offset) for number, name in enumerate("abc") for offset in (0, 1)))
 LOAD = {"t": load({"a0 a1": 5.0}, a0=1, a1=1)}
 
 
@@ -20,14 +20,14 @@ def problem(cluster: Cluster, **current: list[int]) -> Problem:
 
 def test_alike_nodes_and_slots_are_exchanged_until_most_tasks_stay() -> None:
     # a's tasks are on node c (slots 4, 5) and b's on node a (slot 0): the same again, with other names for the nodes
-    found = fewest_moves(problem(ALIKE, a=[4, 5], b=[0, 0]), np.array([1, 0, 3, 3]))
-    assert found.tolist() == [4, 5, 0, 0]
+    placement = fewest_moves(problem(ALIKE, a=[4, 5], b=[0, 0]), np.array([1, 0, 3, 3]))
+    assert placement.tolist() == [4, 5, 0, 0]
 
 
 def test_nodes_that_differ_are_not_exchanged() -> None:
     other = Cluster((*ALIKE.nodes[:2], Node("c", 4, 1000.0, 1024)), ALIKE.slots)
-    found = fewest_moves(problem(other, a=[4, 5], b=[0, 0]), np.array([1, 0, 3, 3]))
-    assert found.tolist() == [3, 2, 0, 0] or found.tolist() == [2, 3, 0, 0], "a's tasks may not get to node c"
+    placement = fewest_moves(problem(other, a=[4, 5], b=[0, 0]), np.array([1, 0, 3, 3]))
+    assert placement.tolist() == [3, 2, 0, 0] or placement.tolist() == [2, 3, 0, 0], "a's tasks may not get to node c"
 
 
 def test_a_placement_that_cannot_be_nearer_is_left_alone() -> None:

@@ -49,9 +49,9 @@ def test_the_distance_is_weighted() -> None:
     # n1 has most to spare and is the reference. Of 4,096 MB, the largest node: n1 ((4096 - 512)/4096)^2 = 0.77,
     # n2 ((1024 - 512)/4096)^2 = 0.02, + 1 for the way; CPU is the same on both.
     nodes = Cluster((Node("n1", 4, 1000.0, 4096), Node("n2", 4, 1000.0, 1024)), (Slot("n1", "e0", 0), Slot("n2", "e1", 1)))
-    asked = [graph(config={MEMORY: 512}, a=1)]
-    near = ResourceAware().schedule(asked, nodes, {}, {})
-    fit = ResourceAware(network_weight=0.0).schedule(asked, nodes, {}, {})
+    graphs = [graph(config={MEMORY: 512}, a=1)]
+    near = ResourceAware().schedule(graphs, nodes, {}, {})
+    fit = ResourceAware(network_weight=0.0).schedule(graphs, nodes, {}, {})
     assert isinstance(near, NewPlan) and isinstance(fit, NewPlan)
     assert near.plans == {"t": plan(a=[0])} and fit.plans == {"t": plan(a=[1])}
 

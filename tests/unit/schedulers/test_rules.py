@@ -1,4 +1,4 @@
-"""No plan that breaks a rule is ever run, and whoever made it is told which one."""
+"""Plans that break a rule are refused, with the rule named."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_every_broken_rule_is_found() -> None:
 
 def test_a_new_topology_has_the_key_groups_that_were_asked_for() -> None:
     wrong = Plan(1, PLACES, {"count": (0, 1)})
-    assert any("2 key groups instead of 4" in found for found in broken_rules(GRAPH, CLUSTER, None, wrong))
+    assert any("2 key groups instead of 4" in violation for violation in broken_rules(GRAPH, CLUSTER, None, wrong))
 
 
 @pytest.mark.parametrize(("result", "says"), [
@@ -128,7 +128,7 @@ def test_a_new_topology_has_the_key_groups_that_were_asked_for() -> None:
     (NewPlan({"t": GOOD}, "r", "too much"), "expected a tuple of Overload"),  # type: ignore[arg-type]
     (NewPlan({"t": GOOD}, "r", ("node n",)), "expected a tuple of Overload"),  # type: ignore[arg-type]
 ])
-def test_what_is_no_answer_at_all(result: Any, says: str) -> None:
+def test_an_invalid_answer_is_refused(result: Any, says: str) -> None:
     with pytest.raises(SchedulerFailed) as failed:
         check_result(SITUATION, result)
     assert says in str(failed.value)

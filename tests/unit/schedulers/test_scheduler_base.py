@@ -1,4 +1,4 @@
-"""What all schedulers share: versions, and who owns the key groups in the next plan."""
+"""Behaviour common to all schedulers: versions, and key-group owners in the next plan."""
 
 from __future__ import annotations
 

@@ -30,19 +30,19 @@ def situation(nodes: Sequence[tuple[float, int]], cpu: Sequence[float], edges: d
     graph = TopologyGraph("t", (ComponentDef("a", "spout", "m:C", len(cpu), {}, (), (), False, "next_tuple"),), {})
     tasks = {TaskId("a", index): TaskLoad(cpu_mhz=mhz, memory_mb=memory[index] if memory else 0.0)
              for index, mhz in enumerate(cpu)}
-    traffic = {(TaskId("a", one), TaskId("a", other)): rate for (one, other), rate in edges.items()}
+    traffic = {(TaskId("a", source), TaskId("a", target)): rate for (source, target), rate in edges.items()}
     cluster = Cluster(tuple(Node(f"n{number}", 1, mhz, mb) for number, (mhz, mb) in enumerate(nodes)),
                       tuple(Slot(f"n{number}", f"e{number}", number) for number in range(len(nodes))))
     plans = {} if running is None else {"t": Plan(1, {TaskId("a", index): slot for index, slot in enumerate(running)})}
     return Situation((graph,), cluster, {"t": Load(1.0, tasks, traffic)}, plans)
 
 
-def problem(given: Situation) -> Problem:
-    return Problem.of(given.graphs, given.cluster, given.load, given.plan)
+def problem(case: Situation) -> Problem:
+    return Problem.of(case.graphs, case.cluster, case.load, case.plan)
 
 
-def ask(scheduler: SlStream, given: Situation) -> SchedulingResult:
-    return scheduler.schedule(given.graphs, given.cluster, given.load, given.plan)
+def ask(scheduler: SlStream, case: Situation) -> SchedulingResult:
+    return scheduler.schedule(case.graphs, case.cluster, case.load, case.plan)
 
 
 def slots(result: SchedulingResult) -> list[int]:
@@ -50,62 +50,62 @@ def slots(result: SchedulingResult) -> list[int]:
     return list(result.plans["t"].placement.values())
 
 
-def cutting(given: Situation, rho: float, alpha: float) -> Cutting:
-    return Cutting.of(problem(given), len(given.cluster.nodes), rho, alpha)
+def cutting(case: Situation, rho: float, alpha: float) -> Cutting:
+    return Cutting.of(problem(case), len(case.cluster.nodes), rho, alpha)
 
 
 # ---- p
 
 
 def test_p_is_the_cut_if_tasks_are_alike() -> None:
-    found = cutting(situation([(1000, 1000)] * 2, [100] * 4, SQUARE), rho=6, alpha=1)
-    assert found.cost(np.array([0, 0, 1, 1])) == Cost(0, pytest.approx(5))
-    assert found.cost(np.array([0, 1, 0, 1])) == Cost(0, pytest.approx(25))
-    assert found.cost(np.array([0, 0, 0, 0])) == Cost(0, pytest.approx(0))
+    result = cutting(situation([(1000, 1000)] * 2, [100] * 4, SQUARE), rho=6, alpha=1)
+    assert result.cost(np.array([0, 0, 1, 1])) == Cost(0, pytest.approx(5))
+    assert result.cost(np.array([0, 1, 0, 1])) == Cost(0, pytest.approx(25))
+    assert result.cost(np.array([0, 0, 0, 0])) == Cost(0, pytest.approx(0))
 
 
 def test_p_counts_shares_of_tasks_against_shares_of_weight() -> None:
     # q1 = 1/2, 1/2; q2 = 4/6, 2/6: together 1/3 apart.
-    found = cutting(situation([(1000, 1000)] * 2, [300, 100, 100, 100], SQUARE), rho=6, alpha=1)
-    assert found.cost(np.array([0, 0, 1, 1])).p == pytest.approx(5 + 6 / 3)
+    result = cutting(situation([(1000, 1000)] * 2, [300, 100, 100, 100], SQUARE), rho=6, alpha=1)
+    assert result.cost(np.array([0, 0, 1, 1])).p == pytest.approx(5 + 6 / 3)
 
 
 def test_the_weight_mixes_cpu_and_memory() -> None:
     # R in shares of the whole: 1/3, 1/6, 1/6, 1/3.
-    given = situation([(1000, 1000)] * 2, [300, 100, 100, 100], SQUARE, memory=[100, 100, 100, 300])
-    found = cutting(given, rho=6, alpha=0.5)
-    assert found.cost(np.array([0, 0, 1, 1])).p == pytest.approx(5)
-    assert found.cost(np.array([0, 1, 1, 0])).p == pytest.approx(20 + 6 / 3)
+    case = situation([(1000, 1000)] * 2, [300, 100, 100, 100], SQUARE, memory=[100, 100, 100, 300])
+    result = cutting(case, rho=6, alpha=0.5)
+    assert result.cost(np.array([0, 0, 1, 1])).p == pytest.approx(5)
+    assert result.cost(np.array([0, 1, 1, 0])).p == pytest.approx(20 + 6 / 3)
 
 
 def test_a_partition_that_does_not_fit_is_worse_than_any_that_does() -> None:
-    found = cutting(situation([(200, 1000)] * 2, [100] * 4, SQUARE), rho=0, alpha=1)
-    together, apart = found.cost(np.array([0, 0, 0, 0])), found.cost(np.array([0, 1, 0, 1]))
+    result = cutting(situation([(200, 1000)] * 2, [100] * 4, SQUARE), rho=0, alpha=1)
+    together, apart = result.cost(np.array([0, 0, 0, 0])), result.cost(np.array([0, 1, 0, 1]))
     assert together == Cost(pytest.approx(200 / 400), 0) and apart == Cost(0, 25)
     assert apart < together
 
 
 def test_memory_can_overload_too() -> None:
-    found = cutting(situation([(1000, 100)] * 2, [1] * 4, SQUARE, memory=[60] * 4), rho=0, alpha=1)
-    assert found.cost(np.array([0, 0, 1, 1])).overload == pytest.approx(40 / 200)
+    result = cutting(situation([(1000, 100)] * 2, [1] * 4, SQUARE, memory=[60] * 4), rho=0, alpha=1)
+    assert result.cost(np.array([0, 0, 1, 1])).overload == pytest.approx(40 / 200)
 
 
 def test_many_partitions_at_once_cost_the_same_as_one_by_one() -> None:
-    found = cutting(situation([(150, 1000)] * 3, [90, 60, 80, 50], SQUARE), rho=3, alpha=1)
+    result = cutting(situation([(150, 1000)] * 3, [90, 60, 80, 50], SQUARE), rho=3, alpha=1)
     rows = np.array([[0, 0, 1, 1], [2, 1, 0, 2], [0, 0, 0, 0]])
-    costs = found.costs(rows)
-    assert [Cost(*pair) for pair in zip(costs.overload, costs.value)] == [found.cost(row) for row in rows]
+    costs = result.costs(rows)
+    assert [Cost(*pair) for pair in zip(costs.overload, costs.value)] == [result.cost(row) for row in rows]
 
 
 # ---- the swarm
 
 
-def test_where_a_particle_goes() -> None:
+def test_the_position_of_a_moved_particle() -> None:
     best, leader = np.array([[0.0, 2.0], [2.0, 0.0]]), np.array([0.0, 2.0])  # their mean is (1, 1)
     position, phi, u = np.array([[1.0, 1.0], [3.0, 3.0]]), np.full((2, 2), 0.5), np.full((2, 2), math.exp(-1))
     sign = np.array([[1.0, 1.0], [1.0, -1.0]])
-    found = moved(position, best, leader, 0.5, phi, u, sign)
-    assert found == pytest.approx(np.array([[0.0, 2.0], [2.0, 0.0]]))
+    result = moved(position, best, leader, 0.5, phi, u, sign)
+    assert result == pytest.approx(np.array([[0.0, 2.0], [2.0, 0.0]]))
     assert moved(position, best, leader, 0.5, phi, np.ones((2, 2)), sign) == pytest.approx(np.array([[0.0, 2.0], [1.0, 1.0]]))
 
 
@@ -124,8 +124,8 @@ def test_the_swarm_finds_a_hidden_partition_and_is_never_worse_than_a_start() ->
         return Costs(np.zeros(len(labels)), (labels != wanted).sum(axis=1).astype(float))
 
     start = np.array([[0, 1, 2, 2, 0, 1]])
-    found = swarm(cost, start, 3, particles=20, iterations=100, sigma=0.5, rng=np.random.default_rng(1))
-    assert found.labels[0].tolist() == wanted.tolist() and found.costs.value[0] == 0
+    result = swarm(cost, start, 3, particles=20, iterations=100, sigma=0.5, rng=np.random.default_rng(1))
+    assert result.labels[0].tolist() == wanted.tolist() and result.costs.value[0] == 0
     still = swarm(cost, start, 3, particles=1, iterations=0, sigma=0.5, rng=np.random.default_rng(1))
     assert still.labels.tolist() == start.tolist()
 
@@ -134,13 +134,13 @@ def test_the_swarm_finds_a_hidden_partition_and_is_never_worse_than_a_start() ->
 
 
 def test_polishing_swaps_where_no_single_move_fits() -> None:
-    found = cutting(situation([(200, 1000)] * 2, [100] * 4, SQUARE), rho=0, alpha=1)
-    assert found.cost(polished(found, np.array([0, 1, 0, 1]))).p == 5
+    result = cutting(situation([(200, 1000)] * 2, [100] * 4, SQUARE), rho=0, alpha=1)
+    assert result.cost(polished(result, np.array([0, 1, 0, 1]))).p == 5
 
 
 def test_polishing_takes_overload_away_first() -> None:
-    found = cutting(situation([(200, 1000)] * 2, [100] * 4, SQUARE), rho=0, alpha=1)
-    assert found.cost(polished(found, np.array([0, 0, 0, 0]))) == Cost(0, 5)
+    result = cutting(situation([(200, 1000)] * 2, [100] * 4, SQUARE), rho=0, alpha=1)
+    assert result.cost(polished(result, np.array([0, 0, 0, 0]))) == Cost(0, 5)
 
 
 # ---- matching
@@ -150,32 +150,32 @@ def test_polishing_takes_overload_away_first() -> None:
 def test_the_matching_has_the_least_sum_of_weights_of_all(mu: float) -> None:
     """w_ij = μ·(free CPU - need) + (1 - μ)·(free memory - need), in shares of the largest node, tried out for each way."""
     free, needs = [(1000, 600), (500, 1000), (700, 800)], [(400, 200), (450, 700)]
-    given = problem(situation(free, [cpu for cpu, _ in needs], {(0, 1): 1.0}, memory=[memory for _, memory in needs]))
+    instance = problem(situation(free, [cpu for cpu, _ in needs], {(0, 1): 1.0}, memory=[memory for _, memory in needs]))
 
     def weight(node: int, subgraph: int) -> float:
         cpu, memory = free[node][0] - needs[subgraph][0], free[node][1] - needs[subgraph][1]
         return mu * cpu / 1000 + (1 - mu) * memory / 1000 if min(cpu, memory) >= 0 else math.inf
 
     sums = {ways: weight(ways[0], 0) + weight(ways[1], 1) for ways in itertools.permutations(range(3), 2)}
-    found = match_subgraphs(given, np.array([0, 1]), 2, mu=mu)
-    assert found is not None and sums[tuple(found.tolist())] == pytest.approx(min(sums.values()))
+    result = match_subgraphs(instance, np.array([0, 1]), 2, mu=mu)
+    assert result is not None and sums[tuple(result.tolist())] == pytest.approx(min(sums.values()))
 
 
 def test_the_matching_is_the_one_that_the_weights_say() -> None:
-    given = problem(situation([(1000, 1000), (500, 1000), (700, 1000)], [400, 600], {(0, 1): 1.0}))
-    assert match_subgraphs(given, np.array([0, 1]), 2, mu=1.0).tolist() == [1, 2], "best fit: the largest hole stays"
+    instance = problem(situation([(1000, 1000), (500, 1000), (700, 1000)], [400, 600], {(0, 1): 1.0}))
+    assert match_subgraphs(instance, np.array([0, 1]), 2, mu=1.0).tolist() == [1, 2], "best fit: the largest hole stays"
 
 
 def test_of_equal_matchings_the_one_that_moves_fewest_is_taken() -> None:
-    given = problem(situation([(1000, 1000)] * 3, [100] * 4, SQUARE, running=[2, 2, 1, 2]))
-    assert match_subgraphs(given, np.array([0, 0, 1, 1]), 2, mu=0.5).tolist() == [2, 2, 1, 1]
+    instance = problem(situation([(1000, 1000)] * 3, [100] * 4, SQUARE, running=[2, 2, 1, 2]))
+    assert match_subgraphs(instance, np.array([0, 0, 1, 1]), 2, mu=0.5).tolist() == [2, 2, 1, 1]
 
 
 def test_what_other_topologies_take_up_is_not_free() -> None:
-    given = situation([(1000, 1000), (500, 1000)], [400, 600], {(0, 1): 1.0})
+    case = situation([(1000, 1000), (500, 1000)], [400, 600], {(0, 1): 1.0})
     others = {"o": Plan(1, {TaskId("x", 0): 0})}
-    load = {**given.load, "o": Load(1.0, {TaskId("x", 0): TaskLoad(cpu_mhz=500.0)})}
-    assert match_subgraphs(Problem.of(given.graphs, given.cluster, load, others), np.array([0, 1]), 2, mu=0.5) is None
+    load = {**case.load, "o": Load(1.0, {TaskId("x", 0): TaskLoad(cpu_mhz=500.0)})}
+    assert match_subgraphs(Problem.of(case.graphs, case.cluster, load, others), np.array([0, 1]), 2, mu=0.5) is None
 
 
 # ---- the whole
@@ -199,48 +199,48 @@ def test_a_plan_that_overloads_a_node_is_left_however_good_its_p() -> None:
 
 
 def test_a_first_placement_need_not_be_worth_a_move() -> None:
-    found = slots(ask(SlStream(), pairs(35, running=None)))
-    assert found[0] == found[1] != found[2] == found[3]
+    result = slots(ask(SlStream(), pairs(35, running=None)))
+    assert result[0] == result[1] != result[2] == result[3]
 
 
 def test_asked_again_it_has_nothing_to_change() -> None:
-    given = pairs(10)
-    first = ask(SlStream(xi=1.0), given)
+    case = pairs(10)
+    first = ask(SlStream(xi=1.0), case)
     assert isinstance(first, NewPlan)
-    again = Situation(given.graphs, given.cluster, given.load, first.plans)
+    again = Situation(case.graphs, case.cluster, case.load, first.plans)
     assert isinstance(ask(SlStream(xi=1.0), again), NoChange)
 
 
 def test_no_feasible_matching_keeps_the_plan_and_says_the_amounts() -> None:
-    given = situation([(200, 1000)] * 2, [300, 100], {(0, 1): 10.0}, running=[0, 0])
-    result = ask(SlStream(), given)
+    case = situation([(200, 1000)] * 2, [300, 100], {(0, 1): 10.0}, running=[0, 0])
+    result = ask(SlStream(), case)
     assert isinstance(result, NoChange)
     assert "cannot be matched to nodes that have room for them: they need 300, 100 MHz" in result.reason
     assert "the nodes have 200, 200 MHz" in result.reason
 
 
 def test_no_feasible_matching_still_places_what_has_no_slot() -> None:
-    given = situation([(200, 1000)] * 2, [300, 100], {(0, 1): 10.0}, running=[0, 9])
-    result = ask(SlStream(), given)
+    case = situation([(200, 1000)] * 2, [300, 100], {(0, 1): 10.0}, running=[0, 9])
+    result = ask(SlStream(), case)
     assert isinstance(result, NewPlan) and result.plans["t"].placement[TaskId("a", 0)] == 0
     assert "1 tasks that had no slot are placed" in result.reason
     assert [str(each) for each in result.overload][:1] == ["node n0 would need 300 MHz and has 200"]
 
 
 def test_fewer_subgraphs_than_nodes() -> None:
-    given = situation([(400, 1000)] * 3, [100] * 4, SQUARE, running=[0, 1, 2, 0])
-    assert len(set(slots(ask(SlStream(k=1), given)))) == 1
-    assert len(set(slots(ask(SlStream(k=2, rho=0), given)))) <= 2
+    case = situation([(400, 1000)] * 3, [100] * 4, SQUARE, running=[0, 1, 2, 0])
+    assert len(set(slots(ask(SlStream(k=1), case)))) == 1
+    assert len(set(slots(ask(SlStream(k=2, rho=0), case)))) <= 2
 
 
 def test_without_any_load_tasks_are_spread_evenly() -> None:
-    given = situation([(400, 1000)] * 2, [0] * 4, {})
-    assert slots(ask(SlStream(), given)) == [0, 1, 0, 1]
+    case = situation([(400, 1000)] * 2, [0] * 4, {})
+    assert slots(ask(SlStream(), case)) == [0, 1, 0, 1]
 
 
 def test_no_slots() -> None:
-    given = situation([], [1], {})
-    assert isinstance(ask(SlStream(), given), CannotPlace)
+    case = situation([], [1], {})
+    assert isinstance(ask(SlStream(), case), CannotPlace)
 
 
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"xi": 1.1}, {"sigma": 0.4}, {"particles": 0}, {"rho": -1}, {"mu": 2},

@@ -102,9 +102,9 @@ def test_a_first_assignment_has_one_worker_on_a_node() -> None:
     result = TStorm().schedule([graph(a=2, b=2)], NODES, {}, {})
     assert isinstance(result, NewPlan)
     assert result.plans == {"t": plan(a=[0, 2], b=[0, 2])}
-    one = TStorm().schedule([graph(config={"topology.workers": 1}, a=2, b=2)], NODES, {}, {})  # min(1 asked for, 2 nodes)
-    assert isinstance(one, NewPlan)
-    assert one.plans == {"t": plan(a=[0, 0], b=[0, 0])}
+    packed = TStorm().schedule([graph(config={"topology.workers": 1}, a=2, b=2)], NODES, {}, {})  # min(1 asked for, 2 nodes)
+    assert isinstance(packed, NewPlan)
+    assert packed.plans == {"t": plan(a=[0, 0], b=[0, 0])}
 
 
 def test_a_topology_without_a_load_is_spread_beside_one_that_has_one() -> None:

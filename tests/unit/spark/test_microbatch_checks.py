@@ -1,4 +1,4 @@
-"""What the microbatch engine refuses before anything is started or waited for."""
+"""Checks that the microbatch engine makes before it starts anything."""
 
 from __future__ import annotations
 

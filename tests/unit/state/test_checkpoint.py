@@ -87,7 +87,7 @@ def test_what_a_manifest_says() -> None:
     assert FULL.size("split") == 3
 
 
-@pytest.mark.parametrize(("records", "said"), [
+@pytest.mark.parametrize(("records", "message"), [
     ([TaskRecord("count", 0), TaskRecord("count", 0)], r"two records of count\[0\]"),
     ([TaskRecord("count", 2)], r"a record of count\[2\], and 2 tasks"),
     ([TaskRecord("other", 0)], r"a record of other\[0\], and 0 tasks"),
@@ -97,11 +97,11 @@ def test_what_a_manifest_says() -> None:
     ([TaskRecord("count", 0, {3: [whole("a")]}), TaskRecord("count", 1, {3: [whole("b")]})],
      r"count\[1\] and another task both have key group 3"),
 ])
-def test_what_cannot_be_restored_is_neither_written_nor_read(records: list[TaskRecord], said: str) -> None:
+def test_what_cannot_be_restored_is_neither_written_nor_read(records: list[TaskRecord], message: str) -> None:
     wrong = manifest(*records)
-    with pytest.raises(CorruptCheckpoint, match=said):
+    with pytest.raises(CorruptCheckpoint, match=message):
         wrong.encode()
-    with pytest.raises(CorruptCheckpoint, match=said):
+    with pytest.raises(CorruptCheckpoint, match=message):
         Manifest.decode(framed(msgspec.msgpack.encode(wrong)))
 
 
@@ -110,12 +110,12 @@ def framed(body: bytes, version: int = FORMAT) -> bytes:
     return head + struct.pack(">I", zlib.crc32(head + body)) + body
 
 
-def test_another_format_says_so() -> None:
+def test_another_format_is_refused() -> None:
     with pytest.raises(CorruptCheckpoint, match=f"format 9 and this Millrace reads format {FORMAT}"):
         Manifest.decode(framed(b"whatever it is", 9))
 
 
-def test_a_body_that_is_no_manifest_says_so() -> None:
+def test_a_body_that_is_not_a_manifest_is_refused() -> None:
     with pytest.raises(CorruptCheckpoint, match="another version of Millrace"):
         Manifest.decode(framed(msgspec.msgpack.encode({"what": "else"})))
 
@@ -178,7 +178,7 @@ def test_garbage_is_what_nobody_needs() -> None:
     assert garbage(further, [kept], 5, before_epoch=2) == [further[0], further[2]], "an earlier epoch has nothing under way"
 
 
-# ---- does it fit ----
+# ---- compatibility ----
 
 
 def test_a_topology_as_it_was_fits() -> None:
@@ -194,7 +194,7 @@ def test_one_without_state_of_its_own_may_too() -> None:
     fits(manifest(TaskRecord("split", 2)), graph(read=7, split=1))
 
 
-@pytest.mark.parametrize(("changed", "said"), [
+@pytest.mark.parametrize(("changed", "message"), [
     (graph(split=4), "wave 7 of 'words' has 3 tasks of 'split', each with its own state; the topology 'words' now has 4. "
                      "Set its par to 3, or"),
     (graph(read=1), "has 2 tasks of 'read', each with a position; the topology 'words' now has 1. Set its par to 2"),
@@ -204,7 +204,7 @@ def test_one_without_state_of_its_own_may_too() -> None:
     (TopologyGraph("words", (*graph().components[:2], component("count", 2, "split", Grouping.SHUFFLE)),
                    graph().config), "has state of 'count' by key; the topology 'words' now has no input of 'count'"),
 ])
-def test_what_does_not_fit_says_what_to_do(changed: TopologyGraph, said: str) -> None:
+def test_an_incompatible_topology_is_refused_with_advice(changed: TopologyGraph, message: str) -> None:
     with pytest.raises(TopologyError) as caught:
         fits(FULL, changed)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Blocks: what they are, and what they give back."""
+"""Erasure-coded blocks: encoding and recovery."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_data_may_be_any_kind_of_bytes():
 
 
 @pytest.mark.parametrize("r, c", [(0, 3), (-1, 1), (3, -1), (30, 3)])
-def test_a_shape_that_cannot_be_is_refused(r, c):
+def test_an_invalid_shape_is_refused(r, c):
     with pytest.raises(BadParameter, match="at least 1 raw"):
         Code(r, c)
 
 
-def test_too_few_blocks_are_said_to_be():
+def test_too_few_blocks_are_refused():
     blocks = Code(3, 2).encode(b"abcdefgh")
     with pytest.raises(BadParameter, match="needs 3 blocks"):
         Code(3, 2).decode({1: blocks[1], 4: blocks[4]}, 8)

@@ -58,8 +58,8 @@ def blobs(tree: FragmentTree, prefix: str = "") -> list[str]:
 
 def test_the_tree_gives_what_was_put():
     tree = filled()
-    found = tree.get("t/a/0/1-2", 1)
-    assert found is not None and found.index == 1
+    fragment = tree.get("t/a/0/1-2", 1)
+    assert fragment is not None and fragment.index == 1
     assert tree.get("t/a/0/1-2", 2) is None and tree.get("t/a/7/1-2", 1) is None and tree.get("t", 0) is None
     assert tree.bytes == 100
     assert tree.listing("t/a/0") == [("t/a/0/1-1", [0, 1], 20), ("t/a/0/1-2", [0, 1], 20)]

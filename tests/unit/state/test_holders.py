@@ -1,4 +1,4 @@
-"""Who holds what, in small clusters that can be checked by eye."""
+"""Choice of fragment holders, in clusters small enough to check by eye."""
 
 from __future__ import annotations
 

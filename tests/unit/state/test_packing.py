@@ -60,7 +60,7 @@ def test_a_key_that_is_nested_too_deep_is_refused() -> None:
         pack_value({nested(tuple, DEEPEST): 1})
 
 
-def test_what_holds_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     ring: list[Any] = []
     ring.append(ring)
     with pytest.raises(EncodingError):
@@ -72,6 +72,6 @@ def test_what_holds_itself_is_refused() -> None:
     *(msgspec.msgpack.encode(msgspec.msgpack.Ext(code, b"\x91\x90")) for code in (0, 3, 5, 6, 99)),
     *(msgspec.msgpack.encode(msgspec.msgpack.Ext(code, b"\xc1")) for code in (2, 3, 4, 6)),
 ])
-def test_nonsense_is_told(data: bytes) -> None:
+def test_invalid_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptCheckpoint, match=f"these {len(data)} bytes are not a packed value"):
         unpack_value(data)

@@ -35,8 +35,8 @@ def opened(bolt: Any, owned: Any = range(GROUPS), now: float = 0.0) -> TaskState
 
 
 def keys_of(group: int, count: int = 1) -> list[str]:
-    found = (key for key in map(str, range(10_000)) if stable_hash(key) % GROUPS == group)
-    return [next(found) for _ in range(count)]
+    keys = (key for key in map(str, range(10_000)) if stable_hash(key) % GROUPS == group)
+    return [next(keys) for _ in range(count)]
 
 
 KEY, OTHER = keys_of(1, 2)
@@ -263,9 +263,9 @@ def test_entries_that_expire_are_put_in_order_once_for_all_groups(monkeypatch: p
     sorts: list[int] = []
 
     def counted(items: Any, **how: Any) -> list[Any]:
-        found = sorted(items, **how)
-        sorts.append(len(found))
-        return found
+        ordered = sorted(items, **how)
+        sorts.append(len(ordered))
+        return ordered
 
     monkeypatch.setattr(expiring_state, "sorted", counted, raising=False)
     later = Recent()
@@ -336,7 +336,7 @@ def test_people_look_up_values_without_touching_them() -> None:
     assert task.names == ("state", "lists")
 
 
-def test_nonsense_is_told_and_changes_nothing() -> None:
+def test_invalid_bytes_are_refused_and_change_nothing() -> None:
     bolt = Count()
     task = opened(bolt)
     bolt.state.update({KEY: 1, OTHER: 2})

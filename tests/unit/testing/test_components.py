@@ -1,4 +1,4 @@
-"""Components by hand: everything that they do is recorded."""
+"""Components run by hand, with all their calls recorded."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_a_bolt_that_the_test_constructs() -> None:
 
 
 def test_each_component_has_its_own_record() -> None:
-    one, other = Bolt(), Bolt()
-    one.emit(["a"])
-    assert (len(one.emitted), len(other.emitted)) == (1, 0)
+    first, second = Bolt(), Bolt()
+    first.emit(["a"])
+    assert (len(first.emitted), len(second.emitted)) == (1, 0)
 
 
 def test_streams_are_kept_apart_and_taken() -> None:

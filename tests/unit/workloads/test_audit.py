@@ -43,7 +43,7 @@ def test_lost_repeated_wrong_and_beyond_are_told_apart(tmp_path):
     words = words_of()
     del words[17], words[500]
     words += [words[3]] * 3
-    words[4] = (*words[4][:3], "another")  # wrong, and so the true one is lost
+    words[4] = (*words[4][:3], "another")  # a wrong record, so the right one counts as lost
     words += [(7, 0, 0, "unknown"), (0, 3, 10, "unknown")]
     words += [word for word in words_of(positions=51) if word[0] == 0 and word[1] == 50]
     write(tmp_path, words)

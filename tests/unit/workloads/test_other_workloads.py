@@ -173,9 +173,9 @@ def test_log_database_commits_in_two_phases(tmp_path, store):
         if store == "jsonl":
             return [path.read_text() for path in (tmp_path / "t").glob("part-*")]
         connection = sqlite3.connect(tmp_path / "t.db")
-        found = connection.execute("select * from t").fetchall()
+        records = connection.execute("select * from t").fetchall()
         connection.close()
-        return found
+        return records
 
     sink.recover(0, 0)
     sink.process_rows(rows("term number", [["admin", 1]]))

@@ -1,4 +1,4 @@
-"""Keyed state as a bolt sees it: declarations, defaults, whose keys they are, entries that expire."""
+"""Keyed state as a bolt sees it: declarations, defaults, key ownership, expiry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Count:
     bare = State()
 
 
-class Clock:
+class FakeClock:
     def __init__(self) -> None:
         self.time = 100.0
 
@@ -50,7 +50,7 @@ def opened(bolt: Any, owned: Any = range(GROUPS), now: Callable[[], float] = lam
 
 @pytest.fixture(params=["one dict", "in pages"])
 def bolt(request: pytest.FixtureRequest) -> Any:
-    """A running bolt; the states are tried in both of their forms."""
+    """Return a running bolt; the states are tested in both of their forms."""
     bolt = Count()
     task = opened(bolt)
     if request.param == "in pages":
@@ -93,7 +93,7 @@ def test_a_default_that_all_keys_would_share_is_refused(default: Any) -> None:
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("nan")])
-def test_a_ttl_is_above_zero(ttl: float) -> None:
+def test_a_ttl_must_be_above_zero(ttl: float) -> None:
     with pytest.raises(ValueError, match="seconds above 0"):
         State(ttl=ttl)
 
@@ -184,7 +184,7 @@ def test_the_last_item_and_the_first_key_take_no_longer_the_more_there_are(bolt:
     assert list(state) == list(map(str, range(501)))
 
 
-# ---- whose keys ----
+# ---- key ownership ----
 
 
 class Owns2:
@@ -280,7 +280,7 @@ class Recent:
 
 
 def test_an_entry_not_written_for_long_is_gone() -> None:
-    bolt, clock = Recent(), Clock()
+    bolt, clock = Recent(), FakeClock()
     opened(bolt, now=clock)
     bolt.state["a"] = 1
     clock.time += 6
@@ -297,7 +297,7 @@ def test_an_entry_not_written_for_long_is_gone() -> None:
 
 
 def test_changing_a_value_in_place_counts_as_writing() -> None:
-    bolt, clock = Recent(), Clock()
+    bolt, clock = Recent(), FakeClock()
     opened(bolt, now=clock)
     for number in range(4):
         bolt.seen.append("a", number)
@@ -310,7 +310,7 @@ def test_changing_a_value_in_place_counts_as_writing() -> None:
 @pytest.mark.parametrize("look", [lambda state: list(state.values()), lambda state: list(state.items()),
                                   lambda state: state.copy(), lambda state: state | {}, repr])
 def test_a_loop_over_the_entries_does_not_renew_them(look: Callable[[Any], Any]) -> None:
-    bolt, clock = Recent(), Clock()
+    bolt, clock = Recent(), FakeClock()
     task = opened(bolt, now=clock)
     bolt.seen["a"] = [1]
     task.snapshot()
@@ -321,7 +321,7 @@ def test_a_loop_over_the_entries_does_not_renew_them(look: Callable[[Any], Any])
 
 
 def test_what_a_loop_changes_is_in_the_delta_and_expires_as_before() -> None:
-    bolt, clock = Recent(), Clock()
+    bolt, clock = Recent(), FakeClock()
     task = opened(bolt, now=clock)
     bolt.seen["a"] = [1]
     (group, _), = task.snapshot().items()
@@ -343,7 +343,7 @@ def test_what_a_loop_changes_is_in_the_delta_and_expires_as_before() -> None:
     lambda state: state.get("a"), lambda state: state.setdefault("a", []), lambda state: state.update(a=[2]),
 ])
 def test_what_renews_an_entry(write: Callable[[Any], Any]) -> None:
-    bolt, clock = Recent(), Clock()
+    bolt, clock = Recent(), FakeClock()
     opened(bolt, now=clock)
     bolt.seen["a"] = [1]
     clock.time += 6
@@ -355,7 +355,7 @@ def test_what_renews_an_entry(write: Callable[[Any], Any]) -> None:
 
 
 def test_reading_what_cannot_be_changed_in_place_renews_nothing() -> None:
-    bolt, clock = Recent(), Clock()
+    bolt, clock = Recent(), FakeClock()
     opened(bolt, now=clock)
     bolt.state.update(a=1, b=2)
     clock.time += 6
@@ -368,7 +368,7 @@ def test_reading_what_cannot_be_changed_in_place_renews_nothing() -> None:
 
 
 def test_a_clock_that_is_set_back_brings_nothing_back() -> None:
-    bolt, clock = Recent(), Clock()
+    bolt, clock = Recent(), FakeClock()
     opened(bolt, now=clock)
     bolt.state["a"] = 1
     clock.time += 10
@@ -441,7 +441,7 @@ def test_a_bolt_has_its_state_without_the_engine() -> None:
         counts = CounterState()
         recent = ListState(ttl=10)
 
-    clock = Clock()
+    clock = FakeClock()
     bolt = with_state(Words(), now=clock)
     for key in range(1000):
         bolt.counts.add(key)

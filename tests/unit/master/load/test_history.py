@@ -1,4 +1,4 @@
-"""The history in SQLite, and what does not depend on the database: waiting, dropping, urls, messages."""
+"""The history in SQLite, and its database-independent behaviour: waiting, dropping, URLs, messages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_slow_database_costs_the_oldest_windows_and_no_decision(history: Histo
     monkeypatch.setattr(history_module, "WINDOWS_WAITING", 3)
     stuck = Stuck(history, path)
     history.record_window(window(0.0))
-    assert stuck.tried.wait(SECONDS)  # the first is in the writer's hands
+    assert stuck.tried.wait(SECONDS)  # the writer holds the first
     for number in range(1, 11):
         history.record_window(window(float(number)))
         history.record_decision({**DECISION, "number": number})
@@ -95,11 +95,11 @@ def test_large_windows_wait_in_smaller_number(history: History, path: Path, monk
 def test_a_locked_database_is_tried_again_and_again(history: History, path: Path, monkeypatch: pytest.MonkeyPatch,
                                                     caplog: pytest.LogCaptureFixture) -> None:
     failed = threading.Event()
-    said = history._describe
+    describe = history._describe
 
     def noticed(error: Exception) -> str:
         failed.set()
-        return said(error)
+        return describe(error)
 
     monkeypatch.setattr(history, "_describe", noticed)
     stuck = Stuck(history, path)
@@ -133,11 +133,11 @@ def test_a_decision_that_is_refused_holds_up_nothing_and_is_kept(history: Histor
     assert refused.wait(SECONDS)
     refuse.clear()
     assert history.flush(SECONDS), history.status()
-    assert [found["number"] for found in history.decisions(9)] == [2, 1] and len(history.windows(0.0)) == 1
+    assert [decision["number"] for decision in history.decisions(9)] == [2, 1] and len(history.windows(0.0)) == 1
     assert history.status()["windows_dropped"] == 0
 
 
-def test_what_came_of_a_decision_while_it_was_being_written_is_not_lost(history: History,
+def test_an_outcome_recorded_during_the_write_is_not_lost(history: History,
                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     put = history._put_decision
 
@@ -149,11 +149,11 @@ def test_what_came_of_a_decision_while_it_was_being_written_is_not_lost(history:
     monkeypatch.setattr(history, "_put_decision", interrupted)
     history.record_decision({"number": 1, "reason": "why"})
     assert history.flush(SECONDS)
-    (found,) = history.decisions(9)
-    assert (found["reason"], found["came_of"]) == ("why", {"moved": 3})
+    (decision,) = history.decisions(9)
+    assert (decision["reason"], decision["came_of"]) == ("why", {"moved": 3})
 
 
-def test_old_rows_are_looked_for_by_and_by(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_rows_are_deleted_periodically(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "PRUNE_SECONDS", 0.01)
     pruned = threading.Event()
 
@@ -224,14 +224,14 @@ def test_the_default_is_a_file_in_the_users_state(monkeypatch: pytest.MonkeyPatc
     ("sqlite://", "does not name a file"),
     ("sqlite:///:memory:", "does not name a file"),
 ])
-def test_urls_that_cannot_be_used(url: str, message: str) -> None:
+def test_invalid_urls_are_refused(url: str, message: str) -> None:
     with pytest.raises(BadParameter, match=message) as caught:
         History(url, "c", 1.0)
     assert "s3cret" not in str(caught.value) and caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize("retention", [0.0, -1.0, float("nan")])
-def test_a_retention_that_is_none(url: str, retention: float) -> None:
+def test_an_invalid_retention_is_refused(url: str, retention: float) -> None:
     with pytest.raises(BadParameter, match="must be above 0"):
         History(url, "c", retention)
 
@@ -243,20 +243,20 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     with pytest.raises(StoreUnreachable, match=r"cannot be used: OperationalError.*Check that the server runs") as caught:
         History("postgresql://u:s3cret@127.0.0.1:1/db?sslpassword=s3cret", "c", 1.0)
     assert "s3cret" not in str(caught.value) and "u:***@127.0.0.1:1/db" in str(caught.value)
 
 
-def test_a_file_that_is_no_database(path: Path, url: str) -> None:
+def test_a_file_that_is_not_a_database_is_refused(path: Path, url: str) -> None:
     path.parent.mkdir()
     path.write_text("something else, and long enough that it cannot be taken for an empty file" * 10)
     with pytest.raises(StoreUnreachable, match=r"file is not a database.*name another file"):
         History(url, "c", 1.0)
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnreachable, match="Check that its directory can be written to"):
         History(f"sqlite:///{tmp_path}/file/history.db", "c", 1.0)
@@ -264,13 +264,13 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("decision", [{}, {"number": "1"}, {"number": True}, {"number": -1}, {"number": 1 << 63},
                                       {"number": 1, "why": "?"}, {"number": 1, "moved": {("a", 0): 1}}])
-def test_a_decision_that_is_none(history: History, decision: dict[str, Any]) -> None:
+def test_an_invalid_decision_is_refused(history: History, decision: dict[str, Any]) -> None:
     with pytest.raises(BadParameter, match="decision"):
         history.record_decision(decision)
 
 
 def test_the_password_is_never_shown(history: History) -> None:
     history._url = history_module._parsed("postgresql://u:s3cret@h/db?password=hidden")
-    said = history._describe(RuntimeError("connection of u with s3cret and hidden refused\nhint"))
-    assert said == "RuntimeError: connection of u with *** and *** refused hint"
+    message = history._describe(RuntimeError("connection of u with s3cret and hidden refused\nhint"))
+    assert message == "RuntimeError: connection of u with *** and *** refused hint"
     assert history.status()["url"] == "postgresql+psycopg://u:***@h/db"

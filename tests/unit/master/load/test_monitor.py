@@ -1,4 +1,4 @@
-"""The load monitor: windows are differences of what only rises, whatever restarts, moves or ends in between."""
+"""The load monitor: windows are differences of rising counters, through restarts, moves and ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLACES = {A: 0, B0: 1, B1: 2}
 
 
 class Watched:
-    """One topology and its workers, and the monitor that looks at them: windows of one second."""
+    """One topology, its workers, and a monitor with windows of one second."""
 
     def __init__(self) -> None:
         self.observed = TopologyObserved(GRAPH, 0.0)
@@ -61,7 +61,7 @@ class Watched:
 
 @pytest.fixture
 def watched() -> Watched:
-    """A topology of which a whole window has been seen."""
+    """Return a topology with one complete window."""
     made = Watched()
     for task in PLACES:
         made.report(task)
@@ -175,7 +175,7 @@ def test_a_moved_task_is_settling_in_the_window_in_which_it_moved(watched: Watch
 
 
 def test_a_task_that_has_not_been_heard_of_in_its_new_place_is_settling(watched: Watched) -> None:
-    """What is known of it is from where it was."""
+    """The last report is from its previous worker."""
     watched.places[A] = 2
     watched.report(A, slot=0, emitted=100)
     assert watched.end_window().loads["t"].settling == (A,)
@@ -191,8 +191,8 @@ def test_the_worker_that_a_task_left_may_not_know_it_yet(watched: Watched) -> No
     for count in (1, 2, 3):
         watched.report(A, slot=2, incarnation=2, emitted=count, traffic={B0: count})
         watched.report(A, slot=0, incarnation=1, emitted=1000 + count, traffic={B0: 1000 + count})
-    found = watched.end_window().loads["t"]
-    assert (found.tasks[A].emitted, found.traffic[A, B0]) == (3, 3)
+    load = watched.end_window().loads["t"]
+    assert (load.tasks[A].emitted, load.traffic[A, B0]) == (3, 3)
     assert watched.observed.total("a", "emitted") == 1003
 
 
@@ -216,12 +216,12 @@ def test_cpu_is_shared_out_by_thread_time(watched: Watched) -> None:
     watched.report(B1, cpu_seconds=0.1)
     watched.used(0, 0.8)  # twice what its tasks' threads used: the rest is work for them too
     watched.used(2, 0.1)
-    found = watched.end_window()
-    mhz = {task: load.cpu_mhz for task, load in found.loads["t"].tasks.items()}
+    window = watched.end_window()
+    mhz = {task: load.cpu_mhz for task, load in window.loads["t"].tasks.items()}
     assert mhz == pytest.approx({A: 0.6 * MHZ, B0: 0.2 * MHZ, B1: 0.1 * MHZ})
-    assert found.workers[0].cpu_mhz == pytest.approx(0.8 * MHZ)
-    assert found.nodes["n0"].cpu_mhz == pytest.approx(0.8 * MHZ) and found.nodes["n0"].capacity_mhz == 2 * MHZ
-    assert found.nodes["n1"].cpu_mhz == pytest.approx(0.1 * MHZ) and found.nodes["n1"].memory_mb == 8192
+    assert window.workers[0].cpu_mhz == pytest.approx(0.8 * MHZ)
+    assert window.nodes["n0"].cpu_mhz == pytest.approx(0.8 * MHZ) and window.nodes["n0"].capacity_mhz == 2 * MHZ
+    assert window.nodes["n1"].cpu_mhz == pytest.approx(0.1 * MHZ) and window.nodes["n1"].memory_mb == 8192
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 5), st.integers(0, 10**6)), min_size=3, max_size=3), st.floats(0, 10),
@@ -235,11 +235,11 @@ def test_the_parts_of_the_tasks_are_the_whole_of_the_worker(own: list[tuple[floa
     for task, (seconds, tuples) in zip(PLACES, own):
         watched.report(task, cpu_seconds=seconds, executed=tuples)
     watched.used(1, cpu, memory=memory)
-    found = watched.end_window()
-    tasks = found.loads["t"].tasks.values()
-    assert sum(load.cpu_mhz for load in tasks) == pytest.approx(found.workers[1].cpu_mhz)
+    window = watched.end_window()
+    tasks = window.loads["t"].tasks.values()
+    assert sum(load.cpu_mhz for load in tasks) == pytest.approx(window.workers[1].cpu_mhz)
     if any(tuples for _, tuples in own):
-        assert sum(load.memory_mb for load in tasks) == pytest.approx(found.workers[1].memory_mb)
+        assert sum(load.memory_mb for load in tasks) == pytest.approx(window.workers[1].memory_mb)
 
 
 def test_memory_is_shared_out_by_tuples(watched: Watched) -> None:
@@ -250,32 +250,32 @@ def test_memory_is_shared_out_by_tuples(watched: Watched) -> None:
     watched.report(A, emitted=30)
     watched.report(B0, executed=60, emitted=10)
     watched.used(0, 0.0, memory=200.0)
-    found = watched.end_window()
-    memory = {task: load.memory_mb for task, load in found.loads["t"].tasks.items()}
+    window = watched.end_window()
+    memory = {task: load.memory_mb for task, load in window.loads["t"].tasks.items()}
     assert memory == pytest.approx({A: 60.0, B0: 140.0, B1: 0.0})
-    assert found.nodes["n0"].memory_used_mb == 300.0
+    assert window.nodes["n0"].memory_used_mb == 300.0
 
 
 def test_what_a_spout_has_in_flight_is_no_queue(watched: Watched) -> None:
     watched.report(A, queue=5000)
-    found = watched.end_window()
-    assert (found.loads["t"].tasks[A].queue_length, found.workers[0].queue_length) == (0, 0)
+    window = watched.end_window()
+    assert (window.loads["t"].tasks[A].queue_length, window.workers[0].queue_length) == (0, 0)
 
 
 def test_a_worker_is_busy_with_all_its_tasks(watched: Watched) -> None:
     watched.report(A, busy_seconds=0.5)
     watched.report(B0, busy_seconds=0.25)
-    found = watched.end_window()
-    assert [worker.busy for worker in found.workers.values()] == [0.5, 0.25, 0.0]
+    window = watched.end_window()
+    assert [worker.busy for worker in window.workers.values()] == [0.5, 0.25, 0.0]
 
 
 def test_the_queue_floor_is_over_two_windows(watched: Watched) -> None:
     floors = []
     for queue in (50, 80, 20, 90):
         watched.report(B0, queue=queue)
-        found = watched.end_window()
-        floors.append(found.loads["t"].tasks[B0].queue_floor)
-        assert found.workers[1].queue_length == queue
+        window = watched.end_window()
+        floors.append(window.loads["t"].tasks[B0].queue_floor)
+        assert window.workers[1].queue_length == queue
     assert floors == [0, 50, 20, 20]
 
 
@@ -312,9 +312,9 @@ def test_a_task_on_a_worker_that_is_gone_has_no_cpu(watched: Watched) -> None:
     watched.report(A, emitted=5, cpu_seconds=0.5)
     watched.used(0, 0.5)
     watched.cluster = Cluster(CLUSTER.nodes, CLUSTER.slots[1:])
-    found = watched.end_window()
-    assert (found.loads["t"].tasks[A].emitted, found.loads["t"].tasks[A].cpu_mhz) == (5, 0.0)
-    assert 0 not in found.workers and found.nodes["n0"].cpu_mhz == 0.0
+    window = watched.end_window()
+    assert (window.loads["t"].tasks[A].emitted, window.loads["t"].tasks[A].cpu_mhz) == (5, 0.0)
+    assert 0 not in window.workers and window.nodes["n0"].cpu_mhz == 0.0
     del watched.workers[0]
     assert watched.end_window().loads["t"].tasks[A].cpu_mhz == 0.0
 
@@ -322,8 +322,8 @@ def test_a_task_on_a_worker_that_is_gone_has_no_cpu(watched: Watched) -> None:
 def test_a_task_without_a_place_is_left_out(watched: Watched) -> None:
     del watched.places[A]
     watched.report(A, slot=0, emitted=5, traffic={B0: 5})
-    found = watched.end_window().loads["t"]
-    assert set(found.tasks) == {B0, B1} and not found.traffic
+    load = watched.end_window().loads["t"]
+    assert set(load.tasks) == {B0, B1} and not load.traffic
     watched.places[A] = 1
     watched.report(A, incarnation=2, emitted=2)
     back = watched.end_window().loads["t"]
@@ -336,19 +336,19 @@ def test_a_topology_that_ended_is_forgotten(watched: Watched) -> None:
     watched.monitor.forget("t")
     watched.observed = TopologyObserved(GRAPH, watched.now)  # submitted again under the same name
     watched.report(A, emitted=10, traffic={B0: 10})
-    found = watched.end_window().loads["t"]
-    assert (found.tasks[A].emitted, found.traffic[A, B0], found.settling) == (10, 10, (A,))
+    load = watched.end_window().loads["t"]
+    assert (load.tasks[A].emitted, load.traffic[A, B0], load.settling) == (10, 10, (A,))
 
 
 def test_a_window_without_length_divides_by_nothing(watched: Watched) -> None:
     watched.report(A, emitted=5)
-    found = watched.end_window(0.0)
-    assert found.seconds > 0 and found.loads["t"].tasks[A].emitted == 5
-    assert found.loads["t"].tasks[A].cpu_mhz == 0.0
+    window = watched.end_window(0.0)
+    assert window.seconds > 0 and window.loads["t"].tasks[A].emitted == 5
+    assert window.loads["t"].tasks[A].cpu_mhz == 0.0
     watched.monitor.since += 100  # a clock that goes backwards
     assert watched.end_window().seconds > 0
 
 
 def test_no_cluster_and_no_topology() -> None:
-    found = LoadMonitor(0.0).end_window(1.0, 2.0, {}, {}, {}, Cluster((), ()))
-    assert (found.loads, found.workers, found.nodes) == ({}, {}, {})
+    window = LoadMonitor(0.0).end_window(1.0, 2.0, {}, {}, {}, Cluster((), ()))
+    assert (window.loads, window.workers, window.nodes) == ({}, {}, {})

@@ -1,4 +1,4 @@
-"""Distribution of plans, with a master and agents that record what they are told."""
+"""Distribution of plans, with a master and agents that record their messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace.master.plans.distribution import PlanDistribution
 from millrace.runtime.wire import messages as wire
 
 
-class Recorder:
+class FakePort:
     """The master's port and the agents."""
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Recorder:
 
 
 @pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
+def recorder() -> FakePort:
+    return FakePort()
 
 
 @pytest.fixture
-def distribution(recorder: Recorder) -> Iterator[PlanDistribution]:
+def distribution(recorder: FakePort) -> Iterator[PlanDistribution]:
     state = MasterState()
     state.agents = {"n0": 0, "n1": 3}
     made = PlanDistribution(EMBEDDED, "cluster", state, recorder, recorder)
@@ -62,13 +62,13 @@ def part(author: int) -> bytes:
     return wire.encode(Assignment(2, author=author))
 
 
-def test_every_agent_gets_the_part_of_its_node(distribution: PlanDistribution, recorder: Recorder) -> None:
+def test_every_agent_gets_the_part_of_its_node(distribution: PlanDistribution, recorder: FakePort) -> None:
     author = recorder.author
     distribution.distribute(plan(author))
     assert recorder.sent == [(0, wire.Agency(True, author, 2, part(author))), (3, wire.Agency(True, author, 2, b""))]
 
 
-def test_an_agent_that_asks_gets_a_newer_plan_only(distribution: PlanDistribution, recorder: Recorder) -> None:
+def test_an_agent_that_asks_gets_a_newer_plan_only(distribution: PlanDistribution, recorder: FakePort) -> None:
     author = recorder.author
     distribution.distribute(plan(author))
     assert distribution.answer("n0", wire.Fetch(0, 1, author, 1)) == wire.Agency(True, author, 2, part(author))
@@ -76,12 +76,12 @@ def test_an_agent_that_asks_gets_a_newer_plan_only(distribution: PlanDistributio
 
 
 def test_another_worker_of_the_node_is_told_that_it_is_not_the_agent(distribution: PlanDistribution,
-                                                                     recorder: Recorder) -> None:
+                                                                     recorder: FakePort) -> None:
     distribution.distribute(plan(recorder.author))
     assert distribution.answer("n0", wire.Fetch(1, 1, 0, 0)) == wire.Agency(False, 0, 0, b"")
 
 
-def test_trouble_with_the_store_is_reported(distribution: PlanDistribution, recorder: Recorder) -> None:
+def test_trouble_with_the_store_is_reported(distribution: PlanDistribution, recorder: FakePort) -> None:
     distribution._failed(StoreUnreachable("it is away"))
     distribution._failed(None)
     assert recorder.texts == ["new plans wait, and everything runs on under the old ones: it is away",
@@ -89,6 +89,6 @@ def test_trouble_with_the_store_is_reported(distribution: PlanDistribution, reco
     assert recorder.gave_way == []
 
 
-def test_another_author_ends_this_master(distribution: PlanDistribution, recorder: Recorder) -> None:
+def test_another_author_ends_this_master(distribution: PlanDistribution, recorder: FakePort) -> None:
     distribution._failed(NotTheAuthor("author 8 has taken over"))
     assert recorder.gave_way == ["author 8 has taken over"] and recorder.texts == []

@@ -1,4 +1,4 @@
-"""What `status` shows, and what it does not."""
+"""The contents of the `status` answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GRAPH = TopologyGraph("t", (ComponentDef("lines", "spout", "m:C", 1, {}, (), (),
                             ComponentDef("out", "bolt", "m:C", 1, {}, (), (), False, "process")), {})
 
 
-def test_addresses_are_no_metrics_for_people() -> None:
+def test_addresses_are_not_shown_as_metrics() -> None:
     observed = TopologyObserved(GRAPH, 0.0)
     observed.tasks[TaskId("lines", 0)] = TaskObserved(custom={FEED: ["ipc:///there", "", "boot"]})
     observed.tasks[TaskId("out", 0)] = TaskObserved(custom={TAP_METRIC: {"ipc": "ipc:///here"}, UNREAD_METRIC: 3, "feed": 2})

@@ -16,8 +16,8 @@ from millrace.model.graph import ComponentDef, StreamDef, TaskId, TopologyGraph
 LINES = ComponentDef("lines", "spout", "m:C", 2, {}, (StreamDef("default", ("line",)),), (), False, "next_tuple", movable=True)
 
 
-class Master:
-    """A state with two workers, and the events that verbs have made of requests."""
+class FakeMaster:
+    """A state with two workers, and the events made from requests."""
 
     def __init__(self, *names: str) -> None:
         self.state, self.events = MasterState(), list[Event]()
@@ -35,7 +35,7 @@ class Master:
 
 
 def test_each_verb_becomes_an_event() -> None:
-    master = Master("words")
+    master = FakeMaster("words")
     assert [master.ask(verb, topology="words") for verb in ("pause", "unpause")] == ["words", "words"]
     assert master.ask("kill", topology="words", wait=3) == "words"
     paused, resumed, killed = master.events
@@ -44,7 +44,7 @@ def test_each_verb_becomes_an_event() -> None:
 
 
 def test_a_task_is_moved_without_naming_its_topology() -> None:
-    master = Master("words")
+    master = FakeMaster("words")
     source = master.state.topologies["words"].places[TaskId("lines", 1)].slot
     answer = master.ask("move", task="lines[1]", slot=1 - source)
     assert master.events == [Moved("words", TaskId("lines", 1), 1 - source)]
@@ -53,7 +53,7 @@ def test_a_task_is_moved_without_naming_its_topology() -> None:
 
 
 def test_an_ambiguous_task_or_component_is_an_error_that_says_how_to_choose() -> None:
-    master = Master("words", "more")
+    master = FakeMaster("words", "more")
     with pytest.raises(UnknownName, match=r"words, more all have a task lines\[0\]: choose one with --topology"):
         master.ask("move", task="lines[0]", slot=1)
     with pytest.raises(UnknownName, match="words, more all have 'lines': choose one with --topology"):
@@ -63,6 +63,6 @@ def test_an_ambiguous_task_or_component_is_an_error_that_says_how_to_choose() ->
 
 def test_an_unknown_task_is_an_error_that_lists_the_running_ones() -> None:
     with pytest.raises(UnknownName, match=r"no running topology has a task ghost\[0\]; there are lines\[0..1\]"):
-        Master("words").ask("move", task="ghost[0]", slot=1)
+        FakeMaster("words").ask("move", task="ghost[0]", slot=1)
     with pytest.raises(UnknownTopology, match="no topology named 'ghost' is running; running: words"):
-        Master("words").ask("pause", topology="ghost")
+        FakeMaster("words").ask("pause", topology="ghost")

@@ -1,4 +1,4 @@
-"""Where feeders are sent to: only to tasks that are where the plan says."""
+"""Feeders are directed only to tasks that run where the plan says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def seen(incarnation: int, **metrics: Any) -> TaskObserved:
     return TaskObserved(incarnation=incarnation, custom=metrics)
 
 
-def test_tasks_that_have_told_their_address() -> None:
+def test_tasks_that_have_reported_their_address() -> None:
     places = {TaskId("lines", 0): Place(0, 1), TaskId("lines", 1): Place(1, 1), TaskId("other", 0): Place(1, 1)}
     tasks = {TaskId("lines", 0): seen(1, **{FEED: ADDRESS}), TaskId("lines", 1): seen(1), TaskId("other", 0): seen(
         1, **{FEED: ADDRESS})}

@@ -14,7 +14,7 @@ from millrace.runtime.fragments.exchange import FragmentExchange
 from millrace.runtime.wire.transport import Keys, boot_id
 from millrace.state.checkpoint import Blocks, pack
 
-PATIENT = 20.0  # seconds: how long the test waits for what must come
+PATIENT = 20.0  # seconds until the test fails
 NEVER = 3600.0
 BLOB = "words/count/0/1-1"
 
@@ -30,18 +30,18 @@ def test_nobody_waits_for_fragments_of_a_worker_that_is_gone(tmp_path: Path) -> 
         exchange = FragmentExchange(context, "here", tmp_path, "", Keys.make(), boot_id(), lambda call: call(), silence=NEVER)
         access = CheckpointAccess(lambda: store, exchange)
         access.reach([WorkerAddress(1, 1, "node", boot_id(), "", "", f"ipc://{tmp_path}/dying.ipc", "")])
-        found: dict[object, bytes] = {}
+        blobs: dict[object, bytes] = {}
 
         def fetch() -> None:
-            found.update(access.fetch("words", list(refs.values()), {BLOB: Blocks(1, 0, [1])}))
+            blobs.update(access.fetch("words", list(refs.values()), {BLOB: Blocks(1, 0, [1])}))
             answered.set()
 
         try:
             threading.Thread(target=fetch, daemon=True).start()
-            assert dying.poll(int(PATIENT * 1000))  # the question is there
+            assert dying.poll(int(PATIENT * 1000))  # the request has arrived
             access.reach([])
             assert answered.wait(PATIENT)
         finally:
             exchange.close()
-    assert found == {refs[3]: b"state"}
+    assert blobs == {refs[3]: b"state"}
     assert access.counters["blobs_from_store"] == 1

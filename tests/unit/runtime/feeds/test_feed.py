@@ -29,7 +29,7 @@ BATCH = pa.record_batch({"line": ["a", "b", "c"]})
 
 
 class Workplace:
-    """A worker's feeds, and whoever sends to them."""
+    """A worker's feeds and their senders."""
 
     def __init__(self, directory: Path) -> None:
         self.context, self.keys, self.counters = zmq.Context(), Keys.make(), Counter[str]()
@@ -38,9 +38,9 @@ class Workplace:
         self.addresses: list[FeedAddress] = []
 
     def open(self, name: str = "t/lines[0]") -> SocketFeed:
-        told: dict[str, FeedAddress] = {}
-        feed = self.feeds.open(name, told.__setitem__)
-        self.addresses.append(told[FEED])
+        addresses: dict[str, FeedAddress] = {}
+        feed = self.feeds.open(name, addresses.__setitem__)
+        self.addresses.append(addresses[FEED])
         return feed
 
     def sender(self, address: FeedAddress) -> zmq.Socket[Any]:
@@ -67,14 +67,14 @@ def push(socket: zmq.Socket[Any], sequence: int = 0, batch: pa.RecordBatch = BAT
 
 
 def taken(feed: SocketFeed) -> tuple[Key, pa.RecordBatch]:
-    """The next new batch; what is on its way through the socket is waited for."""
+    """Wait for the next new batch."""
     poller = zmq.Poller()
     for socket in feed._sockets:
         poller.register(socket, zmq.POLLIN)
     while True:
-        found = feed.take()
-        if found is not None:
-            return found
+        batch = feed.take()
+        if batch is not None:
+            return batch
         assert poller.poll(SECONDS * 1000), "nothing came"
 
 
@@ -83,22 +83,22 @@ def taken(feed: SocketFeed) -> tuple[Key, pa.RecordBatch]:
 
 def test_a_batch_comes_once_and_is_answered_when_it_is_done(place: Workplace) -> None:
     feed = place.open()
-    one, other = place.sender(place.addresses[0]), place.sender(place.addresses[0])
-    push(one)
+    first, second = place.sender(place.addresses[0]), place.sender(place.addresses[0])
+    push(first)
     key, batch = taken(feed)
     assert (key, batch) == (Key("q", 0, 0, 0, 5), BATCH)
-    push(other)
-    push(other, sequence=1)
+    push(second)
+    push(second, sequence=1)
     assert taken(feed)[0].sequence == 1, "what is on its way is not taken in again"
     feed.done(key)
-    assert read_answer(one.recv()) == read_answer(other.recv()) == Done(0)
-    push(other)
-    push(other, sequence=2)
+    assert read_answer(first.recv()) == read_answer(second.recv()) == Done(0)
+    push(second)
+    push(second, sequence=2)
     assert taken(feed)[0].sequence == 2
-    assert read_answer(other.recv()) == Done(0), "answered at once: it is done"
+    assert read_answer(second.recv()) == Done(0), "answered at once: it is done"
 
 
-def test_what_is_no_batch_is_dropped_or_refused(place: Workplace) -> None:
+def test_an_invalid_batch_is_dropped_or_refused(place: Workplace) -> None:
     feed = place.open()
     sender = place.sender(place.addresses[0])
     header = wire.encode(Push("q", 0, 0, 0, 5))
@@ -127,7 +127,7 @@ def test_no_more_waits_in_it_than_a_feeder_sends_without_an_ack(place: Workplace
     assert [socket.rcvhwm for socket in place.open()._sockets] == [WINDOW, WINDOW]
 
 
-def test_a_worker_without_sockets_says_so() -> None:
+def test_a_worker_without_sockets_reports_an_error() -> None:
     with pytest.raises(MillraceError, match="run its topology on a ResidentEngine"):
         NoFeeds().open("t/lines[0]", lambda name, value: None)
 
@@ -152,8 +152,8 @@ class Surroundings(threading.Thread):
         while not self.over.is_set():
             if self._socket.poll(5):
                 identity, frame = self._socket.recv_multipart()
-                asked = wire.decode_control(frame)
-                assert asked == wire.AskFeeds("t", "lines")
+                request = wire.decode_control(frame)
+                assert request == wire.AskFeeds("t", "lines")
                 self._socket.send_multipart([identity, wire.encode(wire.Feeds(self.status, self.shown))])
             self.spout()
         self._socket.close()
@@ -171,18 +171,18 @@ class Surroundings(threading.Thread):
 
 
 class Spouts:
-    """Emits what the feeds bring: takes it, and says that it is done."""
+    """Takes each batch from the feeds and reports it done."""
 
     def __init__(self, *feeds: SocketFeed) -> None:
         self.feeds, self.rows, self.pieces = list(feeds), Counter[str](), Counter[int]()
 
     def __call__(self) -> None:
         for number, feed in enumerate(self.feeds):
-            found = feed.take()
-            if found is not None:
-                self.rows.update(found[1].column(0).to_pylist())
+            batch = feed.take()
+            if batch is not None:
+                self.rows.update(batch[1].column(0).to_pylist())
                 self.pieces[number] += 1
-                feed.done(found[0])
+                feed.done(batch[0])
 
 
 LINES = [f"line {i}" for i in range(101)]
@@ -213,7 +213,7 @@ def test_a_task_that_moves_gets_what_is_not_acked(place: Workplace) -> None:
         around.shown = [place.addresses[0]]
 
         def move() -> None:
-            if deaf.take() is not None:  # and is never heard of again
+            if deaf.take() is not None:  # and never answers again
                 around.shown = [place.addresses[1]]
             spouts()
 
@@ -268,20 +268,20 @@ def test_while_it_is_paused_nobody_is_late(place: Workplace, monkeypatch: pytest
         assert sending.send(BATCHES) == 101
 
 
-def test_a_master_that_is_silent_is_given_up(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_master_is_abandoned(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeder, "MASTER_SECONDS", 0.2)
     with (Feeder(Feeding("tcp://127.0.0.1:1", place.keys, "t", "lines", "q", 7, 10, SECONDS), 0) as sending,
           pytest.raises(FeedingFailed, match=r"has not answered for 0\.2 s")):
         sending.send(BATCHES)
 
 
-def test_what_the_spout_refuses_is_not_sent_for_ever(place: Workplace) -> None:
+def test_a_refused_batch_is_not_resent_for_ever(place: Workplace) -> None:
     feed = place.open()
 
     def refuse() -> None:
-        found = feed.take()
-        if found is not None:
-            feed.refuse(found[0], "other columns")
+        batch = feed.take()
+        if batch is not None:
+            feed.refuse(batch[0], "other columns")
 
     with (Surroundings(place, refuse) as around, Feeder(around.feeding(), 4) as sending,
           pytest.raises(FeedingFailed, match="'lines' cannot emit batch 0 of partition 4: other columns")):

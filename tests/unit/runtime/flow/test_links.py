@@ -1,4 +1,4 @@
-"""Links to other workers: made once, forgotten with the address, and nowhere if they cannot be made."""
+"""Links to other workers: opened once, dropped with the address, and counted when they cannot be opened."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Wire:
         self.sent.append(frames)
 
 
-class Recorded:
-    """Peers that write down what is asked of them."""
+class FakePeers:
+    """Peers that record their calls."""
 
     def __init__(self) -> None:
         self.made: list[WorkerAddress] = []
@@ -41,8 +41,8 @@ def at(slot: int, generation: int = 1) -> WorkerAddress:
     return WorkerAddress(slot, generation, "node", "boot", f"ipc{generation}", "")
 
 
-def reaching(*addresses: WorkerAddress) -> tuple[Links, Recorded, Counter[str]]:
-    peers, counters = Recorded(), Counter[str]()
+def reaching(*addresses: WorkerAddress) -> tuple[Links, FakePeers, Counter[str]]:
+    peers, counters = FakePeers(), Counter[str]()
     links = Links(peers, counters)
     links.reach(addresses)
     return links, peers, counters

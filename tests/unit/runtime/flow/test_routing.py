@@ -1,4 +1,4 @@
-"""Groupings at work: who gets which tuple, for rows and for Arrow batches alike."""
+"""Routing of rows and Arrow batches to tasks by each grouping."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ def rows(size: int) -> list[tuple[Any, ...]]:
     return [(f"key {n % 17}", n) for n in range(size)]
 
 
-def as_batch(given: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([row[i] for row in given]) for i in (0, 1)], names=list(FIELDS))
+def as_batch(tuples: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([row[i] for row in tuples]) for i in (0, 1)], names=list(FIELDS))
 
 
-def shares(over: Route, given: list[tuple[Any, ...]], arrow: bool = False) -> dict[int, list[tuple[Any, ...]]]:
-    """Task index → what it gets."""
-    parts = over.split_batch(as_batch(given)) if arrow else over.split(given)
-    found: dict[int, list[tuple[Any, ...]]] = {}
+def shares(over: Route, tuples: list[tuple[Any, ...]], arrow: bool = False) -> dict[int, list[tuple[Any, ...]]]:
+    """Return the tuples that each task index receives."""
+    parts = over.split_batch(as_batch(tuples)) if arrow else over.split(tuples)
+    by_task: dict[int, list[tuple[Any, ...]]] = {}
     for channel, part in parts:
-        assert channel.target not in found, "one share for each task"
-        found[channel.target] = routing.rows_of(part) if isinstance(part, pa.RecordBatch) else list(part)
-    return found
+        assert channel.target not in by_task, "one share for each task"
+        by_task[channel.target] = routing.rows_of(part) if isinstance(part, pa.RecordBatch) else list(part)
+    return by_task
 
 
-def everything(found: dict[int, list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
-    return sorted(row for share in found.values() for row in share)
+def everything(by_task: dict[int, list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
+    return sorted(row for share in by_task.values() for row in share)
 
 
 # ---- every grouping ----
@@ -79,10 +79,10 @@ def test_every_tuple_goes_to_exactly_one_task_in_order(grouping: Grouping, arrow
     for tasks, size in ((1, 1), (1, 65), (3, 1), (3, 64), (3, 65), (8, 1000)):
         over = route(grouping, tasks)
         for _ in range(2):  # the second chunk finds keys that the route remembers
-            found = shares(over, rows(size), arrow)
-            assert everything(found) == sorted(rows(size))
-            assert set(found) <= set(range(tasks))
-            assert all(share == sorted(share, key=lambda row: row[1]) for share in found.values())
+            by_task = shares(over, rows(size), arrow)
+            assert everything(by_task) == sorted(rows(size))
+            assert set(by_task) <= set(range(tasks))
+            assert all(share == sorted(share, key=lambda row: row[1]) for share in by_task.values())
 
 
 @pytest.mark.parametrize("arrow", [False, True], ids=["rows", "arrow"])
@@ -125,9 +125,9 @@ def test_a_channel_that_is_new_does_not_get_everything() -> None:
 def test_local_or_shuffle_prefers_tasks_in_the_same_worker() -> None:
     to = channels(4)
     to[1].local = to[2].local = object()  # type: ignore[assignment]  # any task will do
-    found = shares(route(Grouping.LOCAL_OR_SHUFFLE, 4, to), rows(1000))
-    assert set(found) == {1, 2}
-    assert everything(found) == sorted(rows(1000))
+    by_task = shares(route(Grouping.LOCAL_OR_SHUFFLE, 4, to), rows(1000))
+    assert set(by_task) == {1, 2}
+    assert everything(by_task) == sorted(rows(1000))
 
 
 # ---- fields ----
@@ -138,7 +138,7 @@ EQUAL = [[1, 1.0, True], [0, 0.0, -0.0, False], [2**70, float(2**70)], ["a", "a"
 
 
 def tasks_of(key: Any, tasks: int = 7) -> set[int]:
-    """The tasks that tuples with this key go to, from routes that know it already and from routes that do not."""
+    """Return the tasks for tuples with this key, from routes that have cached it and routes that have not."""
     old, both = route(Grouping.fields("key"), tasks), [(key, 1), ("other", 2), ([], 3), (key, 4)]
     return {task for over in (old, old, route(Grouping.fields("key"), tasks))
             for task, share in shares(over, both).items() for row in share if row[0] is key}
@@ -151,18 +151,18 @@ def test_equal_keys_go_to_the_same_task(keys: list[Any]) -> None:
 
 
 def test_keys_that_are_not_equal_are_spread() -> None:
-    found = shares(route(Grouping.fields("key"), 4), [(f"word {n}", n) for n in range(4000)])
-    assert set(found) == {0, 1, 2, 3}
-    assert all(700 < len(share) < 1300 for share in found.values())
+    by_task = shares(route(Grouping.fields("key"), 4), [(f"word {n}", n) for n in range(4000)])
+    assert set(by_task) == {0, 1, 2, 3}
+    assert all(700 < len(share) < 1300 for share in by_task.values())
 
 
 @given(st.lists(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(),
                           st.lists(st.integers())), min_size=1))
 def test_a_key_has_one_task_wherever_it_stands_in_the_chunk(keys: list[Any]) -> None:
-    given_rows = [(key, n) for n, key in enumerate(keys)]
-    found = shares(route(Grouping.fields("key")), given_rows)
-    together = {row[1]: task for task, share in found.items() for row in share}
-    for row in given_rows:
+    tuples = [(key, n) for n, key in enumerate(keys)]
+    by_task = shares(route(Grouping.fields("key")), tuples)
+    together = {row[1]: task for task, share in by_task.items() for row in share}
+    for row in tuples:
         assert set(shares(route(Grouping.fields("key")), [row])) == {together[row[1]]}
 
 
@@ -175,15 +175,15 @@ def test_several_fields_count_together_and_in_their_order() -> None:
 
 
 def test_several_fields_of_which_one_cannot_be_hashed() -> None:
-    given_rows = [([n % 3], n % 5) for n in range(100)]
-    found = shares(route(Grouping.fields("key", "n")), given_rows)
-    assert everything(found) == sorted(given_rows)
-    keys = [{(str(row[0]), row[1]) for row in share} for share in found.values()]
+    tuples = [([n % 3], n % 5) for n in range(100)]
+    by_task = shares(route(Grouping.fields("key", "n")), tuples)
+    assert everything(by_task) == sorted(tuples)
+    keys = [{(str(row[0]), row[1]) for row in share} for share in by_task.values()]
     assert sum(map(len, keys)) == len(set.union(*keys)) == 15
 
 
 def test_the_task_of_a_key_is_the_same_in_every_process_and_release() -> None:
-    """Keyed state is found again by this: it must never change."""
+    """Restored keyed state depends on this value, so it must never change."""
     keys = ["the", "of", "and", "", "ß", 0, 1, -1, 2**40, 1.5, None, b"the", [1, "x"]]
     assert [next(iter(tasks_of(key, 8))) for key in keys] == [0, 1, 0, 6, 4, 0, 1, 0, 1, 5, 3, 1, 2]
 
@@ -225,8 +225,8 @@ def test_keys_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("arrow", [False, True], ids=["rows", "arrow"])
 def test_a_custom_grouping_names_the_tasks(arrow: bool) -> None:
     assert shares(route(Grouping.custom(first_and_last)), rows(9), arrow) == {0: rows(9), 3: rows(9)}
-    found = shares(route(Grouping.custom(by_number)), rows(9), arrow)
-    assert found == {task: [row for row in rows(9) if row[1] % 4 == task] for task in range(4)}
+    by_task = shares(route(Grouping.custom(by_number)), rows(9), arrow)
+    assert by_task == {task: [row for row in rows(9) if row[1] % 4 == task] for task in range(4)}
     assert shares(route(Grouping.custom(nobody)), rows(9), arrow) == {}
 
 
@@ -235,7 +235,7 @@ def test_a_custom_grouping_is_asked_even_if_there_is_one_task() -> None:
 
 
 @pytest.mark.parametrize("number", [4, -1])
-def test_a_custom_grouping_that_names_a_task_that_is_not_there_is_told_so(number: int) -> None:
+def test_a_custom_grouping_that_names_an_unknown_task_is_refused(number: int) -> None:
     with pytest.raises(EmitError, match=rf"test_routing:beyond chose task {number} for \('key', {number}\); "
                                         "the tasks are 0 to 3"):
         route(Grouping.custom(beyond)).split([("key", number)])

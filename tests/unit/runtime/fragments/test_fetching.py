@@ -1,4 +1,4 @@
-"""Fetching from fragments that are gone, or bad in every way there is."""
+"""Fetching a blob when fragments are missing or bad."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def shorter_version(fragment: Fragment) -> Fragment:
 
 
 def duplicated(fragment: Fragment) -> Fragment:
-    """The holder has the next one, which another one has too."""
+    """Make a holder return the next fragment, which another holder has too."""
     return cut(BLOB, DATA, fragment.r, fragment.c)[(fragment.index + 1) % (fragment.r + fragment.c)]
 
 
 def renamed(fragment: Fragment) -> Fragment:
-    """The next one under this one's number: as it was made, by its CRC, and yet the wrong one."""
+    """Return the next fragment under this one's number: the CRC is right and the fragment is wrong."""
     return replace(duplicated(fragment), index=fragment.index)
 
 
@@ -73,10 +73,10 @@ BAD = [corrupt, truncated, emptied, longer, stale, shorter_version, duplicated, 
 
 @pytest.mark.parametrize("r, c", SHAPES)
 def test_every_loss_pattern(r: int, c: int) -> None:
-    """Each fragment there or not, in every combination: the blob with r or more, an error with fewer."""
+    """Every combination of missing fragments: r or more give the blob, fewer an error."""
     fragments = cut(BLOB, DATA, r, c)
-    for there in product([True, False], repeat=r + c):
-        lost = [index for index in range(r + c) if not there[index]]
+    for present in product([True, False], repeat=r + c):
+        lost = [index for index in range(r + c) if not present[index]]
         if len(lost) <= c:
             assert fetched(held(fragments, *lost), r, c, BLOB) == DATA
             continue
@@ -111,7 +111,7 @@ def test_every_pattern_of_bad_fragments(r: int, c: int, bad: Change) -> None:
 
 
 @pytest.mark.parametrize("r, c", SHAPES)
-def test_wrong_ones_that_seem_right(r: int, c: int) -> None:
+def test_wrong_fragments_with_a_valid_crc(r: int, c: int) -> None:
     """Found by trying: one, if one more than needed is good. Of more, what was not cut up is never given out."""
     fragments = cut(BLOB, DATA, r, c)
     for count in range(1, c + 2):
@@ -123,7 +123,7 @@ def test_wrong_ones_that_seem_right(r: int, c: int) -> None:
 
 
 def with_some(fragments: list[Fragment], bad: Change, count: int) -> Iterator[dict[int, Fragment]]:
-    """Every way to replace so many of them."""
+    """Yield every way to replace this many fragments."""
     replaced = {fragment.index: bad(fragment) for fragment in fragments}
     for chosen in combinations(replaced, count):
         yield {**held(fragments), **{index: replaced[index] for index in chosen}}
@@ -141,16 +141,16 @@ def test_bad_in_different_ways() -> None:
                 fetched(came, 5, 3, BLOB)
 
 
-def test_what_was_wrong_with_each_is_said() -> None:
+def test_the_fault_of_each_fragment_is_reported() -> None:
     fragments = cut(BLOB, DATA, 4, 2)
     bad = {0: corrupt(fragments[0]), 1: truncated(fragments[1]), 2: duplicated(fragments[2])}
-    for came, silent, said in (
+    for came, silent, message in (
             ({**bad, 3: fragments[3]}, frozenset[int](), ["0: corrupt", "1: a part of it has 250 bytes instead of 251",
              f"2: its holder has fragment 3 of 4 + 2 of {BLOB} instead", "4: has not arrived yet"]),
             ({3: fragments[3]}, frozenset([0]), ["0: its holder does not answer", "1: no longer held"])):
         with pytest.raises(NotEnoughFragments) as caught:
             fetched(came, 4, 2, BLOB, silent)
-        for part in (BLOB, "any 4 of 6 are needed, received none", *said, "Read it from the checkpoint store"):
+        for part in (BLOB, "any 4 of 6 are needed, received none", *message, "Read it from the checkpoint store"):
             assert part in str(caught.value)
 
 
@@ -162,7 +162,7 @@ def test_old_and_new_with_too_few_of_each() -> None:
         fetched({0: old[0], 1: old[1], 3: new[3], 4: new[4]}, 3, 2, BLOB)
 
 
-def test_good_ones_are_used_after_others_that_never_were_a_blob() -> None:
+def test_good_fragments_are_used_after_bad_ones_that_agree() -> None:
     """r of them agree on what they belong to and are no blob; then r of the true one must still do."""
     never = [replace(fragment, whole_crc=fragment.whole_crc ^ 1) for fragment in cut(BLOB, DATA, 2, 2)]
     true = cut(BLOB, DATA, 2, 2)

@@ -21,7 +21,7 @@ from millrace.runtime.wire.transport import Gate, Keys, boot_id
 
 
 class Loop(threading.Thread):
-    """What a worker's loop does for its taps."""
+    """The part of a worker's loop that serves its taps."""
 
     def __init__(self, directory: Path, bind: str = "") -> None:
         super().__init__(daemon=True)
@@ -71,7 +71,7 @@ def test_rows_are_read_and_committed(loop: Loop) -> None:
 
 @pytest.fixture
 def address(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> TapAddress:
-    """Of a tap whose master says that its only task is at the port."""
+    """Return the address of a tap whose only task is at the port."""
     monkeypatch.setattr(tap_reader, "ask_places", lambda *_: {0: loop.place})
     return TapAddress("", loop.keys, "t", "out", False, "one")
 
@@ -131,7 +131,7 @@ def test_rows_of_another_name_are_not_there(loop: Loop) -> None:
         assert links.look(loop.place) is None
 
 
-def test_what_is_no_request_is_dropped(loop: Loop) -> None:
+def test_an_invalid_request_is_dropped(loop: Loop) -> None:
     with TapLinks(loop.keys) as links:
         socket = links._connected(loop.place)
         socket.send(b"what?")
@@ -141,18 +141,18 @@ def test_what_is_no_request_is_dropped(loop: Loop) -> None:
     assert loop.port.malformed == 2
 
 
-def test_silence_is_said_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_is_reported_after_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap_link, "ANSWER_SECONDS", 0.05)
     with TapLinks(Keys.make()) as links, pytest.raises(NoAnswer, match="does not answer within"):
         links.look(TapPlace("gone", f"ipc://{tmp_path}/gone.ipc", "", boot_id()))
 
 
-def test_another_host_without_a_port_is_said() -> None:
+def test_another_host_without_a_port_is_reported() -> None:
     with TapLinks(Keys.make()) as links, pytest.raises(MillraceError, match=r"no tcp port.*`bind`"):
         links.look(TapPlace("far", "ipc:///far", "", "another kernel"))
 
 
-def test_a_process_that_is_no_worker_has_no_port() -> None:
+def test_a_process_that_is_not_a_worker_has_no_port() -> None:
     open_here(None)
     with pytest.raises(MillraceError, match="worker of the resident engine"):
         port_here()

@@ -1,4 +1,4 @@
-"""Where a reader is, how far it may go, and what lies between."""
+"""A tap reader's positions and the ranges that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that a tap keeps: their numbers, what can be read of them, and what goes when it is committed."""
+"""A tap's rows: numbering, visibility and removal on commit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ALL = 2**62
 
 
 def read(rows: TapRows, start: int, stop: int, most: int, most_bytes: int = ALL) -> tuple[int, list[Any]]:
-    begin, found = rows.read(start, stop, most, most_bytes)
-    return begin, decode_rows(join_rows(found))
+    begin, batch = rows.read(start, stop, most, most_bytes)
+    return begin, decode_rows(join_rows(batch))
 
 
 def kept(count: int) -> TapRows:
@@ -152,8 +152,8 @@ def test_every_row_is_read_under_its_number_and_acked_once(steps: list[tuple[str
             rows.commit(number)
             acked += rows.take_done()
         else:
-            start, found = read(rows, number, ALL, 5)
-            assert found == [(each,) for each in range(start, min(start + 5, added))][: len(found)]
-            assert len(found) == max(0, min(5, added - start))
+            start, batch = read(rows, number, ALL, 5)
+            assert batch == [(each,) for each in range(start, min(start + 5, added))][: len(batch)]
+            assert len(batch) == max(0, min(5, added - start))
     assert acked == list(range(rows.first))
     assert rows.end == added

@@ -30,29 +30,29 @@ def chunk(body: Any, form: int, local: bool) -> Delivery:
     return Delivery(Inlet(1, 0, "a_count", ("default",), 0, None), 0, body, 2, form, local, 0, UNTRACKED)
 
 
-@pytest.mark.parametrize("given", FORMS.values(), ids=FORMS.keys())
-def test_rows_have_the_names_of_the_stream(given: tuple[Any, int, bool]) -> None:
-    rows = reader().rows(chunk(*given), named=True)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_rows_have_the_names_of_the_stream(form: tuple[Any, int, bool]) -> None:
+    rows = reader().rows(chunk(*form), named=True)
     assert rows == ROWS
     assert [(row.word, row.n) for row in rows] == ROWS
     assert type(rows[0]).__name__ == "TACountDefaultTuple"
 
 
-@pytest.mark.parametrize("given", FORMS.values(), ids=FORMS.keys())
-def test_plain_rows_are_plain_tuples(given: tuple[Any, int, bool]) -> None:
-    rows = reader().rows(chunk(*given), named=False)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_plain_rows_are_plain_tuples(form: tuple[Any, int, bool]) -> None:
+    rows = reader().rows(chunk(*form), named=False)
     assert rows == ROWS and {type(row) for row in rows} == {tuple}
 
 
 def test_the_named_tuple_of_a_stream_is_made_once() -> None:
-    one = reader()
-    first, second = (one.rows(chunk(*given), named=True) for given in FORMS.values() if given[1] == wire.ROWS)
+    views = reader()
+    first, second = (views.rows(chunk(*form), named=True) for form in FORMS.values() if form[1] == wire.ROWS)
     assert type(first[0]) is type(second[0])
 
 
-@pytest.mark.parametrize("given", [given for given in FORMS.values() if given[1] == wire.ARROW], ids=["local", "remote"])
-def test_a_batch_comes_as_it_was_emitted(given: tuple[Any, int, bool]) -> None:
-    assert reader().batch(chunk(*given)).equals(BATCH)
+@pytest.mark.parametrize("form", [form for form in FORMS.values() if form[1] == wire.ARROW], ids=["local", "remote"])
+def test_a_batch_comes_as_it_was_emitted(form: tuple[Any, int, bool]) -> None:
+    assert reader().batch(chunk(*form)).equals(BATCH)
 
 
 def test_rows_become_a_batch_with_the_names_of_the_stream() -> None:

@@ -1,4 +1,4 @@
-"""What waits to be sent: in the order in which it was emitted on its stream, put together where nothing sets it apart."""
+"""The outbox keeps the emit order of each stream and merges compatible tuples."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_direct_stream_goes_by_the_channel_that_was_named() -> None:
 @pytest.mark.parametrize(("stream", "to", "words"), [
     ("chosen", None, "a direct stream needs direct_task="), (None, 7, "direct_task=7 was given, but the stream is not direct"),
     ("other", None, "which it does not declare; it has 'default', 'late', 'chosen'")])
-def test_what_does_not_fit_the_stream_is_refused(stream: str | None, to: int | None, words: str) -> None:
+def test_a_tuple_that_does_not_fit_the_stream_is_refused(stream: str | None, to: int | None, words: str) -> None:
     box = outbox()
     with pytest.raises(EmitError, match=words):
         emit(box, 1, stream, to=to)

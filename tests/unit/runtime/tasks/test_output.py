@@ -1,4 +1,4 @@
-"""What `emit` takes, what it refuses and with which words, and that nothing emitted can be changed afterwards."""
+"""Accepted and refused arguments of `emit`, and the immutability of emitted values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def output(width: int = 1, direct: bool = False) -> Output:
 
 
 class Slow:
-    """Stands behind the fast path: takes what is left to it as the engine does, and writes it down."""
+    """The slow path behind the fast one: records its calls."""
 
     def __init__(self, to: Output) -> None:
         self.to = to
@@ -161,7 +161,7 @@ def test_many_rows_that_are_changed_afterwards_change_nothing() -> None:
     assert to.rows == [(1, 2), (4, [3])]
 
 
-# ---- what was emitted stays as it was ----
+# ---- emitted values are immutable ----
 
 
 def test_a_list_that_is_changed_after_emit_changes_nothing() -> None:
@@ -187,14 +187,14 @@ def test_nested_values_that_are_changed_after_emit_change_nothing(nested: Any) -
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.tuples(inner, inner)))
 def test_nested_values_look_as_they_will_on_the_other_side(value: Any) -> None:
-    def travelled(given: Any) -> Any:
-        return [travelled(item) for item in given] if isinstance(given, list | tuple) else given
+    def travelled(nested: Any) -> Any:
+        return [travelled(item) for item in nested] if isinstance(nested, list | tuple) else nested
 
     to = output()
     assert to.row([value]) == (travelled(value),)
 
 
-# ---- what cannot be encoded ----
+# ---- values that cannot be encoded ----
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Chunks that wait for acks by hand: counted in tuples, and found by a tuple or its id."""
+"""Chunks that wait for manual acks: counted in tuples, and looked up by a tuple or its id."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def chunk(edge: int, count: int = 3, arrived: float = 0.0) -> Delivery:
 
 
 def test_tuples_are_counted_until_their_chunk_is_let_go() -> None:
-    held, one, other = UnackedChunks(), chunk(1), chunk(2, count=4)
-    held.add(one)
+    held, first, other = UnackedChunks(), chunk(1), chunk(2, count=4)
+    held.add(first)
     held.add(other)
     assert (len(held), held.tuples) == (2, 7)
-    assert held.remove(one)
+    assert held.remove(first)
     assert (len(held), held.tuples) == (1, 4)
 
 
-def test_what_is_not_held_is_not_counted_down() -> None:
-    held, one = UnackedChunks(), chunk(1)
-    held.add(one)
-    assert held.remove(one) and not held.remove(one) and not held.remove(chunk(2))
+def test_an_unknown_chunk_is_not_counted_down() -> None:
+    held, first = UnackedChunks(), chunk(1)
+    held.add(first)
+    assert held.remove(first) and not held.remove(first) and not held.remove(chunk(2))
     assert not held and held.tuples == 0
 
 
@@ -43,16 +43,16 @@ def test_only_what_came_before_is_forgotten() -> None:
 
 
 def test_a_tuple_knows_its_chunk_and_an_id_is_looked_up() -> None:
-    held, one = UnackedChunks(), chunk(1)
-    held.add(one)
-    assert held.find(Tuple((2,), one, 2)) == (one, 2)
-    assert held.find(one.tuple_id(2)) == (one, 2)
+    held, first = UnackedChunks(), chunk(1)
+    held.add(first)
+    assert held.find(Tuple((2,), first, 2)) == (first, 2)
+    assert held.find(first.tuple_id(2)) == (first, 2)
 
 
 def test_an_id_may_be_of_a_chunk_that_is_not_held_yet() -> None:
-    held, one = UnackedChunks(), chunk(1)
-    assert held.find(one.tuple_id(1)) == (None, 1)
-    assert held.find(one.tuple_id(1), [chunk(2), one]) == (one, 1)
+    held, first = UnackedChunks(), chunk(1)
+    assert held.find(first.tuple_id(1)) == (None, 1)
+    assert held.find(first.tuple_id(1), [chunk(2), first]) == (first, 1)
 
 
 @pytest.mark.parametrize("made_up", ["", "nothing", "10001.1", "10001.1:", "10001.1:-1", "10001.1:3", "10001.1:x", ":0"])

@@ -1,4 +1,4 @@
-"""Errors of user code: told in one line whatever their author did, and kept until the next report."""
+"""Errors of user code: always one line, kept until the next report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: what is sent comes back the same, and what is made up is a WireError and nothing worse."""
+"""Frames: messages survive a round trip, and invalid bytes raise only WireError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes in before its plan does, or after it: who is refused, what is kept, for how long, and what is counted."""
+"""Messages that arrive before or after their plan: fencing, stashing, expiry and counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.runtime.worker import arrivals
 from millrace.runtime.worker.arrivals import STASH_SECONDS, Arrivals
 
 
-class Desk:
+class ArrivalsFixture:
     """Arrivals of a worker that has no topology, under a plan with workers of generations 4 and 7 and topology 5 elsewhere."""
 
     def __init__(self) -> None:
@@ -38,79 +38,79 @@ def acks(topology: int) -> wire.Acks:
 
 
 @pytest.mark.parametrize(("worker", "generation"), [(1, 6), (0, 3), (2, 7), (2, 1)])
-def test_a_worker_that_was_given_up_is_refused(worker: int, generation: int) -> None:
-    desk = Desk()
-    desk.receive(chunk(worker=worker, generation=generation), b"")
-    assert desk.counters == {"fenced": 1}
+def test_an_abandoned_worker_is_refused(worker: int, generation: int) -> None:
+    fixture = ArrivalsFixture()
+    fixture.receive(chunk(worker=worker, generation=generation), b"")
+    assert fixture.counters == {"fenced": 1}
 
 
 @pytest.mark.parametrize(("worker", "generation"), [(1, 7), (1, 8), (2, 8)])
-def test_one_that_the_plan_has_or_that_has_just_joined_is_not(worker: int, generation: int) -> None:
-    desk = Desk()
-    desk.receive(chunk(worker=worker, generation=generation), b"")
-    assert desk.counters == {}
+def test_a_current_or_newly_joined_worker_is_accepted(worker: int, generation: int) -> None:
+    fixture = ArrivalsFixture()
+    fixture.receive(chunk(worker=worker, generation=generation), b"")
+    assert fixture.counters == {}
 
 
 @pytest.mark.parametrize("frames", [[], [b""], [b"\xc1"], [b"no message", b"of ours"], [wire.encode(chunk())],
                                     [wire.encode(chunk()), b"", b""]])
-def test_what_is_malformed_is_counted(frames: list[bytes]) -> None:
-    desk = Desk()
-    desk.arrivals.receive(frames)
-    assert desk.counters == {"malformed": 1}
+def test_malformed_frames_are_counted(frames: list[bytes]) -> None:
+    fixture = ArrivalsFixture()
+    fixture.arrivals.receive(frames)
+    assert fixture.counters == {"malformed": 1}
 
 
 @pytest.mark.parametrize(("topology", "is_kept"), [(4, False), (5, True), (6, True)])
 def test_only_a_topology_that_may_come_here_has_its_chunks_and_acks_kept(topology: int, is_kept: bool) -> None:
-    """4 was killed, 5 runs elsewhere, 6 is newer than all that is known here."""
-    desk = Desk()
-    desk.receive(chunk(topology), b"")
-    desk.receive(acks(topology))
-    assert desk.counters == ({} if is_kept else {"stale": 2})
+    """Topology 4 was killed, 5 runs elsewhere, 6 is newer than any known one."""
+    fixture = ArrivalsFixture()
+    fixture.receive(chunk(topology), b"")
+    fixture.receive(acks(topology))
+    assert fixture.counters == ({} if is_kept else {"stale": 2})
 
 
-def test_chunks_whose_plan_does_not_come_are_given_up() -> None:
-    desk = Desk()
-    desk.receive(chunk(), b"")
-    desk.clock.advance(STASH_SECONDS)
-    desk.receive(chunk(6), b"")
-    desk.arrivals.forget_old()
-    assert desk.counters == {}
-    desk.clock.advance(0.1)
-    desk.arrivals.forget_old()
-    assert desk.counters == {"stale": 1}
+def test_chunks_without_a_plan_expire() -> None:
+    fixture = ArrivalsFixture()
+    fixture.receive(chunk(), b"")
+    fixture.clock.advance(STASH_SECONDS)
+    fixture.receive(chunk(6), b"")
+    fixture.arrivals.forget_old()
+    assert fixture.counters == {}
+    fixture.clock.advance(0.1)
+    fixture.arrivals.forget_old()
+    assert fixture.counters == {"stale": 1}
 
 
-def test_acks_wait_from_plan_to_plan_but_not_for_ever() -> None:
-    desk = Desk()
-    desk.receive(acks(5))
-    desk.clock.advance(STASH_SECONDS - 0.1)
-    desk.arrivals.settle()
-    assert desk.counters == {}
-    desk.clock.advance(0.1)
-    desk.arrivals.settle()
-    assert desk.counters == {"stale": 1}
+def test_stashed_acks_expire() -> None:
+    fixture = ArrivalsFixture()
+    fixture.receive(acks(5))
+    fixture.clock.advance(STASH_SECONDS - 0.1)
+    fixture.arrivals.settle()
+    assert fixture.counters == {}
+    fixture.clock.advance(0.1)
+    fixture.arrivals.settle()
+    assert fixture.counters == {"stale": 1}
 
 
-def test_acks_of_a_topology_that_was_killed_meanwhile_are_given_up() -> None:
-    desk = Desk()
-    desk.receive(acks(5))
-    desk.learn()
-    desk.arrivals.settle()
-    assert desk.counters == {"stale": 1}
+def test_acks_of_a_killed_topology_are_dropped() -> None:
+    fixture = ArrivalsFixture()
+    fixture.receive(acks(5))
+    fixture.learn()
+    fixture.arrivals.settle()
+    assert fixture.counters == {"stale": 1}
 
 
-def test_no_more_is_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stash_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "STASH_LIMIT", 3)
-    desk = Desk()
+    fixture = ArrivalsFixture()
     for topology in (5, 5, 6, 6, 5):
-        desk.receive(chunk(topology), b"")
+        fixture.receive(chunk(topology), b"")
     for _ in range(4):
-        desk.receive(acks(5))
-    assert desk.counters == {"stale": 3}
+        fixture.receive(acks(5))
+    assert fixture.counters == {"stale": 3}
 
 
-def test_credits_and_probes_for_nobody_are_no_fault() -> None:
-    desk = Desk()
-    desk.receive(wire.Credits(1, 7, [(5, 1, 1, 2, 1, 9)]))
-    desk.receive(wire.Probe(1, 7, 5, 1, 1, 2, 1, 9))
-    assert desk.counters == {}
+def test_credits_and_probes_without_a_receiver_are_ignored() -> None:
+    fixture = ArrivalsFixture()
+    fixture.receive(wire.Credits(1, 7, [(5, 1, 1, 2, 1, 9)]))
+    fixture.receive(wire.Probe(1, 7, 5, 1, 1, 2, 1, 9))
+    assert fixture.counters == {}

@@ -13,7 +13,7 @@ from millrace.runtime.worker.lazy_killing import LazyKilling
 
 
 class OldTask:
-    """The old incarnation of a task, as far as its end is concerned."""
+    """The old incarnation of a task, reduced to its end."""
 
     def __init__(self, number: int = 1, incarnation: int = 1) -> None:
         self.number, self.incarnation = number, incarnation
@@ -33,7 +33,7 @@ class Retired:
         self.killing.retire(task)
 
     def after(self, seconds: float) -> list[Any]:
-        """The tasks ended so far, when this time has passed."""
+        """Advance the clock and return the tasks ended so far."""
         self.clock.advance(seconds)
         self.killing.end_drained(0.0)
         return self.ended

@@ -1,4 +1,4 @@
-"""Questions about a task's keyed state: a value, or words that say why there is none."""
+"""Queries of a task's keyed state: the answer is a value or an error message."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Count(Bolt):
 
 
 def opened() -> tuple[Count, TaskState]:
-    """Owns one of two key groups, that of even keys."""
+    """Return a state that owns one of two key groups, that of even keys."""
     bolt = Count()
     state = open_states(bolt, lambda key: key % 2, [0], 2, "count[0]", lambda: 0.0)
     assert state is not None
     return bolt, state
 
 
-def asked(state: TaskState | None, name: str, key: Any) -> wire.Answer:
+def query(state: TaskState | None, name: str, key: Any) -> wire.Answer:
     task: Any = SimpleNamespace(snapshots=SimpleNamespace(state=state))
     answer = wire.Answer(0, 1, 7, False)
     look_up(wire.Query(7, 1, 2, name, key), task, answer)
@@ -40,29 +40,29 @@ def asked(state: TaskState | None, name: str, key: Any) -> wire.Answer:
 def test_a_value_is_found() -> None:
     bolt, state = opened()
     bolt.state[4] = {"n": 1}
-    answer = asked(state, "state", 4)
+    answer = query(state, "state", 4)
     assert (answer.found, answer.value, answer.error, answer.number) == (True, {"n": 1}, "", 7)
 
 
-def test_without_a_name_it_is_told_how_much_there_is() -> None:
+def test_without_a_name_the_answer_has_the_sizes() -> None:
     bolt, state = opened()
     bolt.state[4] = 1
-    answer = asked(state, "", None)
+    answer = query(state, "", None)
     assert answer.found and answer.value == {"keys": state.keys(), "dirty": state.dirty()}
 
 
 @pytest.mark.parametrize(("name", "key", "words"), [
     ("state", 6, "nothing is kept under 6 in 'state'; its states: "), ("state", 3, "count[0]"),
     ("stat", 4, "has no state 'stat'"), ("seen", 4, "its value, a object, cannot be sent")])
-def test_what_cannot_be_told_has_a_reason(name: str, key: int, words: str) -> None:
+def test_a_failed_query_has_a_reason(name: str, key: int, words: str) -> None:
     bolt, state = opened()
     bolt.seen[4] = object()
-    answer = asked(state, name, key)
+    answer = query(state, name, key)
     assert not answer.found and words in answer.error
 
 
 @pytest.mark.parametrize("is_here", [True, False])
-def test_a_task_that_moved_or_keeps_nothing_says_so(is_here: bool) -> None:
+def test_a_moved_or_stateless_task_reports_an_error(is_here: bool) -> None:
     answer = wire.Answer(0, 1, 7, False)
     task: Any = SimpleNamespace(snapshots=SimpleNamespace(state=None)) if is_here else None
     look_up(wire.Query(7, 1, 2, "state", 4), task, answer)

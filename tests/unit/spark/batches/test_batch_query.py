@@ -1,4 +1,4 @@
-"""BatchQuery carries out what is decided for a batch; here with fakes in place of the master, the jobs and Spark."""
+"""BatchQuery with fakes in place of the master, the jobs and Spark."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ COUNT = TaskId("count", 0)
 
 
 class FakeMaster:
-    """Notes what it is told; calls run at once."""
+    """Records its messages; calls run at once."""
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
         self.topology = TopologyState(1, GRAPH, version=1, places={task: Place(0, 1) for task in GRAPH.tasks()})
         self.topology.become(RUNNING)
         self.state = SimpleNamespace(topologies={"words": self.topology}, workers={})
-        self.said: list[Say] = []
+        self.messages: list[Say] = []
         self.committed_waves: list[int] = []
         self.batches: list[Any] = []
         self.deleted: list[Any] = []
@@ -57,7 +57,7 @@ class FakeMaster:
         return function()
 
     def say(self, message: Say) -> None:
-        self.said.append(message)
+        self.messages.append(message)
 
     def begin_batch(self, name: str) -> None: ...
 
@@ -135,7 +135,7 @@ class Fixture:
         self.query.on_batch(dataframe, number)
 
     def texts(self) -> str:
-        return "\n".join(message.text for message in self.master.said)
+        return "\n".join(message.text for message in self.master.messages)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_batch_query_commits_before_it_publishes(words: Fixture) -> None:
         words.offer(number)
     assert words.master.committed_waves == [1, 2, 3]
     assert [(wave, len(manifests)) for wave, manifests in words.jobs.published] == [(1, 1), (2, 2), (3, 3)]
-    assert [record.batch for record in words.master.batches] == [0, 1, 2] and not words.master.said
+    assert [record.batch for record in words.master.batches] == [0, 1, 2] and not words.master.messages
     assert words.master.deleted[:2] == ["all", "all"] and len(words.master.deleted[2]) == 2, "a manifest and its blob"
 
 

@@ -14,7 +14,7 @@ from millrace.spark.dataframes.query_watch import TASK_FAILURES, QueryWatch
 RUN = "run-1"
 
 
-class Query:
+class FakeQuery:
     """Runs for some looks, then ends, or fails with the error."""
 
     runId = RUN
@@ -50,7 +50,8 @@ def spark_with(active: int, failed: int, messages: list[str | None]) -> Any:
                                                         _jsc=SimpleNamespace(sc=lambda: scala)))
 
 
-def watched(query: Query, active: int = 1, failed: int = 0, messages: list[str | None] | None = None) -> list[tuple[str, ...]]:
+def watched(query: FakeQuery, active: int = 1, failed: int = 0, messages: list[str | None] | None = None
+            ) -> list[tuple[str, ...]]:
     """The calls that the watch makes until it ends."""
     calls: list[tuple[str, ...]] = []
     watch = QueryWatch(spark_with(active, failed, messages or []), query, "watch",  # type: ignore[arg-type]
@@ -62,26 +63,26 @@ def watched(query: Query, active: int = 1, failed: int = 0, messages: list[str |
 
 
 def test_a_query_that_ends_without_an_error_was_stopped_by_someone_else() -> None:
-    assert watched(Query(looks=2)) == [("ended", "was stopped by someone else", "")]
+    assert watched(FakeQuery(looks=2)) == [("ended", "was stopped by someone else", "")]
 
 
 def test_the_error_of_a_failed_query_is_passed_on_in_one_line() -> None:
-    assert watched(Query(looks=1, error=PySparkException("no such table\nmore"))) == [("ended", "failed", "no such table")]
+    assert watched(FakeQuery(looks=1, error=PySparkException("no such table\nmore"))) == [("ended", "failed", "no such table")]
 
 
 def test_a_query_whose_tasks_keep_failing_is_abandoned_with_the_last_error() -> None:
     message = "org.apache.spark.SparkException: task failed\n  File \"x.py\"\nTraceback\nValueError: bad row\n\tat java"
-    calls = watched(Query(looks=100), failed=TASK_FAILURES, messages=["an earlier error", message, None])
+    calls = watched(FakeQuery(looks=100), failed=TASK_FAILURES, messages=["an earlier error", message, None])
     assert calls == [("abandon", f"was stopped after {TASK_FAILURES} failed Spark tasks of one stage: "
                                  "org.apache.spark.SparkException: task failed ValueError: bad row")]
 
 
 def test_a_few_failures_are_left_to_spark() -> None:
-    assert watched(Query(looks=3), failed=TASK_FAILURES - 1) == [("ended", "was stopped by someone else", "")]
+    assert watched(FakeQuery(looks=3), failed=TASK_FAILURES - 1) == [("ended", "was stopped by someone else", "")]
 
 
 def test_one_warning_while_no_task_gets_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query_watch, "IDLE_SECONDS", -1.0)
-    calls = watched(Query(looks=5), active=0)
+    calls = watched(FakeQuery(looks=5), active=0)
     assert [call[0] for call in calls] == ["warn", "ended"] and calls[0][1].startswith("waits for a core")
-    assert [call[0] for call in watched(Query(looks=5), active=1)] == ["ended"]
+    assert [call[0] for call in watched(FakeQuery(looks=5), active=1)] == ["ended"]
