@@ -291,7 +291,7 @@ def test_the_slot_of_a_reader_that_was_killed_is_cleared(tmp_path: Path) -> None
     process = forked(stay_in_a_transaction, tmp_path, there)
     there.close()  # so that `recv` raises should the process die
     assert here.recv()
-    with writer._here().open() as environment:
+    with writer._of_this_process().open() as environment:
         assert str(process.pid) in environment.readers()
         process.kill()
         process.join()
@@ -306,7 +306,7 @@ def test_a_store_that_came_through_a_fork_opens_its_own(stores: tuple[PlanStore,
     child = os.fork()
     if child == 0:  # nothing of pytest may run here
         good = reader.newest() == (Stamp(1, 1), b"of the parent") and writer.write(Stamp(1, 2), b"of the child")
-        good = good and reader._of_this_process() is writer._here() and reader._of_this_process().pid == os.getpid()
+        good = good and reader._of_this_process() is writer._of_this_process() and reader._of_this_process().pid == os.getpid()
         reader.close()
         writer.close()
         os._exit(0 if good else 1)
