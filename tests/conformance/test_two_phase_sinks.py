@@ -342,7 +342,7 @@ def test_a_crash_at_every_step(make: Make, request: pytest.FixtureRequest) -> No
     fired: Counter[str] = Counter()
     for at in range(0, 15, stride):
         fired += play(make, [
-            ("stage", 0, 2), ("stage", 1, 1), ("run_wave",), ("stage", 0, 2), ("stage", 0, 2, at), ("run_wave", at),
-            ("stage", 0, 1), ("run_wave", None, True), ("stage", 1, 2), ("run_wave", None, False, at),
-            ("haunt", 0, "stage"), ("crash", None, at, True), ("haunt", 1, "commit"), ("haunt", 3, "recover")])
+            ("stage", 0, 2), ("stage", 1, 1), ("run_wave",), ("stage", 0, 2), ("stage", 0, 2, at), ("stage", 1, 1),
+            ("run_wave", at), ("stage", 0, 1), ("run_wave", None, True), ("stage", 1, 2), ("run_wave", None, False, at),
+            ("haunt", 0, "stage"), ("stage", 0, 1), ("crash", None, at, True), ("haunt", 1, "commit"), ("haunt", 3, "recover")])
     assert fired.keys() == {"stage", "prepare", "commit", "recover"}, "every operation crashed at least once"

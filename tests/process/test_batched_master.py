@@ -368,7 +368,7 @@ def test_the_other_verbs_work_on_batches(cli: Cli, master: Master) -> None:
     assert code == 1 and "nothing is kept under 5" in out and """to look up the text, write '"5"'""" in out
     assert cli("load")[0] == 0
     code, out, _ = cli("move", "count[0]", str(1 - master.state.topologies["words"].places[COUNT0].slot))
-    assert code == 0 and "from the next batch on" in out
+    assert code == 0 and "it moves with the next batch" in out
     assert cli("kill", "words")[0] == 0 and master.state.topologies["words"].status == "stopping"
 
 

@@ -35,7 +35,7 @@ class Attempted(NamedTuple):
 
 
 class BatchActions(Protocol):
-    """What a driver does for each step. An action that fails raises."""
+    """The actions of a driver, one for each step. An action that fails raises."""
 
     def life(self) -> Life: ...
 

@@ -28,8 +28,8 @@ def test_a_lock_excludes_others_with_the_same_name(directory: DirectoryStore) ->
     lock = directory.lock("words")
     assert lock is not None
     other = DirectoryStore(directory.root)
-    with pytest.raises(StoreInUse, match=rf"'words' was to use .*process {os.getpid()} on .*another --cluster, or with another "
-                                         "checkpoint.store"):
+    with pytest.raises(StoreInUse, match=rf"'words' cannot use the checkpoints in .*process {os.getpid()} on .*another "
+                                         "--cluster, or with another checkpoint.store"):
         other.lock("words")
     with other.lock("lines") as lines:  # type: ignore[union-attr]
         assert lines is not None
