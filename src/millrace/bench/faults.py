@@ -31,6 +31,7 @@ from millrace.bench.stored_counts import stored_counts
 from millrace.config import AT_LEAST_ONCE, CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, HISTORY, NODE_BY, WAVE_INTERVAL
 from millrace.control.events import Moved
 from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE, Waves
 from millrace.errors import MillraceError
 from millrace.model.graph import TaskId
@@ -204,7 +205,7 @@ class Soak:
         self.commits.pause(time.monotonic())
         self._running.pause()
         self._committed(2, "after the spouts were stopped")  # workers that are gone by now have been missed
-        self._wait(lambda: self._state.status == "paused" and self._master.state.drained(self._state),
+        self._wait(lambda: self._state.status == PAUSED and self._master.state.drained(self._state),
                    "the topology did not drain")
         self._committed(1, "when everything was processed")
         return {task.index: position for task, position in self._running.positions().items()}
@@ -213,7 +214,7 @@ class Soak:
 
     def _committed(self, count: int, when: str) -> None:
         target = self.waves.committed + count
-        self._wait(lambda: self.waves.committed >= target and self.waves.phase == IDLE and self._state.status != "starting",
+        self._wait(lambda: self.waves.committed >= target and self.waves.phase == IDLE and self._state.status != STARTING,
                    f"no wave was committed {when}")
 
     def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
@@ -329,7 +330,7 @@ class Soak:
 
         def move() -> None:
             """Runs on the master's thread: no worker comes or goes between the choice and the move."""
-            if self._state.status not in ("running", "paused", "starting") or not self._state.places:
+            if self._state.status not in (RUNNING, PAUSED, STARTING) or not self._state.places:
                 return
             task = chance.choice(sorted(self._state.places))
             slots = sorted(set(self._master.state.workers) - {self._state.places[task].slot})
@@ -344,7 +345,7 @@ class Soak:
     def _pause(self, fault: Fault) -> bool:
         self.sink.pause(time.monotonic())
         self._running.pause()
-        paused = self._shows(lambda: self._state.status == "paused")
+        paused = self._shows(lambda: self._state.status == PAUSED)
         self._pass(PAUSE_SECONDS)
         self._running.unpause()
         self.sink.resume(time.monotonic())

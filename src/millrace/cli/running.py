@@ -17,6 +17,7 @@ from millrace.api.topology import Topology
 from millrace.cli.dashboard import dashboard
 from millrace.config import check_engine_settings, check_topology_config
 from millrace.control.submission import check_settings
+from millrace.control.topology_status import ENDED
 from millrace.errors import MillraceError, NotTheAuthor, TopologyError
 from millrace.master.scheduling.loop import OFF
 from millrace.model.graph import graph_of, resolve
@@ -170,7 +171,7 @@ def _watch(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, 
 
 
 def _stop(running: RunningTopology, seconds: float) -> None:
-    if running.status != "ended":
+    if running.status != ENDED:
         running.kill(wait=seconds)
         running.wait(LAST_WAVE_SECONDS)
 
@@ -178,4 +179,4 @@ def _stop(running: RunningTopology, seconds: float) -> None:
 def _final(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology) -> dict[str, Any]:
     status = engine.status()
     rows = [topology for topology in status["topologies"] if topology["name"] == running.name]
-    return rows[0] if rows else {"name": running.name, "status": "ended"}
+    return rows[0] if rows else {"name": running.name, "status": ENDED}

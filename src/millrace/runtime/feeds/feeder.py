@@ -18,6 +18,7 @@ import zmq
 
 from millrace.config import FRAME_LIMIT
 from millrace.control.feeding import WINDOW, FeedAddress, SendWindow, choose
+from millrace.control.topology_status import PAUSED, STARTING, STOPPING, WAITING
 from millrace.errors import FeedingFailed, WireError
 from millrace.runtime.feeds.messages import Push, Refused, read_answer
 from millrace.runtime.wire import messages as wire
@@ -27,8 +28,8 @@ ASK_SECONDS = 0.5  # between requests to the master while nothing is acked
 RESEND_SECONDS = 10.0  # until a batch is resent to the same task: a connection may have lost it or its ack
 MASTER_SECONDS = 20.0  # without an answer of the master until an error
 TURN_SECONDS = 0.1
-HOLDS = ("waiting", "starting", "paused")  # statuses of the topology in which the timeout does not run
-ENDS = ("", "stopping")
+HOLDS = (WAITING, STARTING, PAUSED)  # statuses of the topology in which the timeout does not run
+ENDS = ("", STOPPING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Feeder:
         self._poller = zmq.Poller()
         self._links: dict[str, zmq.Socket[Any]] = {}  # by the feed's ipc address
         self._feeds: list[FeedAddress] = []
-        self._status = "waiting"
+        self._status = WAITING
         self._master = self._connect(feeding.master, with_keys=True)
         self._asked = float("-inf")  # when the last request to the master was sent
         self._waits_since: float | None = None  # since when an answer of the master is due
