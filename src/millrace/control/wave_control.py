@@ -92,11 +92,10 @@ class WaveControl:
             _check_read(checkpoint, event)
         topology.epoch, topology.checkpoint = max(self._master.author, event.after[0]), checkpoint
         topology.offsets = event.offsets
-        topology.waves = Waves(WAVE_INTERVAL.of(graph.config), WAVE_TIMEOUT.of(graph.config), event.after[1])
-        if checkpoint is not None:
-            topology.waves.committed, topology.waves.committed_epoch = checkpoint.wave, checkpoint.wave_epoch
-            if event.offsets:
-                topology.offsets = checkpoint.offsets or event.offsets
+        committed = (checkpoint.wave, checkpoint.wave_epoch) if checkpoint is not None else (0, 0)
+        topology.waves = Waves(WAVE_INTERVAL.of(graph.config), WAVE_TIMEOUT.of(graph.config), event.after[1], *committed)
+        if checkpoint is not None and event.offsets:
+            topology.offsets = checkpoint.offsets or event.offsets
 
     # -- events --------------------------------------------------------------------------------------------------------
 
