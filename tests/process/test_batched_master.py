@@ -20,6 +20,8 @@ from millrace.api.spout import ReplayableSpout
 from millrace.api.topology import Topology
 from millrace.cli.dashboard import batch_lines
 from millrace.cli.main import main
+from millrace.control.events import Killed
+from millrace.control.topology_status import RUNNING, STOPPING
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.master.batch_log import BatchRecord
 from millrace.master.checkpoints.state_queries import only_state
@@ -201,6 +203,25 @@ def test_calls_for_an_ended_topology_are_ignored(master: Master) -> None:
     master.note_batch("words", record(1))
     master.committed("words", committed(master, 1, {"a": 1}))
     assert master.batch_logs["words"].count == 1, "its record can still be read"
+
+
+def test_a_kill_is_delayed_once(master: Master) -> None:
+    delayed: list[Killed] = []
+    master.call(lambda: master.delay_kill("words", delayed.append))
+    master.kill("words", wait=3.0)
+    assert [(event.name, event.wait) for event in delayed] == [("words", 3.0)]
+    assert master.state.topologies["words"].status == RUNNING
+    master.kill_all()
+    assert len(delayed) == 1 and master.state.topologies["words"].status == STOPPING
+
+
+def test_the_delay_of_a_kill_ends_with_its_topology(master: Master) -> None:
+    delayed: list[Killed] = []
+    master.call(lambda: master.delay_kill("words", delayed.append))
+    master.finish("words")
+    master.submit_batched(master.checkpointing.submission(words(), resume=False))
+    master.kill("words")
+    assert not delayed and master.state.topologies["words"].status == STOPPING
 
 
 def test_positions_are_those_of_the_last_batch(master: Master) -> None:

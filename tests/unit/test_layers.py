@@ -19,7 +19,7 @@ ROOMS = {
     "runtime": ["clock", "meters", "node", "wire", "flow", "plans", "fragments", "checkpoints", "taps", "feeds", "tasks",
                 "worker"],
     "master": ["state_home", "batch_log", "load", "plans", "checkpoints", "scheduling", "requests", "workers", "thread",
-               "batches", "service"],
+               "batches", "feeding", "service"],
     "spark": ["sources", "session", "cluster", "dataframes", "batches", "engine", "microbatch"],
 }
 WITH_ROOMS = {"millrace", *(f"millrace.{folder}" for folder in ROOMS)}

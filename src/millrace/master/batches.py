@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from millrace.control.events import BatchBegan, BatchCommitted, BatchesEnded, BatchOver, Event, WorkerJoined, WorkerLost
-from millrace.control.master_state import MasterState
+from millrace.control.master_view import MasterView
 from millrace.master.batch_log import BatchLog, BatchRecord, UnderWay
 from millrace.master.load.observed import TopologyObserved
 from millrace.model.cluster import Node
@@ -34,7 +34,7 @@ class Batching:
     `tell` lets the master decide on an event, `take` adds up a report, `new_generation` numbers a process that joins.
     """
 
-    def __init__(self, state: MasterState, observed: Mapping[str, TopologyObserved], tell: Callable[[Event], None],
+    def __init__(self, state: MasterView, observed: Mapping[str, TopologyObserved], tell: Callable[[Event], None],
                  take: Callable[[Enlisted, wire.Report], None], new_generation: Callable[[], int]) -> None:
         self._state, self._observed = state, observed
         self._tell, self._take, self._new_generation = tell, take, new_generation
@@ -80,7 +80,7 @@ class Batching:
         """Record an error in code of the component that the engine ran in the driver."""
         observed = self._observed.get(name)
         if observed is not None:
-            observed.note_error({"topology": name, "task": component, "error": text, "traceback": stack})
+            observed.note_driver_error(component, text, stack)
 
     def finish(self, name: str, how: str) -> None:
         self.under_way(name, None)

@@ -39,6 +39,7 @@ from millrace.master.batch_log import BatchLog, BatchRecord
 from millrace.master.batches import Batching, Enlisted
 from millrace.master.checkpoints.checkpointing import Checkpointing, default_store
 from millrace.master.checkpoints.state_queries import StateQueries
+from millrace.master.feeding import FedTopology
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.plans.distribution import PlanDistribution
 from millrace.master.requests.handlers import TopologyVerbs, reading_verbs, scheduler_verbs
@@ -80,7 +81,7 @@ class Master:
         self.keys = Keys.make()
         self.cluster = uuid.uuid4().hex[:12]
         self.listeners: list[Callable[[Say], None]] = []
-        self.before_kill: dict[str, Callable[[Killed], None]] = {}  # by topology: called once, tells the event again when ready
+        self._kill_delays: dict[str, Callable[[Killed], None]] = {}  # by topology
         self._generation = 0
         self._thread = MasterThread(self._sources, self._hear, self._tick)
         self.worker_port = WorkerPort(self.settings, self.keys)
@@ -88,7 +89,7 @@ class Master:
         self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.state, self.worker_port, self)
         self.scheduling = SchedulingLoop(name, self.settings, self)
         self.batching = Batching(self.state, self.observed, self.tell, self.take, self.new_generation)
-        self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state, self)
+        self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self)
         self.state_queries = StateQueries(self.state, self.worker_port, self.checkpointing, self.batching.logs)
         self._context = zmq.Context()
         self._gate = Gate(self._context, self.keys)
@@ -112,7 +113,7 @@ class Master:
 
     def _verbs(self, taps: TapDirectory) -> dict[str, Verb]:
         return {"status": lambda request: status_of(self),
-                **TopologyVerbs(self.state, self.tell).verbs(),
+                **TopologyVerbs(self.state, self.tell, self._kill).verbs(),
                 **scheduler_verbs(self.scheduling, self.state),
                 **reading_verbs(self.state, self.state_queries, taps, self.checkpointing.place)}
 
@@ -185,7 +186,11 @@ class Master:
 
     def kill(self, name: str, wait: float = 10.0) -> None:
         """Returns at once; `wait_until(lambda: name not in master.state.topologies)` waits for the end."""
-        self.call(lambda: self.tell(Killed(name, wait, time.monotonic())))
+        self.call(lambda: self._kill(name, wait))
+
+    def kill_all(self) -> None:
+        """Kill all topologies without waiting for tuples in flight."""
+        self.call(self._kill_all)
 
     def move(self, name: str, task: TaskId, slot: int) -> None:
         """Move one running task to another worker. In a topology without state it moves at once and no other task restarts.
@@ -207,6 +212,10 @@ class Master:
     def status(self) -> dict[str, Any]:
         result: dict[str, Any] = self.call(lambda: status_of(self))
         return result
+
+    def fed(self, name: str) -> FedTopology:
+        """The topology of that name, running or not, for the queries that feed it."""
+        return FedTopology(name, self)
 
     # -- from an engine that runs batches ----------------------------------------------------------------------------
 
@@ -269,9 +278,6 @@ class Master:
         """Let the state decide, and carry out its commands. Only on the master's thread."""
         if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Replanned | Rescaled):
             raise NotTheAuthor(self.superseded)
-        if isinstance(event, Killed) and event.name in self.before_kill:
-            self.before_kill.pop(event.name)(event)
-            return
         for command in self.state.handle(event):
             if isinstance(command, Distribute):
                 self.distribution.distribute(command)
@@ -285,6 +291,7 @@ class Master:
                 self.checkpointing.collect(command.name, command.epoch)
             elif isinstance(command, Ended):
                 self.finished[command.name] = self.observed.pop(command.name)
+                self._kill_delays.pop(command.name, None)
                 self.checkpointing.ended(command.name)
                 self.scheduling.forget(command.name)
                 for name in list(self.finished)[:-FINISHED_KEPT]:
@@ -294,6 +301,20 @@ class Master:
             for name, topology in self.state.topologies.items():
                 if name in self.observed and self.observed[name].graph is not topology.graph:
                     self.observed[name].follow(topology.graph)
+
+    def _kill(self, name: str, wait: float) -> None:
+        """Kill the topology, or let the hook do it that delays its end."""
+        event = Killed(name, wait, time.monotonic())
+        self._kill_delays.pop(name, self.tell)(event)
+
+    def _kill_all(self) -> None:
+        for name in list(self.state.topologies):
+            self._kill(name, 0.0)
+
+    def delay_kill(self, topology: str, hook: Callable[[Killed], None]) -> None:
+        """Call the hook instead when the topology is to be killed; it tells the event when the topology may end. It is called
+        once: a second request kills at once."""
+        self._kill_delays[topology] = hook
 
     def processes(self) -> Mapping[int, Connection | Enlisted]:
         """All processes that report, by slot."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ CGROUP = Path("/sys/fs/cgroup")
 SOME_MHZ = 1000.0  # if the system reports none: loads are then shares of a core, times 1000
 
 
-def this_node(settings: dict[str, Any], executor: str) -> Node:
+def this_node(settings: Mapping[str, Any], executor: str) -> Node:
     """This node as the schedulers see it: with the container's limits, not the machine's."""
     name = os.environ.get("MILLRACE_NODE") or socket.gethostname()
     if NODE_BY.of(settings) == "executor" and executor:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
-from millrace.control.events import Killed, Say
+from millrace.control.events import Say
+from millrace.control.master_view import MasterView
 from millrace.control.submission import check_not_running
+from millrace.control.topology_status import ENDED, RUNNING
 from millrace.errors import MillraceError, NotEnoughSlots, TopologyError, UnknownTopology
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.load.observed import TopologyObserved
@@ -125,7 +127,7 @@ class ResidentEngine:
         declared = {} if isinstance(topology, TopologyGraph) else dataframes_of(topology)
         check_dataframes(graph, declared)
         dataframes = resolve_dataframes(self.spark, topology) if isinstance(topology, type) and declared else {}
-        queries = FeedingQueries(self.spark, self.master, graph, dataframes, self.slots)
+        queries = FeedingQueries(self.spark, self.master.fed(graph.name), graph, dataframes, self.slots)
         check_not_running(graph.name, self.master.state.topologies)  # else its own positions would pass for an earlier run's
         queries.prepare(resume)
         # Without state the master has nothing to resume; Spark's positions are resumed by the queries.
@@ -175,12 +177,7 @@ class ResidentEngine:
             text = self.lost or f"the workers' Spark job ended: {error or 'no worker is left'}"
             self.master.call(lambda: self.master.say(Say(text, level="warning")))
             if self.lost:
-                self.master.call(self._end_all)
-
-    def _end_all(self) -> None:
-        """Kill all topologies: without Spark no worker is restarted."""
-        for name in list(self.master.state.topologies):
-            self.master.tell(Killed(name, 0.0, time.monotonic()))
+                self.master.kill_all()  # without Spark no worker is restarted
 
     def __enter__(self) -> ResidentEngine:
         return self
@@ -223,17 +220,54 @@ def check_off(conf: SparkConf) -> None:
                                 "let Millrace create it")
 
 
+class TopologyPort(Protocol):
+    """The part of the master that a handle on a topology uses; callable from any thread."""
+
+    @property
+    def state(self) -> MasterView:
+        """Workers and topologies."""
+
+    @property
+    def observed(self) -> Mapping[str, TopologyObserved]:
+        """Reports of the tasks, by running topology."""
+
+    @property
+    def finished(self) -> Mapping[str, TopologyObserved]:
+        """The same of topologies that ended not long ago."""
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        """Run the work on the master's thread and return its result."""
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until the condition, which is evaluated on the master's thread, holds. False if time ran out."""
+
+    def move(self, name: str, task: TaskId, slot: int) -> None:
+        """Move one running task to another worker."""
+
+    def rescale(self, name: str, par: Mapping[str, int]) -> None:
+        """Change the number of tasks of these components."""
+
+    def pause(self, name: str) -> None:
+        """Pause the spouts."""
+
+    def unpause(self, name: str) -> None:
+        """Let the spouts continue."""
+
+    def kill(self, name: str, wait: float = 10.0) -> None:
+        """End the topology; returns at once."""
+
+
 class RunningTopology:
     """A handle on one topology of an engine."""
 
-    def __init__(self, master: Master, name: str) -> None:
+    def __init__(self, master: TopologyPort, name: str) -> None:
         self._master, self.name = master, name
 
     @property
     def status(self) -> str:
         """waiting, starting, running, paused, stopping, or ended."""
         state = self._master.state.topologies.get(self.name)
-        return state.status if state is not None else "ended"
+        return state.status if state is not None else ENDED
 
     def observed(self) -> TopologyObserved:
         """The reports of its tasks; available after it ended too."""
@@ -251,11 +285,11 @@ class RunningTopology:
         return self.measured(lambda observed: observed.load(time.monotonic()))
 
     def wait_running(self, seconds: float = 60.0) -> bool:
-        return self._master.wait_until(lambda: self.status == "running", seconds)
+        return self._master.wait_until(lambda: self.status == RUNNING, seconds)
 
     def wait(self, seconds: float) -> bool:
         """Wait up to `seconds` for its end. Returns True if it has ended."""
-        return self._master.wait_until(lambda: self.status == "ended", seconds)
+        return self._master.wait_until(lambda: self.status == ENDED, seconds)
 
     def move(self, task: TaskId | str, slot: int) -> None:
         """Move one running task to the worker in `slot`. No other task moves, but others may restart: with state and at least

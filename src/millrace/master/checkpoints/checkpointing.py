@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -16,7 +16,6 @@ import msgspec
 
 from millrace.api.grouping import stable_hash
 from millrace.control.events import Event, ManifestStored, Submitted
-from millrace.control.master_state import MasterState
 from millrace.control.submission import check_choice, check_not_running
 from millrace.control.topology_state import TopologyState
 from millrace.errors import CorruptCheckpoint, MillraceError, NotTheAuthor, TopologyError, UnknownName
@@ -51,10 +50,11 @@ class CheckpointingPort(Protocol):
 
 
 class Checkpointing:
-    """Called on the master's thread, unless a method says otherwise. `place`: the checkpoint store's url or directory."""
+    """Called on the master's thread, unless a method says otherwise. `place`: the checkpoint store's url or directory.
+    `running`: names of the running topologies."""
 
-    def __init__(self, place: str, state: MasterState, port: CheckpointingPort) -> None:
-        self.place, self._state, self._port = place, state, port
+    def __init__(self, place: str, running: Container[str], port: CheckpointingPort) -> None:
+        self.place, self._running, self._port = place, running, port
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._store: CheckpointStore | None = None
         self._locks: dict[str, Lock | None] = {}  # by name of a running topology
@@ -102,7 +102,7 @@ class Checkpointing:
 
     def refused(self, topology: str) -> None:
         """The topology was not started after all: release its lock, unless it already runs here."""
-        if topology not in self._state.topologies:
+        if topology not in self._running:
             self._thread.submit(self._unlock, topology)
 
     # -- on the checkpoints' thread ----------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Checkpointing:
         return Checkpoints(self._store, topology)
 
     def _submission(self, graph: TopologyGraph, resume: bool | None) -> Submitted:
-        check_not_running(graph.name, self._state.topologies)  # the store has checkpoints of a running topology, too
+        check_not_running(graph.name, self._running)  # the store has checkpoints of a running topology, too
         checkpoints = self._checkpoints(graph.name)
         take_lock = graph.name not in self._locks  # else it was just started here, and the submission will be refused
         if take_lock:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from millrace.api.grouping import stable_hash
 from millrace.api.state_usage import used_states
-from millrace.control.master_state import MasterState
+from millrace.control.master_view import MasterView
 from millrace.control.topology_state import TopologyState
 from millrace.errors import MillraceError, UnknownName
 from millrace.master.batch_log import BatchLog
@@ -38,7 +38,7 @@ class Workers(Protocol):
 class StateQueries:
     """Called on the master's thread. Answers are futures, because tasks and the store may take a while."""
 
-    def __init__(self, state: MasterState, workers: Workers, checkpointing: Checkpointing,
+    def __init__(self, state: MasterView, workers: Workers, checkpointing: Checkpointing,
                  batches: Mapping[str, BatchLog]) -> None:
         self._state, self._workers, self._checkpointing, self._batches = state, workers, checkpointing, batches
         self._numbers = count()

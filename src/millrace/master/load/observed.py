@@ -89,7 +89,12 @@ class TopologyObserved:
         self._former: dict[int, TaskId] = {}  # tasks of earlier graphs: traffic to them still counts
 
     def note_error(self, error: dict[str, Any]) -> None:
+        """Record an error that a worker reported."""
         self.errors = [*self.errors, error][-ERRORS_KEPT:]
+
+    def note_driver_error(self, component: str, text: str, stack: str = "") -> None:
+        """Record an error of the component in code that ran in the driver."""
+        self.note_error({"topology": self.graph.name, "task": component, "error": text, "traceback": stack})
 
     def follow(self, graph: TopologyGraph) -> None:
         """Use a graph with other numbers of tasks from now on."""
@@ -103,11 +108,6 @@ class TopologyObserved:
     def take(self, slot: int, at: float, report: dict[str, Any]) -> None:
         task = self.task(report["task"])
         self.tasks.setdefault(task, TaskObserved()).take(slot, at, report)
-
-    def forget_latencies(self) -> None:
-        """Reset the histograms, as after a warm-up."""
-        for observed in self.tasks.values():
-            observed.latencies, observed.recent = _histograms(), _histograms()
 
     def marks(self, component: str, name: str) -> dict[TaskId, tuple[float, float]]:
         """(time, total) for each task of the component; `rate_between` computes a rate from two of these."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from millrace.control.assignment import Stamp
 from millrace.control.events import Distribute, Say
-from millrace.control.master_state import MasterState
+from millrace.control.master_view import MasterView
 from millrace.errors import MillraceError, NotTheAuthor
 from millrace.master.plans.publisher import PlanPublisher
 from millrace.runtime.wire import messages as wire
@@ -35,7 +35,7 @@ class Agents(Protocol):
 class PlanDistribution:
     """Called on the master's thread, except for the publisher's callback."""
 
-    def __init__(self, coordination: str, cluster: str, state: MasterState, agents: Agents, port: DistributionPort) -> None:
+    def __init__(self, coordination: str, cluster: str, state: MasterView, agents: Agents, port: DistributionPort) -> None:
         self._state, self._agents, self._port = state, agents, port
         self.publisher = PlanPublisher(coordination, cluster, self._failed)
 

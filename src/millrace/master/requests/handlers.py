@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from millrace.control.events import Event, Killed, Moved, Paused, Rescaled, Unpaused
-from millrace.control.master_state import MasterState
+from millrace.control.events import Event, Moved, Paused, Rescaled, Unpaused
+from millrace.control.master_view import MasterView
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.requests.server import Request, Verb
@@ -19,17 +18,18 @@ from millrace.model.graph import ACKER, TaskId
 
 
 class TopologyVerbs:
-    """Verbs that change running topologies. `tell` lets the master decide on an event."""
+    """Verbs that change running topologies. `tell` lets the master decide on an event; `kill` takes a topology and the seconds
+    for its tuples in flight."""
 
-    def __init__(self, state: MasterState, tell: Callable[[Event], None]) -> None:
-        self._state, self._tell = state, tell
+    def __init__(self, state: MasterView, tell: Callable[[Event], None], kill: Callable[[str, float], None]) -> None:
+        self._state, self._tell, self._end = state, tell, kill
 
     def verbs(self) -> dict[str, Verb]:
         return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move, "scale": self._scale}
 
     def _kill(self, request: Request) -> str:
         name: str = request["topology"]
-        self._tell(Killed(name, float(request.get("wait", 10.0)), time.monotonic()))
+        self._end(name, float(request.get("wait", 10.0)))
         return name
 
     def _pause(self, request: Request) -> str:
@@ -90,7 +90,7 @@ class TopologyVerbs:
         raise UnknownName(f"no running topology has a task {task}; there are {', '.join(sorted(running)) or 'none'}")
 
 
-def scheduler_verbs(scheduling: SchedulingLoop, state: MasterState) -> dict[str, Verb]:
+def scheduler_verbs(scheduling: SchedulingLoop, state: MasterView) -> dict[str, Verb]:
     """Verbs about load, plans and the scheduler."""
 
     def choose(request: Request) -> Future[dict[str, Any]]:
@@ -105,7 +105,7 @@ def scheduler_verbs(scheduling: SchedulingLoop, state: MasterState) -> dict[str,
             "scheduler set": choose}
 
 
-def reading_verbs(state: MasterState, queries: StateQueries, taps: TapDirectory, store: str) -> dict[str, Verb]:
+def reading_verbs(state: MasterView, queries: StateQueries, taps: TapDirectory, store: str) -> dict[str, Verb]:
     """Verbs that read state and streams of running topologies. `store`: the place of the checkpoints."""
 
     def query(request: Request) -> Future[dict[str, Any]]:

@@ -10,7 +10,7 @@ import msgspec
 
 from millrace.connectors.tap import TAP_METRIC
 from millrace.control.feeding import FEED
-from millrace.control.master_state import MasterState
+from millrace.control.master_view import MasterView
 from millrace.control.topology_state import TopologyState
 from millrace.master.batch_log import BatchLog
 from millrace.master.load.observed import TopologyObserved, percentiles
@@ -36,7 +36,7 @@ class Overview(Protocol):
     superseded: str
 
     @property
-    def state(self) -> MasterState: ...
+    def state(self) -> MasterView: ...
     @property
     def worker_port(self) -> Port: ...
     @property
@@ -106,7 +106,7 @@ def _component(state: TopologyState, observed: TopologyObserved, name: str, kind
     return row
 
 
-def plans_of(state: MasterState) -> dict[str, Any]:
+def plans_of(state: MasterView) -> dict[str, Any]:
     """The plans in force: what `plan` prints."""
     slots = {slot: {"node": worker.node.name, "executor": worker.executor} for slot, worker in sorted(state.workers.items())}
     return {"revision": state.revision, "author": state.author, "agents": state.agents, "workers": slots,
@@ -114,7 +114,7 @@ def plans_of(state: MasterState) -> dict[str, Any]:
                            for name, topology in state.topologies.items()}}
 
 
-def load_of(state: MasterState, scheduling: SchedulingLoop, topology: str | None) -> dict[str, Any]:
+def load_of(state: MasterView, scheduling: SchedulingLoop, topology: str | None) -> dict[str, Any]:
     """The last window and the estimates that schedulers see: what `load` prints."""
     names = [topology] if topology else list(state.topologies)
     for name in names:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from millrace.connectors.tap import TAP_METRIC, Tap
-from millrace.control.master_state import MasterState
+from millrace.control.master_view import MasterView
 from millrace.errors import MillraceError, UnknownName
 from millrace.master.load.observed import TopologyObserved
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph, resolve
@@ -17,7 +17,7 @@ from millrace.runtime.wire.transport import Keys
 class TapDirectory:
     """`connected`: slots of the connected workers. `endpoint`: that of the master's port for workers."""
 
-    def __init__(self, state: MasterState, observed: Mapping[str, TopologyObserved], connected: Container[int],
+    def __init__(self, state: MasterView, observed: Mapping[str, TopologyObserved], connected: Container[int],
                  endpoint: Callable[[], str], keys: Keys) -> None:
         self._state, self._observed, self._connected = state, observed, connected
         self._endpoint, self._keys = endpoint, keys

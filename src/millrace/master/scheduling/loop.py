@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD
 from millrace.control.events import Event, Replanned, Say
 from millrace.control.load_smoothing import Estimator, EstimatorParameters, make_estimator
-from millrace.control.master_state import MasterState
+from millrace.control.master_view import MasterView
 from millrace.control.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
@@ -57,7 +57,7 @@ class SchedulingPort(Protocol):
     """The part of the master that the scheduling loop uses."""
 
     @property
-    def state(self) -> MasterState:
+    def state(self) -> MasterView:
         """Workers, topologies and plans."""
 
     @property

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,19 +19,30 @@ from millrace.spark.cluster.identity import identify
 from millrace.spark.cluster.placement import Executor, Placement, SparkTotals
 from millrace.spark.session.errors import SPARK_ERRORS
 
-if TYPE_CHECKING:
-    from millrace.master.service import Master
-
 log = logging.getLogger("millrace.master")
 LOOK_SECONDS = 0.2
 _identity = msgspec.msgpack.Decoder(tuple[str, Node, str])
+
+
+class ExecutorPort(Protocol):
+    """The part of the master to which executors are reported; callable from any thread."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The cluster's settings."""
+
+    def enlist(self, slot: int, node: Node, executor: str, boot: str = "") -> None:
+        """Register an executor that fills this slot."""
+
+    def dismiss(self, slot: int, cause: str) -> None:
+        """The executor is gone."""
 
 
 class Executors:
     """Executors by slot number. An executor that replaces a lost one takes the lowest free number, so that tasks which had to
     leave the slot return to it. `here`: all executors are on this machine."""
 
-    def __init__(self, placement: Placement, master: Master, here: bool = False) -> None:
+    def __init__(self, placement: Placement, master: ExecutorPort, here: bool = False) -> None:
         self._placement, self._master, self._here = placement, master, here
         self._slots: dict[int, Executor] = {}
         self._nodes: dict[str, tuple[Node, str]] = {}  # by executor: its node, and the boot id of that machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def executor_id() -> str:
     return "driver" if context is not None else ""
 
 
-def identify(settings: dict[str, Any], index: int, records: Iterable[bytes]) -> Iterator[bytes]:
+def identify(settings: Mapping[str, Any], index: int, records: Iterable[bytes]) -> Iterator[bytes]:
     """The body of a Spark task that reports its executor and node."""
     yield wire.encode((executor_id(), this_node(settings, executor_id()), boot_id()))
     read_to_end(records)

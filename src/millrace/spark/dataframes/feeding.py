@@ -22,10 +22,10 @@ from millrace.config import (
     FRAME_LIMIT,
     GUARANTEE,
 )
-from millrace.control.events import Killed, Say, WaveRequested
+from millrace.control.events import Killed
 from millrace.control.submission import choice_required, when
 from millrace.errors import FeedingFailed, MillraceError
-from millrace.master.service import Master
+from millrace.master.feeding import FedTopology
 from millrace.model.graph import ComponentDef, TopologyGraph
 from millrace.runtime.checkpoints.store import local_directory
 from millrace.runtime.feeds.feeder import Feeding
@@ -50,10 +50,10 @@ class FeedingQueries:
     """The queries that feed one topology, on a cluster whose workers hold `slots` cores. `run` names the directories in which
     Spark records how far they have read if the topology starts fresh; empty if nothing feeds it."""
 
-    def __init__(self, spark: SparkSession, master: Master, graph: TopologyGraph, dataframes: dict[str, DataFrame],
+    def __init__(self, spark: SparkSession, fed: FedTopology, graph: TopologyGraph, dataframes: dict[str, DataFrame],
                  slots: int) -> None:
-        self._master, self._graph, self.name = master, graph, graph.name
-        self._queries = [FeedingQuery(spark, master, graph, graph.component(name), dataframe, slots)
+        self._fed, self._graph, self.name = fed, graph, graph.name
+        self._queries = [FeedingQuery(spark, fed, graph, graph.component(name), dataframe, slots)
                          for name, dataframe in dataframes.items()]
         self.run = new_run() if dataframes else ""
 
@@ -73,16 +73,14 @@ class FeedingQueries:
 
     def start(self, resume: bool | None) -> None:
         """Start all queries, or none. If state is resumed, its checkpoint names the run whose positions belong to it."""
-        run = self.run
-        if self._graph.waves:
-            run = self._master.call(lambda: self._master.state.topology(self.name).offsets)
+        run = self._fed.offsets() if self._graph.waves else self.run
         try:
             for query in self._queries:
                 query.start(run, resume)
         except BaseException:
             self.stop(0)
             raise
-        self._master.call(lambda: self._master.before_kill.update({self.name: self._before_kill}))
+        self._fed.delay_kill(self._before_kill)
 
     def stop(self, wait: float) -> None:
         """Stop each query after its current micro-batch. One that takes longer than `wait` seconds is sent again later."""
@@ -94,26 +92,22 @@ class FeedingQueries:
 
     def _before_kill(self, event: Killed) -> None:
         """Stop the queries, then kill the topology; in a thread, as the master's must not wait."""
-        self._master.say(Say("the queries that feed it end first", self.name))
+        self._fed.say("the queries that feed it end first")
         threading.Thread(target=self._kill, args=(event,), daemon=True, name=f"end of {self.name}").start()
 
     def _kill(self, event: Killed) -> None:
         try:
             self.stop(event.wait)
         finally:  # the topology is killed even if Spark is gone
-            self._master.later(lambda: self._tell_killed(event))
-
-    def _tell_killed(self, event: Killed) -> None:
-        if self.name in self._master.state.topologies:  # a second kill may have ended it already
-            self._master.tell(Killed(event.name, event.wait, time.monotonic()))
+            self._fed.kill(event)
 
 
 class FeedingQuery:
     """One query. Spark calls `_push` with each micro-batch; it returns when the micro-batch need not be sent again."""
 
-    def __init__(self, spark: SparkSession, master: Master, graph: TopologyGraph, component: ComponentDef,
+    def __init__(self, spark: SparkSession, fed: FedTopology, graph: TopologyGraph, component: ComponentDef,
                  dataframe: DataFrame, slots: int) -> None:
-        self._spark, self._master, self._graph, self._component, self._dataframe = spark, master, graph, component, dataframe
+        self._spark, self._fed, self._graph, self._component, self._dataframe = spark, fed, graph, component, dataframe
         self._conf = {**graph.config, **component.config}
         self._label = f"the query that feeds {component.name!r}"
         self._query: StreamingQuery | None = None
@@ -136,7 +130,7 @@ class FeedingQuery:
             claim_checkpoint(directory, self._graph.name, self._component.name)
             self._place = directory.absolute().as_uri()
         if not self._place:
-            self._runs = Runs(str(CHECKPOINTS.of(self._master.settings)), self._graph.name, self._component.name)
+            self._runs = Runs(str(CHECKPOINTS.of(self._fed.settings)), self._graph.name, self._component.name)
 
     def last_position(self) -> ReadPosition | None:
         """The position of the last run below the checkpoint store; None if the settings name a checkpoint, which is always
@@ -187,7 +181,7 @@ class FeedingQuery:
 
     def _warn(self, text: str) -> None:
         """Report a sentence whose subject is the query."""
-        self._master.later(lambda: self._master.say(Say(f"{self._label} {text}", self._graph.name, "warning")))
+        self._fed.say(f"{self._label} {text}", "warning")
 
     def _files_are_local(self) -> bool:
         """True if a path without a scheme is on this host, and not in a file system of the cluster."""
@@ -241,10 +235,10 @@ class FeedingQuery:
 
     def _send(self, dataframe: DataFrame, batch: int) -> bool:
         """Send the micro-batch. Returns False if it must be sent again, because tasks were rolled back meanwhile."""
-        version = self._version()
-        feeding = Feeding(self._master.endpoint, self._master.keys, self._graph.name, self._component.name, self._id, batch,
+        version = self._fed.version()
+        feeding = Feeding(self._fed.endpoint, self._fed.keys, self._graph.name, self._component.name, self._id, batch,
                           CHUNK_TUPLES.of(self._conf), DATAFRAME_ACK_TIMEOUT.of(self._conf),
-                          FRAME_LIMIT.of(self._master.settings))
+                          FRAME_LIMIT.of(self._fed.settings))
         narrow = dataframe.coalesce(self._partitions())
         for sent in map_in_arrow(narrow, partial(feed_partition, feeding), SENT).collect():
             if sent.error:
@@ -253,56 +247,30 @@ class FeedingQuery:
         return not needs_wave or self._saved(version)
 
     def _partitions(self) -> int:
-        """The number of partitions that may be sent at the same time, now."""
-        free, feeders = self._cores.count(), max(self._master.call(self._feeders), feeding_queries(self._spark))
+        """The number of partitions that may be sent at the same time, now. All queries like this one share the free cores,
+        including those that are starting."""
+        free, feeders = self._cores.count(), max(1, self._fed.fed_spouts(), feeding_queries(self._spark))
         if leaves_none(free, feeders) and not self._warned_of_last_core:
             self._warned_of_last_core = True
             self._warn("takes the last core that workers leave free: a query that reads a tap of this cluster would wait for a "
                        "core, and nothing would be acked. To read taps, give the Spark cluster one more core")
         return feeding_share(free, feeders)
 
-    def _feeders(self) -> int:
-        """The number of queries like this one, over all topologies, including those that are starting: they share the free
-        cores."""
-        return max(1, sum(component.dataframe for topology in self._master.state.topologies.values()
-                          for component in topology.graph.components))
-
     def _forget_other_runs(self) -> None:
         """Delete older runs once a resume would use this one: without state at once, else with the first committed wave."""
-        if self._runs is not None and (not self._graph.waves or self._master.call(self._saved_run) == self._run):
+        if self._runs is not None and (not self._graph.waves or self._fed.committed_offsets() == self._run):
             self._runs.forget_others(self._run)
             self._runs = None
-
-    def _saved_run(self) -> str:
-        topology = self._master.state.topologies.get(self._graph.name)
-        return topology.checkpoint.offsets if topology is not None and topology.checkpoint is not None else ""
-
-    def _version(self) -> int:
-        """The topology's version, which rises each time that tasks are rolled back to a wave."""
-        version: int = self._master.call(lambda: self._master.state.topology(self._graph.name).version)
-        return version
 
     def _saved(self, version: int) -> bool:
         """Wait until a wave that began after the micro-batch is committed: its effects are in the tasks' state, and Spark will
         not send it again. Returns False if tasks were rolled back since, as they may have lost it."""
-        wave = self._master.call(self._ask_for_wave) + 1
-        while not self._master.wait_until(lambda: self._committed() >= wave or self._version() != version, WAVE_SECONDS):
+        wave = self._fed.request_wave() + 1
+        while not self._fed.wait_for_wave(wave, version, WAVE_SECONDS):
             if self._stopped:
                 raise FeedingFailed(f"{self._label} ends")
-            self._master.call(self._ask_for_wave)
-        return self._version() == version
-
-    def _ask_for_wave(self) -> int:
-        """Make a wave due. Returns the number of the last one that has begun."""
-        self._master.tell(WaveRequested(self._graph.name))
-        waves = self._master.state.topology(self._graph.name).waves
-        assert waves is not None
-        return waves.wave
-
-    def _committed(self) -> int:
-        waves = self._master.state.topology(self._graph.name).waves
-        assert waves is not None
-        return waves.committed
+            self._fed.request_wave()
+        return self._fed.version() == version
 
     # -- called by the watch -----------------------------------------------------------------------------------------
 
@@ -322,13 +290,5 @@ class FeedingQuery:
         with self._state:
             if self._stopped or self._refusing:
                 return
-        text = f"{self._label} {how}. Unacked rows are read again when the topology is submitted with the same checkpoint"
-        name = self._graph.name
-
-        def report() -> None:
-            self._master.say(Say(text, name, "error"))
-            observed = self._master.observed.get(name)
-            if observed is not None:
-                observed.note_error({"topology": name, "task": self._component.name, "error": text, "traceback": ""})
-
-        self._master.later(report)
+        self._fed.report_error(self._component.name, f"{self._label} {how}. Unacked rows are read again when the topology is "
+                               "submitted with the same checkpoint")

@@ -30,8 +30,11 @@ class FakeMaster:
         self.events.append(event)
         self.state.handle(event)
 
+    def kill(self, name: str, wait: float) -> None:
+        self.tell(Killed(name, wait, 0.0))
+
     def ask(self, verb: str, **request: Any) -> Any:
-        return TopologyVerbs(self.state, self.tell).verbs()[verb](request)
+        return TopologyVerbs(self.state, self.tell, self.kill).verbs()[verb](request)
 
 
 def test_each_verb_becomes_an_event() -> None:

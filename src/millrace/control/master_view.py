@@ -1,0 +1,43 @@
+"""A read-only view of the master's state, for the parts of the master that answer questions and carry out its decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from millrace.control.topology_state import TopologyState
+from millrace.control.workers import WorkerView
+from millrace.model.cluster import Cluster
+
+
+class MasterView(Protocol):
+    """`MasterState` without the means to change it: whoever wants a change tells the master an event."""
+
+    @property
+    def author(self) -> int:
+        """The master's number among those that have written plans for the cluster."""
+
+    @property
+    def revision(self) -> int:
+        """Of the assignment in force."""
+
+    @property
+    def topologies(self) -> Mapping[str, TopologyState]:
+        """Running topologies by name."""
+
+    @property
+    def workers(self) -> Mapping[int, WorkerView]:
+        """By slot."""
+
+    @property
+    def agents(self) -> Mapping[str, int]:
+        """Node -> slot of the worker whose agent keeps the node's plan store."""
+
+    def topology(self, name: str) -> TopologyState:
+        """The running topology of that name; `UnknownTopology` if there is none."""
+
+    def drained(self, topology: TopologyState) -> bool:
+        """True if its spouts have stopped and none of their tuples is in flight."""
+
+    def cluster(self) -> Cluster:
+        """Nodes and slots of the present workers."""
