@@ -182,7 +182,7 @@ def nested_report(cluster: ForkedCluster) -> list[bytes]:
 
 
 def hello(**changes: Any) -> list[bytes]:
-    fields = {"slot": 50, "nonce": "n", "pid": 1, "node": Node("h", 1, 1000.0, 1024), "boot": boot_id(), "executor": "",
+    fields = {"slot": 50, "pid": 1, "node": Node("h", 1, 1000.0, 1024), "boot": boot_id(), "executor": "",
               "data_ipc": "ipc:///nowhere/x", "data_tcp": "", **changes}
     return [wire.encode(wire.Hello(**fields))]
 

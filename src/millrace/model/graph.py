@@ -162,16 +162,6 @@ class TopologyGraph(_GraphCache):
         return tuple((component, read) for component in self.components
                      for read in component.inputs if read.source == name)
 
-    def layers(self) -> list[list[str]]:
-        """Component names by longest distance from a spout; the spouts are the first layer."""
-        depth: dict[str, int] = {}
-        for component in self.components:
-            depth[component.name] = max((depth[read.source] + 1 for read in component.inputs), default=0)
-        layers: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
-        for name, level in depth.items():
-            layers[level].append(name)
-        return layers
-
     def number(self, task: TaskId) -> int:
         """The task's number on the wire. It does not change when the parallelism of a component changes."""
         if task.component == ACKER:

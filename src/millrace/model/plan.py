@@ -55,10 +55,6 @@ class Plan:
         """Tasks of each component."""
         return dict(Counter(task.component for task in self.placement))
 
-    def tasks_on(self, slot: int) -> tuple[TaskId, ...]:
-        """The tasks on the slot, in sorted order."""
-        return tuple(task for task, place in self.placement.items() if place == slot)
-
     def to_json(self) -> dict[str, Any]:
         """Plain data for JSON: the placement by the tasks' names."""
         return {"version": self.version, "placement": {str(task): slot for task, slot in self.placement.items()},

@@ -58,7 +58,6 @@ def test_components_are_in_topological_order_and_otherwise_as_declared() -> None
     assert [component.name for component in diamond().components] == ["source", "right", "left", "last"]
     assert [component.name for component in diamond().spouts] == ["source"]
     assert [component.name for component in diamond().bolts] == ["right", "left", "last"]
-    assert diamond().layers() == [["source"], ["right", "left"], ["last"]]
 
 
 def test_a_component_holds_all_that_a_worker_needs() -> None:
@@ -84,17 +83,6 @@ def test_downstream() -> None:
     assert graph.downstream("last") == ()
     with pytest.raises(KeyError, match="no component 'nope'; it has source, right, left, last"):
         graph.downstream("nope")
-
-
-def test_layers_go_by_the_longest_way() -> None:
-    class Long(Topology):
-        source = Source.spec()
-        a = Step.spec(inputs=[source])
-        b = Step.spec(inputs=[a])
-        end = Rows.spec(inputs=[source, b])
-        other = Source.spec()
-
-    assert graph_of(Long).layers() == [["source", "other"], ["a"], ["b"], ["end"]]
 
 
 @pytest.mark.parametrize("graph", [diamond(), diamond(par={"left": 40}), dataclasses.replace(diamond(), ackers=3)])

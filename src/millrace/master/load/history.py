@@ -188,7 +188,7 @@ class History:
             self._changed.wait_for(lambda: self._closing or self._has_work(), max(0.0, self._next_prune - time.monotonic()))
             if time.monotonic() >= self._next_prune:
                 self._next_prune = time.monotonic() + PRUNE_SECONDS
-                self._prune_as_of = self._clock()
+                self.prune(self._clock())
             if self._closing:
                 self._prune_as_of = None  # left to another master, or the next one
             self._working = not self._closing or self._has_work()

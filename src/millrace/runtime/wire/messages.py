@@ -121,10 +121,9 @@ DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe | Handov
 
 
 class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):
-    """Registers a worker. `nonce` distinguishes two processes on one slot."""
+    """Registers a worker."""
 
     slot: Count
-    nonce: str
     pid: int
     node: Node
     boot: str  # identifies the running kernel: equal on the same machine

@@ -176,15 +176,14 @@ class WorkerProcess:
 
     def _run_generation(self) -> str:
         directory = private_directory(self.setup.directory())
-        nonce = uuid.uuid4().hex[:12]
-        port = DataPort(self.context, f"w{self.slot}-{nonce}", directory, self._bind, self.setup.keys,
+        port = DataPort(self.context, f"w{self.slot}-{uuid.uuid4().hex[:12]}", directory, self._bind, self.setup.keys,
                         FRAME_LIMIT.of(self.setup.settings))
         control = self.context.socket(zmq.DEALER)
         visit(control, self.setup.keys)
         control.connect(self.setup.master)
         peers = SocketPeers(self.context, self.setup.keys, self.boot)
         try:
-            welcome = self._hello(control, nonce, port)
+            welcome = self._hello(control, port)
             if welcome is None:
                 return "stopped"
             self._former = welcome.generation
@@ -214,10 +213,10 @@ class WorkerProcess:
             port.close()
             control.close(linger=500)
 
-    def _hello(self, control: zmq.Socket[Any], nonce: str, port: DataPort) -> wire.Welcome | None:
+    def _hello(self, control: zmq.Socket[Any], port: DataPort) -> wire.Welcome | None:
         """Register with the master. None if the slot was given to another process while this one was cut off."""
-        control.send(wire.encode(wire.Hello(self.slot, nonce, os.getpid(), self.node, self.boot, self.executor,
-                                            port.ipc, port.tcp, self._exchange.endpoints.ipc, self._exchange.endpoints.tcp,
+        control.send(wire.encode(wire.Hello(self.slot, os.getpid(), self.node, self.boot, self.executor, port.ipc,
+                                            port.tcp, self._exchange.endpoints.ipc, self._exchange.endpoints.tcp,
                                             self._former)))
         seconds: float = HELLO.of(self.setup.settings)
         deadline = time.monotonic() + seconds

@@ -36,7 +36,7 @@ DATA = [
     wire.Verdicts(1, 2, 3, 65536, 1, [1, 2], [3]),
 ]
 CONTROL = [
-    wire.Hello(0, "n", 123, Node("host", 2, 2000.0, 4096), "boot", "driver", "ipc://x", "tcp://y"),
+    wire.Hello(0, 123, Node("host", 2, 2000.0, 4096), "boot", "driver", "ipc://x", "tcp://y"),
     wire.Welcome(3, {"worker.lease.secs": 2.5}, 1, "name"), wire.Fetch(0, 1, 1, 4), wire.Agency(True, 1, 5, b"part"),
     wire.Heartbeat(0, 1, 4), wire.Beat(1), wire.Fenced(), wire.Stop(), wire.Bye(0, 1),
     wire.Report(0, 1, 4, 0.5, [{"task": 1, "custom": {"a": [1]}}], [(1, 65536, 9)], [(1, 0)], [(1, 2)], [{"error": "x"}],
