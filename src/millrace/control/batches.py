@@ -52,6 +52,8 @@ from millrace.control.batch_steps import (
     WriteRows,
     is_of_commit,
 )
+from millrace.control.pauses import doubled_pause
+from millrace.control.wording import shown
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, TopologyError
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.state.checkpoint import Manifest, TaskRecord, manifest_name
@@ -61,7 +63,6 @@ LACKING = 5  # consecutive attempts that miss a part of the state, before it cou
 REPAIR_ROUNDS = 3  # how often tasks are asked to rewrite lost blobs: a round may miss the process that has the state
 GOOD_KNOWN = 200  # committed epochs that are remembered; a process idle for longer recreates its components
 LISTED = 100  # batches between two listings of all names: only a listing finds what writers that died left behind
-NAMES_SHOWN = 5  # in an error
 
 
 # ---- resuming ----
@@ -310,7 +311,7 @@ class Batches:
         if lost:
             tasks = ", ".join(str(record.task) for record in damaged(manifest, lost))
             raise CheckpointMissing(f"the state of {tasks} of {self._topology!r} as of wave {manifest.wave} is in no process, "
-                                    f"in no fragments and not in the store, which has lost {_listed(lost)}. Restore the store "
+                                    f"in no fragments and not in the store, which has lost {shown(lost)}. Restore the store "
                                     "from a backup and start with --resume, or start without state with --fresh")
 
     # -- failures ------------------------------------------------------------------------------------------------------
@@ -386,7 +387,7 @@ class Batches:
 
 def pause_after(failures: int) -> float:
     """Seconds to wait after so many failures: `FIRST_PAUSE` after one, doubled with each further one up to `LAST_PAUSE`."""
-    return min(FIRST_PAUSE * 2.0 ** min(failures - 1, 20), LAST_PAUSE)
+    return doubled_pause(failures, FIRST_PAUSE, LAST_PAUSE)
 
 
 def _is_to_stop(step: BatchStep, life: Life) -> bool:
@@ -396,8 +397,3 @@ def _is_to_stop(step: BatchStep, life: Life) -> bool:
 
 def _with_parallelism(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
     return replace(graph, components=tuple(replace(component, par=par[component.name]) for component in graph.components))
-
-
-def _listed(names: Collection[str]) -> str:
-    ordered = sorted(names)
-    return ", ".join(ordered[:NAMES_SHOWN]) + (f" and {len(ordered) - NAMES_SHOWN} more" if len(ordered) > NAMES_SHOWN else "")

@@ -27,6 +27,7 @@ from millrace.control.events import (
     WaveAcked,
     WaveRequested,
 )
+from millrace.control.pauses import doubled_pause
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING, STOPPING, WAITING
 from millrace.control.waves import (
@@ -48,7 +49,7 @@ from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.state.checkpoint import Manifest, TaskRecord, fits
 
-FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # before spouts continue after the second failure of a sink in short succession; doubled
+FIRST_HOLD, LAST_HOLD = 0.5, 30.0  # seconds before spouts continue: after the second failure in short succession, and at most
 REPORTED_AT = {10**power for power in range(9)}  # repeats of a trouble that are reported
 
 
@@ -164,7 +165,7 @@ class WaveControl:
             return []
         recent = self.now - max(topology.broke_at, topology.held_until) < MESSAGE_TIMEOUT.of(topology.graph.config)
         topology.attempt, topology.broke_at = topology.attempt + 1 if recent else 1, self.now
-        pause = min(FIRST_PAUSE * 2.0 ** min(topology.attempt - 2, 30), LAST_PAUSE) if topology.attempt > 1 else 0.0
+        pause = doubled_pause(topology.attempt - 1, FIRST_HOLD, LAST_HOLD)
         topology.held_until = self.now + pause
         topology.version += 1
         later = f", spouts continue in {pause:g} s" if pause else ""

@@ -1,4 +1,4 @@
-"""Wording of tasks, workers and task counts in the master's messages."""
+"""Wording of tasks, workers, task counts and names in messages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from millrace.model.graph import TaskId
 
 NAMED = 6  # longer lists of tasks are given as a count
+SHOWN = 5  # names at the head of a longer list
 
 
 def counts_named(par: Mapping[str, int]) -> str:
@@ -15,6 +16,12 @@ def counts_named(par: Mapping[str, int]) -> str:
 
 def tasks_named(tasks: Sequence[TaskId]) -> str:
     return ", ".join(map(str, tasks)) if len(tasks) <= NAMED else f"{len(tasks)} tasks"
+
+
+def shown(names: Iterable[str]) -> str:
+    """The names in order; of a long list the first ones, and how many more there are."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:SHOWN]) + (f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else "")
 
 
 def workers_named(slots: Iterable[int]) -> str:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from millrace.control.wording import shown
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.state.checkpoint import (
@@ -22,7 +23,6 @@ from millrace.state.checkpoint import (
 
 KEPT = 2  # the newest, and one to fall back to if it is damaged
 READ_LIMIT = 64 << 20  # bytes read at once, unless a piece is larger
-SHOWN = 5  # names in a message
 
 log = logging.getLogger(__name__)
 
@@ -170,8 +170,3 @@ def _runs(refs: Sequence[PieceRef]) -> Iterator[list[int]]:
         run.append(number)
     if run:
         yield run
-
-
-def shown(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    return ", ".join(ordered[:SHOWN]) + (f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else "")
