@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from millrace.control.events import BatchBegan, BatchCommitted, BatchesEnded, BatchOver, Event, WorkerJoined, WorkerLost
-from millrace.control.master_view import MasterView
 from millrace.master.batch_log import BatchLog, BatchRecord, UnderWay
 from millrace.master.load.observed import TopologyObserved
+from millrace.master.state_view import MasterView
 from millrace.model.cluster import Node
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import Manifest

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from millrace.control.events import Event, Killed, Say, WaveRequested
-from millrace.control.master_view import MasterView
 from millrace.control.waves import Waves
 from millrace.master.load.observed import TopologyObserved
+from millrace.master.state_view import MasterView
 from millrace.runtime.wire.transport import Keys
 
 

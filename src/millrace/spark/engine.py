@@ -13,13 +13,13 @@ from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
 from millrace.control.events import Say
-from millrace.control.master_view import MasterView
 from millrace.control.submission import check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
 from millrace.errors import MillraceError, NotEnoughSlots, TopologyError, UnknownTopology
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.service import Master
+from millrace.master.state_view import MasterView
 from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
 from millrace.model.load import Load
 from millrace.schedulers.even import Even

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from millrace.api.grouping import stable_hash
 from millrace.api.state_usage import used_states
-from millrace.control.master_view import MasterView
 from millrace.control.topology_state import TopologyState
 from millrace.errors import MillraceError, UnknownName
 from millrace.master.batch_log import BatchLog
 from millrace.master.checkpoints.checkpointing import Checkpointing
+from millrace.master.state_view import MasterView
 from millrace.model.graph import ACKER, TaskId, TopologyGraph, resolve
 from millrace.runtime.checkpoints.store import shown_place
 from millrace.runtime.wire import messages as wire

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from millrace.control.assignment import Stamp
 from millrace.control.events import Distribute, Say
-from millrace.control.master_view import MasterView
 from millrace.errors import MillraceError, NotTheAuthor
 from millrace.master.plans.publisher import PlanPublisher
+from millrace.master.state_view import MasterView
 from millrace.runtime.wire import messages as wire
 
 

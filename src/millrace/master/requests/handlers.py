@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from typing import Any
 
 from millrace.control.events import Event, Moved, Paused, Rescaled, Unpaused
-from millrace.control.master_view import MasterView
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.requests.server import Request, Verb
 from millrace.master.requests.status import load_of, plans_of
 from millrace.master.requests.taps import TapDirectory
 from millrace.master.scheduling.loop import SchedulingLoop
+from millrace.master.state_view import MasterView
 from millrace.model.graph import ACKER, TaskId
 
 

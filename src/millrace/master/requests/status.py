@@ -10,11 +10,11 @@ import msgspec
 
 from millrace.connectors.tap import TAP_METRIC
 from millrace.control.feeding import FEED
-from millrace.control.master_view import MasterView
 from millrace.control.topology_state import TopologyState
 from millrace.master.batch_log import BatchLog
 from millrace.master.load.observed import TopologyObserved, percentiles
 from millrace.master.scheduling.loop import SchedulingLoop
+from millrace.master.state_view import MasterView
 from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.runtime.meters import LATENCIES

@@ -6,9 +6,9 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from millrace.connectors.tap import TAP_METRIC, Tap
-from millrace.control.master_view import MasterView
 from millrace.errors import MillraceError, UnknownName
 from millrace.master.load.observed import TopologyObserved
+from millrace.master.state_view import MasterView
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph, resolve
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys

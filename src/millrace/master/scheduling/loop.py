@@ -20,7 +20,6 @@ from typing import Any, Protocol
 from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD
 from millrace.control.events import Event, Replanned, Say
 from millrace.control.load_smoothing import Estimator, EstimatorParameters, make_estimator
-from millrace.control.master_view import MasterView
 from millrace.control.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
@@ -29,6 +28,7 @@ from millrace.master.load.history import History, default_history_url
 from millrace.master.load.monitor import LoadMonitor, WorkerMeters
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.scheduling.scheduler_process import SchedulerAnswer, SchedulerProcess
+from millrace.master.state_view import MasterView
 from millrace.model.load import Load
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from millrace.errors import EncodingError
+from millrace.runtime.clock import Clock
 from millrace.runtime.wire import messages as wire
-
-if TYPE_CHECKING:
-    from millrace.runtime.tasks.bolt import BoltTask
-    from millrace.runtime.tasks.task import Task
 
 
 class Link(Protocol):
     """A connection to another worker. `send` never blocks: the channels' windows bound its queue."""
 
     def send(self, frames: list[Any]) -> None: ...
+
+
+class SendingWorker(Protocol):
+    """The worker of a channel's sending task."""
+
+    slot: int
+    generation: int
+    clock: Clock
+    frame_limit: int
+
+
+class SendingTopology(Protocol):
+    """The topology of a channel, under the plan in force."""
+
+    number: int
+    epoch: int
+    version: int
+
+
+class ChannelOwner(Protocol):
+    """The task that sends into a channel."""
+
+    number: int
+    incarnation: int
+    blocked: int  # number of full channels
+    channels: dict[int, Channel]  # by target
+
+    @property
+    def name(self) -> object: ...
+
+    @property
+    def worker(self) -> SendingWorker: ...
+
+    @property
+    def topology(self) -> SendingTopology: ...
+
+    def unblocked(self) -> None:
+        """One of its channels is not full any more."""
+
+
+class Receiver(Protocol):
+    """A task of the same worker that a channel ends at."""
+
+    @property
+    def deliver(self) -> Callable[[Delivery], None]: ...
 
 
 class Lineage(NamedTuple):
@@ -77,13 +120,13 @@ class Channel:
     __slots__ = ("consumed", "full", "inlet", "link", "local", "owner", "seq", "slot", "target", "target_incarnation",
                  "target_name", "tuples", "window")
 
-    def __init__(self, owner: Task, target: int, target_incarnation: int, target_name: Any, window: int) -> None:
+    def __init__(self, owner: ChannelOwner, target: int, target_incarnation: int, target_name: Any, window: int) -> None:
         self.owner, self.target, self.target_incarnation, self.target_name = owner, target, target_incarnation, target_name
         self.window = window
         self.seq = self.consumed = self.tuples = 0
         self.link: Link | None = None
         self.slot: int | None = None
-        self.local: BoltTask | None = None
+        self.local: Receiver | None = None
         self.inlet: Inlet | None = None
         self.full = False
 

@@ -7,16 +7,20 @@ in control/ledger.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from millrace.control.ledger import Ledger, Owner, acker_of, make_root
 from millrace.runtime.wire import messages as wire
 
-if TYPE_CHECKING:
-    from millrace.runtime.tasks.spout import SpoutTask
-
 Send = Callable[[int, wire.DataMessage], None]
 EARLY_LIMIT = 4096  # messages kept for an acker that a newer plan, not yet seen here, places on this worker
+
+
+class RootOwner(Protocol):
+    """The spout task that a root belongs to."""
+
+    number: int
+    incarnation: int
 
 
 class Tracker:
@@ -47,7 +51,7 @@ class Tracker:
             acker = self._turn
         return make_root(acker, noise)
 
-    def open(self, root: int, edges: int, owner: SpoutTask) -> None:
+    def open(self, root: int, edges: int, owner: RootOwner) -> None:
         self._opened.setdefault((self.slot, owner.number, owner.incarnation), []).append((root, edges))
 
     def add(self, root: int, edges: int) -> None:

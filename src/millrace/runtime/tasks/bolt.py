@@ -31,8 +31,7 @@ from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
-    from millrace.runtime.worker.topology_run import TopologyRun
-    from millrace.runtime.worker.worker import Worker
+    from millrace.runtime.tasks.host import TaskHost, TaskTopology
 
 STALE = 1.1  # message timeouts after which a chunk is not worth processing
 
@@ -42,7 +41,7 @@ class BoltTask(Task):
 
     component: Bolt
 
-    def __init__(self, worker: Worker, topology: TopologyRun, name: TaskId, incarnation: int) -> None:
+    def __init__(self, worker: TaskHost, topology: TaskTopology, name: TaskId, incarnation: int) -> None:
         super().__init__(worker, topology, name, incarnation)
         self.timeout: float = MESSAGE_TIMEOUT.of(topology.graph.config)
         self.broken = ""  # why a sink could not write its input, until that is reported

@@ -13,7 +13,7 @@ from millrace.runtime.flow.routing import rows_of
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
-    from millrace.runtime.worker.topology_run import TopologyRun
+    from millrace.runtime.tasks.host import TaskTopology
 
 PLAIN_ROWS = wire.row_decoder(tuple)
 
@@ -21,7 +21,7 @@ PLAIN_ROWS = wire.row_decoder(tuple)
 class ChunkReader:
     """Decodes the chunks of one task. A body that does not match its header raises `WireError`."""
 
-    def __init__(self, topology: TopologyRun) -> None:
+    def __init__(self, topology: TaskTopology) -> None:
         self._topology = topology
         self._row_types: dict[tuple[str, int], tuple[Any, Any]] = {}  # by component and stream, with their decoders
 

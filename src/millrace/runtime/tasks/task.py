@@ -31,8 +31,7 @@ from millrace.runtime.tasks.waves import TaskWaves
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
-    from millrace.runtime.worker.topology_run import TopologyRun
-    from millrace.runtime.worker.worker import Worker
+    from millrace.runtime.tasks.host import TaskHost, TaskTopology
 
 
 class Task:
@@ -40,7 +39,7 @@ class Task:
 
     begins_waves = False  # True for spouts: they have no input to wait for
 
-    def __init__(self, worker: Worker, topology: TopologyRun, name: TaskId, incarnation: int) -> None:
+    def __init__(self, worker: TaskHost, topology: TaskTopology, name: TaskId, incarnation: int) -> None:
         self.worker, self.topology, self.name, self.incarnation = worker, topology, name, incarnation
         self.definition: ComponentDef = topology.graph.component(name.component)
         self.number = topology.graph.number(name)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from millrace.api.dataframe import Feed
 from millrace.config import DRAIN_LIMIT, FRAME_LIMIT, MESSAGE_TIMEOUT, RECOVERY_GRACE
 from millrace.control.assignment import Assignment, Stamp
 from millrace.control.ledger import Ledger
@@ -23,6 +22,7 @@ from millrace.runtime.feeds.feed import NoFeeds
 from millrace.runtime.flow.channel import Inlet
 from millrace.runtime.flow.links import Links, Peers
 from millrace.runtime.tasks.bolt import BoltTask
+from millrace.runtime.tasks.host import FeedOpener, TaskTopology, Threads
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.tasks.user_errors import ErrorLog
@@ -36,20 +36,6 @@ from millrace.runtime.worker.wiring import LinkWiring
 
 PROBE_SECONDS = 1.0  # between probes of full channels for lost chunks
 CHECK_SECONDS = 0.1  # between checks for overdue roots, unacked chunks and drained tasks
-
-
-class FeedOpener(Protocol):
-    """Opens the feeds of DataFrame spouts. `tell` takes a metric of the task."""
-
-    def open(self, name: str, tell: Callable[[str, Any], None]) -> Feed: ...
-
-
-class Threads(Protocol):
-    """Runs the work of blocking tasks on threads and calls `done` back on the loop."""
-
-    def run(self, key: Any, work: Callable[[], None], done: Callable[[], None]) -> None: ...
-
-    def end(self, key: Any) -> None: ...
 
 
 class Worker:
@@ -263,7 +249,7 @@ class Worker:
         task.topology.broken = reason
         self._report_broken(task.topology)
 
-    def _report_broken(self, run: TopologyRun) -> None:
+    def _report_broken(self, run: TaskTopology) -> None:
         self.tell_master(wire.Broken(self.slot, self.generation, run.number, run.epoch, run.broken))
 
     # -- credits -----------------------------------------------------------------------------------------------------

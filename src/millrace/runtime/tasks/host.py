@@ -1,0 +1,107 @@
+"""Protocols of the worker that hosts a task, which `Worker` implements, and of the task's topology there: `TopologyRun`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from millrace.api.dataframe import Feed
+from millrace.control.assignment import Place
+from millrace.model.graph import TaskId, TopologyGraph
+from millrace.runtime.checkpoints.access import CheckpointAccess
+from millrace.runtime.clock import Clock
+from millrace.runtime.flow.channel import Inlet
+from millrace.runtime.flow.tracker import Tracker
+from millrace.runtime.tasks.user_errors import ErrorLog
+
+if TYPE_CHECKING:
+    from millrace.runtime.tasks.bolt import BoltTask
+    from millrace.runtime.tasks.task import Task
+
+
+class FeedOpener(Protocol):
+    """Opens the feeds of DataFrame spouts. `tell` takes a metric of the task."""
+
+    def open(self, name: str, tell: Callable[[str, Any], None]) -> Feed: ...
+
+
+class Threads(Protocol):
+    """Runs the work of blocking tasks on threads and calls `done` back on the loop."""
+
+    def run(self, key: Any, work: Callable[[], None], done: Callable[[], None]) -> None: ...
+
+    def end(self, key: Any) -> None: ...
+
+
+class Alarms(Protocol):
+    """Calls at a time."""
+
+    def at(self, at: float, call: Callable[[], None]) -> None: ...
+
+
+class TaskHost(Protocol):
+    """The worker of a task."""
+
+    slot: int
+    generation: int
+    clock: Clock
+    threads: Threads
+    feeds: FeedOpener
+    checkpoints: CheckpointAccess
+    counters: Counter[str]
+    errors: ErrorLog
+    frame_limit: int
+    grace: float  # seconds for roots to finish by themselves after a worker was lost
+    tell_master: Callable[[Any], None]
+
+    @property
+    def timers(self) -> Alarms: ...
+
+    def ready(self, task: Task) -> None:
+        """Give the task a turn."""
+
+    def ready_at(self, task: Task, at: float) -> None:
+        """Give the task a turn at that time."""
+
+    def start_timers(self, task: BoltTask) -> None:
+        """Start the ticks and timers of the task's component."""
+
+    def consumed(self, task: BoltTask, inlet: Inlet) -> None:
+        """A chunk has been consumed: credit its sender."""
+
+    def credit(self, task: BoltTask, inlet: Inlet) -> None:
+        """Credit a task of another worker."""
+
+    def broken(self, task: Task, reason: str) -> None:
+        """Report that tuples are missing and that only a roll-back can recover them."""
+
+
+class TaskTopology(Protocol):
+    """The topology of a task, as far as its worker has it."""
+
+    number: int
+    graph: TopologyGraph
+    version: int
+    epoch: int
+    tracked: bool
+    tracker: Tracker
+    window: int
+    losses: int
+    broken: str
+    tasks: dict[int, Task]  # those that run in this worker
+    places: dict[TaskId, Place]
+    positions: dict[TaskId, int]
+    holders: dict[TaskId, list[int]]  # slots that keep blocks of a task's snapshots
+
+    @property
+    def key_groups(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    @property
+    def blocks(self) -> tuple[int, int]: ...
+
+    @property
+    def restore(self) -> tuple[int, int, int]: ...
+
+    def context(self, task: TaskId) -> dict[str, Any]:
+        """The topology context of a component, under Storm's names."""
