@@ -64,8 +64,8 @@ FINISHED_KEPT = 20
 
 
 class Master:
-    """Runs on a thread of its own; public methods may be called from any thread, `call` hands work over. Its parts get a view of
-    the state that cannot change it, and the few functions or the small protocol that they need."""
+    """Runs on a thread of its own; public methods may be called from any thread, `call` hands work over. Its parts get a view
+    of the state that cannot change it, and the few functions or the small protocol that they need."""
 
     endpoint = ""
 
