@@ -61,10 +61,12 @@ class World:
         self.announced: list[Manifest] = []
         self.steps: list[BatchStep] = []
         self.version = 1
+        self.ran_by: list[int] = []  # versions of the plan by which attempts ran
         self.keeps_state = True  # processes still have what the last attempt left
         self.answers_rewrites = True
         self.outcomes: Iterator[str] = iter(())
         self.plans: Iterator[str] = iter(())
+        self.moves: Iterator[bool] = iter(())  # for each attempt: a new plan arrives just before it
         self.epochs = itertools.count(1)
         self.decider = self._started(None)
 
@@ -116,6 +118,10 @@ class World:
         if isinstance(step, Rest):
             assert FIRST_PAUSE <= step.seconds <= LAST_PAUSE and step.failed
             return decider.rested()
+        if isinstance(step, RunAttempt) and next(self.moves, False):
+            self.version += 1
+        if isinstance(step, RunAttempt) and step.version != self.version:
+            return decider.plan_moved(life)
         if isinstance(step, MAY_FAIL):
             outcome = next(self.plans if isinstance(step, AwaitPlan) else self.outcomes, OK)
             if outcome != OK:
@@ -125,7 +131,8 @@ class World:
                 return decider.planned(self.version, life)
             case RunAttempt():
                 self.keeps_state = True
-                return decider.attempted(self.graph, self.version, [self._record(step)], 0.0, life)
+                self.ran_by.append(step.version)
+                return decider.attempted(self.graph, [self._record(step)], 0.0, life)
             case CommitPoint():
                 if step.manifest.blobs() - self.blobs:
                     return decider.failed(missing=True, life=life_if_failed)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from millrace.control.assignment import WorkerAddress
 from millrace.master.batch_log import BatchRecord
 from millrace.microbatch.totals import Totals
-from millrace.microbatch.work import PartitionReport
-from millrace.spark.batches.jobs import Attempt
+from millrace.microbatch.work import Attempt, PartitionReport
 from millrace.spark.cluster.executors import Executors
 
 if TYPE_CHECKING:
