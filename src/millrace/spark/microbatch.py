@@ -170,6 +170,10 @@ class MicrobatchEngine:
         """Runs that have not ended, also those of other engines: they may share Python processes with this one."""
         return [query.run for engine in list(_engines.values()) for query in list(engine._queries.values()) if not query.over]
 
+    def spark_is_gone(self) -> None:
+        """A query has found that Spark has ended."""
+        self.lost = GONE
+
     def _check_offsets(self, name: str, committed: Manifest) -> None:
         """Refuse to resume if Spark's offsets are gone: it would repeat batches that are done."""
         if not needs_offsets(committed):

@@ -49,17 +49,16 @@ from millrace.model.graph import TopologyGraph
 from millrace.runtime.checkpoints.checkpoints import KEPT, Checkpoints, shown
 from millrace.spark.batches.jobs import BatchJobs
 from millrace.spark.batches.long_batch import LongBatch
+from millrace.spark.batches.ports import BatchEnginePort
 from millrace.spark.batches.reports import BatchReports
 from millrace.spark.batches.source import rows_of, stream_of
 from millrace.spark.batches.tasks import run_commit, run_rewrite
 from millrace.spark.dataframes.writer import SinkWriter, WriteFailed, write_dataframes
-from millrace.spark.session.errors import GONE, SPARK_ERRORS, first_words, is_gone, reports_missing_state
+from millrace.spark.session.errors import SPARK_ERRORS, first_words, is_gone, reports_missing_state
 from millrace.state.checkpoint import TaskRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from millrace.spark.microbatch import MicrobatchEngine
 
 log = logging.getLogger("millrace.master")
 LOOK_SECONDS = 0.2
@@ -79,7 +78,7 @@ class BatchQuery(BatchDriver):
 
     transport_errors: tuple[type[Exception], ...] = SPARK_ERRORS
 
-    def __init__(self, engine: MicrobatchEngine, graph: TopologyGraph, sources: Mapping[str, DataFrame], run: str,
+    def __init__(self, engine: BatchEnginePort, graph: TopologyGraph, sources: Mapping[str, DataFrame], run: str,
                  checkpoints: Checkpoints, start: Start, place: str, writers: list[SinkWriter],
                  jobs: BatchJobs | None = None) -> None:
         super().__init__(BatchCheckpoints(checkpoints, run),
@@ -125,7 +124,7 @@ class BatchQuery(BatchDriver):
             error = lost
         self._ended.set()
         if error is not None and is_gone(self._engine.spark):
-            self._engine.lost = GONE
+            self._engine.spark_is_gone()
         if self._status() is not None:
             self._report_end(error)
 
