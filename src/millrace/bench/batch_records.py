@@ -8,6 +8,7 @@ from typing import Any
 
 from millrace.bench.runs import end_run
 from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES
+from millrace.control.topology_status import ENDED
 from millrace.errors import MillraceError
 from millrace.master.batch_log import BatchRecord
 from millrace.spark.engine import RunningTopology
@@ -38,7 +39,7 @@ class RecordedBatches:
         records = self.records
         deadline = time.monotonic() + LIMIT_SECONDS
         while not (records and enough(records)):
-            if self._running.status == "ended" or time.monotonic() > deadline:
+            if self._running.status == ENDED or time.monotonic() > deadline:
                 raise MillraceError(f"{self._running.name} did not get far enough within {LIMIT_SECONDS:g} s: "
                                     f"{len(records)} batches, last events {self._engine.status()['events'][-3:]}")
             time.sleep(LOOK_SECONDS)

@@ -55,7 +55,7 @@ from millrace.control.batch_steps import (
 )
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, TopologyError
 from millrace.model.graph import TaskId, TopologyGraph
-from millrace.state.checkpoint import Manifest, TaskRecord, manifest_name
+from millrace.state.checkpoint import Manifest, TaskRecord, base_wave, batch_offsets, manifest_name
 
 FIRST_PAUSE, LAST_PAUSE = 0.1, 30.0  # seconds before a failed step is tried again: after its first failure, and at most
 LACKING = 5  # consecutive attempts that miss a part of the state, before it counts as lost
@@ -69,32 +69,32 @@ NAMES_SHOWN = 5  # in an error
 
 
 class Start(NamedTuple):
-    """The checkpoint that a run continues, and the name of the directory in which Spark notes how far it has read:
-    <epoch>-<wave>. Batches are counted from that wave."""
+    """The checkpoint that a run continues, and the name of the directory in which Spark notes how far it has read, see
+    `batch_offsets`."""
 
     committed: Manifest | None
     offsets: str
 
     @property
     def base(self) -> int:
-        return int(self.offsets.rpartition("-")[2])
+        return base_wave(self.offsets)
 
 
 def start_from(checkpoint: Manifest | None, epoch: int, sources: Collection[str] = ()) -> Start:
     """Resume a checkpoint under a new epoch, or start without one. `sources`: spouts that read a DataFrame."""
     if checkpoint is None:
-        return Start(None, f"{epoch}-0")
+        return Start(None, batch_offsets(epoch, 0))
     if sources and not checkpoint.of_batches:
         raise TopologyError(f"the checkpoint of {checkpoint.topology!r} was made by the resident engine, which keeps elsewhere "
                             f"how far {', '.join(sources)} was read: it would be read from its start once more. Resume "
                             "it there, or start it under another name")
-    offsets = checkpoint.offsets if checkpoint.of_batches else f"{epoch}-{checkpoint.wave}"
+    offsets = checkpoint.offsets if checkpoint.of_batches else batch_offsets(epoch, checkpoint.wave)
     return Start(msgspec.structs.replace(checkpoint, epoch=epoch), offsets)
 
 
 def needs_offsets(checkpoint: Manifest) -> bool:
     """Batches were committed since Spark began to read, so its offsets must still be there to resume."""
-    return checkpoint.of_batches and checkpoint.wave > Start(checkpoint, checkpoint.offsets).base
+    return checkpoint.of_batches and checkpoint.wave > base_wave(checkpoint.offsets)
 
 
 # ---- repair ----
