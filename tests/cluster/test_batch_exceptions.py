@@ -13,6 +13,7 @@ from seen import RAISE
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.connectors.sinks import JsonLinesSink
+from millrace.testing.local_cluster import LocalCluster
 
 
 class Moody(Source):
@@ -85,3 +86,11 @@ def test_state_that_initialize_replaces_is_reported(tmp_path: Path) -> None:
     errors = [str(error) for report in batches.batch() for error in report.errors]
     assert len(errors) == 1 and "initialize of tally[0] replaces self.counts, which is keyed state" in errors[0]
     assert not [error for report in batches.batch() for error in report.errors], "the component is not built again"
+
+
+def test_resident_workers_report_it_in_the_same_words(tmp_path: Path) -> None:
+    cluster = LocalCluster(1)
+    cluster.submit(FromForgetful, config={"path": str(tmp_path / "out"), "limit": N})
+    cluster.step(20)
+    (error,) = cluster.workers[0].report().errors
+    assert "initialize of tally[0] replaces self.counts, which is keyed state" in error["error"]
