@@ -40,7 +40,7 @@ class AttemptFailed(Exception):
 
 @contextmanager
 def _as_job() -> Iterator[None]:
-    """Whatever is raised in a process, a driver learns only that a job has failed, and whether state was missing."""
+    """Turn an error in a process into what Spark's driver learns of it: a job has failed, or has missed state."""
     try:
         yield
     except GeneratorExit:
@@ -52,7 +52,8 @@ def _as_job() -> Iterator[None]:
 class LocalBatches(BatchDriver):
     """Runs one topology by the decisions of `millrace.control.batches`. There are `processes` Python processes; `choose` names
     the one that runs a partition, by its first task. `clock`: the time for all of them. `holds`: they hold fragments for each
-    other, through real sockets; end with `close`. `resume`: continue from the newest checkpoint in the store."""
+    other, through real sockets; end with `close`. `resume`: continue from the newest checkpoint in the store.
+    `repair_rounds`: see `Batches`."""
 
     transport_errors: tuple[type[Exception], ...] = (AttemptFailed,)
 
