@@ -17,8 +17,7 @@ from millrace.api.keyed.declared import CounterState
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.sinks import JsonLinesSink
-from millrace.model.graph import graph_of
-from millrace.spark.microbatch import batched
+from millrace.model.graph import batched, graph_of
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
 from support.suites.kept_state import state_of
 

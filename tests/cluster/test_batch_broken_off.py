@@ -11,8 +11,7 @@ import pytest
 
 from millrace.api.grouping import Grouping
 from millrace.api.tuple import Tuple
-from millrace.model.graph import graph_of
-from millrace.spark.microbatch import batched
+from millrace.model.graph import batched, graph_of
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
 from millrace.workloads.audit import AuditSink, NumberedLines, SplitNumbered, StatefulWordCount, TallyNumbered
 from support.suites.batch_words import LINES, check, run_to_the_end

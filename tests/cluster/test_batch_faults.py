@@ -14,11 +14,11 @@ from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
+from millrace.control.batch_actions import BatchFailed
 from millrace.control.batch_stages import stages_of
-from millrace.errors import MillraceError
-from millrace.microbatch.worker import BatchFailed
-from millrace.model.graph import TaskId, graph_of
-from millrace.spark.microbatch import batched
+from millrace.control.batch_steps import CommitPoint
+from millrace.errors import MillraceError, NotTheAuthor
+from millrace.model.graph import TaskId, batched, graph_of
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
 from millrace.workloads.audit import NumberedLines, SplitNumbered, TallyNumbered
 from millrace.workloads.wordcount import expected_counts
@@ -62,7 +62,7 @@ def test_results_are_exact_through_random_failures(tmp_path: Path, seed: int) ->
 def test_an_error_in_a_step_that_is_not_retried_is_raised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"))
 
-    def collect() -> None:
+    def collect(epoch: int) -> None:
         raise ZeroDivisionError("a bug")
 
     with monkeypatch.context() as patch:
@@ -71,6 +71,17 @@ def test_an_error_in_a_step_that_is_not_retried_is_raised_as_it_is(tmp_path: Pat
             batches.batch()
     run_to_the_end(batches)
     check(batches, tmp_path / "out")
+
+
+def test_a_run_that_is_replaced_ends_at_its_commit_point(tmp_path: Path) -> None:
+    batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"))
+    batches.batch()
+    later = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), resume=True)
+    with pytest.raises(NotTheAuthor, match="another run has continued"):
+        batches.batch()
+    assert isinstance(batches.decider.step, CommitPoint), "not a pause before it is tried again"
+    run_to_the_end(later)
+    check(later, tmp_path / "out")
 
 
 @pytest.mark.parametrize("resumed", [False, True], ids=["processes die", "driver dies too"])

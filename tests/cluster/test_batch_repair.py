@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.control.batch_steps import RunAttempt
 from millrace.control.batches import LISTED
 from millrace.errors import CheckpointMissing
+from millrace.microbatch.work import BatchWork
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.local_batches import LocalBatches
@@ -86,6 +88,29 @@ def test_nothing_is_committed_while_state_is_missing(tmp_path: Path) -> None:
         store.write(name, [data])
     batches.most_tuples = 100
     run_to_the_end(batches)
+    check(batches, tmp_path / "out")
+
+
+class ReplannedLate(LocalBatches):
+    """Key groups get other owners between the decision to begin attempt 3 and the attempt, once."""
+
+    replanned = False
+
+    def _prepare(self, step: RunAttempt) -> BatchWork:
+        if step.wave == 3 and not self.replanned:
+            self.replanned = True
+            self.give("count", dict.fromkeys(range(self.graph.key_groups), 0))
+        return super()._prepare(step)
+
+
+def test_lost_state_is_written_again_before_a_plan_that_arrives_late(tmp_path: Path) -> None:
+    """The new owner of a key group reads its state from the store, which has lost it."""
+    batches = ReplannedLate(words(tmp_path / "out"), str(tmp_path / "store"), processes=1)
+    batches.batch()
+    batches.batch()
+    lose(batches)
+    run_to_the_end(batches)
+    assert batches.replanned
     check(batches, tmp_path / "out")
 
 

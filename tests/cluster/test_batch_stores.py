@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from batch_parts import N, Source, Tallied, Tally, all_in, check_tally, counters, counts_of, numbers_in, run_to_the_end, start
@@ -52,9 +52,9 @@ class TalliedSpans(Topology):
     sink = JsonLinesSink.spec(inputs={tally: Grouping.SHUFFLE}, par=2)
 
 
-def three_batches(tmp_path: Path, span: int) -> LocalBatches:
+def three_batches(tmp_path: Path, span: int, **more: Any) -> LocalBatches:
     """A topology that has processed 120 numbers."""
-    batches = start(TalliedSpans, tmp_path, config={"span": span})
+    batches = start(TalliedSpans, tmp_path, config={"span": span}, **more)
     for _ in range(3):
         batches.batch()
     return batches
@@ -79,8 +79,7 @@ def test_resident_state_is_written_again(tmp_path: Path, span: int) -> None:
 def test_a_manifest_whose_blobs_are_gone_is_not_committed(tmp_path: Path) -> None:
     """Nothing could be repaired: the attempt fails. No key that had a value has changed, so the next attempt writes all state
     whole."""
-    batches = three_batches(tmp_path, 12)
-    batches.decider.repair_rounds = 0
+    batches = three_batches(tmp_path, 12, repair_rounds=0)
     lose_blobs(batches)
     with pytest.raises(CheckpointMissing):
         batches.batch()
@@ -93,8 +92,7 @@ def test_a_manifest_whose_blobs_are_gone_is_not_committed(tmp_path: Path) -> Non
 
 def test_state_that_neither_the_store_nor_a_process_has_must_be_restored(tmp_path: Path) -> None:
     """The failed attempt has added to a key, and that cannot be undone. Batches continue once the blobs are back."""
-    batches = three_batches(tmp_path, 7)
-    batches.decider.repair_rounds = 0
+    batches = three_batches(tmp_path, 7, repair_rounds=0)
     shutil.copytree(tmp_path / "store", tmp_path / "saved")
     lose_blobs(batches)
     for _ in range(LACKING - 1):

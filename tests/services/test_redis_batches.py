@@ -12,8 +12,7 @@ from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.redis import RedisSink
-from millrace.model.graph import graph_of
-from millrace.spark.microbatch import batched
+from millrace.model.graph import batched, graph_of
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
 from support.servers.redis_server import RedisServer
 

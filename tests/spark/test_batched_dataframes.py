@@ -16,11 +16,11 @@ import pytest
 
 from millrace.errors import MasterUnreachable, MillraceError, TopologyError
 from millrace.master.requests.client import ask
-from millrace.model.graph import graph_of
+from millrace.model.graph import batched, graph_of
 from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import check_code
-from millrace.spark.microbatch import MicrobatchEngine, batched
+from millrace.spark.microbatch import MicrobatchEngine
 from millrace.workloads.audit import StatefulWordCount, audit, true_counts
 from millrace.workloads.wordcount import expected_counts, table_words
 from support.processes.family import in_session

@@ -23,10 +23,10 @@ from pyspark.sql import SparkSession
 
 from millrace.api.topology import Topology
 from millrace.master.checkpoints.checkpointing import default_store
-from millrace.model.graph import graph_of
+from millrace.model.graph import batched, graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
-from millrace.spark.microbatch import MicrobatchEngine, batched
+from millrace.spark.microbatch import MicrobatchEngine
 from support.processes.shared_spark import stop_shared_session
 from support.suites.kept_state import positions_of, state_of
 from support.suites.pages import DOCS, README, ROOT, blocks, put_in, typed_in, write_file

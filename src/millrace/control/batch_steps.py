@@ -40,11 +40,12 @@ class AwaitPlan:
 
 @dataclass(frozen=True, slots=True)
 class RunAttempt:
-    """Run the batch from the committed wave. `whole`: tasks write all their state, since the store has lost some. `good`:
-    epochs of the last committed attempts."""
+    """Run the batch from the committed wave, by the plan of that version and no other. `whole`: tasks write all their state,
+    since the store has lost some. `good`: epochs of the last committed attempts."""
 
     wave: int
     epoch: int
+    version: int
     attempt: int  # 1 for the first
     whole: bool
     good: tuple[int, ...]

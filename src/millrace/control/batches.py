@@ -4,7 +4,7 @@ Spark offers batches by number. One step is under way at a time: the driver carr
 gives the next step.
 
     AwaitPlan        wait until the topology has a plan                        planned
-    RunAttempt       run the batch, all or nothing, in a new epoch             attempted
+    RunAttempt       run the batch, all or nothing, in a new epoch             attempted, plan_moved
     CommitPoint      write the manifest                                        stored
     Announce         tell the master that the batch is committed               announced
     CommitSinks      sinks make visible what they prepared                     sinks_committed
@@ -20,7 +20,8 @@ gives the next step.
 A step that fails is reported with `failed`. Before the commit point a failure discards the attempt: the batch is run again
 as a whole, in a new epoch, from the wave before it. The commit point, publishing (CommitSinks, WriteRows) and repair are
 retried by themselves; what is committed is published by this run or by the one that resumes the topology. Announce and
-Collect are not retried: an error in them ends the run.
+Collect are not retried: an error in them ends the run. A store that cannot delete is no such error: Spark's driver logs it,
+and a later collection deletes what was left.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ from millrace.control.pauses import doubled_pause
 from millrace.control.wording import shown
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, TopologyError
 from millrace.model.graph import TaskId, TopologyGraph
-from millrace.state.checkpoint import Manifest, TaskRecord, manifest_name
+from millrace.state.checkpoint import Manifest, TaskRecord, base_wave, batch_offsets, manifest_name
 
 FIRST_PAUSE, LAST_PAUSE = 0.1, 30.0  # seconds before a failed step is tried again: after its first failure, and at most
 LACKING = 5  # consecutive attempts that miss a part of the state, before it counts as lost
-REPAIR_ROUNDS = 3  # how often tasks are asked to rewrite lost blobs: a round may miss the process that has the state
+REPAIR_ROUNDS = 3  # a round may miss the process that has the state
 GOOD_KNOWN = 200  # committed epochs that are remembered; a process idle for longer recreates its components
 LISTED = 100  # batches between two listings of all names: only a listing finds what writers that died left behind
 
@@ -69,32 +70,32 @@ LISTED = 100  # batches between two listings of all names: only a listing finds 
 
 
 class Start(NamedTuple):
-    """The checkpoint that a run continues, and the name of the directory in which Spark notes how far it has read:
-    <epoch>-<wave>. Batches are counted from that wave."""
+    """The checkpoint that a run continues, and the name of the directory in which Spark notes how far it has read, see
+    `batch_offsets`."""
 
     committed: Manifest | None
     offsets: str
 
     @property
     def base(self) -> int:
-        return int(self.offsets.rpartition("-")[2])
+        return base_wave(self.offsets)
 
 
 def start_from(checkpoint: Manifest | None, epoch: int, sources: Collection[str] = ()) -> Start:
     """Resume a checkpoint under a new epoch, or start without one. `sources`: spouts that read a DataFrame."""
     if checkpoint is None:
-        return Start(None, f"{epoch}-0")
+        return Start(None, batch_offsets(epoch, 0))
     if sources and not checkpoint.of_batches:
         raise TopologyError(f"the checkpoint of {checkpoint.topology!r} was made by the resident engine, which keeps elsewhere "
                             f"how far {', '.join(sources)} was read: it would be read from its start once more. Resume "
                             "it there, or start it under another name")
-    offsets = checkpoint.offsets if checkpoint.of_batches else f"{epoch}-{checkpoint.wave}"
+    offsets = checkpoint.offsets if checkpoint.of_batches else batch_offsets(epoch, checkpoint.wave)
     return Start(msgspec.structs.replace(checkpoint, epoch=epoch), offsets)
 
 
 def needs_offsets(checkpoint: Manifest) -> bool:
     """Batches were committed since Spark began to read, so its offsets must still be there to resume."""
-    return checkpoint.of_batches and checkpoint.wave > Start(checkpoint, checkpoint.offsets).base
+    return checkpoint.of_batches and checkpoint.wave > base_wave(checkpoint.offsets)
 
 
 # ---- repair ----
@@ -117,10 +118,11 @@ def repaired(manifest: Manifest, rewritten: Iterable[TaskRecord], epoch: int) ->
 
 class Batches:
     """Decides for one run of one topology. `new_epoch` returns a number larger than all before; `writes_rows`: the driver
-    writes rows for some sinks; `keep`: how many manifests stay in the store."""
+    writes rows for some sinks; `keep`: how many manifests stay in the store; `repair_rounds`: how often tasks are asked to
+    rewrite lost blobs."""
 
     def __init__(self, graph: TopologyGraph, start: Start, new_epoch: Callable[[], int], *, keep: int,
-                 writes_rows: bool = False) -> None:
+                 writes_rows: bool = False, repair_rounds: int = REPAIR_ROUNDS) -> None:
         self._topology, self._offsets, self._new_epoch, self._writes_rows = graph.name, start.offsets, new_epoch, writes_rows
         committed = start.committed
         self._graph = graph if committed is None else _with_parallelism(graph, committed.parallelism)  # as it was committed
@@ -128,7 +130,6 @@ class Batches:
         self.base, self.committed = start.base, committed
         self.epoch = committed.epoch if committed is not None else 0
         self.attempts = 0  # at the batch under way
-        self.repair_rounds = REPAIR_ROUNDS
         self.good: deque[int] = deque(maxlen=GOOD_KNOWN)
         self._step: BatchStep = BatchDone(ran=False)
         self.batch = -1  # the one that Spark has offered
@@ -137,8 +138,8 @@ class Batches:
         self._failures = 0  # of the step under way
         self._batch_failures = 0  # attempts at the batch, and waits for its plan, that have failed
         self._whole = False
-        self._rounds_left = 0
-        self._version = 0  # the plan of the attempt that is to be committed
+        self._repair_rounds, self._rounds_left = repair_rounds, 0
+        self._version = 0  # of the plan by which the batch is to run
         self._resident: int | None = None  # the plan by which processes have the committed state; None: it may be gone
         self._published = committed is None
         self._kept: deque[Manifest] = deque(maxlen=keep)
@@ -188,6 +189,7 @@ class Batches:
         self._expect(AwaitPlan)
         if life is not Life.RUNNING:
             return self._next(StopBatches())
+        self._version = version
         self.attempts += 1
         if self._resident is None or self._resident == version or self.committed is None:
             return self._next(self._attempt())
@@ -195,11 +197,18 @@ class Batches:
         return self._next(FindLost(self.committed, Reason.NEW_PLAN))
 
     def _attempt(self) -> RunAttempt:
-        return RunAttempt(self.base + self.batch + 1, self._advance_epoch(), self.attempts, self._whole, tuple(self.good))
+        return RunAttempt(self.base + self.batch + 1, self._advance_epoch(), self._version, self.attempts, self._whole,
+                          tuple(self.good))
 
-    def attempted(self, graph: TopologyGraph, version: int, records: Iterable[TaskRecord], now: float,
+    def plan_moved(self, life: Life = Life.RUNNING) -> BatchStep:
+        """The attempt was not begun: there is a newer plan, for which lost blobs may have to be rewritten first."""
+        self._expect(RunAttempt)
+        self.attempts -= 1
+        return self._next(AwaitPlan() if life is Life.RUNNING else StopBatches())
+
+    def attempted(self, graph: TopologyGraph, records: Iterable[TaskRecord], now: float,
                   life: Life = Life.RUNNING) -> BatchStep:
-        """Every partition has reported, by the plan of that version. `now`: unix time."""
+        """Every partition has reported. `now`: unix time."""
         step = self._expect(RunAttempt)
         if life is Life.GONE:
             return self._next(StopBatches())
@@ -207,7 +216,7 @@ class Batches:
                             {component.name: component.par for component in graph.components},
                             sorted(records, key=lambda record: record.task), now, step.epoch, self._offsets)
         self._check_groups(manifest)
-        self._attempted, self._version, self._rounds_left = graph, version, self.repair_rounds
+        self._attempted, self._rounds_left = graph, self._repair_rounds
         return self._next(CommitPoint(manifest))
 
     def _check_groups(self, manifest: Manifest) -> None:

@@ -12,7 +12,7 @@ from millrace.control.backup_placement import backup_shape
 from millrace.errors import TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
-from millrace.state.checkpoint import Manifest
+from millrace.state.checkpoint import Manifest, base_wave
 
 
 def check_not_running(name: str, running: Container[str]) -> None:
@@ -93,8 +93,7 @@ def when(at: float) -> str:
 def _which(manifest: Manifest) -> str:
     if not manifest.of_batches:
         return f"wave {manifest.wave}"
-    base = int(manifest.offsets.rpartition("-")[2])  # the wave after which its batches are counted
-    return f"batch {manifest.wave - base - 1} (wave {manifest.wave})"
+    return f"batch {manifest.wave - base_wave(manifest.offsets) - 1} (wave {manifest.wave})"
 
 
 def as_scaled(graph: TopologyGraph, manifest: Manifest, chosen: frozenset[str]) -> tuple[TopologyGraph, str]:

@@ -31,9 +31,7 @@ from millrace.model.graph import TaskId
 from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import SystemClock
-from millrace.runtime.meters import Meters
 from millrace.runtime.tasks.bolt import BoltTask
-from millrace.runtime.tasks.outbox import EmitGroup
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
@@ -151,7 +149,7 @@ class TopologyHost:
             if data == SEED:
                 continue  # the batch has no rows for this partition
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
-            task.outbox.groups.append(EmitGroup(output, output.batch(batch), None, None, [None]))
+            task.outbox.emit_arrow(batch, None, output.name, None, None)
             task.send_waiting()
             self.worker.run_dry()
             yield from self._sent()
@@ -198,8 +196,7 @@ class TopologyHost:
         kept = self.kept.get(number)
         if kept is None or not kept.stamp:
             kept = self.kept[number] = KeptTask(self._new_task(name))
-        kept.task.meters = Meters()
-        kept.task.definition = self.run.graph.component(name.component)
+        kept.task.begin_batch(self.run.graph.component(name.component))
         return kept
 
     def _restore(self, kept: KeptTask, counters: Counter[str]) -> None:
@@ -248,8 +245,7 @@ class TopologyHost:
         task = kept.task
         if task.component is not None:
             self._close(task)
-        task.component = task.life.make(empty_state)
-        task.initialize()
+        task.life.build(empty_state)
         task.on_start()
 
     def _lacks_state(self, kept: KeptTask) -> bool:
@@ -295,8 +291,7 @@ class TopologyHost:
             return
         task = self._new_task(name)
         self.kept.pop(task.number, None)
-        task.component = task.life.make(empty_state=True)
-        task.initialize()
+        task.life.build(empty_state=True)
         task.component.recover(wave, epoch)
         self._close(task)
         del self.run.tasks[task.number]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +11,8 @@ import msgspec
 
 from millrace.control.assignment import TopologyAssignment, WorkerAddress
 from millrace.control.batch_stages import Stages, stages_of
+from millrace.control.batch_steps import RunAttempt
+from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime.worker.process import WorkerSetup
 from millrace.state.checkpoint import Manifest, TaskRecord
 
@@ -38,6 +40,24 @@ class BatchWork(msgspec.Struct, frozen=True, array_like=True):
     def stages(self) -> Stages:
         return stages_of(self.assignment.graph, {task: place.slot for task, place in self.assignment.places})
 
+    def for_attempt(self, step: RunAttempt) -> BatchWork:
+        """The same work, as the step decides."""
+        return msgspec.structs.replace(self, good=list(step.good), again=step.attempt > 1, whole=step.whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at a batch, prepared to run."""
+
+    work: BatchWork
+    stages: Stages
+    graph: TopologyGraph
+    slots: dict[TaskId, int]
+
+    @classmethod
+    def of(cls, work: BatchWork) -> Attempt:
+        return cls(work, work.stages(), work.assignment.graph, {task: place.slot for task, place in work.assignment.places})
+
 
 class TaskReport(msgspec.Struct, array_like=True):
     """One task in one batch: its meters, the tuples it sent to each task, and the record to restore it from."""
@@ -47,7 +67,6 @@ class TaskReport(msgspec.Struct, array_like=True):
     traffic: dict[int, int]
     key_groups: dict[str, list[int]]
     record: TaskRecord
-    idle: bool = False  # a spout that had nothing more to emit
 
 
 class PartitionReport(msgspec.Struct, array_like=True):
@@ -84,7 +103,7 @@ def read_report(data: bytes | memoryview) -> PartitionReport:
     return _report_decoder.decode(data)
 
 
-def one_cut(reports: list[PartitionReport], stages: Stages) -> str:
+def check_single_run(reports: list[PartitionReport], stages: Stages) -> str:
     """Check that every partition has used the output of the same run of each partition before it: the run that reported. If
     Spark has rerun a part of the batch by itself, some partitions may have used the first output and others the second.
     Returns an error, or an empty string."""

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from millrace.control.batch_actions import BatchFailed
 from millrace.control.batch_stages import Stages
-from millrace.errors import MillraceError
 from millrace.microbatch.records import Record, pack_chunk
 from millrace.model.graph import TaskId
 from millrace.runtime.checkpoints.access import CheckpointAccess
@@ -28,10 +28,6 @@ from millrace.runtime.worker.worker import Worker
 
 UNLIMITED = 1 << 62  # a window: a batch is bounded already
 MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are merged up to so many rows, to make fewer calls of user code
-
-
-class BatchFailed(MillraceError):
-    """The attempt cannot be finished; the batch is run again as a whole."""
 
 
 class ToShuffle:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import importlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -215,6 +215,11 @@ def graph_of(topology: type[Topology], name: str | None = None, config: dict[str
             raise TopologyError(f"{component.name!r} has par {component.par} but only {graph.key_groups} key groups: "
                                 f"lower par, or raise {KEY_GROUP_COUNT.key} to at least {component.par}")
     return graph
+
+
+def batched(graph: TopologyGraph) -> TopologyGraph:
+    """The graph as it runs in batches: exactly-once, since a batch that is run again must not count twice."""
+    return replace(graph, batched=True, config={**graph.config, GUARANTEE.key: EXACTLY_ONCE})
 
 
 def resolve(code: str) -> Any:

@@ -12,14 +12,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from millrace.api.topology import Topology
-from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, check_engine_settings, check_topology_config
+from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
 from millrace.control.batches import needs_offsets, start_from
 from millrace.control.events import Say, Submitted
 from millrace.control.submission import as_scaled, check_guarantee, check_settings
 from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, TopologyError
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.service import Master
-from millrace.model.graph import TopologyGraph, graph_of
+from millrace.model.graph import TopologyGraph, batched, graph_of
 from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import open_store, shown_place
 from millrace.schedulers.beside import Beside
@@ -170,6 +170,10 @@ class MicrobatchEngine:
         """Runs that have not ended, also those of other engines: they may share Python processes with this one."""
         return [query.run for engine in list(_engines.values()) for query in list(engine._queries.values()) if not query.over]
 
+    def spark_is_gone(self) -> None:
+        """A query has found that Spark has ended."""
+        self.lost = GONE
+
     def _check_offsets(self, name: str, committed: Manifest) -> None:
         """Refuse to resume if Spark's offsets are gone: it would repeat batches that are done."""
         if not needs_offsets(committed):
@@ -211,11 +215,6 @@ def enter(engine: MicrobatchEngine) -> int:
         number = min(set(range(len(_engines) + 1)) - _engines.keys())
         _engines[number] = engine
     return number
-
-
-def batched(graph: TopologyGraph) -> TopologyGraph:
-    """The graph as this engine runs it: exactly-once, since a batch that is run again must not count twice."""
-    return replace(graph, batched=True, config={**graph.config, GUARANTEE.key: EXACTLY_ONCE})
 
 
 def check_sources(graph: TopologyGraph, sources: Mapping[str, DataFrame]) -> None:

@@ -71,6 +71,16 @@ class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
             yield self.own
 
 
+def batch_offsets(epoch: int, wave: int) -> str:
+    """The name of the offsets of a topology that runs in batches since this epoch, counted from this wave: <epoch>-<wave>."""
+    return f"{epoch}-{wave}"
+
+
+def base_wave(offsets: str) -> int:
+    """The wave from which the batches with these offsets are counted."""
+    return int(offsets.rpartition("-")[2])
+
+
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
     """A topology at a wave: everything needed to resume from it. `epoch` is the one that wrote it to the store; `wave_epoch`
     the one in which its tasks prepared it, which is earlier if `epoch` resumed from it."""
@@ -87,7 +97,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def of_batches(self) -> bool:
-        """True if `offsets` is that of a batched topology, <epoch>-<wave>; a resident one has the number of a run."""
+        """True if `offsets` is that of a batched topology, see `batch_offsets`; a resident one has the number of a run."""
         return "-" in self.offsets
 
     def encode(self) -> bytes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from millrace.model.graph import TopologyGraph, graph_of
-from millrace.spark.microbatch import batched
+from millrace.model.graph import TopologyGraph, batched, graph_of
 from millrace.testing.local_batches import LocalBatches
 from millrace.workloads.audit import StatefulWordCount, audit, true_counts
 from support.suites.kept_state import state_of

@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 
 from millrace.api.grouping import Grouping
+from millrace.control.batch_actions import Attempted, run_steps
 from millrace.control.batch_steps import (
-    MAY_FAIL,
     Announce,
-    AwaitPlan,
     BatchDone,
     BatchStep,
     Collect,
@@ -24,10 +23,10 @@ from millrace.control.batch_steps import (
     Rest,
     Rewrite,
     RunAttempt,
-    StopBatches,
     WriteRows,
 )
 from millrace.control.batches import FIRST_PAUSE, LAST_PAUSE, Batches, start_from
+from millrace.errors import CheckpointMissing
 from millrace.model.graph import ComponentDef, Input, StreamDef, TopologyGraph
 from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord, blob_name, manifest_name
 
@@ -46,10 +45,16 @@ def graph_with(sinks: int = 2) -> TopologyGraph:
     return TopologyGraph("words", (numbers, count, sink) if sinks else (numbers, count), {})
 
 
+class StepFails(Exception):
+    """The world's transport error."""
+
+
 class World:
-    """Carries out steps on a store that is two sets of names. `outcomes` says how each step that can fail ends, except waiting
-    for a plan, which `plans` does; when they are exhausted all succeed. The rules that must always hold are checked at each
-    step."""
+    """The actions of a driver on a store that is two sets of names. `outcomes` says how each step that can fail ends, except
+    waiting for a plan, which `plans` does; when they are exhausted all succeed. The rules that must always hold are checked at
+    each step."""
+
+    transport_errors: tuple[type[Exception], ...] = (StepFails,)
 
     def __init__(self, writes_rows: bool = False, graph: TopologyGraph | None = None) -> None:
         self.graph, self.writes_rows = graph or graph_with(), writes_rows
@@ -61,10 +66,14 @@ class World:
         self.announced: list[Manifest] = []
         self.steps: list[BatchStep] = []
         self.version = 1
+        self.ran_by: list[int] = []  # versions of the plan by which attempts ran
         self.keeps_state = True  # processes still have what the last attempt left
         self.answers_rewrites = True
         self.outcomes: Iterator[str] = iter(())
         self.plans: Iterator[str] = iter(())
+        self.moves: Iterator[bool] = iter(())  # for each attempt: a new plan arrives just before it
+        self._ending, self._life, self._number = Life.RUNNING, Life.RUNNING, 0
+        self._ends_at: int | None = None
         self.epochs = itertools.count(1)
         self.decider = self._started(None)
 
@@ -88,16 +97,19 @@ class World:
         decider = self.decider
         if batch is None:
             batch = decider.batch_of((decider.committed.wave if decider.committed is not None else decider.base) + 1)
-        step, at_end = decider.offered(batch), Life.RUNNING
-        for number in range(1000):
-            known, at_end = at_end, life if ends_at is not None and number >= ends_at else Life.RUNNING
-            self._check(step)
-            assert not (isinstance(step, RunAttempt) and known is not Life.RUNNING), "an attempt begins after the kill"
-            self.steps.append(step)
-            if isinstance(step, BatchDone | StopBatches):
-                return step
-            step = self._carry_out(step, at_end, life if ends_at is None else at_end)
-        raise AssertionError("the batch does not end")
+        self._ending, self._ends_at, self._number, self._life = life, ends_at, 0, Life.RUNNING
+        end = run_steps(decider.offered(batch), decider, self)
+        self.steps.append(end)
+        return end
+
+    def entering(self, step: BatchStep) -> None:
+        known = self._life
+        self._life = self._ending if self._ends_at is not None and self._number >= self._ends_at else Life.RUNNING
+        self._number += 1
+        assert self._number < 1000, "the batch does not end"
+        self._check(step)
+        assert not (isinstance(step, RunAttempt) and known is not Life.RUNNING), "an attempt begins after the kill"
+        self.steps.append(step)
 
     def _check(self, step: BatchStep) -> None:
         newest = self.newest()
@@ -111,48 +123,64 @@ class World:
             earlier = [old.epoch for old in self.steps if isinstance(old, RunAttempt | CommitSinks | Rewrite)]
             assert step.epoch > max(earlier, default=0), "epochs do not rise"
 
-    def _carry_out(self, step: BatchStep, life: Life, life_if_failed: Life) -> BatchStep:
-        decider = self.decider
-        if isinstance(step, Rest):
-            assert FIRST_PAUSE <= step.seconds <= LAST_PAUSE and step.failed
-            return decider.rested()
-        if isinstance(step, MAY_FAIL):
-            outcome = next(self.plans if isinstance(step, AwaitPlan) else self.outcomes, OK)
-            if outcome != OK:
-                return decider.failed(outcome == MISSES, life_if_failed)
-        match step:
-            case AwaitPlan():
-                return decider.planned(self.version, life)
-            case RunAttempt():
-                self.keeps_state = True
-                return decider.attempted(self.graph, self.version, [self._record(step)], 0.0, life)
-            case CommitPoint():
-                if step.manifest.blobs() - self.blobs:
-                    return decider.failed(missing=True, life=life_if_failed)
-                self._enter(step.manifest)
-                self.committed.append(step.manifest.wave)
-                return decider.stored()
-            case ReplaceManifest():
-                self._enter(step.manifest)
-                return decider.stored()
-            case Announce():
-                self.announced.append(step.manifest)
-                return decider.announced(life)
-            case FindLost():
-                return decider.lost(step.manifest.blobs() - self.blobs, life)
-            case Rewrite():
-                records = [self._rewritten(step)] if self.keeps_state and self.answers_rewrites else []
-                return decider.rewritten(records, life)
-            case CommitSinks():
-                self.published.append(decider.restore[0])
-                return decider.sinks_committed()
-            case WriteRows():
-                self.written.append(step.manifest.wave)
-                return decider.rows_written()
-            case Collect():
-                self._collect(step)
-                return decider.collected()
-        raise AssertionError(step)
+    def rest(self, step: Rest) -> None:
+        self.entering(step)
+        assert FIRST_PAUSE <= step.seconds <= LAST_PAUSE and step.failed
+
+    def life(self) -> Life:
+        return self._life
+
+    def note_failure(self, error: Exception) -> Life:
+        return self._ending if self._ends_at is None else self._life
+
+    def _fail_if_told(self, outcomes: Iterator[str]) -> None:
+        outcome = next(outcomes, OK)
+        if outcome != OK:
+            raise CheckpointMissing("a blob") if outcome == MISSES else StepFails
+
+    def await_plan(self) -> int:
+        self._fail_if_told(self.plans)
+        return self.version
+
+    def run_attempt(self, step: RunAttempt) -> Attempted | None:
+        if next(self.moves, False):
+            self.version += 1
+        if step.version != self.version:
+            return None
+        self._fail_if_told(self.outcomes)
+        self.keeps_state = True
+        self.ran_by.append(step.version)
+        return Attempted(self.graph, [self._record(step)], 0.0)
+
+    def commit(self, step: CommitPoint) -> None:
+        self._fail_if_told(self.outcomes)
+        if step.manifest.blobs() - self.blobs:
+            raise CheckpointMissing("a blob of the manifest")
+        self._enter(step.manifest)
+        self.committed.append(step.manifest.wave)
+
+    def replace_manifest(self, step: ReplaceManifest) -> None:
+        self._fail_if_told(self.outcomes)
+        self._enter(step.manifest)
+
+    def announce(self, step: Announce) -> None:
+        self.announced.append(step.manifest)
+
+    def find_lost(self, step: FindLost) -> set[str]:
+        self._fail_if_told(self.outcomes)
+        return step.manifest.blobs() - self.blobs
+
+    def rewrite(self, step: Rewrite) -> list[TaskRecord]:
+        self._fail_if_told(self.outcomes)
+        return [self._rewritten(step)] if self.keeps_state and self.answers_rewrites else []
+
+    def commit_sinks(self, step: CommitSinks) -> None:
+        self._fail_if_told(self.outcomes)
+        self.published.append(self.decider.restore[0])
+
+    def write_rows(self, step: WriteRows) -> None:
+        self._fail_if_told(self.outcomes)
+        self.written.append(step.manifest.wave)
 
     def _enter(self, manifest: Manifest) -> None:
         self.manifests[manifest_name("words", manifest.epoch, manifest.wave)] = manifest
@@ -174,7 +202,7 @@ class World:
         [record] = step.records
         return msgspec.structs.replace(record, chains={0: [self._piece(step.epoch, step.manifest.wave, True)]})
 
-    def _collect(self, step: Collect) -> None:
+    def collect(self, step: Collect) -> None:
         if step.names is None:
             kept = sorted(self.manifests)[-KEEP:]
             self.manifests = {name: self.manifests[name] for name in kept}

@@ -18,13 +18,15 @@ class Offer:
 
     outcomes: list[str]
     plans: list[str]
+    moves: list[bool]
     life: Life
     ends_at: int | None
 
 
 outcomes = st.lists(st.sampled_from([OK, OK, OK, FAILS, MISSES]), max_size=8)
 plans = st.lists(st.sampled_from([OK, FAILS]), max_size=4)
-offers = st.builds(Offer, outcomes, plans, st.sampled_from(Life), st.none() | st.integers(0, 15))
+moves = st.lists(st.booleans(), max_size=3)
+offers = st.builds(Offer, outcomes, plans, moves, st.sampled_from(Life), st.none() | st.integers(0, 15))
 events = offers | st.sampled_from(["lose blobs", "new plan", "crash", "offer again"])
 
 
@@ -42,7 +44,7 @@ def test_any_sequence_of_failures_commits_and_publishes_each_wave(history: list[
         elif event == "crash" and not _is_damaged(world):
             world.resume()
         elif isinstance(event, Offer):
-            world.outcomes, world.plans = iter(event.outcomes), iter(event.plans)
+            world.outcomes, world.plans, world.moves = iter(event.outcomes), iter(event.plans), iter(event.moves)
             try:
                 ended = world.offer(life=event.life, ends_at=event.ends_at)
             except CheckpointMissing:
@@ -53,9 +55,9 @@ def test_any_sequence_of_failures_commits_and_publishes_each_wave(history: list[
                     return  # what the store has lost dies with the processes
                 world.resume()
         elif event == "offer again" and world.committed:
-            world.outcomes, world.plans = iter(()), iter(())
+            world.outcomes, world.plans, world.moves = iter(()), iter(()), iter(())
             world.offer(world.decider.batch_of(world.committed[-1]))
-    world.outcomes, world.plans = iter(()), iter(())
+    world.outcomes, world.plans, world.moves = iter(()), iter(()), iter(())
     assert world.offer() == BatchDone(ran=True)
     assert world.committed == list(range(1, len(world.committed) + 1))
     assert list(dict.fromkeys(world.published)) == world.committed and world.published == sorted(world.published)

@@ -107,7 +107,7 @@ def test_key_groups_that_had_state_must_not_vanish() -> None:
     world.decider.offered(1)
     world.decider.planned(1)
     with pytest.raises(CorruptCheckpoint, match=r"key groups \[0\] of 'count' are missing after wave 2"):
-        world.decider.attempted(world.graph, 1, [TaskRecord("count", 0)], 0.0)
+        world.decider.attempted(world.graph, [TaskRecord("count", 0)], 0.0)
 
 
 # ---- attempts ----
@@ -177,7 +177,7 @@ def test_only_a_topology_that_is_gone_does_not_commit_a_finished_attempt(life: L
     decider = World().decider
     decider.offered(0)
     decider.planned(1)
-    step = decider.attempted(graph_with(), 1, [], 0.0, life)
+    step = decider.attempted(graph_with(), [], 0.0, life)
     assert step == StopBatches() if life is Life.GONE else isinstance(step, CommitPoint)
 
 
@@ -265,6 +265,31 @@ def test_a_new_plan_is_checked_for_lost_blobs_once() -> None:
     world.offer()
     assert sum(isinstance(step, FindLost) for step in world.steps) == 1
     assert not any(isinstance(step, Rewrite | ReplaceManifest) for step in world.steps)
+
+
+def test_a_plan_that_arrives_just_before_the_attempt_is_checked_for_lost_blobs_too() -> None:
+    world = after(2)
+    world.blobs.clear()
+    world.moves = iter([True])
+    world.offer()
+    assert world.kinds()[:7] == [AwaitPlan, RunAttempt, AwaitPlan, FindLost, Rewrite, ReplaceManifest, Announce]
+    assert world.ran_by == [1, 1, 2] and world.committed == [1, 2, 3]
+
+
+def test_an_attempt_that_a_new_plan_has_prevented_does_not_count() -> None:
+    world = after(3)
+    world.moves = iter([True, True])
+    world.offer()
+    attempts = [step for step in world.steps if isinstance(step, RunAttempt)]
+    assert [(step.version, step.attempt) for step in attempts] == [(1, 1), (2, 1), (3, 1)]
+    assert world.decider.attempts == 1 and not any(isinstance(step, Rest) for step in world.steps)
+
+
+@pytest.mark.parametrize("life", OTHER_ENDINGS)
+def test_an_ending_topology_does_not_follow_a_new_plan(life: Life) -> None:
+    world = after(1)
+    world.moves = iter([True])
+    assert world.offer(life=life, ends_at=1) == StopBatches() and world.committed == [1]
 
 
 @pytest.mark.parametrize("life", OTHER_ENDINGS)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.control.batch_stages import Stages
-from millrace.microbatch.work import PartitionReport, one_cut
+from millrace.microbatch.work import PartitionReport, check_single_run
 from millrace.model.graph import TaskId
 
 
@@ -39,8 +39,8 @@ COUNTS = [(1,), (2,), (2, 3), (3, 1), (2, 3, 2), (1, 1, 1, 1), (3, 2, 4, 1)]
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-def test_a_batch_that_ran_once_is_one_cut(counts: tuple[int, ...]) -> None:
-    assert one_cut(good(*counts), stages_with(*counts)) == ""
+def test_a_batch_that_ran_once_passes(counts: tuple[int, ...]) -> None:
+    assert check_single_run(good(*counts), stages_with(*counts)) == ""
 
 
 @pytest.mark.parametrize("counts", [counts for counts in COUNTS if len(counts) > 1])
@@ -51,43 +51,43 @@ def test_a_rerun_that_only_one_consumer_has_used(counts: tuple[int, ...]) -> Non
         for source in each.marks:
             changed = list(reports)
             changed[at] = msgspec.structs.replace(each, marks={**each.marks, source: number(each.stage - 1, source, 1)})
-            assert "has not used what its sources have reported" in one_cut(changed, stages)
+            assert "has not used what its sources have reported" in check_single_run(changed, stages)
 
 
 @pytest.mark.parametrize("counts", [counts for counts in COUNTS if len(counts) > 1])
 def test_a_missing_report(counts: tuple[int, ...]) -> None:
     reports, stages = good(*counts), stages_with(*counts)
     for missing in reports:
-        assert one_cut([each for each in reports if each is not missing], stages)
-    assert one_cut([], stages) == "not every partition of stage 1 has reported"
+        assert check_single_run([each for each in reports if each is not missing], stages)
+    assert check_single_run([], stages) == "not every partition of stage 1 has reported"
 
 
 def test_a_stage_without_reports() -> None:
     for stage in range(3):
-        assert one_cut([each for each in good(2, 3, 2) if each.stage != stage], stages_with(2, 3, 2))
+        assert check_single_run([each for each in good(2, 3, 2) if each.stage != stage], stages_with(2, 3, 2))
 
 
 def test_a_partition_that_has_reported_twice() -> None:
     reports = good(2, 2)
-    assert one_cut([*reports, reports[1]], stages_with(2, 2)) == "a partition has reported twice"
+    assert check_single_run([*reports, reports[1]], stages_with(2, 2)) == "a partition has reported twice"
 
 
 def test_two_runs_in_one_consumer() -> None:
     """The consumer has heard marks of two runs, and notes neither."""
     reports = good(2, 2)
     reports[-1] = msgspec.structs.replace(reports[-1], marks={0: -1, 1: number(0, 1)})
-    assert "partition 1 of stage 1" in one_cut(reports, stages_with(2, 2))
+    assert "partition 1 of stage 1" in check_single_run(reports, stages_with(2, 2))
 
 
 def test_a_dataframe_in_fewer_parts_than_its_spout_has_tasks() -> None:
     """Some partitions of the first stage do not run, and no consumer has heard of them."""
-    assert one_cut(good(1, 3, 2), stages_with(4, 3, 2)) == ""
+    assert check_single_run(good(1, 3, 2), stages_with(4, 3, 2)) == ""
 
 
 def test_a_consumer_that_has_not_heard_of_a_source() -> None:
     reports = good(2, 2)
     reports[-1] = msgspec.structs.replace(reports[-1], marks={0: number(0, 0)})
-    assert "partition 1 of stage 1" in one_cut(reports, stages_with(2, 2))
+    assert "partition 1 of stage 1" in check_single_run(reports, stages_with(2, 2))
 
 
 class Run(NamedTuple):
@@ -144,10 +144,10 @@ def reports_of(final: Run, runs: list[list[list[Run]]], counts: list[int]) -> li
 
 
 @given(histories())
-def test_in_any_history_only_one_cut_passes(history: tuple[list[int], list[list[list[Run]]]]) -> None:
+def test_in_any_history_only_a_single_run_passes(history: tuple[list[int], list[list[list[Run]]]]) -> None:
     counts, runs = history
     finals = [of[-1] for of in runs[-1]]
     used = used_by(finals, runs)
     is_one = len(used) == len({(run.stage, run.partition) for run in used})
     reports = [each for final in finals for each in reports_of(final, runs, counts)]
-    assert (one_cut(reports, stages_with(*counts)) == "") == is_one
+    assert (check_single_run(reports, stages_with(*counts)) == "") == is_one

@@ -17,7 +17,7 @@ from millrace.api.spout import Spout
 from millrace.api.topology import Stream, StreamRef, Topology
 from millrace.api.tuple import DEAD_LETTER_FIELDS
 from millrace.errors import TopologyError
-from millrace.model.graph import Input, StreamDef, TaskId, TopologyGraph, graph_of, resolve
+from millrace.model.graph import Input, StreamDef, TaskId, TopologyGraph, batched, graph_of, resolve
 
 
 class Source(Spout):
@@ -200,6 +200,16 @@ def test_task_ids_are_written_and_read() -> None:
     for text in ("count", "count[]", "count[x]", "count[-1]", "[1]", "count[1]x", "a[0][1]", ""):
         with pytest.raises(ValueError, match=r"does not name a task.*count\[3\]"):
             TaskId.parse(text)
+
+
+# ---- batches ----
+
+
+def test_a_graph_that_runs_in_batches_is_exactly_once_whatever_it_was_declared() -> None:
+    graph = graph_of(Diamond, par={"right": 1}, config={"topology.guarantee": "at-most-once", "limit": 3})
+    changed = batched(graph)
+    assert changed.batched and changed.exactly_once and changed.config["limit"] == 3
+    assert changed.components == graph.components and not graph.batched and not graph.exactly_once
 
 
 # ---- code ----

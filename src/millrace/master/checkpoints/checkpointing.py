@@ -76,11 +76,11 @@ class Checkpointing:
         self._thread.submit(self._unlock, topology)
 
     def collect(self, topology: str, epoch: int) -> None:
-        """Delete what the newest checkpoints no longer need."""
+        """Delete what the newest checkpoints no longer need. Callable from any thread."""
         self._thread.submit(self._collect, topology, epoch)
 
     def discard(self, topology: str, names: list[str]) -> None:
-        """Delete names that nothing needs any more."""
+        """Delete names that nothing needs any more. Callable from any thread."""
         self._thread.submit(self._discard, topology, names)
 
     def lookup(self, topology: TopologyState, task: TaskId, group: int, state: str, key: Any) -> Future[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from millrace.api.bolt import Bolt
@@ -48,11 +49,12 @@ class ComponentLife:
             self._task.on_own_thread(self._restore, self._restored)
 
     def _build(self) -> None:
-        self._error = error_of(self._build_component)
+        self._error = error_of(partial(self.build, empty_state=True))
 
-    def _build_component(self) -> None:
+    def build(self, empty_state: bool) -> None:
+        """Make and initialize the component, and report keyed state that its `initialize` has replaced."""
         task = self._task
-        task.component = self.make(empty_state=True)
+        task.component = self.make(empty_state)
         task.initialize()
         for name in task.snapshots.replaced():
             text = (f"initialize of {task.name} replaces self.{name}, which is keyed state: the new object is not saved and is "

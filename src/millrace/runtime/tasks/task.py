@@ -114,6 +114,12 @@ class Task:
         self.meters.dead_letters += 1
         self.report_error(error, None)
 
+    # -- called by a host of batches ----------------------------------------------------------------------------------
+
+    def begin_batch(self, definition: ComponentDef) -> None:
+        """Count from zero, by the definition of the plan in force."""
+        self.meters, self.definition = Meters(), definition
+
     # -- called by the worker ----------------------------------------------------------------------------------------
 
     def step(self, now: float) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millrace.control.batch_stages import Stages
+from millrace.control.batch_actions import BatchFailed
 from millrace.microbatch import records
-from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report
-from millrace.microbatch.worker import BatchFailed
+from millrace.microbatch.work import Attempt, BatchWork, PartitionReport, check_single_run, read_report
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.runtime.wire import messages as wire
 from millrace.spark.batches.source import rows_of
@@ -22,16 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LANES = 16  # per executor and engine at most: each is a daemon process and its forks
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt at a batch, prepared to run."""
-
-    work: BatchWork
-    stages: Stages
-    graph: TopologyGraph
-    slots: dict[TaskId, int]
 
 
 class BatchJobs:
@@ -50,7 +38,7 @@ class BatchJobs:
                 reports = [read_report(record.body) for record in output if record.kind == records.REPORT]
             finally:
                 placement.clean(shuffles)
-        error = one_cut(reports, attempt.stages)
+        error = check_single_run(reports, attempt.stages)
         if error:
             raise BatchFailed(f"Spark has rerun a part of the batch: {error}")
         return reports

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from millrace.control.events import Say
 from millrace.master.batch_log import RUN_TASKS, UnderWay
 from millrace.spark.batches.jobs import BatchJobs
+from millrace.spark.batches.ports import BatchPort
 from millrace.spark.cluster.free_cores import FreeCores
 from millrace.spark.session.errors import SPARK_ERRORS, first_line
-
-if TYPE_CHECKING:
-    from millrace.master.service import Master
 
 log = logging.getLogger("millrace.master")
 LONG_SECONDS = 1.0  # after which a batch is shown, and how often
@@ -24,7 +21,7 @@ class LongBatch:
     """The batches of one topology. The thread that runs them notes what it does and another thread looks: short batches pay
     nothing."""
 
-    def __init__(self, topology: str, master: Master, jobs: BatchJobs, cores: FreeCores) -> None:
+    def __init__(self, topology: str, master: BatchPort, jobs: BatchJobs, cores: FreeCores) -> None:
         self._topology, self._master, self._jobs, self._cores = topology, master, jobs, cores
         self._number, self._attempt, self._since = -1, 0, 0.0  # `_since` is 0 while no batch runs
         self.doing, self._committed, self._error = RUN_TASKS, False, ""

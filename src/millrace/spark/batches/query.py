@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,19 +21,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES, CHECKPOINTS
 from millrace.control.assignment import TopologyAssignment
 from millrace.control.backup_placement import backup_shape, backups
+from millrace.control.batch_actions import BatchFailed, run_steps
 from millrace.control.batch_steps import (
-    MAY_FAIL,
     RETRIED,
     Announce,
     AwaitPlan,
-    BatchDone,
     BatchStep,
     Collect,
-    CommitPoint,
     CommitSinks,
-    FindLost,
     Life,
-    ReplaceManifest,
     Rest,
     Rewrite,
     RunAttempt,
@@ -44,34 +40,31 @@ from millrace.control.batches import Batches, Start
 from millrace.control.events import Say
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, STOPPING, WAITING
-from millrace.errors import CheckpointMissing, MillraceError, NotTheAuthor, TopologyError
+from millrace.errors import CheckpointMissing, MillraceError, TopologyError
 from millrace.master.batch_log import REST, RUN_TASKS
-from millrace.microbatch.batch_actions import Attempted, carry_out
 from millrace.microbatch.checkpoints import BatchCheckpoints
-from millrace.microbatch.work import BatchWork, PartitionReport, repair_work
-from millrace.microbatch.worker import BatchFailed
+from millrace.microbatch.driver import BatchDriver
+from millrace.microbatch.work import Attempt, BatchWork, PartitionReport
 from millrace.model.graph import TopologyGraph
 from millrace.runtime.checkpoints.checkpoints import KEPT, Checkpoints, shown
-from millrace.spark.batches.jobs import Attempt, BatchJobs
+from millrace.spark.batches.jobs import BatchJobs
 from millrace.spark.batches.long_batch import LongBatch
+from millrace.spark.batches.ports import BatchEnginePort
 from millrace.spark.batches.reports import BatchReports
 from millrace.spark.batches.source import rows_of, stream_of
 from millrace.spark.batches.tasks import run_commit, run_rewrite
 from millrace.spark.dataframes.writer import SinkWriter, WriteFailed, write_dataframes
-from millrace.spark.session.errors import GONE, SPARK_ERRORS, first_words, is_gone
+from millrace.spark.session.errors import SPARK_ERRORS, first_words, is_gone, reports_missing_state
 from millrace.state.checkpoint import TaskRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from millrace.spark.microbatch import MicrobatchEngine
 
 log = logging.getLogger("millrace.master")
 LOOK_SECONDS = 0.2
 IDLE_SECONDS = 0.25  # before the next batch if the last one was empty
 STOP_SECONDS = 10.0  # for Spark to end a query whose batch is aborted; user code in this process may never return
 OFFSETS = re.compile(r"\d+-\d+")  # names of directories, as in manifests
-ATTEMPT_ERRORS = (*SPARK_ERRORS, BatchFailed, CheckpointMissing, OSError)  # that fail an attempt
 
 _record = msgspec.msgpack.Decoder(TaskRecord)
 
@@ -80,22 +73,23 @@ class Stopped(MillraceError):
     """The topology is being killed; the batch under way is abandoned."""
 
 
-class BatchQuery:
+class BatchQuery(BatchDriver):
     """One run of a topology. Spark calls `on_batch` on a thread of its own; another thread watches the query."""
 
-    def __init__(self, engine: MicrobatchEngine, graph: TopologyGraph, sources: Mapping[str, DataFrame], run: str,
+    transport_errors: tuple[type[Exception], ...] = SPARK_ERRORS
+
+    def __init__(self, engine: BatchEnginePort, graph: TopologyGraph, sources: Mapping[str, DataFrame], run: str,
                  checkpoints: Checkpoints, start: Start, place: str, writers: list[SinkWriter],
                  jobs: BatchJobs | None = None) -> None:
+        super().__init__(BatchCheckpoints(checkpoints, run),
+                         Batches(graph, start, engine.next_epoch, keep=KEPT, writes_rows=bool(writers)))
         self._engine, self._master, self.name, self._graph = engine, engine.master, graph.name, graph
         self._jobs = jobs or BatchJobs(engine.placement, engine.executors, sources, engine.number)
-        self._sources, self.run, self._store = dict(sources), run, BatchCheckpoints(checkpoints, run)
-        self._batches = Batches(graph, start, engine.next_epoch, keep=KEPT, writes_rows=bool(writers))
-        self._place, self._writers = place, writers
+        self._sources, self.run, self._place, self._writers = dict(sources), run, place, writers
         self.number = -1
         self._reports = BatchReports(graph.name, engine.master, engine.executors)
         self._long = LongBatch(graph.name, engine.master, self._jobs, engine.free_cores)
         self._began = 0.0, 0.0  # the first attempt at the batch: unix time, and by the clock of `time.monotonic`
-        self._ran: dict[int, tuple[Attempt, list[PartitionReport]]] = {}  # by epoch: attempts that are, or may be, committed
         self._dataframe: Any = None  # the batch that Spark has offered
         self._is_cached = False
         self._error = ""  # of the step that failed last
@@ -111,7 +105,7 @@ class BatchQuery:
     def start(self, number: int) -> None:
         """Start the query. `number`: the topology's, among all that its master has run."""
         self.number = number
-        self._store.begin(self._batches.committed)
+        self._store.begin(self.decider.committed)
         interval = BATCH_INTERVAL.of(self._graph.config)
         stream = stream_of(self._engine.spark, self._graph, self._sources)
         writer = stream.writeStream.foreachBatch(self.on_batch).option("checkpointLocation", self._place)
@@ -130,7 +124,7 @@ class BatchQuery:
             error = lost
         self._ended.set()
         if error is not None and is_gone(self._engine.spark):
-            self._engine.lost = GONE
+            self._engine.spark_is_gone()
         if self._status() is not None:
             self._report_end(error)
 
@@ -219,49 +213,31 @@ class BatchQuery:
 
     def _run_batch(self, number: int) -> bool:
         """Returns whether the batch has run and brought no tuples."""
-        batches = self._batches
-        step = batches.offered(number)
-        if batches.committed is not None and isinstance(step, CommitSinks | WriteRows):  # of an earlier run
-            self._long.is_committed(batches.batch_of(batches.committed.wave))
-        while not isinstance(step, BatchDone):
-            step = self._carry_out(step)
-        if not step.ran:
-            return False
-        attempt, reports = self._ran[batches.restore[1]]
-        return self._reports.take(number, attempt, reports, batches.attempts, self._began).tuples_in == 0
-
-    def _carry_out(self, step: BatchStep) -> BatchStep:
-        if isinstance(step, StopBatches):
-            self._unwritten = step.unwritten
+        decider = self.decider
+        step = decider.offered(number)
+        if decider.committed is not None and isinstance(step, CommitSinks | WriteRows):  # of an earlier run
+            self._long.is_committed(decider.batch_of(decider.committed.wave))
+        end = run_steps(step, decider, self)
+        if isinstance(end, StopBatches):
+            self._unwritten = end.unwritten
             raise Stopped(f"{self.name!r} is being killed")
-        if isinstance(step, Rest):
-            self._rest(step)
-            return self._batches.rested()
-        if isinstance(step, RETRIED):
-            self._long.doing = step.doing
-        try:
-            report = carry_out(step, self._batches, self)
-        except NotTheAuthor:
-            raise
-        except _failures_of(step) as error:
-            failure = error
-        else:
-            self._long.doing = RUN_TASKS
-            return report()
-        return self._failed(step, failure)
+        if not end.ran:
+            return False
+        return self._reports.take(number, *self._committed(), decider.attempts, self._began).tuples_in == 0
 
-    def _failed(self, step: BatchStep, error: Exception) -> BatchStep:
-        """Called outside of the handler: Spark chokes on an exception whose causes have long texts."""
+    def entering(self, step: BatchStep) -> None:
+        if not isinstance(step, AwaitPlan):  # it may follow a pause, which is shown until the batch begins
+            self._long.doing = step.doing if isinstance(step, RETRIED) else RUN_TASKS
+
+    def note_failure(self, error: Exception) -> Life:
         self._error = str(error) if isinstance(error, WriteFailed) else first_words(error)
         self._long.failed(self._error)
         if isinstance(error, WriteFailed) and self._error != self._noted:
             self._noted = self._error
             self._master.call(lambda: self._master.batching.note_error(self.name, error.component, str(error), error.stack))
-        missing = isinstance(error, CheckpointMissing) or (isinstance(step, RunAttempt)
-                                                           and CheckpointMissing.__name__ in self._error)
-        return self._batches.failed(missing, Life.ENDED if is_gone(self._engine.spark) else self.life())
+        return Life.ENDED if is_gone(self._engine.spark) else self.life()
 
-    def _rest(self, step: Rest) -> None:
+    def rest(self, step: Rest) -> None:
         """Pause, but not while someone waits for the end."""
         if isinstance(step.step, AwaitPlan):
             self._long.doing = REST
@@ -286,12 +262,12 @@ class BatchQuery:
             self._long.over()
             self._ended.wait(LOOK_SECONDS)
         self._master.begin_batch(self.name)
-        if not self._batches.attempts:  # nothing of the batch ran while the topology was paused, which may be hours
+        if not self.decider.attempts:  # nothing of the batch ran while the topology was paused, which may be hours
             self._began = time.time(), time.monotonic()
-        self._long.begins(self._batches.batch, self._batches.attempts + 1)
+        self._long.begins(self.decider.batch, self.decider.attempts + 1)
         return topology.version
 
-    def run_attempt(self, step: RunAttempt) -> Attempted:
+    def _prepare(self, step: RunAttempt) -> BatchWork:
         topology, dataframe = self._topology(), self._dataframe
         if topology is None:
             raise BatchFailed(f"there is no topology {self.name!r} any longer")
@@ -300,14 +276,17 @@ class BatchQuery:
             self._is_cached = True
         schemas = {name: schema_of(rows_of(dataframe, self._sources, name)) for name in self._sources}
         assignment = self._master.call(lambda: self._assignment(topology, step.epoch, topology.graph))
-        records = self._batches.committed.records if self._batches.committed is not None else []
-        work = self._work(assignment, step.wave, records, schemas)
-        work = msgspec.structs.replace(work, good=list(step.good), again=step.attempt > 1, whole=step.whole)
-        attempt = Attempt(work, work.stages(), assignment.graph, {task: place.slot for task, place in assignment.places})
-        reports = self._jobs.run(attempt, dataframe)
-        self._ran[step.epoch] = attempt, reports
-        return Attempted(assignment.graph, assignment.version, [task.record for report in reports for task in report.tasks],
-                         time.time())
+        records = self.decider.committed.records if self.decider.committed is not None else []
+        return self._work(assignment, step.wave, records, schemas)
+
+    def _run(self, attempt: Attempt) -> list[PartitionReport]:
+        try:
+            return self._jobs.run(attempt, self._dataframe)
+        except SPARK_ERRORS as error:
+            if not reports_missing_state(error):
+                raise
+            text = first_words(error)
+        raise CheckpointMissing(text)
 
     def _work(self, assignment: TopologyAssignment, wave: int, records: list[TaskRecord],
               schemas: dict[str, bytes]) -> BatchWork:
@@ -322,22 +301,11 @@ class BatchQuery:
         nodes = {slot: worker.node.name for slot, worker in self._master.state.workers.items()}
         blocks, holders = backups(topology.graph, slots, nodes)
         return TopologyAssignment(topology.number, graph, topology.version, True, sorted(topology.places.items()),
-                                  dict(topology.key_groups), [], 0, epoch, self._batches.restore, blocks, holders)
+                                  dict(topology.key_groups), [], 0, epoch, self.decider.restore, blocks, holders)
 
-    # -- commit and repair -------------------------------------------------------------------------------------------
+    # -- repair ------------------------------------------------------------------------------------------------------
 
-    def commit(self, step: CommitPoint) -> None:
-        self._store.commit(step.manifest)
-
-    def replace_manifest(self, step: ReplaceManifest) -> None:
-        self._store.enter(step.manifest)
-
-    def find_lost(self, step: FindLost) -> Collection[str]:
-        return self._store.lost(step.manifest)
-
-    def rewrite(self, step: Rewrite) -> list[TaskRecord]:
-        attempt, _ = self._ran[step.manifest.wave_epoch]
-        work = repair_work(attempt.work, step.manifest, step.records, step.epoch)
+    def _rewrite(self, attempt: Attempt, work: BatchWork, step: Rewrite) -> list[TaskRecord]:
         answers = self._jobs.run_in_place(attempt.graph, attempt.slots, [record.task for record in step.records], work,
                                           run_rewrite, step.lost)
         self._say(f"the store has lost {shown(step.lost)}: {len(answers)} of the {len(step.records)} tasks that need it have "
@@ -347,11 +315,11 @@ class BatchQuery:
     # -- after the commit point --------------------------------------------------------------------------------------
 
     def announce(self, step: Announce) -> None:
+        super().announce(step)
         manifest = step.manifest
-        self._ran = {epoch: ran for epoch, ran in self._ran.items() if epoch == manifest.wave_epoch}
         self._master.committed(self.name, manifest)
-        batch = self._batches.batch_of(manifest.wave)
-        if batch == self._batches.batch:
+        batch = self.decider.batch_of(manifest.wave)
+        if batch == self.decider.batch:
             self._long.is_committed(batch)
             self._free_rows()  # sinks may take minutes to publish
 
@@ -360,7 +328,7 @@ class BatchQuery:
         if topology is None:
             raise BatchFailed(f"there is no topology {self.name!r} any longer")
         assignment = self._master.call(lambda: self._assignment(topology, step.epoch, step.graph))
-        work = self._work(assignment, self._batches.restore[0], [], {})
+        work = self._work(assignment, self.decider.restore[0], [], {})
         slots = {task: place.slot for task, place in assignment.places}
         tasks = list(step.tasks)
         self._jobs.run_in_place(step.graph, slots, tasks, work, run_commit, tasks)
@@ -385,14 +353,6 @@ class BatchQuery:
             self._engine.placement.delete_beside(self._place, OFFSETS)
         except SPARK_ERRORS as error:
             log.warning("Spark's offsets of earlier runs of %s are not deleted: %s", self.name, first_words(error))
-
-
-def _failures_of(step: BatchStep) -> tuple[type[Exception], ...]:
-    """Exceptions that make the step fail; any other ends the query. A store, Spark, or a function of the user's may raise
-    anything."""
-    if isinstance(step, AwaitPlan | RunAttempt):
-        return ATTEMPT_ERRORS
-    return (Exception,) if isinstance(step, MAY_FAIL) else ()
 
 
 def schema_of(dataframe: DataFrame) -> bytes:

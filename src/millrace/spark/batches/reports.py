@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from millrace.control.assignment import WorkerAddress
 from millrace.master.batch_log import BatchRecord
 from millrace.microbatch.totals import Totals
-from millrace.microbatch.work import PartitionReport
-from millrace.spark.batches.jobs import Attempt
+from millrace.microbatch.work import Attempt, PartitionReport
+from millrace.spark.batches.ports import BatchPort
 from millrace.spark.cluster.executors import Executors
-
-if TYPE_CHECKING:
-    from millrace.master.service import Master
 
 PROCESS_SECONDS = 60.0  # after which Spark ends idle Python processes
 
@@ -21,7 +17,7 @@ PROCESS_SECONDS = 60.0  # after which Spark ends idle Python processes
 class BatchReports:
     """The reports of one topology."""
 
-    def __init__(self, name: str, master: Master, executors: Executors) -> None:
+    def __init__(self, name: str, master: BatchPort, executors: Executors) -> None:
         self._name, self._master, self._executors = name, master, executors
         self._totals = Totals()
         self._addresses: dict[int, WorkerAddress] = {}  # by slot: processes that hold fragments

@@ -8,14 +8,15 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.serializers import pack_long
 
+from millrace.control.batch_actions import BatchFailed
 from millrace.control.batch_stages import Stages
 from millrace.microbatch.host import host
 from millrace.microbatch.work import BatchWork, read_work
-from millrace.microbatch.worker import BatchFailed
 from millrace.model.graph import TaskId
 from millrace.runtime.wire import messages as wire
 from millrace.spark.cluster.identity import executor_id, read_to_end
 from millrace.spark.cluster.placement import Carried
+from millrace.spark.session.errors import mark_missing_state
 
 
 def run_stage(data: Carried, stage: int, partitions: list[int], index: int, arrived: Iterable[bytes]) -> Iterator[bytes]:
@@ -26,10 +27,14 @@ def run_stage(data: Carried, stage: int, partitions: list[int], index: int, arri
     _refuse_repeats(context)
     work, stages = _read(data)
     last = stage + 1 == stages.count
-    for partition, record in _host(work).run_partition(stages, stage, partitions[context.partitionId()], arrived):
-        if not last:
-            yield pack_long(partition)
-        yield record
+    try:
+        for partition, record in _host(work).run_partition(stages, stage, partitions[context.partitionId()], arrived):
+            if not last:
+                yield pack_long(partition)
+            yield record
+    except Exception as error:
+        mark_missing_state(error)
+        raise
     read_to_end(arrived)
 
 

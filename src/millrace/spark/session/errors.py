@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from millrace.control.batch_actions import lacks_state
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -17,6 +19,7 @@ GONE = ("Spark ended before the engine: its JVM died, or was told to end togethe
         "done; a topology that keeps state continues from its last checkpoint when it is resumed")
 _PYTHON_ERROR = re.compile(r"(?!org\.apache|java\.|py4j)[A-Za-z_][\w.]*"
                            r"(Error|Exception|Failed|Missing|Unreachable|Checkpoint)\b.*: ")
+_STATE_MISSING = "millrace: a part of the state is missing"  # a line of its own in the text of an error
 _CALL = "An error occurred while calling "  # Py4J's own first line, which does not tell what happened
 _CAUSE = "Caused by: "
 _LOST_TASK = re.compile(r".*most recent failure: Lost task [^:]*: ")
@@ -49,3 +52,14 @@ def first_words(error: BaseException) -> str:
     """The error's message without stack traces: the last line of the Python error inside it if there is one."""
     python = [line for line in lines_of(error) if _PYTHON_ERROR.match(line)]
     return (python[-1] if python else first_line(error))[:300]
+
+
+def mark_missing_state(error: Exception) -> None:
+    """Mark an error in a Python process if a part of the state was missing. Its text is all that the driver gets."""
+    if lacks_state(error):
+        error.add_note(_STATE_MISSING)
+
+
+def reports_missing_state(error: BaseException) -> bool:
+    """True if a Python process has marked the error."""
+    return _STATE_MISSING in lines_of(error)

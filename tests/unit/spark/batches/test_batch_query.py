@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
+from pyspark.util import handle_worker_exception
 
 from millrace.control.assignment import Place
+from millrace.control.batch_actions import BatchFailed
+from millrace.control.batch_steps import RunAttempt
 from millrace.control.batches import LACKING, REPAIR_ROUNDS, start_from
 from millrace.control.events import Say
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import RUNNING, STOPPING
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
-from millrace.microbatch.work import PartitionReport, TaskReport
-from millrace.microbatch.worker import BatchFailed
-from millrace.model.graph import TaskId, graph_of
+from millrace.microbatch.work import Attempt, BatchWork, PartitionReport, TaskReport
+from millrace.model.graph import TaskId, batched, graph_of
 from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.directory import DirectoryStore
 from millrace.runtime.meters import Meters
 from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup
 from millrace.spark.batches import query
-from millrace.spark.batches.jobs import Attempt
 from millrace.spark.batches.query import BatchQuery, Stopped
 from millrace.spark.batches.tasks import run_commit, run_rewrite
 from millrace.spark.cluster.placement import SparkTotals
-from millrace.spark.microbatch import batched
+from millrace.spark.session.errors import mark_missing_state
 from millrace.state.checkpoint import PieceRef, TaskRecord, blob_name
 from millrace.workloads.audit import StatefulWordCount
 
@@ -302,7 +304,45 @@ def test_a_blob_that_is_lost_and_not_rewritten_fails_the_attempt_and_the_next_wr
 def test_state_that_attempts_miss_and_the_store_has_lost_ends_the_query(words: Fixture) -> None:
     words.offer(0)
     words.store.delete(words.store.names("words/count/"))
-    words.jobs.errors = [BatchFailed("millrace.errors.CheckpointMissing: no such blob")] * LACKING
+    words.jobs.errors = [job_error(CheckpointMissing("no such blob"))] * LACKING
     with pytest.raises(CheckpointMissing, match=r"the state of count\[0\] of 'words' as of wave 1 is in no process"):
         words.offer(1)
     assert len(words.jobs.attempts) == 1 + LACKING
+
+
+def job_error(raised: Exception) -> Py4JError:
+    """The error with which Spark's job fails when this is raised in a Python process."""
+    sent = BytesIO()
+    try:
+        try:
+            raise raised
+        except Exception as error:
+            mark_missing_state(error)
+            raise
+    except Exception as error:
+        handle_worker_exception(error, sent)
+    return Py4JError(f"An error occurred while calling o1.collect.\n: SparkException: {sent.getvalue()[8:].decode()}\n\tat x")
+
+
+def test_an_error_of_the_users_that_merely_names_missing_state_is_an_ordinary_failure(words: Fixture) -> None:
+    words.offer(0)
+    words.store.delete(words.store.names("words/count/"))
+    words.jobs.errors = [job_error(ValueError("CheckpointMissing: a part of the state is missing, I think"))] * LACKING
+    words.jobs.before = lambda: end(words, STOPPING) if len(words.jobs.attempts) > LACKING else None
+    with pytest.raises(Stopped):
+        words.offer(1)
+    assert "attempt 4 at the batch failed; retrying in 0.8 s: ValueError: CheckpointMissing: " in words.texts()
+
+
+def test_an_attempt_waits_for_a_plan_that_arrives_before_it_begins(words: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    words.offer(0)
+    prepare, versions = words.query._prepare, iter([4, 5])
+
+    def prepare_late(step: RunAttempt) -> BatchWork:
+        words.master.topology.version = next(versions, 5)
+        return prepare(step)
+
+    monkeypatch.setattr(words.query, "_prepare", prepare_late)
+    words.offer(1)
+    assert [attempt.work.assignment.version for attempt in words.jobs.attempts] == [1, 5]
+    assert words.master.batches[-1].attempts == 1 and not words.master.messages
