@@ -28,8 +28,6 @@ FOR_TYPES_ONLY = {
     # A spout task is constructed by the worker; its constructor names the classes that pass themselves.
     ("runtime/tasks/spout.py", "millrace.runtime.worker.topology_run"),
     ("runtime/tasks/spout.py", "millrace.runtime.worker.worker"),
-    # The query of a topology that runs in batches uses most of the engine that starts it.
-    ("spark/batches/query.py", "millrace.spark.microbatch"),
 }
 WITH_ROOMS = {"millrace", *(f"millrace.{folder}" for folder in ROOMS)}
 MOST_MODULES = 24  # in one folder, beside its docstring in __init__.py; more want rooms
