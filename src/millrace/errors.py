@@ -131,7 +131,7 @@ class StoreUnreachable(MillraceError):
 
 
 class StoreInUse(MillraceError):
-    """Another process uses the checkpoints of this topology: two would destroy each other's."""
+    """Another process uses the checkpoints of this topology, and each would overwrite those of the other."""
 
 
 class CheckpointMissing(MillraceError):

@@ -121,7 +121,7 @@ def test_the_stream_continues_and_plans_wait_while_zookeeper_is_down(server: Zoo
     assert stream.state.losses == 0 and not reached(cluster)
     move(cluster, stream, "split")
     server.start()
-    stream.until(lambda: has_event(cluster, "the coordination store is back") and reached(cluster))
+    stream.until(lambda: has_event(cluster, "the coordination store is available again") and reached(cluster))
     stream.advance(300)
     assert stream.state.losses == 0
     # Not exact: one node may learn of the move after the moved task has stopped draining.

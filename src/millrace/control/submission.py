@@ -47,8 +47,8 @@ def weak_points(graph: TopologyGraph) -> list[str]:
     if graph.exactly_once:
         writing = [bolt.name for bolt in graph.bolts if _acts_outside(bolt)]
         if writing:
-            warnings.append(f"{EXACTLY_ONCE} does not cover what {', '.join(writing)} may write to other systems: after a "
-                            "failure it is written again. A TwoPhaseSink is covered")
+            warnings.append(f"{EXACTLY_ONCE} does not cover writes of {', '.join(writing)} to other systems: a failure repeats "
+                            "them. Use a TwoPhaseSink")
     elif graph.waves and GUARANTEE.of(graph.config) == AT_LEAST_ONCE:
         stuck = [spout.name for spout in graph.spouts if not spout.movable]
         if stuck:
@@ -82,7 +82,7 @@ def check_choice(resume: bool | None, manifest: Manifest | None, store: str) -> 
 def choice_required(remains: str) -> TopologyError:
     """The error that asks for --resume or --fresh. `remains`: a sentence on what an earlier run has left, and where."""
     return TopologyError(f"{remains}. Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start "
-                         "over; what is there is deleted once the new run has committed something of its own")
+                         "over; the data of the old run is deleted once the new run has committed its own")
 
 
 def when(at: float) -> str:

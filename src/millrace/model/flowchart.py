@@ -7,7 +7,7 @@ from typing import Any
 from millrace.api.tuple import DEAD_LETTERS, DEFAULT_STREAM
 from millrace.model.graph import ComponentDef, Input, TopologyGraph
 
-# Mermaid reads these characters as syntax, also inside quotes.
+# Mermaid reads these characters as syntax, even inside quotes.
 _ESCAPES = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "\n": " "})
 _BREAK = "<br/>"
 

@@ -33,10 +33,10 @@ class Balance:
     only if the result would be much better; that is at most 4/3 of the optimum.
     """
 
-    tolerance: float = parameter(0.1, "Key groups move if the most loaded task has more than the mean by this share.",
+    tolerance: float = parameter(0.1, "Key groups move if the most loaded task exceeds the mean by more than this fraction.",
                                  low=0.0, high=10.0)
-    least_tuples: int = parameter(1000, "Components with fewer tuples in the window keep their key groups: it may be chance.",
-                                  low=0)
+    least_tuples: int = parameter(1000, "Components with fewer tuples in the window keep their key groups: too few to tell "
+                                        "skew from chance.", low=0)
 
     PERIOD_SECONDS: ClassVar[float] = 5.0
     WEIGHS_ITSELF: ClassVar[bool] = True

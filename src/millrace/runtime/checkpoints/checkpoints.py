@@ -101,14 +101,14 @@ class Checkpoints:
         return [pieces[number] for number in range(len(refs))]
 
     def collect(self, keep: int = KEPT, epoch: int | None = None) -> int:
-        """Delete everything that neither the newest `keep` usable manifests nor a wave under way needs. Returns the number of
+        """Delete everything that neither the newest `keep` usable manifests nor a wave in progress needs. Returns the number of
         names. `epoch` is the caller's: if there is a later one, the caller must not delete anything."""
         names = self._names()
         if epoch is not None:
             self._check_epoch(names, epoch)
         kept = list(islice(self._usable(names), keep))
-        # Not the highest wave of all kept manifests: one of an earlier epoch may be ahead of the wave under way now.
-        # An earlier epoch has nothing under way, however far it got: a fresh run may count waves from the start.
+        # Not the highest wave of all kept manifests: one of an earlier epoch may be ahead of the current wave.
+        # An earlier epoch has nothing in progress, however far it got: a fresh run may count waves from the start.
         unused = garbage(names, kept, kept[0].wave, kept[0].epoch) if kept else []
         self.discard(unused)
         return len(unused)

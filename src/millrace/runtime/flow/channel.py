@@ -145,6 +145,6 @@ class Channel:
         return seq
 
     def _in_use(self) -> bool:
-        """False once a new plan has replaced this channel: it must not block its task any more."""
+        """False once a new plan has replaced this channel: it must no longer block its task."""
         return self.owner.channels.get(self.target) is self
 

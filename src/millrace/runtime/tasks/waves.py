@@ -25,8 +25,8 @@ class TaskWaves:
         self._error: BaseException | None = None
 
     def on_request(self, mark: wire.WaveMark, sweep: bool) -> None:
-        """Handle a request of the master. It repeats them: finished work is answered again, work under way is not restarted,
-        nor is work that will be triggered by a mark along the edges."""
+        """Handle a request of the master, which repeats unanswered ones. A finished request is answered again; one in progress,
+        or one that a mark from upstream will start, is left alone."""
         task = self._task
         if task.snapshots.answers_again(mark):
             return
