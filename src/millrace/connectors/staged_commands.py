@@ -36,8 +36,8 @@ redis.call('HSET', KEYS[1], ARGV[3], wanted)
 return wanted
 """
 
-# KEYS: marks, list, target. ARGV: the wave, the maximum number of words. Returns the number of commands left to execute. A command
-# that the server refuses stays in the list, and those before it do not: nothing is executed twice.
+# KEYS: marks, list, target. ARGV: the wave, the maximum number of words. Returns the number of commands left to execute. A
+# command that the server refuses stays in the list, and those before it do not: nothing is executed twice.
 _PUBLISH = f"""
 local function words(text)
   local parts, at = {{}}, 1

@@ -129,7 +129,8 @@ class PlanChanges:
             raise TopologyError(f"the plan for {name!r} moves {stuck[0]}, a spout whose source cannot be replayed")
         graph = rescaled(topology.graph, plan.parallelism) if topology.batched else topology.graph
         if gone or set(plan.placement) != set(graph.tasks()) or len(topology.places) != len(topology.graph.tasks()):
-            mismatch = f"places tasks on lost workers ({', '.join(map(str, gone))})" if gone else "does not match the running tasks"
+            lost = ", ".join(map(str, gone))
+            mismatch = f"places tasks on lost workers ({lost})" if gone else "does not match the running tasks"
             raise StalePlan(f"the plan for {name!r} {mismatch}: it is discarded. Run the scheduler again")
 
     def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:

@@ -39,8 +39,8 @@ class Policy:
     min_gain: float | None = parameter(None, "Share by which a plan must lower traffic between nodes, or a high load, to be "
                                              "enacted. Unset: 0.02; schedulers that have their own threshold use that instead.",
                                 low=0, high=1)
-    overload: float = parameter(0.9, "CPU utilization of a node or worker, from 0 to 1, at which the scheduler runs at once.",
-                                low=0)
+    overload: float = parameter(0.9, "CPU utilization of a node or worker, 1 being all of it, at which the scheduler runs at "
+                                     "once.", low=0)
     time_limit: float = parameter(30.0, "Time limit of a scheduler, in seconds.", low=0.01)
     dry_run: bool = parameter(False, "Report decisions without carrying them out.")
 

@@ -144,7 +144,8 @@ class Checkpointing:
         if graph.exactly_once and not checkpoints.is_newest(manifest):
             raise CorruptCheckpoint(f"the newest checkpoint of {graph.name!r} in {shown_place(self.place)} cannot be used. "
                                     f"Resuming from an older one (wave {manifest.wave}) would republish output that its sinks "
-                                    "have published since: restore the newest from a backup, or delete its manifest to accept that")
+                                    "have published since: restore the newest from a backup, or delete its manifest to accept "
+                                    "that")
 
     def _write(self, manifest: Manifest, claim: bool) -> None:
         error = ""
