@@ -230,7 +230,7 @@ class StoreManifest:
 
 @dataclass(frozen=True, slots=True)
 class CollectCheckpoints:
-    """Delete what the newest checkpoints of the topology no longer need."""
+    """Delete blobs that the newest checkpoints of the topology no longer need."""
 
     name: str
     epoch: int

@@ -107,7 +107,7 @@ class InFlight:
 
 
 def _hashable(tup_id: Any) -> Any:
-    """A spout may use any value as id, a list for example."""
+    """A key for the id: a spout may use any value as id, a list for example."""
     try:
         hash(tup_id)
     except TypeError:

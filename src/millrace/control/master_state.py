@@ -1,4 +1,4 @@
-"""The master's state machine: the life of topologies, and what to do when workers join and are lost.
+"""The master's state machine: the life of topologies, and the reactions to workers that join or are lost.
 
 `MasterState.handle` is the only way to change it: the same events in the same order always give the same commands.
 """

@@ -1,4 +1,4 @@
-"""The schedule generator: decides when to ask the scheduler and what to do with its answer, and records the outcome.
+"""The schedule generator: decides when to run the scheduler and whether to use its plan, and records the outcome.
 
 It neither runs a scheduler nor moves a task. Its driver, master/scheduling/loop.py, calls `due`, has the scheduler run in
 another process and passes the answer to `decide`. plan_acceptance.py decides whether a plan is worth its moves, and

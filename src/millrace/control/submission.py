@@ -42,7 +42,7 @@ def check_guarantee(graph: TopologyGraph) -> None:
 
 
 def weak_points(graph: TopologyGraph) -> list[str]:
-    """Warnings about what the guarantee does not cover."""
+    """Warnings about effects that the guarantee does not cover."""
     warnings = []
     if graph.exactly_once:
         writing = [bolt.name for bolt in graph.bolts if _acts_outside(bolt)]
@@ -59,7 +59,8 @@ def weak_points(graph: TopologyGraph) -> list[str]:
 
 def _acts_outside(bolt: ComponentDef) -> bool:
     """True for a bolt that emits nothing but dead letters and keeps no state: its purpose must be a side effect. Nothing is
-    known about other bolts, and most have none. What a sink keeps in its snapshot, as for DataFrames and taps, is covered."""
+    known about other bolts, and most have none. Rows that a sink keeps in its snapshot, as for DataFrames and taps, are
+    covered."""
     return all(stream.name == DEAD_LETTERS for stream in bolt.outputs) and not bolt.stateful and not bolt.commits
 
 
@@ -80,7 +81,8 @@ def check_choice(resume: bool | None, manifest: Manifest | None, store: str) -> 
 
 
 def choice_required(remains: str) -> TopologyError:
-    """The error that asks for --resume or --fresh. `remains`: a sentence on what an earlier run has left, and where."""
+    """The error that asks for --resume or --fresh. `remains`: a sentence on the data that an earlier run has left, and
+    its place."""
     return TopologyError(f"{remains}. Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start "
                          "over; the data of the old run is deleted once the new run has committed its own")
 

@@ -3,7 +3,7 @@
     CLAIM     the new epoch is entered in the store                          (written: INIT)
     INIT      every task restores the state of the last committed wave       (all acked: the spouts may run)
     PREPARE   every task snapshots, at the same point of the stream          (all acked: the manifest is written)
-    COMMIT    the manifest is written: sinks publish what they prepared      (all acked: the next wave may begin)
+    COMMIT    the manifest is written: sinks publish their prepared output   (all acked: the next wave may begin)
     ROLLBACK  a wave that was not prepared in time, or not stored, is abandoned
 
 The manifest is the commit point: a failure before it rolls back to the previous wave, a failure after it to this one.
@@ -116,7 +116,7 @@ class Waves:
         return [Claim()]
 
     def claimed(self, wave: int, error: str, now: float) -> list[WaveStep]:
-        """The epoch is entered in the store, or could not be and is tried again."""
+        """Record that the epoch is entered in the store, or try again if it could not be."""
         if self.phase != CLAIM or wave != self.committed:
             return []
         if error:
@@ -170,7 +170,7 @@ class Waves:
         return []
 
     def stored(self, wave: int, error: str, now: float) -> list[WaveStep]:
-        """The manifest is written, or could not be."""
+        """Commit the wave if its manifest is written; abandon it if it could not be."""
         if self.phase != STORING or wave != self.wave:
             return []
         if error:

@@ -23,7 +23,7 @@ def mermaid(graph: TopologyGraph) -> str:
 
 
 def described(graph: TopologyGraph) -> dict[str, Any]:
-    """The same facts as plain data."""
+    """The facts of the flowchart as plain data."""
     return {
         "name": graph.name,
         "components": [{"name": component.name, "kind": component.kind, "tasks": component.par, "code": component.code,

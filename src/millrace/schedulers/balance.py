@@ -143,7 +143,7 @@ def _from_scratch(loads: Floats, par: int) -> Ints:
 
 
 def _relabelled(loads: Floats, before: Ints, owners: Ints, par: int) -> Ints:
-    """The same shares, each given to the task that already has most of it."""
+    """The shares, each given to the task that already has most of it."""
     common = np.zeros((par, par))
     np.add.at(common, (owners, before), loads + 1e-9)
     shares, tasks = linear_sum_assignment(common, maximize=True)

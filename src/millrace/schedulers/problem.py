@@ -65,7 +65,7 @@ class Problem:
     slot_taken: Floats  # MHz used by tasks of other topologies
     slot_tasks_taken: Ints
     node_names: tuple[str, ...]  # nodes that have a slot, by name
-    node_mhz: Floats  # of one core: what a worker can use
+    node_mhz: Floats  # of one core, the most that a worker can use
     node_capacity: Floats  # MHz
     node_memory: Floats  # MB
     node_memory_taken: Floats

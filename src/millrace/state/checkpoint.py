@@ -246,7 +246,8 @@ def wave_of(blob: str) -> int:
 
 
 def manifest_name(topology: str, epoch: int, wave: int) -> str:
-    """The name has the epoch, so that a late commit of a replaced master neither overwrites nor outranks its successor's."""
+    """The name of a manifest. It has the epoch, so that a late commit of a replaced master neither overwrites nor outranks
+    its successor's."""
     return f"{topology_prefix(topology)}/{epoch:020d}-{wave:020d}.manifest"
 
 

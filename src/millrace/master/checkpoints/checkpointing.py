@@ -76,7 +76,7 @@ class Checkpointing:
         self._thread.submit(self._unlock, topology)
 
     def collect(self, topology: str, epoch: int) -> None:
-        """Delete what the newest checkpoints no longer need."""
+        """Delete blobs that the newest checkpoints no longer need."""
         self._thread.submit(self._collect, topology, epoch)
 
     def discard(self, topology: str, names: list[str]) -> None:

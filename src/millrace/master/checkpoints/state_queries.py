@@ -1,4 +1,4 @@
-"""Answers users' questions about state: what the checkpoints hold, and the value under a key now."""
+"""Answers users' questions about state: the contents of the checkpoints, and the current value of a key."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class History:
             return self._changed.wait_for(lambda: not (self._working or self._has_work()), timeout)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Write what is waiting, if the database is reachable, and end."""
+        """Write the waiting rows, if the database is reachable, and end."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

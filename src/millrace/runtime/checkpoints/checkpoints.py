@@ -55,7 +55,8 @@ class Checkpoints:
                                     "without its data? The next wave must write everything whole")
 
     def claim(self, manifest: Manifest) -> None:
-        """Record an epoch that resumes from an older wave. Blobs are not checked: fragments may have what the store lost."""
+        """Record an epoch that resumes from an older wave. Blobs are not checked: fragments may have blobs that the store
+        lost."""
         self.check_epoch(manifest.epoch)
         if not self.store.missing([self.author]):  # another process may still run batches, and checks only this name
             self.store.write(self.author, [f"epoch {manifest.epoch}".encode()])
@@ -73,7 +74,7 @@ class Checkpoints:
         committed = manifest_names(names)
         if manifest is None and committed:
             raise CorruptCheckpoint(f"the store has {len(committed)} checkpoints of {self.topology!r} and none can be used; "
-                                    f"the log says what is wrong with each ({shown(committed)}). Restore the store's files "
+                                    f"the log has the error of each ({shown(committed)}). Restore the store's files "
                                     "from a backup, or start without state with --fresh (resume=False)")
         return manifest
 

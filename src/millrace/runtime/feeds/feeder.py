@@ -107,7 +107,7 @@ class Feeder:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def _turn(self, seconds: float) -> None:
-        """Send what can be sent, and handle answers; wait up to `seconds` for one."""
+        """Send batches for which there is a feed, and handle answers; wait up to `seconds` for one."""
         now = time.monotonic()
         if now - self._asked >= ASK_SECONDS and (not self._feeds or self._outbox.silent(now - ASK_SECONDS)):
             self._asked = now

@@ -88,7 +88,7 @@ class Channel:
         self.full = False
 
     def credit(self, consumed: int) -> None:
-        """The receiver has consumed this many chunks in total."""
+        """Record that the receiver has consumed this many chunks in total."""
         self.consumed = max(self.consumed, consumed)
         if self.full and self.seq - self.consumed < self.window:
             self.full = False

@@ -1,4 +1,4 @@
-"""Jobs of a fragment exchange: save a blob with its holders, fetch it back, tell holders what is still needed."""
+"""Jobs of a fragment exchange: save a blob with its holders, fetch it back, tell holders which blobs are still needed."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class _Pull:
 
 class Fetching:
     """Fetches r fragments, the raw ones first, and one more for each that fails or is late. The result is the blob, or an error
-    that lists what was wrong with each fragment."""
+    that lists the fault of each fragment."""
 
     def __init__(self, exchange: FragmentRequests, blob: str, shape: tuple[int, int], holders: Holders, seconds: float,
                  done: Callable[[memoryview | NotEnoughFragments], None]) -> None:

@@ -100,7 +100,7 @@ class Task:
         """Finish the task's setup on the loop: the component is ready."""
 
     def before_wave(self) -> None:
-        """Run what the component has postponed until the wave, where its code runs."""
+        """Run calls that the component has postponed until the wave, where its code runs."""
 
     def send_waiting(self) -> None:
         """Send all output."""

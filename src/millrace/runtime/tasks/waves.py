@@ -45,7 +45,7 @@ class TaskWaves:
             task.abandon_wave(mark.wave - 1)
 
     def abandon(self, wave: int) -> None:
-        """Drop a wave that will not be committed. The next wave includes what it had prepared."""
+        """Drop a wave that will not be committed. The next wave covers it."""
         for mark in [mark for mark in self.pending if mark.wave == wave]:
             self.pending.remove(mark)
             self._task.snapshots.dropped(mark)

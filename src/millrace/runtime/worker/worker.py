@@ -270,7 +270,7 @@ class Worker:
     # -- credits -----------------------------------------------------------------------------------------------------
 
     def consumed(self, task: BoltTask, inlet: Inlet) -> None:
-        """A chunk has been consumed: credit its sender."""
+        """Credit the sender of a chunk that has been consumed."""
         inlet.consumed += 1
         if inlet.outlet is not None:
             inlet.outlet.credit(inlet.consumed)
