@@ -29,7 +29,7 @@ class DirectoryStore:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self._durable: set[Path] = set()  # directories known to survive a crash
-        with self._translated("open"):
+        with self._translated("be opened"):
             self._make(self.root)
 
     def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
