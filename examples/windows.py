@@ -5,7 +5,7 @@
     ./millrace run examples.windows:PerMinute                            # or with --engine microbatch
     cat /tmp/minutes/*.jsonl                                             # from another terminal, some seconds later
 
-EVENTS and MINUTES name other places. A second run needs `--resume` or `--fresh`; with `--fresh` remove /tmp/minutes first.
+Set EVENTS and MINUTES to use other paths. A second run needs `--resume` or `--fresh`; with `--fresh` remove /tmp/minutes first.
 
 Times are those in the events. A tick closes a window when the newest event is LATENESS seconds past its end; later events of
 that window are only counted in `late`. Everything is keyed state: it survives its worker, and moves when the bolt is scaled.

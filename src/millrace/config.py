@@ -22,7 +22,7 @@ EMBEDDED = "embedded"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. `low` is the least value allowed; `choices`, if any, are the values allowed."""
+    """One setting. `low` is the minimum; `choices`, if any, are the values allowed."""
 
     key: str
     default: Any
@@ -43,12 +43,12 @@ class Setting:
             return value
         if self.text:
             if not isinstance(value, str) or not value:
-                raise TopologyError(f"{self.key} = {value!r} must be a non-empty text")
+                raise TopologyError(f"{self.key} = {value!r} must be a non-empty string")
             return value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TopologyError(f"{self.key} = {value!r} ({type(value).__name__}) must be a number")
         if self.low is not None and not value >= self.low:  # `not >=` refuses NaN too
-            raise TopologyError(f"{self.key} = {value!r} is below the least value, {self.low:g}")
+            raise TopologyError(f"{self.key} = {value!r} is below the minimum, {self.low:g}")
         if value in (math.inf, -math.inf):
             raise TopologyError(f"{self.key} = {value!r} must be finite")
         if (self.whole or isinstance(self.default, int)) and value != int(value):
@@ -63,14 +63,15 @@ GUARANTEE = Setting("topology.guarantee", AT_LEAST_ONCE, choices=(AT_MOST_ONCE, 
                           "its whole tuple tree is processed, or else failed back to the spout. exactly-once: after a failure "
                           "the topology rolls back to the last committed wave; spouts must be replayable.")
 WORKERS = Setting("topology.workers", None, low=1, whole=True,
-                  about="Most workers for the topology's tasks at first. Unset: all workers. A load-aware scheduler may later "
-                        "use another number.")
+                  about="Maximum number of workers in the initial placement. Unset: all workers. A load-aware scheduler may "
+                        "later use another number.")
 ACKERS = Setting("topology.acker.executors", None, low=0, whole=True,
                  about="Number of acker tasks. Unset: one for each worker. 0 means at-most-once.")
 MESSAGE_TIMEOUT = Setting("topology.message.timeout.secs", 30.0, low=0.01,
                           about="Seconds after which a tuple that is not fully processed is failed back to its spout.")
 MAX_SPOUT_PENDING = Setting("topology.max.spout.pending", 0, low=0,
-                            about="Most tuples in flight from one spout task. 0: limited only by the channels' windows.")
+                            about="Maximum number of tuples in flight from one spout task. 0: limited only by the channels' "
+                                  "windows.")
 MAX_FAILS = Setting("topology.max.fails", 3, low=0,
                     about="Failures in user code after which a tuple goes to the dead letters instead of being failed again.")
 TICK_SECONDS = Setting("topology.tick.tuple.freq.secs", None, low=0.001,
@@ -80,8 +81,8 @@ KEY_GROUP_COUNT = Setting("topology.key.groups", 128, low=1,
 WAVE_INTERVAL = Setting("topology.checkpoint.interval.secs", 5.0, low=0.01,
                         about="Seconds between waves (snapshots) of a topology that is exactly-once or has state.")
 WAVE_TIMEOUT = Setting("topology.checkpoint.timeout.secs", 60.0, low=0.1,
-                       about="Seconds after which a wave that not every task has prepared is abandoned; the next wave covers "
-                             "it.")
+                       about="Timeout, in seconds, for all tasks to prepare a wave; a late wave is abandoned and the next one "
+                             "covers it.")
 BACKUP_BLOCKS = Setting("topology.backup.blocks", None, text=True,
                         about="Blocks of a snapshot in other workers' memory: r+c, for example 7+3 (any 7 of the 10 restore "
                               "it), or none. Unset: chosen by the number of workers.")
@@ -100,19 +101,20 @@ DATAFRAME_TRIGGER = Setting("topology.frame.trigger.secs", 0.0, low=0,
                             about="Seconds between the micro-batches that feed a DataFrame spout. 0: as fast as possible. May "
                                   "be set for one component.")
 DATAFRAME_ACK_TIMEOUT = Setting("topology.frame.ack.timeout.secs", 120.0, low=1,
-                                about="Seconds without any ack from a running topology after which the query that feeds a "
-                                      "DataFrame spout fails. May be set for one component.")
+                                about="The query that feeds a DataFrame spout fails after this many seconds without an ack "
+                                      "from the running topology. May be set for one component.")
 TAP_ROWS = Setting("tap.rows", 100_000, low=1,
-                   about="Most unread rows of a Tap task; beyond it back-pressure reaches the spouts. In an exactly-once "
-                         "topology, rows of the current wave do not count. May be set for one component.")
+                   about="Maximum number of unread rows of a Tap task; a full tap applies back-pressure up to the spouts. In "
+                         "an exactly-once topology, rows of the current wave do not count. May be set for one component.")
 TAP_MEGABYTES = Setting("tap.mb", 64.0, low=0.001,
-                        about="Most megabytes of unread rows of a Tap task; see `tap.rows`. May be set for one component.")
+                        about="Maximum size of the unread rows of a Tap task, in MB; see `tap.rows`. May be set for one "
+                              "component.")
 BATCH_INTERVAL = Setting("topology.batch.interval.ms", 200.0, low=0,
-                         about="Microbatch engine: least milliseconds between the starts of two batches.")
+                         about="Microbatch engine: minimum time between the starts of two batches, in milliseconds.")
 BATCH_TUPLES = Setting("topology.batch.tuples", 50_000, low=1,
-                       about="Microbatch engine: most tuples of one spout task in a batch.")
+                       about="Microbatch engine: maximum number of tuples of one spout task in a batch.")
 BATCH_SECONDS = Setting("topology.batch.fill.secs", 1.0, low=0.001,
-                        about="Microbatch engine: most seconds that a spout task fills a batch.")
+                        about="Microbatch engine: maximum time for which a spout task fills a batch, in seconds.")
 COMPONENT_CPU = Setting("topology.component.cpu.pcore.percent", 10.0, low=0,
                         about="CPU demand of a task for the resource-aware scheduler until it is measured, in percent of a "
                               "core. May be set for one component.")
@@ -125,13 +127,13 @@ HEARTBEAT_TIMEOUT = Setting("worker.heartbeat.timeout.secs", 1.5, low=0.05,
                             about="Seconds of silence after which a worker is considered lost and its tasks are placed "
                                   "elsewhere. The death of a process on the master's own host is noticed at once.")
 LEASE = Setting("worker.lease.secs", 10.0, low=0.1,
-                about="Seconds without a message from the master after which a worker ends itself.")
+                about="Seconds without a message from the master after which a worker exits.")
 HELLO = Setting("worker.hello.secs", 20.0, low=0.1,
-                about="Seconds that a starting worker waits for the master's first answer before it ends.")
+                about="Seconds that a starting worker waits for the master's first answer before it exits.")
 RECOVERY_GRACE = Setting("recovery.grace.secs", 0.5, low=0,
                          about="Seconds after the loss of a worker before unfinished tuples are replayed.")
 DRAIN_LIMIT = Setting("task.drain.limit.secs", 2.0, low=0,
-                      about="Least seconds that the old instance of a moved task processes tuples still sent to it; after "
+                      about="Minimum time, in seconds, for which the old incarnation of a moved task keeps draining; after "
                             "that it ends when its inbox is empty.")
 FRAME_LIMIT = Setting("wire.frame.limit.bytes", 64 * 2**20, low=4096, about="Largest frame that is sent or accepted.")
 
@@ -150,16 +152,16 @@ CHECKPOINTS = Setting("checkpoint.store", None, text=True,
                             "gs://), or redis://HOST:PORT. Unset: a directory in the user's state directory, which is "
                             "sufficient on one host.")
 BACKUP_MEMORY = Setting("backup.memory.mb", 1024.0, low=1,
-                        about="Most memory of a worker for other workers' snapshots.")
+                        about="Maximum memory of a worker for fragments of other workers' snapshots, in MB.")
 LOAD_PERIOD = Setting("load.period.secs", 20.0, low=0.1,
                       about="Seconds in each window of the load monitor; no longer than the scheduler's period.")
 HISTORY = Setting("history.url", None, text=True,
-                  about="Database for loads and decisions, as an SQLAlchemy URL; none keeps nothing. Unset: an SQLite file "
-                        "in the user's state directory.")
+                  about="Database for loads and decisions, as an SQLAlchemy URL; `none` disables the history. Unset: an "
+                        "SQLite file in the user's state directory.")
 HISTORY_RETENTION = Setting("history.retention.hours", 168.0, low=0.01, about="Hours after which history is deleted.")
 
 LOG_LEVEL = Setting("worker.log.level", "info", choices=("debug", "info", "warning", "error"),
-                    about="Least level of components' log messages that are written to the worker's stderr.")
+                    about="Minimum level of component log messages written to the worker's stderr.")
 
 SETTINGS = [value for value in list(globals().values()) if isinstance(value, Setting)]
 _OF_TOPOLOGIES = ("topology.", "tap.")

@@ -27,7 +27,7 @@
     ├── FeedingFailed            rows of a DataFrame that a topology did not process
     └── WireError                a network message that cannot be read (also a ValueError)
 
-A message states what was requested, what was found, and what to do.
+A message states the request, the cause and the fix.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class StoreUnreachable(MillraceError):
 
 
 class StoreInUse(MillraceError):
-    """Another process uses the checkpoints of this topology: two would destroy each other's."""
+    """Another process uses the checkpoints of this topology, and each would overwrite those of the other."""
 
 
 class CheckpointMissing(MillraceError):

@@ -278,10 +278,10 @@ def test_a_value_is_looked_up_in_the_checkpoint(master: Master) -> None:
     master.committed("words", committed(master, 2, {"a": 3, "b": 1}))
     assert (look_up("a")["found"], look_up("a")["value"], look_up("a")["as_of_wave"]) == (True, 3, 2)
     assert look_up("b")["value"] == 1 and look_up("b")["group"] == stable_hash("b") % GROUPS
-    assert not look_up("never")["found"] and "nothing is kept under 'never'" in look_up("never")["error"]
+    assert not look_up("never")["found"] and "no entry for key 'never'" in look_up("never")["error"]
     assert not look_up("a", "misses")["found"] and "has no state 'misses'" in look_up("a", "misses")["error"]
     for wrong in ({"a": 1}, ["a", ["b"]]):
-        with pytest.raises(MillraceError, match=r"'count' keeps nothing under .*: a key is a text, a number"):
+        with pytest.raises(MillraceError, match=r"'count' has no entry for key .*: a key is a string, a number"):
             look_up(wrong)
     with pytest.raises(UnknownName, match="no running topology has a component 'cont'; words has lines, count"):
         ask("batched", "query", topology=None, component="cont", key="a", state=None)
@@ -386,7 +386,7 @@ def test_the_other_verbs_work_on_batches(cli: Cli, master: Master) -> None:
     assert cli("state", "--query", "count", "a") == (0, "3\n", "")
     assert cli("state", "--query", "count", "a", "--name", "hits") == (0, "3\n", "")
     code, out, _ = cli("state", "--query", "count", "5")
-    assert code == 1 and "nothing is kept under 5" in out and """to look up the text, write '"5"'""" in out
+    assert code == 1 and "no entry for key 5" in out and """to look up the string, write '"5"'""" in out
     assert cli("load")[0] == 0
     code, out, _ = cli("move", "count[0]", str(1 - master.state.topologies["words"].places[COUNT0].slot))
     assert code == 0 and "it moves with the next batch" in out

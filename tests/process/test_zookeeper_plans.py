@@ -106,7 +106,7 @@ def test_tasks_move_and_a_dead_agent_is_replaced(cluster: ForkedCluster, tmp_pat
     cluster.start(victim)
     stream.until(lambda: victim in cluster.master.state.workers and reached(cluster))
     stream.advance(300)
-    assert not cluster.master.superseded and not has_event(cluster, "plans wait")
+    assert not cluster.master.superseded and not has_event(cluster, "plans cannot be published")
     assert_nothing_lost(stream.finish())
 
 
@@ -116,12 +116,12 @@ def test_the_stream_continues_and_plans_wait_while_zookeeper_is_down(server: Zoo
     stream.until(lambda: reached(cluster))
     server.stop()
     move(cluster, stream)
-    stream.until(lambda: has_event(cluster, "plans wait"))
+    stream.until(lambda: has_event(cluster, "plans cannot be published"))
     stream.advance(300)
     assert stream.state.losses == 0 and not reached(cluster)
     move(cluster, stream, "split")
     server.start()
-    stream.until(lambda: has_event(cluster, "the coordination store is back") and reached(cluster))
+    stream.until(lambda: has_event(cluster, "the coordination store is available again") and reached(cluster))
     stream.advance(300)
     assert stream.state.losses == 0
     # Not exact: one node may learn of the move after the moved task has stopped draining.
@@ -274,4 +274,4 @@ def test_a_master_that_cannot_reach_zookeeper_reports_it_and_leaves_nothing_behi
     command = [sys.executable, "-c", LONELY, f"zookeeper://127.0.0.1:{port}"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
-    assert re.search(rf"127.0.0.1:{port}.*check that it runs.*left behind: \[\]", output), output
+    assert re.search(rf"127.0.0.1:{port}.*check that it is running.*left behind: \[\]", output), output

@@ -274,7 +274,7 @@ def test_the_query_fails_if_the_topology_acks_nothing(engine: ResidentEngine, sp
     incoming.add(files=1, lines=10)
     running = engine.submit(keeping(lines_of(spark, incoming)), "keeping", {"topology.frame.ack.timeout.secs": 1})
     until(engine, lambda: bool(running.observed().errors))
-    assert "nothing that 'lines' was sent of batch 0 has been acked for 1 s" in running.observed().errors[0]["error"]
+    assert "no row of batch 0 sent to 'lines' has been acked for 1 s" in running.observed().errors[0]["error"]
     running.kill(wait=0)
     assert running.wait(SECONDS)
 

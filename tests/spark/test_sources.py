@@ -199,7 +199,7 @@ def test_a_second_reader_takes_over(engine: ResidentEngine, submit: Callable[...
     first.start()
     first.until(lambda: len(first.rows()) > 100)
     second.start()
-    with pytest.raises(PySparkException, match=r"(?s)shared\.out cannot be read: it has another reader.*a Tap of its own"):
+    with pytest.raises(PySparkException, match=r"(?s)shared\.out cannot be read: it has another reader.*its own Tap"):
         first.query.awaitTermination(SECONDS)
     second.until(lambda: len(numbers(first.rows() + second.rows())) == ROWS)
     second.stop()

@@ -80,14 +80,14 @@ class Component:
         self.pid = os.getpid()
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
-        """Called once, before anything else, each time the task starts anywhere. Called positionally."""
+        """Called once each time the task starts, on any worker, before any other method. Arguments are positional."""
 
     def close(self) -> None:
-        """Called when the task is stopped in good order; not after a crash, so nothing may depend on it."""
+        """Called when the task is stopped gracefully; not after a crash, so nothing may depend on it."""
 
     def snapshot(self) -> Any:
-        """Returns what must survive beside the keyed state: str, int, float, bool, bytes, None, and lists, tuples, sets and
-        dicts of them; None if there is nothing. Called at each wave."""
+        """Returns the state to save in addition to the keyed state: str, int, float, bool, bytes, None, and lists, tuples,
+        sets and dicts of them; None if there is nothing. Called at each wave."""
         return None
 
     def restore(self, snapshot: Any) -> None:

@@ -74,7 +74,7 @@ class Recorder:
 class Recorded:
     """An attribute of a component that reads one list of its recorder.
 
-    Not a data descriptor: a component may have an attribute of its own under the same name.
+    Not a data descriptor: a component may have its own attribute of the same name.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:

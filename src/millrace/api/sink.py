@@ -30,7 +30,7 @@ class TwoPhaseSink(Bolt):
         raise NotImplementedError(f"{type(self).__name__} must define prepare")
 
     def commit(self, wave: int) -> None:
-        """Publishes what was prepared in this epoch up to this wave. May be called twice."""
+        """Publishes the output prepared in this epoch up to this wave. May be called twice."""
         raise NotImplementedError(f"{type(self).__name__} must define commit")
 
     def recover(self, wave: int, epoch: int) -> None:

@@ -31,7 +31,7 @@ def _own_members(component_cls: type[Component]) -> list[Any]:
 
 
 def _names(member: Any) -> set[str]:
-    """The names that a function uses, also inside a property or a decorator that exposes the function it wraps."""
+    """The names that a function uses, including inside a property or a decorator that exposes the function it wraps."""
     inside = [getattr(member, name, None) for name in ("__func__", "__wrapped__", "func", "fget", "fset")]
     code = member if hasattr(member, "co_names") else getattr(member, "__code__", None)
     if code is not None:

@@ -1,1 +1,1 @@
-"""The `millrace` command: one short module per group of verbs."""
+"""The `millrace` command: one short module per group of subcommands."""

@@ -133,7 +133,7 @@ def running_lines(batch: dict[str, Any] | None) -> list[Hanging]:
     step = f"{batch['doing']} ({tasks})" if batch["doing"] == RUN_TASKS else batch["doing"]
     failed = [Hanging(batch["error"], "  its last error: ", "yellow")] if batch["error"] else []
     if batch["committed"]:
-        return [Hanging(f"batch {batch['batch']} is committed, and has been trying for {batch['seconds']:.0f} s to "
+        return [Hanging(f"batch {batch['batch']} is committed; for {batch['seconds']:.0f} s the engine has been trying to "
                         f"{batch['doing']}", "  now: ", "yellow"), *failed]
     again = f", attempt {batch['attempt']}" if batch["attempt"] > 1 else ""
     return [Hanging(f"batch {batch['batch']}{again}, for {batch['seconds']:.0f} s: {step}", "  now: ", "yellow"), *failed]

@@ -1,4 +1,4 @@
-"""The verbs of `millrace`: each parses its options, calls the module that does the work, and prints the result."""
+"""The commands of `millrace`: each parses its options, calls the module that does the work, and prints the result."""
 
 from __future__ import annotations
 
@@ -73,16 +73,17 @@ def run(topology: DeclaredTopology,
         name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the topology; default: the name of its class, "
                                                                       "in lower case.")] = None,
         par: Parallelism = None,
-        setting: Annotated[Pairs, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated. The key says "
-                                               "whose it is: spark.* is Spark's, the keys of docs/settings.md are Millrace's, "
-                                               "any other key goes to the components. The value is JSON or text.")] = None,
+        setting: Annotated[Pairs, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated. The key "
+                                               "decides where it goes: spark.* to Spark, keys of docs/settings.md to Millrace, "
+                                               "any other key to the components. The value is JSON or a string.")] = None,
         seconds: Annotated[float, typer.Option(metavar="S", help="Stop after this many seconds; 0: run until Ctrl-C.",
                                                min=0)] = 0,
         resume: Annotated[bool, typer.Option("--resume", help="Restart from the last checkpoint of an earlier run.")] = False,
-        fresh: Annotated[bool, typer.Option("--fresh", help="Start empty, and delete the checkpoints of earlier runs. One of "
-                                                            "--resume and --fresh is required if there are any.")] = False,
-        cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Name by which other verbs find this master and its "
-                                                                         "workers.")] = None,
+        fresh: Annotated[bool, typer.Option("--fresh", help="Start empty, and delete the checkpoints of earlier runs. "
+                                                            "--resume or --fresh is required if an earlier run left "
+                                                            "checkpoints.")] = False,
+        cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Name by which other commands find this "
+                                                                         "cluster.")] = None,
         scheduler: Annotated[str | None, typer.Option(metavar="NAME", help="Scheduler that moves tasks while they run; "
                                                                            "`millrace scheduler list` shows all.")] = None,
         scheduler_set: Annotated[Pairs, typer.Option(metavar="KEY=VALUE", help="Parameter of the scheduler; may be "
@@ -98,7 +99,7 @@ def run(topology: DeclaredTopology,
         as_json: Json = False) -> None:
     """Run a topology on Spark, until Ctrl-C or `millrace kill`.
 
-    Shows the topology while it runs. The other verbs work from another terminal.
+    Shows the topology while it runs. The other commands work from another terminal.
     """
     from millrace.cli.running import RunOptions, run_topology
 
@@ -141,7 +142,7 @@ def status(topology: OneTopology = None, cluster: ClusterName = None, as_json: J
 
 @app.command()
 def kill(topology: TopologyName,
-         wait: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds that tuples in flight have to finish.")] = 10,
+         wait: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds to wait for tuples in flight.")] = 10,
          cluster: ClusterName = None, as_json: Json = False) -> None:
     """Stop a topology: first its spouts, then the rest."""
     _ask(cluster, "kill", topology, f"{topology} is stopping; tuples in flight have {wait:g} s to finish", as_json, wait=wait)
@@ -151,8 +152,8 @@ def kill(topology: TopologyName,
 def move(task: Annotated[str, typer.Argument(metavar="TASK", help="For example 'count[3]', in quotes; `millrace plan` lists "
                                                                   "all.")],
          worker: Annotated[int, typer.Argument(metavar="WORKER", help="Number of the worker, as in `millrace plan`.")],
-         topology: Annotated[str | None, typer.Option(metavar="NAME", help="Name of its topology; needed only if several have "
-                                                                           "such a task.")] = None,
+         topology: Annotated[str | None, typer.Option(metavar="NAME", help="Topology of the task; needed only if several "
+                                                                           "topologies have a task of that name.")] = None,
          cluster: ClusterName = None, as_json: Json = False) -> None:
     """Move one running task to another worker; nothing is lost.
 
@@ -167,8 +168,8 @@ def move(task: Annotated[str, typer.Argument(metavar="TASK", help="For example '
 
 @app.command()
 def scale(tasks: Annotated[list[str], typer.Argument(metavar="COMPONENT=N", help="New number of tasks of a bolt.")],
-          topology: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the topology; needed only if several have "
-                                                                            "such components.")] = None,
+          topology: Annotated[str | None, typer.Option(metavar="NAME", help="Topology of the bolts; needed only if several "
+                                                                            "topologies have bolts of these names.")] = None,
           cluster: ClusterName = None, as_json: Json = False) -> None:
     """Change the number of tasks of bolts (microbatch engine only).
 
@@ -195,8 +196,8 @@ def plan(topology: OneTopology = None, cluster: ClusterName = None, as_json: Jso
 def state(topology: OneTopology = None,
           query: Annotated[tuple[str, str] | None, typer.Option(
               metavar="COMPONENT KEY", help="Show the current value of one key. A key that parses as JSON is read as JSON: 5 "
-                                            "is a number, '\"5\"' a text, '[\"a\", 5]' a key of two fields.")] = None,
-          name: Annotated[str | None, typer.Option(metavar="STATE", help="With --query: which state of the bolt, if it has "
+                                            "is a number, '\"5\"' a string, '[\"a\", 5]' a key of two fields.")] = None,
+          name: Annotated[str | None, typer.Option(metavar="STATE", help="With --query: name of the state, if the bolt has "
                                                                          "several.")] = None,
           groups: Annotated[bool, typer.Option("--groups", help="Show every key group.")] = False,
           cluster: ClusterName = None, as_json: Json = False) -> None:
@@ -260,7 +261,7 @@ def test(context: typer.Context,
                                                                                "MINUTES minutes.")] = 0) -> None:
     """Run linters and tests; arguments after `--` go to pytest.
 
-    Redis, ZooKeeper and PostgreSQL are installed first, as root on Debian. Slow tests are left out; run them by themselves:
+    Redis, ZooKeeper and PostgreSQL are installed first, as root on Debian. Slow tests are excluded; run them with:
     test -- -m slow
     """
     from millrace.cli import testing
@@ -356,11 +357,11 @@ def bench_engines(quick: Annotated[bool, typer.Option(help="Small sizes, to see 
 
 @bench_app.command("replanning")
 def bench_replanning(seconds: Annotated[float, typer.Option(help="Length of each part.", min=3)] = 10,
-                     rate: Annotated[float, typer.Option(help="Lines a second; each has ten words.", min=1)] = 800,
+                     rate: Annotated[float, typer.Option(help="Lines per second; each has ten words.", min=1)] = 800,
                      as_json: Json = False) -> None:
-    """Traffic between nodes under schedulers swapped while it runs.
+    """Measure traffic between nodes while schedulers are swapped.
 
-    OTD and others, on a live Word Count.
+    OTD and others, on a running Word Count.
     """
     from millrace.bench.replanning import run_replanning
 
@@ -375,7 +376,7 @@ def bench_page(results: Annotated[list[str] | None, typer.Argument(metavar="[RES
     """Write figures into docs/BENCHMARKS.md and README.md."""
     from millrace.bench.page import run_page
 
-    typer.echo(f"docs/BENCHMARKS.md and README.md have new figures of {', '.join(run_page(results or []))}")
+    typer.echo(f"updated the figures of {', '.join(run_page(results or []))} in docs/BENCHMARKS.md and README.md")
 
 
 def _ask(cluster: str | None, verb: str, topology: str, done: str, as_json: bool, **arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the parsing of KEY=VALUE."""
+"""Options that several commands share, and the parsing of KEY=VALUE."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPARK = "spark."  # begins the names of Spark's own settings
 class Settings:
     """The settings of one command line, sorted by the part of the system that reads them."""
 
-    topology: dict[str, Any] = field(default_factory=dict)  # also the users' own keys, which components read
+    topology: dict[str, Any] = field(default_factory=dict)  # including the users' own keys, which components read
     engine: dict[str, Any] = field(default_factory=dict)
     spark: dict[str, str] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ def _check_spelling(key: str) -> None:
 
 
 def pairs(option: str, items: list[str] | None, whole: bool = False) -> dict[str, Any]:
-    """KEY=VALUE options as a dict. A value that parses as JSON is read as JSON, any other as text."""
+    """KEY=VALUE options as a dict. A value that parses as JSON is read as JSON, any other as a string."""
     values: dict[str, Any] = {}
     for key, text in _split(option, items):
         values[key] = _value(option, key, text)

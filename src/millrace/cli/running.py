@@ -128,7 +128,7 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
 
 
 def check_engine(options: RunOptions) -> None:
-    """`MillraceError` for an unknown engine, or for options that the engine does not have."""
+    """Raise `MillraceError` for an unknown engine or an option that the engine does not support."""
     if options.engine not in DEFAULT_SLOTS:
         raise MillraceError(f"--engine {options.engine}: there is no such engine; choose one of {', '.join(DEFAULT_SLOTS)}")
     if options.engine == MICROBATCH:

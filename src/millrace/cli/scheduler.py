@@ -59,11 +59,11 @@ def set_scheduler(
                                                                               "0: its own default.")] = None,
         cool_down: Annotated[float | None, typer.Option(metavar="S", help="Seconds to wait after a plan before "
                                                                                  "the next one.")] = None,
-        min_gain: Annotated[float | None, typer.Option(metavar="SHARE", help="Smallest improvement that is worth a "
-                                                                                    "plan, from 0 to 1.")] = None,
-        overload: Annotated[float | None, typer.Option(metavar="SHARE", help="CPU use from which the scheduler runs "
-                                                                                    "at once, from 0 to 1.")] = None,
-        time_limit: Annotated[float | None, typer.Option(metavar="S", help="Seconds that the scheduler may take.")] = None,
+        min_gain: Annotated[float | None, typer.Option(metavar="SHARE", help="Minimum gain for a plan to be enacted, "
+                                                                                    "from 0 to 1.")] = None,
+        overload: Annotated[float | None, typer.Option(metavar="SHARE", help="CPU utilization at which the scheduler "
+                                                                                    "runs at once, from 0 to 1.")] = None,
+        time_limit: Annotated[float | None, typer.Option(metavar="S", help="Time limit of the scheduler, in seconds.")] = None,
         dry_run: Annotated[bool | None, typer.Option("--dry-run/--act", help="Only report plans, or carry them out "
                                                                                "(the default).")] = None,
         estimator: Annotated[str | None, typer.Option(metavar="NAME", help="ewma, trimmed-mean, last, or "
@@ -73,7 +73,7 @@ def set_scheduler(
         cluster: ClusterName = None, as_json: Json = False) -> None:
     """Change the scheduler or its parameters, while topologies run.
 
-    Options that are not given keep their values. For example: millrace scheduler set tstorm gamma=1.7
+    Omitted options keep their values. For example: millrace scheduler set tstorm gamma=1.7
     """
     from millrace.master.requests.client import ask
 

@@ -21,8 +21,8 @@ INTRODUCTION = [
     "| the engine's | the other keys below | `--set KEY=VALUE` | `ResidentEngine(settings={...})` |",
     "| Spark's | `spark.*` | `--set KEY=VALUE` | `ResidentEngine(spark_settings={...})` |",
     "",
-    "A value on the command line is JSON if it parses as JSON, otherwise text. The command line overrides the `config` of the",
-    "topology's class; the `config` of a component overrides both.",
+    "A value on the command line is JSON if it parses as JSON, otherwise a string. The command line overrides the `config` of",
+    "the topology's class; the `config` of a component overrides both.",
 ]
 
 

@@ -35,7 +35,7 @@ def print_move(move: dict[str, Any]) -> None:
     elif move["waves"]:
         console.print("it moves after the next wave, and its state moves with it")
     elif move["keyed"]:
-        console.print("it restarts there: what it keeps in its own attributes is not moved")
+        console.print("it restarts there; its instance attributes are lost")
 
 
 def print_scale(change: dict[str, Any]) -> None:
@@ -236,4 +236,4 @@ def print_value(answer: dict[str, Any]) -> None:
     key = answer["key"]
     if not isinstance(key, str | list):
         text = json.dumps(json.dumps(key))
-        console.print(f"the key was read as JSON ({type(key).__name__}); to look up the text, write '{text}'")
+        console.print(f"the key was read as JSON ({type(key).__name__}); to look up the string, write '{text}'")

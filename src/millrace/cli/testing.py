@@ -63,7 +63,7 @@ def explore(minutes: float, arguments: list[str], install: bool = True) -> int:
 
 
 def _install_servers(root: Path) -> None:
-    """Installs what is missing, or prints why it cannot; the tests of a server that is still missing are skipped."""
+    """Installs missing servers, or prints why it cannot; the tests of a server that is still missing are skipped."""
     subprocess.run([sys.executable, "-m", "support.servers.install"], cwd=root / "tests", check=True)
 
 

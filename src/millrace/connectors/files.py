@@ -26,7 +26,7 @@ class FileSpout(ReplayableSpout):
     | --- | --- |
     | `path` | a file or a glob such as `/logs/*.log`; the files, sorted by name, are assigned to the tasks in turn |
     | `follow` | true: wait for more lines and more files at the end (default false) |
-    | `burst` | most lines emitted in one call of `next_tuple` (default 64) |
+    | `burst` | maximum number of lines emitted in one call of `next_tuple` (default 64) |
 
     The position is the line number in the task's share, so files that were read must not change. With `follow` the last file
     may grow, and new files must sort after the existing ones (dates or numbers in the names); a file is complete when the task

@@ -20,9 +20,9 @@ class GeneratorSpout(ReplayableSpout):
 
     | config | meaning |
     | --- | --- |
-    | `rate` | tuples a second of the whole component, shared evenly by its tasks; 0 or absent: as fast as possible |
+    | `rate` | tuples per second of the whole component, shared evenly by its tasks; 0 or absent: as fast as possible |
     | `limit` | number of tuples, shared by its tasks; absent: endless |
-    | `burst` | most tuples emitted in one call of `next_tuple` (default 32) |
+    | `burst` | maximum number of tuples emitted in one call of `next_tuple` (default 32) |
 
     Tuple number `position` of task `task_index` is number `ordinal(position)` of the component. A `generate` that depends only
     on the ordinal and the seed therefore yields, with a `limit` of n, the numbers 0 to n - 1 for any parallelism; but a run
@@ -123,7 +123,7 @@ class ArrowGeneratorSpout(GeneratorSpout):
     | --- | --- |
     | `rate`, `limit` | as for GeneratorSpout, counted in tuples (rows), not in batches |
     | `batch` | rows in a batch (default 1,000); the last batch of a `limit` may be shorter |
-    | `burst` | most batches emitted in one call of `next_tuple` (default 1) |
+    | `burst` | maximum number of batches emitted in one call of `next_tuple` (default 1) |
 
     Batch g of the component has its tuples g * batch to (g + 1) * batch - 1.
     """

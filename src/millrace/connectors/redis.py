@@ -112,13 +112,13 @@ class _RedisSpout(ReliableSpout):
 
 
 class RedisListSpout(_RedisSpout):
-    """Takes texts from the left of a list that others push to on the right (RPUSH).
+    """Takes strings from the left of a list that others push to on the right (RPUSH).
 
     | config | meaning |
     | --- | --- |
     | `url` | of the server, e.g. `redis://host:6379/0` |
     | `key` | of the list |
-    | `count` | most entries taken in one round trip (default 100) |
+    | `count` | maximum number of entries taken in one round trip (default 100) |
 
     In an at-least-once topology an entry stays in a list of the task (`<key>:processing:<topology>:<component>:<task index>`)
     until it is acked. A task that starts first emits the entries that its previous incarnation left there; task 0 puts back
@@ -202,7 +202,7 @@ class RedisStreamSpout(_RedisSpout):
     | `key` | of the stream |
     | `group` | created if it does not exist |
     | `start` | for a group that is created: `0`, from the first entry (default), or `$`, only new entries |
-    | `count` | most entries read in one round trip (default 100) |
+    | `count` | maximum number of entries read in one round trip (default 100) |
 
     A task that starts first emits the unacked entries of its consumer; task 0 takes over those of consumers whose task no
     longer exists. `data` is a dict of texts.

@@ -19,7 +19,7 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 
 
 class RedisLogSpout(ReplayableSpout):
-    """Emits the entries of a stream, without a consumer group. Fields `id` and `data`, a dict of texts.
+    """Emits the entries of a stream, without a consumer group. Fields `id` and `data`, a dict of strings.
 
     | config | meaning |
     | --- | --- |
@@ -27,7 +27,7 @@ class RedisLogSpout(ReplayableSpout):
     | `key` | of the stream; it need not exist yet |
     | `start` | first entry of the topology: `0`, the first of the stream (default), or `$`, the next new one. A task that
     resumes from a position ignores it; one that dies before its first position is stored starts here again |
-    | `count` | most entries read in one round trip (default 100) |
+    | `count` | maximum number of entries read in one round trip (default 100) |
 
     The position is the entry's id `<ms>-<seq>` as `ms << 22 | seq`, and must fit into 63 bits: ids of the clock do until 2039,
     with 4 million entries in each millisecond.

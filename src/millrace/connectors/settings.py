@@ -11,7 +11,7 @@ from millrace.api.component import Component
 from millrace.errors import TopologyError
 
 REQUIRED: Any = object()
-_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 
 def setting(component: Component, conf: Mapping[str, Any], key: str, kind: type, default: Any = REQUIRED, *,

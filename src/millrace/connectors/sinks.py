@@ -131,5 +131,5 @@ class JsonLinesSink(PartFileSink):
 
 
 def field_names(row: Sequence[Any]) -> tuple[str, ...]:
-    """The field names of a row; their numbers, as texts, if it has no names."""
+    """The field names of a row; their numbers, as strings, if it has no names."""
     return getattr(row, "_fields", None) or tuple(str(index) for index in range(len(row)))

@@ -10,7 +10,7 @@ from millrace.connectors.settings import optional_module
 from millrace.connectors.staging import Staging, gone, staged_name
 
 GONE = "MILLRACE-GONE"
-WORDS_AT_ONCE = 5000  # most words of the commands that one call executes: it blocks the server
+WORDS_AT_ONCE = 5000  # maximum number of words of the commands that one call executes: it blocks the server
 
 # KEYS: marks and list of a task in an epoch, set of all of them. ARGV: the number of commands that the task knows to be
 # staged, the member of the set. Trims the list to that number: a call whose answer was lost may have been executed.
@@ -36,8 +36,8 @@ redis.call('HSET', KEYS[1], ARGV[3], wanted)
 return wanted
 """
 
-# KEYS: marks, list, target. ARGV: the wave, most words. Returns the number of commands left to execute. A command that the
-# server refuses stays in the list, and those before it do not: nothing is executed twice.
+# KEYS: marks, list, target. ARGV: the wave, the maximum number of words. Returns the number of commands left to execute. A
+# command that the server refuses stays in the list, and those before it do not: nothing is executed twice.
 _PUBLISH = f"""
 local function words(text)
   local parts, at = {{}}, 1

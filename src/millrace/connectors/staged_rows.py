@@ -140,8 +140,8 @@ def encode_part(component: str, names: tuple[str, ...], rows: list[Any]) -> byte
             [value if type(value) in _PLAIN else _named(component, names[i], value) for i, value in enumerate(row)]
             for row in rows]])
     except UnicodeEncodeError as error:
-        raise EncodingError(f"{component}: a text cannot be staged because it has half of a surrogate pair, which databases "
-                            f"do not accept: {error.object[error.start : error.end]!r} in {error.object[:50]!r}. Emit valid "
+        raise EncodingError(f"{component}: a string cannot be staged because it contains a lone surrogate, which databases do "
+                            f"not accept: {error.object[error.start : error.end]!r} in {error.object[:50]!r}. Emit valid "
                             "Unicode, or bytes") from None
 
 
@@ -155,7 +155,7 @@ def _named(component: str, field: str, value: Any) -> Any:
         return _wrapped(value)
     except EncodingError as error:
         raise EncodingError(f"{component}: field {field!r} cannot be staged for an exactly-once commit: {error}. Emit numbers, "
-                            "texts, bytes, dates, times, UUIDs, and lists, tuples or dicts of these") from None
+                            "strings, bytes, dates, times, UUIDs, and lists, tuples or dicts of these") from None
 
 
 def _wrapped(value: Any) -> Any:
@@ -172,7 +172,7 @@ def _wrapped(value: Any) -> Any:
 def _wrapped_dict(value: dict[Any, Any]) -> dict[Any, Any]:
     for key in value:
         if not isinstance(key, str | int | float | None) or (isinstance(key, int) and not -(2**63) <= key < 2**64):
-            raise EncodingError(f"it has a dict with the key {key!r}; use texts as keys, as in JSON")
+            raise EncodingError(f"it has a dict with the key {key!r}; use strings as keys, as in JSON")
     return {_wrapped(key): _wrapped(item) for key, item in value.items()}
 
 

@@ -27,7 +27,7 @@ class Tap(TwoPhaseSink):
 
     | config | meaning |
     | --- | --- |
-    | `tap.rows`, `tap.mb` | most rows, and most MB of rows, that a task keeps unread; then its senders wait, up to the spouts |
+    | `tap.rows`, `tap.mb` | maximum number, and MB, of unread rows of a task; then its senders wait, up to the spouts |
 
     At-least-once: rows can be read immediately, and are acked when the reader commits them; those of a lost task are replayed.
     Exactly-once: rows can be read when their wave is committed; rows that the reader has not committed are part of the

@@ -71,7 +71,8 @@ class TopologyAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The complete plan, or a node's part of it. `alive`: numbers of all running topologies, also those that the part omits."""
+    """The complete plan, or a node's part of it. `alive`: numbers of all running topologies, including those that the part
+    omits."""
 
     revision: int
     workers: list[WorkerAddress] = field(default_factory=list)

@@ -22,8 +22,8 @@ class Life(enum.Enum):
 
 
 class Reason(enum.Enum):
-    """Why lost blobs are looked for: the manifest cannot be committed, tasks are about to leave their processes, or several
-    attempts have missed state."""
+    """The reason for a search for lost blobs: the manifest cannot be committed, tasks are about to leave their processes, or
+    several attempts have missed state."""
 
     COMMIT = enum.auto()
     NEW_PLAN = enum.auto()

@@ -85,7 +85,7 @@ class ManifestStored:
 
 @dataclass(frozen=True, slots=True)
 class ChannelBroke:
-    """A worker has missed chunks of a channel, or a sink could not write: only a roll-back brings the tuples again."""
+    """A worker has missed chunks of a channel, or a sink could not write: only a rollback can recover the tuples."""
 
     topology: int
     epoch: int
@@ -94,7 +94,7 @@ class ChannelBroke:
 
 @dataclass(frozen=True, slots=True)
 class WaveRequested:
-    """Someone needs a checkpoint of the topology soon: begin a wave now or, if one is under way, right after it."""
+    """Someone needs a checkpoint of the topology soon: begin a wave now or, if one is in progress, right after it."""
 
     name: str
 
@@ -230,7 +230,7 @@ class StoreManifest:
 
 @dataclass(frozen=True, slots=True)
 class CollectCheckpoints:
-    """Delete what the newest checkpoints of the topology no longer need."""
+    """Delete blobs that the newest checkpoints of the topology no longer need."""
 
     name: str
     epoch: int

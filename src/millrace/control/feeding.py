@@ -17,7 +17,7 @@ WINDOW = 16  # batches of a partition in transit at the same time
 
 class Key(NamedTuple):
     """A batch of a streaming query. `digest` is a hash of its content: rows that Spark recomputes may come in another order,
-    and then the same number stands for other rows, which must not be taken for a repeat."""
+    and then the same number stands for other rows, which must not be mistaken for a repeat."""
 
     query: str
     batch: int
@@ -50,7 +50,7 @@ class Intake:
         return PENDING
 
     def done(self, key: Key) -> list[Any]:
-        """The batch has been processed. Returns the senders to answer."""
+        """Record that the batch has been processed. Returns the senders to answer."""
         senders = self._pending.pop(key, None)
         if senders is None:  # of an earlier micro-batch
             return []
@@ -58,7 +58,7 @@ class Intake:
         return senders
 
     def refused(self, key: Key) -> list[Any]:
-        """The batch cannot be emitted: forget it, so that it may be sent again. Returns the senders to answer."""
+        """Forget a batch that cannot be emitted, so that it may be sent again. Returns the senders to answer."""
         return self._pending.pop(key, [])
 
 

@@ -1,4 +1,4 @@
-"""Roots in flight: what a spout task has sent and is not acked or failed yet, and when it counts as lost or timed out."""
+"""Roots in flight: chunks that a spout task has sent and that are not acked or failed yet, with their deadlines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class InFlight:
         self.tuples += tuples
 
     def finished(self, root: int, now: float) -> Root | None:
-        """The root is complete. Returns None if it has failed before: it has been, or will be, replayed."""
+        """Remove a root that is complete and return it; None if it has failed before: it has been, or will be, replayed."""
         known = self.roots.pop(root, None)
         if known is not None:
             self.tuples -= known.tuples
@@ -50,7 +50,8 @@ class InFlight:
         return known
 
     def failed(self, root: int, cause: str) -> Root | None:
-        """The root failed. Only errors in user code count as attempts: a lost worker is not the tuple's fault."""
+        """Remove a root that failed and return it. Only errors in user code count as attempts: a lost worker is not the tuple's
+        fault."""
         known = self.roots.pop(root, None)
         if known is not None:
             self.tuples -= known.tuples
@@ -76,19 +77,19 @@ class InFlight:
         return not flowing and now - next(iter(self.roots.values())).born > self.timeout / 2
 
     def doom(self, deadline: float) -> int:
-        """A worker is lost: roots that are unfinished at `deadline` count as lost with it."""
+        """Count roots that are unfinished at `deadline` as lost with a worker."""
         for root in self.roots.values():
             if root.doomed is None:
                 root.doomed = deadline
         return len(self.roots)
 
     def be_wary(self, until: float, deadline: float) -> None:
-        """Not every worker knows yet that one is lost, and some may still send to it: roots sent before `until` also count as
-        lost if they are unfinished at `deadline`."""
+        """Count roots sent before `until` as lost, too, if they are unfinished at `deadline`: not every worker knows yet that
+        one is lost, and some may still send to it."""
         self.wary_until, self.wary_deadline = until, deadline
 
     def overdue(self, now: float) -> list[tuple[int, str]]:
-        """The roots to fail now, and why: "lost" or "timeout"."""
+        """The roots to fail now, with the cause: "lost" or "timeout"."""
         return list(self._overdue(now))
 
     def _overdue(self, now: float) -> Iterator[tuple[int, str]]:
@@ -106,7 +107,7 @@ class InFlight:
 
 
 def _hashable(tup_id: Any) -> Any:
-    """A spout may use any value as id, a list for example."""
+    """A key for the id: a spout may use any value as id, a list for example."""
     try:
         hash(tup_id)
     except TypeError:

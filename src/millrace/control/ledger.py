@@ -54,7 +54,8 @@ class Ledger:
         return None
 
     def fail(self, root: int) -> Owner | None:
-        """Part of the root failed. Returns the spout to notify; None if the root is not known (yet, or any more)."""
+        """Remove a root of which a part failed. Returns the spout to notify; None if the root is not known (not yet, or
+        no longer)."""
         self._sums.pop(root, None)
         self._old.pop(root, None)
         owner = self._owners.pop(root, None)

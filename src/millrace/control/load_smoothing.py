@@ -32,12 +32,12 @@ from millrace.schedulers.parameters import check_parameters, parameter, with_par
 from millrace.schedulers.problem import MOST
 
 Pair = tuple[TaskId, TaskId]
-Row = tuple[float, ...]  # one value for each of COUNTERS, SECONDS and LEVELS; the first two are rates a second
+Row = tuple[float, ...]  # one value for each of COUNTERS, SECONDS and LEVELS; the first two are rates per second
 
 COUNTERS = ("emitted", "transferred", "executed", "acked", "failed")
 SECONDS = ("cpu_seconds", "busy_seconds")
 LEVELS = ("cpu_mhz", "memory_mb")
-NOTHING = 1e-6  # tuples or seconds a second, MHz or MB: smaller values count as zero
+NOTHING = 1e-6  # tuples or seconds per second, MHz or MB: smaller values count as zero
 
 
 class Estimator(Protocol):
@@ -255,7 +255,7 @@ def _row(sample: Load, measured: TaskLoad) -> Row:
 
 
 def _group_rates(sample: Load) -> dict[str, Row]:
-    """Tuples a second for each key group."""
+    """Tuples per second for each key group."""
     seconds = sample.window_seconds
     return {name: tuple(_clean(count / seconds) for count in counts) for name, counts in sample.key_groups.items()}
 

@@ -1,4 +1,4 @@
-"""The master's state machine: the life of topologies, and what to do when workers join and are lost.
+"""The master's state machine: the life of topologies, and the reactions to workers that join or are lost.
 
 `MasterState.handle` is the only way to change it: the same events in the same order always give the same commands.
 """
@@ -218,7 +218,7 @@ class MasterState:
         notes = [Say(text, graph.name, "warning") for text in (*settings_without_effect(keys), *weak_points(graph))]
         if event.checkpoint is None and event.after != (0, 0):
             notes.append(Say(f"starts fresh: checkpoints of earlier runs, up to wave {event.after[1]}, are deleted once this "
-                             "run has committed waves of its own", graph.name))
+                             "run has committed its own waves", graph.name))
         return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *notes, *placed, self.distribute()]
 
     def _set_paused(self, name: str, paused: bool) -> list[Command]:

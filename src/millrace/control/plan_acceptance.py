@@ -17,7 +17,7 @@ from millrace.schedulers.problem import Figures, Problem
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Limits that a plan is held against. `min_gain` None: the scheduler has a threshold of its own, and any plan that it
+    """Limits that a plan is held against. `min_gain` None: the scheduler has its own threshold, and any plan that it
     proposes is accepted. `crowding`: factor by which workers are busier than their CPU time shows."""
 
     min_gain: float | None
@@ -41,7 +41,8 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Review:
-    """A plan compared with the one in force. `expected`: figures before and after. `shortfall`: why it is not worth it."""
+    """A plan compared with the one in force. `expected`: figures before and after. `shortfall`: the reason for rejecting it;
+    empty if it is accepted."""
 
     accepted: bool
     moved: tuple[str, ...]

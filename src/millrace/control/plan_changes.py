@@ -1,8 +1,8 @@
 """Applies changes of plan to running topologies: accepted plans of a scheduler, moved tasks, rescaled components, and tasks
 that return to a worker that is back.
 
-On resident workers, tasks with state move after a wave. A topology that runs in batches changes with its next batch. When a
-scheduler is asked is decided in schedule_generator.py, whether its plan is accepted in plan_acceptance.py.
+On resident workers, tasks with state move after a wave. A topology that runs in batches changes with its next batch.
+schedule_generator.py decides when to run a scheduler, plan_acceptance.py whether to accept its plan.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PlannedTopologies(Protocol):
 
 
 class PlanChanges:
-    """Every method returns the commands to carry out, or raises and has changed nothing."""
+    """Every method returns the commands to carry out, or raises without changing anything."""
 
     def __init__(self, master: PlannedTopologies, waves: WaveControl) -> None:
         self._master, self._waves = master, waves
@@ -58,8 +58,8 @@ class PlanChanges:
             raise UnknownName(f"there is no worker {event.slot}; there are {', '.join(map(str, sorted(workers)))}")
         source = topology.places[event.task].slot
         if not topology.graph.movable(event.task):
-            raise TopologyError(f"{event.task} is a spout whose source cannot be read again: only this task can replay what it "
-                                "has in flight, so it cannot be moved. A ReplayableSpout can")
+            raise TopologyError(f"{event.task} cannot be moved: its source cannot be replayed, so its tuples in flight would "
+                                "be lost. Derive the spout from ReplayableSpout to move it")
         if source == event.slot:
             topology.moves.pop(event.task, None)  # cancels a move that waits for the next wave
             return [Say(f"{event.task} is already on worker {event.slot}", event.name)]
@@ -102,7 +102,7 @@ class PlanChanges:
 
     def move_home(self, topology: TopologyState, slot: int) -> list[Command]:
         """Return tasks to the slot that they had to leave, so that it is used again. Spouts and ackers stay where they are,
-        because nobody else knows what they have in flight; between two batches nothing is in flight."""
+        because only they know their tuples in flight. Between batches nothing is in flight, so spouts return too."""
         if topology.status not in (RUNNING, PAUSED, STARTING):
             return []
         returning = [task for task, place in topology.places.items()
@@ -121,16 +121,17 @@ class PlanChanges:
         _check_changeable(topology)
         if based_on != topology.version:
             raise StalePlan(f"{name!r} is now at version {topology.version}, and the plan was made for version {based_on}: "
-                            "none of it is applied. Ask the scheduler again")
+                            "it is discarded. Run the scheduler again")
         gone = sorted({slot for slot in plan.placement.values() if slot not in self._master.workers})
         stuck = sorted(task for task, slot in plan.placement.items() if task in topology.places
                        and topology.places[task].slot != slot and not topology.graph.movable(task))
         if stuck:
-            raise TopologyError(f"the plan for {name!r} moves {stuck[0]}, a spout whose source cannot be read again")
+            raise TopologyError(f"the plan for {name!r} moves {stuck[0]}, a spout whose source cannot be replayed")
         graph = rescaled(topology.graph, plan.parallelism) if topology.batched else topology.graph
         if gone or set(plan.placement) != set(graph.tasks()) or len(topology.places) != len(topology.graph.tasks()):
-            raise StalePlan(f"the plan for {name!r} " + (f"puts tasks on workers {gone}, which are gone" if gone else
-                            "has other tasks than are running") + ": none of it is applied. Ask the scheduler again")
+            lost = ", ".join(map(str, gone))
+            mismatch = f"places tasks on lost workers ({lost})" if gone else "does not match the running tasks"
+            raise StalePlan(f"the plan for {name!r} {mismatch}: it is discarded. Run the scheduler again")
 
     def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
         """Move the tasks: at once, or after the next wave if the topology takes waves, so that little is replayed."""

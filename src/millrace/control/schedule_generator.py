@@ -1,4 +1,4 @@
-"""The schedule generator: decides when to ask the scheduler and what to do with its answer, and records the outcome.
+"""The schedule generator: decides when to run the scheduler and whether to use its plan, and records the outcome.
 
 It neither runs a scheduler nor moves a task. Its driver, master/scheduling/loop.py, calls `due`, has the scheduler run in
 another process and passes the answer to `decide`. plan_acceptance.py decides whether a plan is worth its moves, and
@@ -35,12 +35,13 @@ class Policy:
     """Settings of the schedule generator, common to all schedulers."""
 
     period: float = parameter(0.0, "Seconds between schedules; 0 takes the scheduler's own (5 for otd, 300 for others).", low=0)
-    cool_down: float = parameter(10.0, "Seconds after a plan was enacted during which no other is.", low=0)
+    cool_down: float = parameter(10.0, "Seconds after an enacted plan before another one may be enacted.", low=0)
     min_gain: float | None = parameter(None, "Share by which a plan must lower traffic between nodes, or a high load, to be "
-                                             "enacted. Unset: 0.02; schedulers with a threshold of their own use that instead.",
+                                             "enacted. Unset: 0.02; schedulers that have their own threshold use that instead.",
                                 low=0, high=1)
-    overload: float = parameter(0.9, "Share of a node's or worker's CPU from which the scheduler is asked at once.", low=0)
-    time_limit: float = parameter(30.0, "Seconds that a scheduler may take.", low=0.01)
+    overload: float = parameter(0.9, "CPU utilization of a node or worker, 1 being all of it, at which the scheduler runs at "
+                                     "once.", low=0)
+    time_limit: float = parameter(30.0, "Time limit of a scheduler, in seconds.", low=0.01)
     dry_run: bool = parameter(False, "Report decisions without carrying them out.")
 
     def __post_init__(self) -> None:
@@ -57,7 +58,7 @@ class Choice:
     name: str
     parameters: Mapping[str, Any]
     period: float
-    weighs_itself: bool = False  # it has a threshold of its own
+    weighs_itself: bool = False  # it has its own threshold
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class ScheduleGenerator:
 
     @property
     def min_gain(self) -> float | None:
-        """None: every plan of the scheduler is worth it."""
+        """Minimum gain of a plan; None accepts every plan of the scheduler."""
         if self.policy.min_gain is not None:
             return self.policy.min_gain
         return None if self.choice.weighs_itself else MIN_GAIN
@@ -194,7 +195,7 @@ class ScheduleGenerator:
         self._enacted_at, self._watched = now, decision.number
 
     def overtaken(self, decision: Decision, why: str) -> Decision:
-        """The plan had changed otherwise before the decision could be carried out."""
+        """Record that the plan changed before the decision could be carried out."""
         return self._replace(replace(decision, outcome=OVERTAKEN, reason=f"{decision.reason} ({why})"))
 
     def observe(self, situation: Situation) -> Decision | None:

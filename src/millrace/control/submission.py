@@ -42,13 +42,13 @@ def check_guarantee(graph: TopologyGraph) -> None:
 
 
 def weak_points(graph: TopologyGraph) -> list[str]:
-    """Warnings about what the guarantee does not cover."""
+    """Warnings about effects that the guarantee does not cover."""
     warnings = []
     if graph.exactly_once:
         writing = [bolt.name for bolt in graph.bolts if _acts_outside(bolt)]
         if writing:
-            warnings.append(f"{EXACTLY_ONCE} does not cover what {', '.join(writing)} may write to other systems: after a "
-                            "failure it is written again. A TwoPhaseSink is covered")
+            warnings.append(f"{EXACTLY_ONCE} does not cover writes of {', '.join(writing)} to other systems: a failure repeats "
+                            "them. Use a TwoPhaseSink")
     elif graph.waves and GUARANTEE.of(graph.config) == AT_LEAST_ONCE:
         stuck = [spout.name for spout in graph.spouts if not spout.movable]
         if stuck:
@@ -59,7 +59,8 @@ def weak_points(graph: TopologyGraph) -> list[str]:
 
 def _acts_outside(bolt: ComponentDef) -> bool:
     """True for a bolt that emits nothing but dead letters and keeps no state: its purpose must be a side effect. Nothing is
-    known about other bolts, and most have none. What a sink keeps in its snapshot, as for DataFrames and taps, is covered."""
+    known about other bolts, and most have none. Rows that a sink keeps in its snapshot, as for DataFrames and taps, are
+    covered."""
     return all(stream.name == DEAD_LETTERS for stream in bolt.outputs) and not bolt.stateful and not bolt.commits
 
 
@@ -80,9 +81,10 @@ def check_choice(resume: bool | None, manifest: Manifest | None, store: str) -> 
 
 
 def choice_required(remains: str) -> TopologyError:
-    """The error that asks for --resume or --fresh. `remains`: a sentence on what an earlier run has left, and where."""
+    """The error that asks for --resume or --fresh. `remains`: a sentence on the data that an earlier run has left, and
+    its place."""
     return TopologyError(f"{remains}. Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start "
-                         "over; what is there is deleted once the new run has committed something of its own")
+                         "over; the data of the old run is deleted once the new run has committed its own")
 
 
 def when(at: float) -> str:

@@ -38,12 +38,12 @@ class TopologyState:
     waves: Waves | None = None  # None: nothing to snapshot, or each batch is a wave
     checkpoint: Manifest | None = None  # the last one committed
     offsets: str = ""  # the run under which Spark's positions are recorded; also in the manifests
-    moves: dict[TaskId, int] = field(default_factory=dict)  # requested; they wait for the wave under way
+    moves: dict[TaskId, int] = field(default_factory=dict)  # requested; they wait for the current wave
     storing: Manifest | None = None  # the manifest being written
     begun: bool = False  # its tasks have been started before
     closing: int = 0  # killed: the wave that must be committed before it ends
-    attempt: int = 0  # roll-backs in short succession because of a gap or a failing sink
-    broke_at: float = float("-inf")  # time of the last such roll-back
+    attempt: int = 0  # rollbacks in short succession because of a gap or a failing sink
+    broke_at: float = float("-inf")  # time of the last such rollback
     held_until: float = 0.0  # the spouts stay paused until then, so that a failing sink can recover
     troubled: str = ""  # why the last wave was abandoned
     troubles: int = 0  # waves abandoned since the last commit

@@ -3,7 +3,7 @@
     CLAIM     the new epoch is entered in the store                          (written: INIT)
     INIT      every task restores the state of the last committed wave       (all acked: the spouts may run)
     PREPARE   every task snapshots, at the same point of the stream          (all acked: the manifest is written)
-    COMMIT    the manifest is written: sinks publish what they prepared      (all acked: the next wave may begin)
+    COMMIT    the manifest is written: sinks publish their prepared output   (all acked: the next wave may begin)
     ROLLBACK  a wave that was not prepared in time, or not stored, is abandoned
 
 The manifest is the commit point: a failure before it rolls back to the previous wave, a failure after it to this one.
@@ -92,11 +92,11 @@ class Waves:
     took: float = 0.0  # seconds from the beginning of the last committed wave to its commit
     abandoned: int = 0
     refused: bool = False  # the store refused the claim: try again
-    requested: bool = False  # a wave is wanted after the one under way, without waiting for the interval
+    requested: bool = False  # a wave is wanted after the current one, without waiting for the interval
     closing: bool = False  # the next wave is the last one: repeat it without a pause until it is committed
 
     def request(self, now: float) -> None:
-        """Make a wave due now; if one is under way, as soon as it is over."""
+        """Make a wave due now; if one is in progress, as soon as it is over."""
         self.due = min(self.due, now)
         self.requested = self.phase != IDLE
 
@@ -106,7 +106,7 @@ class Waves:
         return self.wave + 1
 
     def restore(self, tasks: Iterable[TaskId], epoch: int, claim: bool, now: float) -> list[WaveStep]:
-        """Start the tasks, for the first time or again: they wait for INIT. A wave under way is dropped. `claim`: nothing is
+        """Start the tasks, for the first time or again: they wait for INIT. A wave in progress is dropped. `claim`: nothing is
         discarded before the new epoch is in the store."""
         self.tasks, self.epoch = tuple(tasks), epoch
         self.records, self.waiting = {}, set()
@@ -116,7 +116,7 @@ class Waves:
         return [Claim()]
 
     def claimed(self, wave: int, error: str, now: float) -> list[WaveStep]:
-        """The epoch is entered in the store, or could not be and is tried again."""
+        """Record that the epoch is entered in the store, or try again if it could not be."""
         if self.phase != CLAIM or wave != self.committed:
             return []
         if error:
@@ -125,7 +125,7 @@ class Waves:
         return [self._send(INIT, now)]
 
     def begin(self, now: float) -> list[WaveStep]:
-        """Begin a wave now, unless one is under way."""
+        """Begin a wave now, unless one is in progress."""
         if self.phase != IDLE or not self.tasks:
             return []
         self.wave += 1
@@ -137,7 +137,7 @@ class Waves:
             return self.begin(now) if now >= self.due else []
         if self.phase == PREPARE and now - self.began >= self.timeout:
             late = ", ".join(map(str, sorted(self.waiting)[:5]))
-            return self.give_up(f"not prepared within {self.timeout:g} s: {late}", now)
+            return self.abandon(f"not prepared within {self.timeout:g} s: {late}", now)
         if self.phase == STORING or now - self.sent < RESEND_SECONDS:
             return []
         if self.phase == CLAIM:
@@ -150,7 +150,7 @@ class Waves:
         if kind != self.phase or wave != self._asked() or task not in self.waiting:
             return []
         if error:
-            return self.give_up(f"{task}: {error}", now) if kind == PREPARE else []  # other requests are sent again
+            return self.abandon(f"{task}: {error}", now) if kind == PREPARE else []  # other requests are sent again
         self.waiting.discard(task)
         if record is not None:
             self.records[task] = record
@@ -170,18 +170,18 @@ class Waves:
         return []
 
     def stored(self, wave: int, error: str, now: float) -> list[WaveStep]:
-        """The manifest is written, or could not be."""
+        """Commit the wave if its manifest is written; abandon it if it could not be."""
         if self.phase != STORING or wave != self.wave:
             return []
         if error:
             self.whole = True  # the deltas' base may be gone
-            return self.give_up(error, now)
+            return self.abandon(error, now)
         self.committed, self.committed_epoch, self.whole = self.wave, self.epoch, False
         self.took = now - self.began
         return [self._send(COMMIT, now)]
 
-    def give_up(self, reason: str, now: float) -> list[WaveStep]:
-        """Roll the wave under way back; the next one covers it."""
+    def abandon(self, reason: str, now: float) -> list[WaveStep]:
+        """Roll back the current wave; the next one covers it."""
         if self.phase not in (PREPARE, STORING):
             return []
         self.abandoned += 1

@@ -7,7 +7,7 @@ from typing import Any
 from millrace.api.tuple import DEAD_LETTERS, DEFAULT_STREAM
 from millrace.model.graph import ComponentDef, Input, TopologyGraph
 
-# Mermaid reads these characters as syntax, also inside quotes.
+# Mermaid reads these characters as syntax, even inside quotes.
 _ESCAPES = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "\n": " "})
 _BREAK = "<br/>"
 
@@ -23,7 +23,7 @@ def mermaid(graph: TopologyGraph) -> str:
 
 
 def described(graph: TopologyGraph) -> dict[str, Any]:
-    """The same facts as plain data."""
+    """The facts of the flowchart as plain data."""
     return {
         "name": graph.name,
         "components": [{"name": component.name, "kind": component.kind, "tasks": component.par, "code": component.code,

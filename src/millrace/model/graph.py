@@ -39,7 +39,7 @@ class TaskId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TaskId:
-        """Parses the text that `str` makes of a task."""
+        """Parses the string that `str` makes of a task."""
         match = _TASK.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} does not name a task: write the component and an index, for example count[3]")

@@ -99,7 +99,7 @@ class Load:
         return measured.busy_seconds / self.window_seconds if measured and self.window_seconds > 0 else 0.0
 
     def arrival_rate(self, component: str) -> float:
-        """λ: tuples a second that arrive at the component's tasks; for a spout, those that it emits."""
+        """λ: tuples per second that arrive at the component's tasks; for a spout, those that it emits."""
         if self.window_seconds <= 0:
             return 0.0
         arrived = sum(tuples for (_, target), tuples in self.traffic.items() if target.component == component)
@@ -108,7 +108,7 @@ class Load:
         return arrived / self.window_seconds
 
     def true_processing_rate(self, component: str) -> float | None:
-        """μ: tuples a second that one task of the component processes while it is busy; None if none was busy."""
+        """μ: tuples per second that one task of the component processes while it is busy; None if none was busy."""
         own = [measured for task, measured in self.tasks.items() if task.component == component]
         busy = sum(measured.busy_seconds for measured in own)
         done = sum(measured.executed or measured.emitted for measured in own)

@@ -11,7 +11,7 @@ class Clock(Protocol):
         """Monotonic seconds, comparable between processes of one host."""
 
     def wall(self) -> float:
-        """Seconds since 1970, comparable between hosts as far as their clocks agree."""
+        """Seconds since 1970, comparable between hosts with synchronized clocks."""
 
     def cpu(self) -> float:
         """CPU seconds used by this thread."""

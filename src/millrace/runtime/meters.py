@@ -23,7 +23,7 @@ class LatencyHistogram:
         self._histogram.record_value(min(max(1, int(seconds * 1e6)), LONGEST_US), count)
 
     def take(self) -> str:
-        """The histogram since the last `take`, encoded; empty text if nothing was recorded."""
+        """The histogram since the last `take`, encoded; an empty string if nothing was recorded."""
         if self._histogram is None or self._histogram.get_total_count() == 0:
             return ""
         encoded: str = self._histogram.encode().decode("ascii")

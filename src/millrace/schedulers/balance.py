@@ -33,10 +33,10 @@ class Balance:
     only if the result would be much better; that is at most 4/3 of the optimum.
     """
 
-    tolerance: float = parameter(0.1, "Key groups move if the most loaded task has more than the mean by this share.",
+    tolerance: float = parameter(0.1, "Key groups move if the most loaded task exceeds the mean by more than this fraction.",
                                  low=0.0, high=10.0)
-    least_tuples: int = parameter(1000, "Components with fewer tuples in the window keep their key groups: it may be chance.",
-                                  low=0)
+    least_tuples: int = parameter(1000, "Components with fewer tuples in the window keep their key groups: too few to tell "
+                                        "skew from chance.", low=0)
 
     PERIOD_SECONDS: ClassVar[float] = 5.0
     WEIGHS_ITSELF: ClassVar[bool] = True
@@ -143,7 +143,7 @@ def _from_scratch(loads: Floats, par: int) -> Ints:
 
 
 def _relabelled(loads: Floats, before: Ints, owners: Ints, par: int) -> Ints:
-    """The same shares, each given to the task that already has most of it."""
+    """The shares, each given to the task that already has most of it."""
     common = np.zeros((par, par))
     np.add.at(common, (owners, before), loads + 1e-9)
     shares, tasks = linear_sum_assignment(common, maximize=True)

@@ -17,7 +17,7 @@ from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, Scheduler
 from millrace.schedulers.optimal import Least, fits
 from millrace.schedulers.problem import Figures, Ints, Problem
 
-NOTHING = 1e-6  # tuples a second: less counts as none
+NOTHING = 1e-6  # tuples per second: less counts as none
 
 Clock = Callable[[], float]  # seconds
 
@@ -31,7 +31,7 @@ class Outcome:
     overloaded: bool
     seconds: float
     reason: str
-    optimum: float | None = None  # tuples a second; None if it is not known
+    optimum: float | None = None  # tuples per second; None if it is not known
     error: str | None = None
 
     @property

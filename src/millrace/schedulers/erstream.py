@@ -26,7 +26,7 @@ class ErStream:
     nodes. Tasks in no pair go last, to the least loaded worker. Tasks move only if traffic between nodes falls enough.
     """
 
-    u: float = parameter(0.8, "Share of its CPU up to which a worker or a node takes more.", low=0.01, high=1.0)
+    u: float = parameter(0.8, "CPU utilization up to which a worker or node accepts more tasks.", low=0.01, high=1.0)
     tr_improve: float = parameter(0.1, "Tasks move only if traffic between nodes falls by at least this share.",
                                   low=0.0, high=1.0)
 

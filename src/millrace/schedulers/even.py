@@ -29,9 +29,9 @@ class Even:
 
     one_worker_per_node: bool = parameter(False, "A topology uses at most one slot of each node (T-Storm's rule for a first "
                                                  "assignment).")
-    spread_back: bool = parameter(True, "When a slot is empty, as after a node came back, tasks are moved, as few as "
-                                        "possible, until the slots' counts differ by at most one. False: a task is moved "
-                                        "only when its slot is gone.")
+    spread_back: bool = parameter(True, "When a slot is empty, for example after a node returned, move as few tasks as "
+                                        "possible until the task counts of the slots differ by at most one. False: a task "
+                                        "is moved only when its slot is gone.")
 
     def __post_init__(self) -> None:
         check_parameters(self)

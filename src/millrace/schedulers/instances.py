@@ -19,8 +19,8 @@ from millrace.schedulers.even import Even
 from millrace.schedulers.problem import Floats
 
 WINDOW_SECONDS = 10.0
-TUPLES = 1000.0  # a second, through a component, as the median
-MHZ_PER_TUPLE = 0.5  # of a task, for each tuple a second in or out, as the median
+TUPLES = 1000.0  # per second, through a component, as the median
+MHZ_PER_TUPLE = 0.5  # of a task, for each tuple per second in or out, as the median
 SPREAD = 0.6  # standard deviation of the logarithm: two thirds lie within a factor of 1.8
 SKEW = (0.3, 3.0)  # of keys over tasks (Dirichlet): low means that few tasks get most
 LEAST = 0.1  # part of an even share that every task gets
@@ -82,7 +82,7 @@ def _layered(name: str, pars: Sequence[int], rng: np.random.Generator) -> Topolo
 def _load(graph: TopologyGraph, rng: np.random.Generator) -> Load:
     """Traffic between tasks as the groupings spread it, and CPU in proportion to the tuples in and out of a task."""
     traffic: dict[tuple[TaskId, TaskId], float] = {}
-    out: dict[str, Floats] = {}  # tuples a second that each task of a component emits
+    out: dict[str, Floats] = {}  # tuples per second that each task of a component emits
     through: dict[TaskId, float] = {}
     for component in graph.components:
         came = TUPLES * rng.lognormal(0, SPREAD) * rng.dirichlet(np.full(component.par, 3.0))

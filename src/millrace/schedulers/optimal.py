@@ -48,8 +48,9 @@ class Optimal:
     Equal questions get different answers only if the time limit ends the search.
     """
 
-    time_limit: float = parameter(20.0, "Seconds after which the best found so far is taken.", low=0.01, high=86_400)
-    max_tasks: int = parameter(16, "With more tasks than this the plan stays: an exact search could take minutes.", low=1)
+    time_limit: float = parameter(20.0, "Time limit in seconds; the best solution so far is then used.", low=0.01, high=86_400)
+    max_tasks: int = parameter(16, "Maximum number of tasks; beyond it the plan is kept, because an exact search could take "
+                                   "minutes.", low=1)
     capacity: float = parameter(1.0, "Share of each node's CPU that may be used.", low=0.01, high=1.0)
 
     def __post_init__(self) -> None:

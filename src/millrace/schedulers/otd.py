@@ -23,9 +23,9 @@ from millrace.schedulers.problem import ROUNDING, Flags, Floats, Ints, Problem
 
 @dataclass(frozen=True, slots=True)
 class Otd:
-    """Classifies workers as high, normal or low by their CPU and queues. With high and low ones, a task moves from the most
-    loaded to a low one. With high ones only, it warns that resources are not enough. With low ones only, a task moves to
-    where most of its traffic is, if that gains enough. Otherwise nothing moves.
+    """Classifies workers as high, normal or low by their CPU and queues. If there are high and low workers, a task moves
+    from the most loaded one to a low one. If there are only high ones, it warns that resources are insufficient. If there are
+    only low ones, a task moves to where most of its traffic is, if that gains enough. Otherwise nothing moves.
 
     A balancing move leaves both workers below the load that the source had, and a move for the traffic makes no worker high,
     so under a constant load the moves come to an end.
@@ -36,7 +36,7 @@ class Otd:
     queue_high: int = parameter(10_000, "A worker counts as overloaded if a task there had more tuples waiting than this for "
                                         "two windows.", low=0)
     queue_low: int = parameter(1_000, "Queues are short up to this many tuples waiting for one task.", low=0)
-    threshold: float = parameter(1.0, "Tuples a second that must become local for a move that is made for the traffic only.",
+    threshold: float = parameter(1.0, "Minimum traffic, in tuples per second, that a move without overload must make local.",
                                  low=0.0)
 
     PERIOD_SECONDS: ClassVar[float] = 5.0
@@ -56,7 +56,7 @@ class Otd:
         if workers.high.any() and workers.low.any():
             move, reason = self._balance(workers)
         elif workers.high.any():
-            move, reason = None, (f"resources are not enough: {_numbers(workers, workers.high)} overloaded and no worker has "
+            move, reason = None, (f"resources are insufficient: {_numbers(workers, workers.high)} overloaded and no worker has "
                                   "a low load. Add workers, or lower the input")
         elif workers.low.any():
             move, reason = self._gather(workers)
@@ -80,7 +80,7 @@ class Otd:
             if move is not None:
                 return move, (f"{workers.describe(move)}: worker {problem.slot_numbers[source]} used "
                               f"{workers.share[source]:.0%} of a core")
-        return None, (f"resources are not enough: {_numbers(workers, workers.high)} overloaded, and no task there can move "
+        return None, (f"resources are insufficient: {_numbers(workers, workers.high)} overloaded, and no task there can move "
                       "without overloading another worker as much. Add workers, or raise the parallelism")
 
     def _gather(self, workers: _Workers) -> tuple[_Move | None, str]:
@@ -96,7 +96,7 @@ class Otd:
 
 
 class _Move(NamedTuple):
-    """A task, its new slot, and the ASC: tuples a second that become local less those that cease to be."""
+    """A task, its new slot, and the ASC: tuples per second that become local less those that cease to be."""
 
     task: int
     slot: int

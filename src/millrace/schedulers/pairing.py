@@ -20,7 +20,7 @@ from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, 
 
 
 class Pair(NamedTuple):
-    """Two items and the tuples a second between them."""
+    """Two items and the tuples per second between them."""
 
     one: int
     other: int
@@ -39,7 +39,7 @@ class Bins:
     limit: Floats
     counts: Ints  # tasks of other topologies, plus items: of two bins with the same load, the one with fewer is preferred
     seats: Ints
-    bins_of_kind: list[int]  # most bins that each kind may use
+    bins_of_kind: list[int]  # maximum number of bins that each kind may use
 
     def __post_init__(self) -> None:
         self.place = [NOWHERE] * len(self.weight)
@@ -49,7 +49,7 @@ class Bins:
         for one, other, rate in self.pairs:
             self.neighbours[one].append((other, rate))
             self.neighbours[other].append((one, rate))
-        self.near: list[dict[int, float]] = [{} for _ in self.weight]  # by bin: tuples a second to and from its items
+        self.near: list[dict[int, float]] = [{} for _ in self.weight]  # by bin: tuples per second to and from its items
         self.idlest: dict[int, set[int]] = {}
 
     # -- the two ways to go through the pairs ------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Bins:
                 self._one(item)
 
     def _both(self, pair: Pair) -> None:
-        """Puts both into the least loaded bin, or each by itself if no bin has room for the two."""
+        """Puts both into the least loaded bin, or each separately if no bin has room for the two."""
         room = self._open(pair.one, seats=2) & self._room(self.weight[pair.one] + self.weight[pair.other])
         if room.any():
             target = self._least(room)
@@ -112,7 +112,7 @@ class Bins:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _local(self, pair: Pair, now: tuple[int, int], first: int, second: int) -> float:
-        """Tuples a second within bins if the two were in these."""
+        """Tuples per second within bins if the two were in these."""
         together = (first == second) - (first == now[1]) - (second == now[0])  # traffic between the two counts once
         return self.near[pair.one].get(first, 0.0) + self.near[pair.other].get(second, 0.0) + together * pair.rate
 

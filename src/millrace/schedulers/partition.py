@@ -16,7 +16,7 @@ from millrace.schedulers.qpso import Costs
 BLOCK = 2_000_000  # entries of (partitions × edges) in one array operation: a few tens of MB
 NEGLIGIBLE = 1e-9  # a gain below this share of everything is a rounding error
 NOISE = 1e-12  # a change of the overload below this is one too: sums of the same numbers in another order
-MOST_LOOKS = 200  # at each task while polishing; a few are enough, but rounding errors could prolong it for ever
+MOST_LOOKS = 200  # at each task while polishing; a few are enough, but rounding errors could prolong it forever
 
 
 class Cost(NamedTuple):
@@ -104,7 +104,7 @@ class Cutting:
         return Costs(np.round(overload / self.noise) * self.noise, p)
 
     def cut(self, labels: Ints) -> Floats:
-        """Tuples a second between different subgraphs."""
+        """Tuples per second between different subgraphs."""
         problem, total = self.problem, np.zeros(len(labels))
         step = max(1, BLOCK // max(len(labels), 1))
         small = labels.astype(np.int32)

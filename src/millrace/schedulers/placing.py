@@ -15,7 +15,7 @@ def by_traffic(problem: Problem, tasks: Ints) -> Ints:
 
 
 def affinity(problem: Problem, task: int, places: Ints, count: int) -> Floats:
-    """Tuples a second between the task and the tasks at each of `count` places; `places` has the place of every task, or
+    """Tuples per second between the task and the tasks at each of `count` places; `places` has the place of every task, or
     NOWHERE."""
     start, others, rates = problem.neighbours
     own = slice(start[task], start[task + 1])

@@ -31,7 +31,7 @@ ROUNDING = 1 + 1e-9  # a load exceeds a capacity only by more than a rounding er
 
 @dataclass(frozen=True)
 class Figures:
-    """Measures of a placement: tuples a second between nodes and between workers of a node, and the load of nodes and
+    """Measures of a placement: tuples per second between nodes and between workers of a node, and the load of nodes and
     workers."""
 
     inter_node: float
@@ -59,13 +59,13 @@ class Problem:
     current: Ints  # live slot of each task, or NOWHERE
     left: Ints  # task at one end of an edge
     right: Ints  # and at the other; left < right
-    rate: Floats  # tuples a second along the edge
+    rate: Floats  # tuples per second along the edge
     slot_numbers: Ints
     slot_node: Ints
     slot_taken: Floats  # MHz used by tasks of other topologies
     slot_tasks_taken: Ints
     node_names: tuple[str, ...]  # nodes that have a slot, by name
-    node_mhz: Floats  # of one core: what a worker can use
+    node_mhz: Floats  # of one core, the most that a worker can use
     node_capacity: Floats  # MHz
     node_memory: Floats  # MB
     node_memory_taken: Floats
@@ -120,7 +120,7 @@ class Problem:
     @cached_property
     def neighbours(self) -> tuple[Ints, Ints, Floats]:
         """Communicating tasks, by task: those of task i are at [start[i]:start[i + 1]] in the two other arrays, which hold the
-        other task and the tuples a second between the two."""
+        other task and the tuples per second between the two."""
         ends = np.concatenate([self.left, self.right])
         others = np.concatenate([self.right, self.left])
         rates = np.concatenate([self.rate, self.rate])
@@ -131,7 +131,7 @@ class Problem:
 
     @cached_property
     def task_traffic(self) -> Floats:
-        """Tuples a second in and out of each task."""
+        """Tuples per second in and out of each task."""
         ends = np.concatenate([self.left, self.right])
         return np.bincount(ends, weights=np.concatenate([self.rate, self.rate]), minlength=self.count).astype(np.float64)
 
@@ -151,13 +151,13 @@ class Problem:
         return np.where(assignment >= 0, self.slot_node[assignment], NOWHERE)
 
     def inter_node(self, assignment: Ints) -> float:
-        """Tuples a second between tasks on different nodes. A task without a slot is on no node."""
+        """Tuples per second between tasks on different nodes. A task without a slot is on no node."""
         nodes = self.nodes_of(assignment)
         apart = (nodes[self.left] != nodes[self.right]) | (nodes[self.left] == NOWHERE)
         return float(self.rate[apart].sum())
 
     def inter_process(self, assignment: Ints) -> float:
-        """Tuples a second between different workers of the same node."""
+        """Tuples per second between different workers of the same node."""
         nodes = self.nodes_of(assignment)
         near = (nodes[self.left] == nodes[self.right]) & (assignment[self.left] != assignment[self.right])
         return float(self.rate[near].sum())

@@ -35,12 +35,12 @@ class SlStream:
     Loads are used as measured: the load monitor already removes spikes with a trimmed mean.
     """
 
-    k: int | None = parameter(None, "Number of subgraphs; as many as there are nodes with slots if not set.", low=1)
-    rho: float = parameter(1.0, "Weight of the imbalance, in tuples a second for a share of 1.", low=0.0)
+    k: int | None = parameter(None, "Number of subgraphs. Unset: the number of nodes with slots.", low=1)
+    rho: float = parameter(1.0, "Weight of the imbalance, in tuples per second for a share of 1.", low=0.0)
     xi: float = parameter(0.7, "Reschedule if the new plan's p is below this share of the present one; higher means more "
                                "often. p = traffic between subgraphs + rho × imbalance.", low=0.0, high=1.0)
-    alpha: float = parameter(0.5, "Part of CPU in a task's resource weight; the rest is memory.", low=0.0, high=1.0)
-    mu: float = parameter(0.5, "Part of free CPU in the fit of a subgraph to a node; the rest is free memory.",
+    alpha: float = parameter(0.5, "Weight of CPU in a task's resource demand; memory has the rest.", low=0.0, high=1.0)
+    mu: float = parameter(0.5, "Weight of free CPU in the fit of a subgraph to a node; free memory has the rest.",
                           low=0.0, high=1.0)
     particles: int = parameter(32, "Partitions that the swarm follows.", low=1, high=10_000)
     iterations: int = parameter(40, "Steps of the swarm; 0 leaves the polished starts.", low=0, high=100_000)
@@ -76,7 +76,7 @@ class SlStream:
                                         + _amounts(cutting, best) + also_placed(problem))
         assignment = slots_within(problem, nodes)
         return problem.answer(assignment, f"{len(np.unique(nodes))} subgraphs: p {now.p:,.1f} -> {then.p:,.1f}"
-                                          + (", and no node is overloaded any more" if now.overload else ""))
+                                          + (", and no node is overloaded now" if now.overload else ""))
 
     def cutting(self, problem: Problem, k: int) -> Cutting:
         return Cutting.of(problem, k, self.rho, self.alpha)

@@ -5,7 +5,7 @@
     manifest    all chains, other states and positions of a topology at a wave; once it is written, the wave is committed
 
 A manifest as bytes:  magic, 4 bytes; format, 2; length of the body, 8; CRC-32 of all this and the body, 4; the body, msgpack.
-The reference to a piece has its length and CRC-32, so that a part of a blob can be verified by itself.
+The reference to a piece has its length and CRC-32, so that a part of a blob can be verified separately.
 """
 
 from __future__ import annotations
@@ -256,7 +256,8 @@ def wave_of(blob: str) -> int:
 
 
 def manifest_name(topology: str, epoch: int, wave: int) -> str:
-    """The name has the epoch, so that a late commit of a replaced master neither overwrites nor outranks its successor's."""
+    """The name of a manifest. It has the epoch, so that a late commit of a replaced master neither overwrites nor outranks
+    its successor's."""
     return f"{topology_prefix(topology)}/{epoch:020d}-{wave:020d}.manifest"
 
 

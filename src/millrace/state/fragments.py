@@ -16,8 +16,8 @@ from millrace.errors import BadParameter
 from millrace.state.checksum import appended
 from millrace.state.erasure import MAX_BLOCKS, Bytes, Code, room
 
-SUBSETS = 64  # most subsets that are tried if fragments with good checksums do not make the blob,
-SEARCH_BYTES = 256 << 20  # and most bytes that are decoded for that
+SUBSETS = 64  # maximum number of subsets tried if fragments with good checksums do not make the blob,
+SEARCH_BYTES = 256 << 20  # and of bytes decoded for that
 NAME_PARTS = 4
 
 

@@ -18,7 +18,7 @@ SIZE = 10_240
 
 
 class RandomStrings(GeneratorSpout):
-    """Emits random texts of one length, from a table of 256 drawn once from the seed.
+    """Emits random strings of one length, from a table of 256 drawn once from the seed.
 
     | config | meaning |
     | --- | --- |

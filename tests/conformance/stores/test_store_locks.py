@@ -89,7 +89,7 @@ def test_a_lock_that_cannot_be_created(directory: DirectoryStore, monkeypatch: p
         assert directory.lock("words") is None
     assert "has no locks" in caplog.text
     monkeypatch.setattr(store_lock.fcntl, "flock", refuse(errno.EIO))
-    with pytest.raises(StoreUnreachable, match="asked to lock words and cannot"):
+    with pytest.raises(StoreUnreachable, match="could not lock words"):
         directory.lock("words")
 
 

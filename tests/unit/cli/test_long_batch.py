@@ -32,7 +32,8 @@ def test_a_committed_batch_is_reported_as_such() -> None:
     log = BatchLog()
     log.under_way = UnderWay(batch=0, attempt=1, since=time.monotonic() - 95, doing="write what the sinks have kept", tasks=[],
                              committed=True)
-    assert shown(log).strip() == "now: batch 0 is committed, and has been trying for 95 s to write what the sinks have kept"
+    assert shown(log).strip() == ("now: batch 0 is committed; for 95 s the engine has been trying to write what the sinks have "
+                                  "kept")
 
 
 def test_failed_attempts_are_shown_with_the_last_error() -> None:

@@ -160,10 +160,10 @@ def test_scale(capsys: Capture) -> None:
 
 @pytest.mark.parametrize(("key", "hint"), [("a", None), (["a", 5], None), (5, "'\"5\"'"), (None, "'\"null\"'")])
 def test_a_hint_for_a_key_that_was_read_as_json(capsys: Capture, key: Any, hint: str | None) -> None:
-    print_value({"found": False, "task": "count[0]", "worker": 0, "group": 3, "error": "nothing is kept", "key": key})
+    print_value({"found": False, "task": "count[0]", "worker": 0, "group": 3, "error": "no entry", "key": key})
     text = printed(capsys)
-    assert "count[0] (worker 0, key group 3): nothing is kept\n" in text
-    assert f"to look up the text, write {hint}\n" in text if hint else "look up the text" not in text
+    assert "count[0] (worker 0, key group 3): no entry\n" in text
+    assert f"to look up the string, write {hint}\n" in text if hint else "look up the string" not in text
 
 
 def test_a_long_value_is_not_broken(capsys: Capture) -> None:

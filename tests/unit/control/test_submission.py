@@ -45,7 +45,7 @@ class Sinks(Topology):
 
 def test_only_a_bolt_that_may_write_to_other_systems_is_reported() -> None:
     [warning] = weak_points(graph_of(Sinks, config={"topology.guarantee": "exactly-once"}))
-    assert warning.startswith("exactly-once does not cover what mailer may write to other systems")
+    assert warning.startswith("exactly-once does not cover writes of mailer to other systems")
     assert weak_points(graph_of(Sinks)) == []
 
 
@@ -61,7 +61,7 @@ def test_exactly_once_needs_a_replayable_spout() -> None:
 @pytest.mark.parametrize(("settings", "says"), [
     ({"checkpoint.stroe": "/tmp"}, "checkpoint.stroe: not a setting of the engine; did you mean checkpoint.store"),
     ({"nonsense": 1}, "nonsense: not a setting of the engine; the settings are worker.heartbeat.*docs/settings.md"),
-    ({"checkpoint.store": 7}, "checkpoint.store = 7 must be a non-empty text"),
+    ({"checkpoint.store": 7}, "checkpoint.store = 7 must be a non-empty string"),
     ({"worker.lease.secs": "long"}, "must be a number"),
     ({"topology.guarantee": "exactly-once"}, "a setting of a topology, not of the engine.*--set.*config"),
     ({"tap.rows": 5}, "a setting of a topology"),

@@ -34,7 +34,7 @@ def test_case_1_the_target_must_not_become_high() -> None:
     # Whoever takes 900 MHz is as bad as the source.
     result = Otd().schedule([graph(a=1)], NODES, {"t": load(a0=900)}, {"t": plan(a=[0])})
     assert isinstance(result, NoChange)
-    assert "resources are not enough: worker 0 is overloaded, and no task there can move" in result.reason
+    assert "resources are insufficient: worker 0 is overloaded, and no task there can move" in result.reason
 
 
 def test_case_1_if_the_most_loaded_worker_cannot_be_helped_the_next_one_is() -> None:
@@ -54,7 +54,7 @@ def test_case_1_queues_that_stay_long_make_a_worker_high() -> None:
 
 def test_case_2_only_high_a_warning() -> None:
     result = Otd().schedule([graph(a=2)], cluster(n1=[0], n2=[1]), {"t": load(a0=900, a1=800)}, {"t": plan(a=[0, 1])})
-    assert result == NoChange("resources are not enough: workers 0, 1 are overloaded and no worker has a low load. Add "
+    assert result == NoChange("resources are insufficient: workers 0, 1 are overloaded and no worker has a low load. Add "
                               "workers, or lower the input")
 
 

@@ -57,7 +57,7 @@ def test_executors_must_stay_though_no_job_needs_them() -> None:
 def test_settings_are_looked_at_before_spark_starts(engine: type[MicrobatchEngine | ResidentEngine]) -> None:
     with pytest.raises(MillraceError, match=r"checkpoint.stroe: .* did you mean checkpoint.store"):
         engine("local[2]", 1, settings={"checkpoint.stroe": "/tmp"})
-    with pytest.raises(MillraceError, match=r"checkpoint.store = 7 must be a non-empty text"):
+    with pytest.raises(MillraceError, match=r"checkpoint.store = 7 must be a non-empty string"):
         engine("local[2]", 1, settings={"checkpoint.store": 7})
 
 

@@ -95,7 +95,7 @@ class State:
             raise TypeError(f"State(default={default!r}): all keys would share that one {type(default).__name__}. Pass a "
                             f"function that makes a new one, for example default={type(default).__name__}")
         if ttl is not None and not ttl > 0:
-            raise ValueError(f"State(ttl={ttl!r}): it must be a number of seconds above 0, or None to keep entries for ever")
+            raise ValueError(f"State(ttl={ttl!r}): it must be a number of seconds above 0, or None to keep entries forever")
         self.default, self.ttl, self.codec = default, ttl, codec
         self.name = ""
 
@@ -106,7 +106,7 @@ class State:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        raise NotRunning(f"{type(instance).__name__}.{self.name} has no keys here. Either it is used outside a running task: "
+        raise NotRunning(f"{type(instance).__name__}.{self.name} is not open. Either it is used outside a running task: "
                          "use it from initialize on, in a topology, or open it with millrace.testing.with_state in a test. Or "
                          "the bolt has no fields grouping, which gives each task its keys: subscribe with Grouping.fields(...)")
 

@@ -21,7 +21,7 @@ class KeyPlaces:
         self.group_of, self.key_groups, self.label, self.owner_of = group_of, key_groups, label, owner_of
         self.states: list[dict[Any, Any]] = []  # the next snapshot needs the groups of the keys in these
         self._owned = set(owned)
-        self._found: dict[Any, int] = {}
+        self._groups: dict[Any, int] = {}
         self._limit = KEYS_REMEMBERED
 
     @property
@@ -33,33 +33,33 @@ class KeyPlaces:
 
     def disown(self, group: int) -> None:
         self._owned.discard(group)
-        self._found.clear()
+        self._groups.clear()
 
     def find(self, key: Any, state: str) -> int:
         """The key's group; an error if the key is invalid or belongs to another task."""
-        group = self._found.get(key)
+        group = self._groups.get(key)
         if group is None:
-            if len(self._found) >= self._limit:
+            if len(self._groups) >= self._limit:
                 self._make_room()
-            self._found[key] = group = self._checked(key, state)
+            self._groups[key] = group = self._checked(key, state)
         return group
 
     def find_all(self, keys: Iterable[Any], state: str) -> list[int]:
         """The groups of these keys, in their order."""
-        known = self._found.get
-        return [group if (group := known(key)) is not None else self.find(key, state) for key in keys]
+        group_of_known = self._groups.get
+        return [group if (group := group_of_known(key)) is not None else self.find(key, state) for key in keys]
 
     def _make_room(self) -> None:
         held = sum(map(dict.__len__, self.states))  # of a paged state, the touched entries
         self._limit = max(KEYS_REMEMBERED, 2 * held)
-        if len(self._found) >= self._limit:  # at least half of the keys are in no state
-            self._found = {key: group for key, group in self._found.items()
+        if len(self._groups) >= self._limit:  # at least half of the keys are in no state
+            self._groups = {key: group for key, group in self._groups.items()
                            if any(dict.__contains__(state, key) for state in self.states)}
 
     def settled(self) -> None:
         """Called after a snapshot: from now on the states know the groups of their keys."""
-        if len(self._found) > KEYS_REMEMBERED:
-            self._found, self._limit = {}, KEYS_REMEMBERED
+        if len(self._groups) > KEYS_REMEMBERED:
+            self._groups, self._limit = {}, KEYS_REMEMBERED
 
     def _checked(self, key: Any, state: str) -> int:
         if not is_key(key):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from millrace.api.keyed.declared import State
     from millrace.api.keyed.paged import Page
 
-PAGED_ABOVE = 200_000  # keys; comparing so many takes about 13 ms at each snapshot
+PAGED_ABOVE = 200_000  # keys; comparing this many takes about 13 ms at each snapshot
 MISSING: Any = object()
 NO_DEFAULT: Any = object()
 

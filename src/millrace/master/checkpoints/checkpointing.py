@@ -76,11 +76,11 @@ class Checkpointing:
         self._thread.submit(self._unlock, topology)
 
     def collect(self, topology: str, epoch: int) -> None:
-        """Delete what the newest checkpoints no longer need. Callable from any thread."""
+        """Delete blobs that the newest checkpoints no longer need. Callable from any thread."""
         self._thread.submit(self._collect, topology, epoch)
 
     def discard(self, topology: str, names: list[str]) -> None:
-        """Delete names that nothing needs any more. Callable from any thread."""
+        """Delete names that nothing needs. Callable from any thread."""
         self._thread.submit(self._discard, topology, names)
 
     def lookup(self, topology: TopologyState, task: TaskId, group: int, state: str, key: Any) -> Future[dict[str, Any]]:
@@ -101,7 +101,7 @@ class Checkpointing:
         return self._thread.submit(self._submission, graph, resume).result()
 
     def refused(self, topology: str) -> None:
-        """The topology was not started after all: release its lock, unless it already runs here."""
+        """Release the lock of a topology that could not be started, unless it already runs here."""
         if topology not in self._running:
             self._thread.submit(self._unlock, topology)
 
@@ -143,8 +143,9 @@ class Checkpointing:
                                 "it without --resume, or name the store and the cluster that it ran in")
         if graph.exactly_once and not checkpoints.is_newest(manifest):
             raise CorruptCheckpoint(f"the newest checkpoint of {graph.name!r} in {shown_place(self.place)} cannot be used. "
-                                    f"Resuming from an older one (wave {manifest.wave}) would write again what its sinks have "
-                                    "published since: restore the newest from a backup, or delete its manifest to accept that")
+                                    f"Resuming from an older one (wave {manifest.wave}) would republish output that its sinks "
+                                    "have published since: restore the newest from a backup, or delete its manifest to accept "
+                                    "that")
 
     def _write(self, manifest: Manifest, claim: bool) -> None:
         error = ""
@@ -184,7 +185,7 @@ class Checkpointing:
         except MillraceError as error:
             answer["error"] = str(error)
         except KeyError:
-            answer["error"] = f"nothing is kept under {key!r} in {state!r}; its states: {', '.join(states.names)}"
+            answer["error"] = f"no entry for key {key!r} in {state!r}; states: {', '.join(states.names)}"
         except (TypeError, ValueError, OverflowError) as error:
             answer["error"] = f"its value cannot be sent: {error}"
         else:

@@ -1,4 +1,4 @@
-"""Answers users' questions about state: what the checkpoints hold, and the value under a key now."""
+"""Answers users' questions about state: the contents of the checkpoints, and the current value of a key."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class StateQueries:
         return _all_of(questions, lambda answers: _with_keys(overview, answers))
 
     def _topology(self, topology: TopologyState) -> dict[str, Any]:
-        """Each batch of a topology that runs in batches is a wave."""
+        """Describe the last checkpoint of one topology. In a batched topology each batch is a wave."""
         waves, manifest, name = topology.waves, topology.checkpoint, topology.graph.name
         if waves is None and not topology.batched:
             return {"name": name, "waves": False, "components": []}
@@ -72,8 +72,8 @@ class StateQueries:
                 "seconds": round(records[-1].seconds, 3) if records else 0.0, "abandoned": 0}
 
     def query(self, name: str | None, component: str, key: Any, state: str | None = None) -> Future[dict[str, Any]]:
-        """The component's value under the key: the present one, from the task that owns it, or that of the last batch.
-        `state`: which of its states; not needed if it uses `state`, or just one other."""
+        """Look up a key of a component: its current value from the owning task or, for a batched topology, its value as of
+        the last batch. `state`: name of the state; optional if the component uses `state` or has only one other."""
         topology = self._topology_with(name, component)
         if not topology.graph.component(component).keyed:
             raise UnknownName(f"{component!r} of {topology.graph.name!r} has no keyed state: none of its inputs is grouped by "
@@ -146,8 +146,8 @@ def hashable(component: str, key: Any) -> Any:
     try:
         hash(key)
     except TypeError:
-        raise MillraceError(f"{component!r} keeps nothing under {key!r}: a key is a text, a number, true, false or null, or a "
-                            "list of these if several fields make it up") from None
+        raise MillraceError(f"{component!r} has no entry for key {key!r}: a key is a string, a number, true, false or null, or "
+                            "a list of these for several fields") from None
     return key
 
 
@@ -177,7 +177,7 @@ def _merged(future: Future[dict[str, Any]], described: dict[str, Any]) -> Future
 
 def _all_of(questions: dict[Any, Future[dict[str, Any]]], combine: Callable[[dict[Any, Any]], dict[str, Any]]) \
         -> Future[dict[str, Any]]:
-    """Done when all questions are, with the values of those that were answered."""
+    """Return a future that completes when all questions have; it combines the values of those that were answered."""
     whole: Future[dict[str, Any]] = Future()
     left = set(questions)
 

@@ -60,8 +60,8 @@ class History:
     """The history of one cluster. Several masters, of the same or of other clusters, may share a database.
 
     url: a SQLAlchemy url for SQLite (a file) or PostgreSQL. Any master that writes deletes rows older than their cluster's
-    retention, also those of clusters whose master is gone. `StoreUnreachable` if the database cannot be used at the start;
-    later, the history waits for it to come back.
+    retention, including those of clusters whose master is gone. Raises `StoreUnreachable` if the database cannot be used at
+    the start; later, the history waits until it is available again.
     """
 
     def __init__(self, url: str, cluster: str, retention_seconds: float, clock: Callable[[], float] = time.time) -> None:
@@ -129,7 +129,7 @@ class History:
             return self._changed.wait_for(lambda: not (self._working or self._has_work()), timeout)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Write what is waiting, if the database is reachable, and end."""
+        """Write the waiting rows, if the database is reachable, and end."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -389,7 +389,7 @@ def _engine_for(url: URL) -> Engine:
     arguments: dict[str, Any] = {}
     if url.get_backend_name() == "sqlite":
         arguments = {"timeout": SQLITE_LOCK_SECONDS}
-    elif url.get_driver_name() in ("psycopg", "psycopg2"):  # a host that vanished must not block the writer for ever
+    elif url.get_driver_name() in ("psycopg", "psycopg2"):  # a host that vanished must not block the writer forever
         limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": SILENT_SECONDS * 1000,
                   "keepalives_idle": SILENT_SECONDS, "application_name": "millrace"}
         arguments = {name: value for name, value in limits.items() if name not in url.query}

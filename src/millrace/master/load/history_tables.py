@@ -127,7 +127,7 @@ def decision_values(decision: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """The value without what a database cannot store: NaN, infinity, lone surrogates and null characters."""
+    """The value without parts that a database cannot store: NaN, infinity, lone surrogates and null characters."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
     if isinstance(value, float):

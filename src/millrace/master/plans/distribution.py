@@ -66,6 +66,7 @@ class PlanDistribution:
         if isinstance(error, NotTheAuthor):
             self._port.give_way(error)
         elif error is not None:
-            self._port.say(Say(f"new plans wait, and everything runs on under the old ones: {error}", level="warning"))
+            self._port.say(Say(f"new plans cannot be published; tasks keep running under the current plan: {error}",
+                               level="warning"))
         else:
-            self._port.say(Say("the coordination store is back: the newest plan is written"))
+            self._port.say(Say("the coordination store is available again: the newest plan is written"))

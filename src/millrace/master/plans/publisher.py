@@ -16,8 +16,8 @@ AGAIN_SECONDS = 1.0
 
 
 class PlanPublisher:
-    """Calls `failed`, on a thread of its own, when the store is away, when it is back (with None), and when another master has
-    become the author. Only the newest plan counts: an older one that could not be written in time is skipped."""
+    """Calls `failed`, on its own thread, when the store is down, when it is available again (with None), and when another
+    master has become the author. Only the newest plan counts: an older one that could not be written in time is skipped."""
 
     def __init__(self, url: str, cluster: str, failed: Callable[[Exception | None], None]) -> None:
         self.store: CoordinationStore = EmbeddedStore()  # until `claim` opens the configured one
@@ -41,8 +41,8 @@ class PlanPublisher:
         return author
 
     def _look_again(self) -> None:
-        """A plan was written, or the store was away: write the last plan again. That changes nothing, or shows that another
-        master is the author now, which an idle master would never learn otherwise."""
+        """Republish the last plan after a change in the store or an outage. Either nothing changes, or the write shows that
+        another master has taken over, which an idle master would not notice otherwise."""
         with self._work:
             self._newest = self._newest or self._last
             self._work.notify()
@@ -63,7 +63,7 @@ class PlanPublisher:
             except NotTheAuthor as error:
                 self._failed(error)
                 return
-            except Exception as error:  # usually the store is away; this thread must live on, or no plan would ever be written
+            except Exception as error:  # usually the store is down; this thread must live on, or no plan would ever be written
                 self._put_back(todo)
                 if not away:
                     self._failed(error)
@@ -74,7 +74,7 @@ class PlanPublisher:
             away = False
 
     def _next(self, pause: float | None) -> tuple[Stamp, Mapping[str, bytes]] | None:
-        """Wait for a plan to write, after a pause if the store was away. None: the publisher is closed."""
+        """Wait for a plan to write, after a pause if the store was down. None: the publisher is closed."""
         with self._work:
             if pause is not None:
                 self._work.wait_for(lambda: self._ended, timeout=pause)

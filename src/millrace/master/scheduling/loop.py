@@ -3,7 +3,7 @@ schedule generator says so, and enacts plans that are accepted.
 
     control/schedule_generator.py   decides when to ask, and what to do with the answer
     control/plan_acceptance.py      decides whether a plan is worth its moves
-    scheduler_process.py            runs the scheduler, in a process of its own
+    scheduler_process.py            runs the scheduler, in its own process
     control/plan_changes.py         applies an accepted plan to the running topologies
     master/plans/distribution.py    sends the new plan to the nodes
 """
@@ -229,8 +229,8 @@ class SchedulingLoop:
             self._reported = ""
             self._process.renew()
             shown = ", ".join(f"{key}={value}" for key, value in values.items())
-            advice = ", giving advice only" if new_policy.dry_run else ""
-            self._port.say(Say(f"scheduler {name}({shown}) is in use{advice}"))
+            mode = " (dry run)" if new_policy.dry_run else ""
+            self._port.say(Say(f"scheduler {name}({shown}) is in use{mode}"))
             future.set_result(self.settings())
 
         if ":" not in name:  # a built-in scheduler, or off

@@ -35,7 +35,7 @@ def plain(value: Any) -> Any:
     """NumPy's numbers as Python's: schedulers that compute with arrays return them."""
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"a {type(value).__name__} ({value!r}) in its answer cannot be sent: use plain numbers and text")
+    raise TypeError(f"a {type(value).__name__} ({value!r}) in its answer cannot be sent: use plain numbers and strings")
 
 
 def describe(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Runs schedulers in a process of their own: one that hangs is killed, one that crashes does no other harm, and the master
+"""Runs schedulers in a separate process: one that hangs is killed, one that crashes does no other harm, and the master
 keeps listening to its workers while ten thousand tasks are being placed. scheduler_child.py is the other end."""
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SchedulerProcess:
 
 
 class _Child:
-    """The process. Requests and answers go through pipes of their own, so that user code may print."""
+    """The process. Requests and answers go through separate pipes, so that user code may print."""
 
     def __init__(self) -> None:
         request_read, self._to = os.pipe()
@@ -137,7 +137,7 @@ class _Child:
         return answer
 
     def kill(self) -> None:
-        """Kill the process and all that it has started: it leads a session of its own."""
+        """Kill the process and all that it has started: it leads its own session."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

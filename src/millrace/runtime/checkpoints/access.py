@@ -120,7 +120,7 @@ class CheckpointAccess:
             self._exchange.keep(task_prefix(topology, *task), sorted(blobs), addresses, lambda count: None)
 
     def forget(self, topology: str) -> None:
-        """Discard everything of a topology that has ended, also in workers that only hold fragments of it."""
+        """Discard everything of a topology that has ended, even in workers that only hold fragments of it."""
         with self._lock:
             self._manifests.pop(topology, None)
         if self._exchange is not None:

@@ -55,7 +55,8 @@ class Checkpoints:
                                     "without its data? The next wave must write everything whole")
 
     def claim(self, manifest: Manifest) -> None:
-        """Record an epoch that resumes from an older wave. Blobs are not checked: fragments may have what the store lost."""
+        """Record an epoch that resumes from an older wave. Blobs are not checked: fragments may have blobs that the store
+        lost."""
         self.check_epoch(manifest.epoch)
         if not self.store.missing([self.author]):  # another process may still run batches, and checks only this name
             self.store.write(self.author, [f"epoch {manifest.epoch}".encode()])
@@ -73,7 +74,7 @@ class Checkpoints:
         committed = manifest_names(names)
         if manifest is None and committed:
             raise CorruptCheckpoint(f"the store has {len(committed)} checkpoints of {self.topology!r} and none can be used; "
-                                    f"the log says what is wrong with each ({shown(committed)}). Restore the store's files "
+                                    f"the log has the error of each ({shown(committed)}). Restore the store's files "
                                     "from a backup, or start without state with --fresh (resume=False)")
         return manifest
 
@@ -101,14 +102,14 @@ class Checkpoints:
         return [pieces[number] for number in range(len(refs))]
 
     def collect(self, keep: int = KEPT, epoch: int | None = None) -> int:
-        """Delete everything that neither the newest `keep` usable manifests nor a wave under way needs. Returns the number of
+        """Delete everything that neither the newest `keep` usable manifests nor a wave in progress needs. Returns the number of
         names. `epoch` is the caller's: if there is a later one, the caller must not delete anything."""
         names = self._names()
         if epoch is not None:
             self._check_epoch(names, epoch)
         kept = list(islice(self._usable(names), keep))
-        # Not the highest wave of all kept manifests: one of an earlier epoch may be ahead of the wave under way now.
-        # An earlier epoch has nothing under way, however far it got: a fresh run may count waves from the start.
+        # Not the highest wave of all kept manifests: one of an earlier epoch may be ahead of the current wave.
+        # An earlier epoch has nothing in progress, however far it got: a fresh run may count waves from the start.
         unused = garbage(names, kept, kept[0].wave, kept[0].epoch) if kept else []
         self.discard(unused)
         return len(unused)

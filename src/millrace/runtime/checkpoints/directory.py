@@ -29,7 +29,7 @@ class DirectoryStore:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self._durable: set[Path] = set()  # directories known to survive a crash
-        with self._translated("open"):
+        with self._translated("be opened"):
             self._make(self.root)
 
     def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
@@ -149,7 +149,7 @@ def refused(place: str, action: str, error: Exception) -> StoreUnreachable:
     else:
         advice = "Check that it is mounted or reachable from every host, or name another one in checkpoint.store"
     line = " ".join(str(error).split())[:500]
-    return StoreUnreachable(f"the checkpoint store {place} was asked to {action} and cannot: {line}. {advice}")
+    return StoreUnreachable(f"the checkpoint store {place} could not {action}: {line}. {advice}")
 
 
 def _sync(directory: Path) -> None:

@@ -163,8 +163,8 @@ class RedisStore:
         return b"".join(fields)[offset - first : end - first]
 
     def _emptied(self, name: str) -> StoreUnreachable:
-        return StoreUnreachable(f"the Redis at {self.place} lost what was written while {name} was being written: it was "
-                                "restarted or flushed. Write it again")
+        return StoreUnreachable(f"the Redis at {self.place} lost part of {name} while it was being written: it was restarted "
+                                "or flushed. Write it again")
 
     @contextlib.contextmanager
     def _translated(self, action: str) -> Iterator[None]:
@@ -175,7 +175,7 @@ class RedisStore:
                 advice = "Give it more memory (maxmemory), or name another store in checkpoint.store"
             else:
                 advice = "Check that it runs and admits this host, or name another store in checkpoint.store"
-            raise StoreUnreachable(f"the checkpoint store in the Redis at {self.place} was asked to {action} and did not: "
+            raise StoreUnreachable(f"the checkpoint store in Redis at {self.place} could not {action}: "
                                    f"{' '.join(str(error).split())[:500]}. {advice}") from error
 
 

@@ -31,7 +31,7 @@ class RemoteStore:
     def __init__(self, file_system: Any, root: str, place: str) -> None:
         self.root, self.place = root.rstrip("/"), place
         self._files = file_system
-        with self._translated("open"):
+        with self._translated("be opened"):
             self._files.create_dir(self.root, recursive=True)
 
     @classmethod

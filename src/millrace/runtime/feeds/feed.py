@@ -69,7 +69,7 @@ class SocketFeeds:
         socket = self._context.socket(zmq.ROUTER)
         socket.rcvhwm = WINDOW  # the most a feeder sends without an ack
         socket.maxmsgsize = self._frame_limit + 65536
-        socket.linger = 500  # acks under way save a resend
+        socket.linger = 500  # acks that still leave save a resend
         return socket
 
 
@@ -82,7 +82,7 @@ class SocketFeed:
         self._closed = False
 
     def take(self) -> tuple[Key, pa.RecordBatch] | None:
-        """The next new batch; None also if the feed is closed: a task being replaced may be asked for tuples once more."""
+        """The next new batch; None if there is none or the feed is closed (a task being replaced may be polled once more)."""
         if self._closed:
             return None
         for _ in range(PUSHES_PER_TURN):

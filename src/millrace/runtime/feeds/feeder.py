@@ -108,7 +108,7 @@ class Feeder:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def _turn(self, seconds: float) -> None:
-        """Send what can be sent, and handle answers; wait up to `seconds` for one."""
+        """Send batches for which there is a feed, and handle answers; wait up to `seconds` for one."""
         now = time.monotonic()
         if now - self._asked >= ASK_SECONDS and (not self._feeds or self._outbox.silent(now - ASK_SECONDS)):
             self._asked = now
@@ -185,8 +185,9 @@ class Feeder:
             raise FeedingFailed(f"the topology {feeding.topology!r} has ended, and not all of batch {feeding.batch} is "
                                 "processed: it is replayed when the query is restarted")
         if now - self._acked > feeding.timeout and not self._outbox.empty:
-            raise FeedingFailed(f"nothing that {feeding.component!r} was sent of batch {feeding.batch} has been acked for "
-                                f"{feeding.timeout:g} s: is a bolt stuck, or does everything fail? See the topology's errors")
+            raise FeedingFailed(f"no row of batch {feeding.batch} sent to {feeding.component!r} has been acked for "
+                                f"{feeding.timeout:g} s: a bolt may be stuck, or every tuple fails. See the errors in "
+                                "`millrace status`")
         if self._waits_since is not None and now - self._waits_since > MASTER_SECONDS:
             raise FeedingFailed(f"the Millrace master at {feeding.master} has not answered for {MASTER_SECONDS:g} s: it "
                                 "is not reachable from this host, or has ended")

@@ -131,7 +131,7 @@ class Channel:
         self.full = False
 
     def credit(self, consumed: int) -> None:
-        """The receiver has consumed this many chunks in total."""
+        """Record that the receiver has consumed this many chunks in total."""
         self.consumed = max(self.consumed, consumed)
         if self.full and self.seq - self.consumed < self.window:
             self.full = False
@@ -188,6 +188,6 @@ class Channel:
         return seq
 
     def _in_use(self) -> bool:
-        """False once a new plan has replaced this channel: it must not block its task any more."""
+        """False once a new plan has replaced this channel: it must no longer block its task."""
         return self.owner.channels.get(self.target) is self
 

@@ -183,8 +183,8 @@ class FragmentExchange:
         Code(r, c)
         indexes = [index for index, _ in holders]
         if len(set(indexes)) < len(indexes) or not set(indexes) <= set(range(r + c)):
-            raise BadParameter(f"holders were given for fragments {indexes}: there are {r} + {c}, counted from 0, and each has "
-                               "one holder")
+            raise BadParameter(f"invalid holders for fragments {indexes}: the indexes must be 0 to {r + c - 1}, each with one "
+                               "holder")
 
     def _tell(self, message: Callable[[], Keep | Discard], addresses: Iterable[Address], done: Callable[[int], None]) -> None:
         self._call(lambda: self._begin(Telling(self, message, addresses, self._posted(done))))

@@ -1,4 +1,4 @@
-"""Jobs of a fragment exchange: save a blob with its holders, fetch it back, tell holders what is still needed."""
+"""Jobs of a fragment exchange: save a blob with its holders, fetch it back, tell holders which blobs are still needed."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class _Pull:
 
 class Fetching:
     """Fetches r fragments, the raw ones first, and one more for each that fails or is late. The result is the blob, or an error
-    that lists what was wrong with each fragment."""
+    that lists the fault of each fragment."""
 
     def __init__(self, exchange: FragmentRequests, blob: str, shape: tuple[int, int], holders: Holders, seconds: float,
                  done: Callable[[memoryview | NotEnoughFragments], None]) -> None:
@@ -245,7 +245,7 @@ class Fetching:
         return self._insufficient[identity] + 1 if identity in self._insufficient else self._shape[0]
 
     def _fetch_more(self) -> None:
-        """Fetch more fragments while those complete and under way are too few; fail if there are no more."""
+        """Fetch more fragments while those complete and in progress are too few; fail if there are no more."""
         while not self.over and not self._building and self._coming(late=False) < self._lacking():
             if not self._spare:
                 if self._coming(late=True) < self._lacking():
@@ -257,7 +257,7 @@ class Fetching:
             pull.start(self.exchange)
 
     def _lacking(self) -> int:
-        """The least number of fragments missing from a group that makes a blob."""
+        """The minimum number of fragments missing from a group that makes a blob."""
         complete = Counter(pull.head.identity for pull in self._pulls if pull.complete and pull.head is not None)
         return min((self._needed(identity) - count for identity, count in complete.items()), default=self._shape[0])
 
@@ -265,7 +265,7 @@ class Fetching:
         return sum(not pull.over and (late or not pull.late) for pull in self._pulls)
 
     def _build(self, identity: BlobIdentity, group: Sequence[_Pull]) -> None:
-        """Compute the blob. Fragments under way are cancelled, so that nothing is written meanwhile; they are requested
+        """Compute the blob. Fragments in progress are cancelled, so that nothing is written meanwhile; they are requested
         again if needed."""
         self._building = True
         for pull in self._pulls:

@@ -1,4 +1,4 @@
-"""The requesting side of a fragment exchange: one link per other worker, with a few requests under way at a time."""
+"""The requesting side of a fragment exchange: one link per other worker, with a few requests in progress at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.runtime.fragments.messages import FragmentAnswer, Request
 from millrace.runtime.wire.messages import encode
 from millrace.runtime.wire.transport import Keys, visit
 
-WINDOW = 4  # requests under way on a link
+WINDOW = 4  # requests in progress on a link
 
 
 class Address(NamedTuple):
@@ -34,11 +34,11 @@ class Asker(Protocol):
 
 
 class FragmentLink:
-    """Queues requests until fewer than `WINDOW` are under way, so that the socket's queue stays small."""
+    """Queues requests until fewer than `WINDOW` are in progress, so that the socket's queue stays small."""
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
         self.socket = socket
-        self.heard = 0.0  # when the last answer came, or when the first request under way was sent
+        self.heard = 0.0  # when the last answer came, or when the first request in progress was sent
         self._waiting: deque[tuple[Request, memoryview | None, Asker]] = deque()
         self._flying: dict[int, Asker] = {}
         self._last = 0
@@ -87,7 +87,7 @@ class FragmentLink:
 
 
 class FragmentLinks:
-    """Links by address: opened on first use, closed when the other side is silent while requests are under way."""
+    """Links by address: opened on first use, closed when the other side is silent while requests are in progress."""
 
     def __init__(self, context: zmq.Context[Any], keys: Keys, boot: str, frame_limit: int, silence: float,
                  poller: zmq.Poller) -> None:

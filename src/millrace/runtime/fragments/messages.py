@@ -1,6 +1,6 @@
 """Messages between the fragment exchanges of workers: one msgpack frame, and the bytes of a part in a second one.
 
-Everything is requested, and only a few requests are under way at a time, so that few parts wait anywhere.
+Everything is requested, and only a few requests are in progress at a time, so that few parts wait anywhere.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class CoordinationStore(Protocol):
         ...
 
     def watch(self, node: str, changed: Callable[[], None]) -> None:
-        """Call `changed`, from any thread, when there may be a new revision, also after a lost session is restored."""
+        """Call `changed`, from any thread, when there may be a new revision, including after a lost session is restored."""
         ...
 
     def close(self) -> None:
@@ -97,8 +97,8 @@ def open_store(url: str, cluster: str) -> CoordinationStore:
 
 
 def _next_author(before: int) -> int:
-    """A number by the clock, so that it rises even if the store lost its data: the nodes' plan stores have not, and would take
-    a master that counts from one for an old one."""
+    """A clock-based number, so that it rises even if the store lost its data. The nodes' plan stores keep theirs, and would
+    ignore a master that counts from one again."""
     return max(before + 1, time.time_ns() // 1_000_000)
 
 
@@ -376,8 +376,8 @@ class _ZooKeeperClient:
             except _too_slow():
                 break
             except _refused() as error:
-                raise StoreUnreachable(f"ZooKeeper at {self._hosts} was asked {what} and refused: {error!r}. Check its access "
-                                       "control lists and limits") from error
+                raise StoreUnreachable(f"ZooKeeper at {self._hosts} refused {what}: {error!r}. Check its access control lists "
+                                       "and limits") from error
         raise self._unreachable(what)
 
     def wait(self, under_way: Any, but: tuple[str, ...] = ()) -> Any:
@@ -436,8 +436,8 @@ class _ZooKeeperClient:
     def _unreachable(self, what: str) -> StoreUnreachable:
         if self._closed:
             return StoreUnreachable(f"ZooKeeper at {self._hosts} was asked {what} after this store was closed: open another")
-        return StoreUnreachable(f"ZooKeeper at {self._hosts} was asked {what} and did not answer within {self._timeout:g} s: "
-                                "check that it runs, that host and port are right, and that no firewall is between")
+        return StoreUnreachable(f"ZooKeeper at {self._hosts} did not answer the request {what} within {self._timeout:g} s: "
+                                "check that it is running, that host and port are right, and that no firewall is in between")
 
 
 def _new_client(hosts: str, timeout: float) -> Any:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class _Damaged(Exception):
-    """The file cannot be used; the text says why."""
+    """The file cannot be used; the message has the reason."""
 
 
 class PlanStore:
@@ -54,7 +54,8 @@ class PlanStore:
         self._environment: _Environment | None = _enter(directory)
 
     def write(self, stamp: Stamp, part: bytes) -> bool:
-        """Write a version; durable when this returns. False, and nothing changed, if a stamp as new is already there."""
+        """Write a version; durable when this returns. Returns False, without writing, if the store already has this stamp or a
+        newer one."""
         if not self.writer:
             raise MillraceError(f"the plan store in {self.directory} was opened for reading: only the node's agent opens it "
                                 "with writer=True")
@@ -67,7 +68,7 @@ class PlanStore:
         return self.newer_than(None)
 
     def newer_than(self, stamp: Stamp | None) -> tuple[Stamp, bytes] | None:
-        """The newest version if it is newer than `stamp`. None also while there is no usable file."""
+        """The newest version if it is newer than `stamp`; None if it is not, or while there is no usable file."""
         return self._do(lambda environment: _read(environment, stamp))
 
     def close(self) -> None:

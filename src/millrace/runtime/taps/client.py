@@ -33,7 +33,7 @@ class NoAnswer(MillraceError):
 
 
 class HasAnotherReader(MillraceError):
-    """The tap has another reader, which started later and was active so many seconds ago."""
+    """The tap has another reader, which started later and was active some seconds ago."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"it has another reader, which started later and was active {seconds:.1f} s ago")

@@ -25,8 +25,8 @@ class TapPlace(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
-    """Commits rows before `upto`; 0 only asks what there is. `reader` becomes the only reader; an empty one only looks. Of two
-    readers, the one that sorts last started last."""
+    """Commits rows before `upto`; 0 only queries the readable range. `reader` becomes the only reader; an empty name only
+    queries. Reader names sort by start time."""
 
     name: str
     upto: int = 0
@@ -61,7 +61,7 @@ class NotHere(msgspec.Struct, array_like=True, tag=5, tag_field="type"):
 
 
 class OtherReader(msgspec.Struct, array_like=True, tag=6, tag_field="type"):
-    """Refuses `Commit`: the rows have a reader that started later and was active so many seconds ago."""
+    """Refuses `Commit`: the rows have a reader that started later and was active this many seconds ago."""
 
     seconds: float
 

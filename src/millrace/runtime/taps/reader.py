@@ -96,8 +96,8 @@ def taken_by_another(wanted: list[TapRange], seen: Mapping[int, tuple[str, Seen]
 
 def look_at(links: TapLinks, places: Mapping[int, TapPlace], committed: Offset,
             reader: str = "") -> dict[int, tuple[str, Seen]]:
-    """Tell each task what `reader` has committed, and return what each has. Tasks that do not answer are omitted until the next
-    call. Raises HasAnotherReader."""
+    """Report the commits of `reader` to each task, and return the readable range of each. Tasks that do not answer are omitted
+    until the next call. Raises HasAnotherReader."""
     answers: dict[int, tuple[str, Seen]] = {}
     for task, place in places.items():
         till = committed.get(str(task))

@@ -98,8 +98,8 @@ class TapRows:
 
     def claim(self, reader: str, now: float) -> float | None:
         """Claim the rows for a reader. None: it has them. Otherwise the seconds since the current reader, which started later,
-        was active. The reader that started last wins: a restarted query need not wait until its first run is known to be over,
-        and an old run that is still there commits nothing."""
+        was active. The reader that started last wins: a restarted query need not wait for its previous run to end, and a
+        previous run that is still alive can commit nothing."""
         silent = now - self._heard
         if reader < self._reader and silent < READER_SECONDS:
             return silent

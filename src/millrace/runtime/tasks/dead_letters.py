@@ -1,4 +1,4 @@
-"""Dead letters: tuples that a bolt gives up, sent down a stream of their own."""
+"""Dead letters: tuples that failed and are not tried again, sent on their own stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends what a task emitted: routes each group to its channels and cuts it into chunks."""
+"""Sends the output of a task: routes each group to its channels and cuts it into chunks."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Settling:
                 self.close(delivery)
 
     def _send_singly(self, group: EmitGroup, lineage: Lineage) -> int:
-        """The last attempt: send each tuple by itself, so that only those that cannot be sent are dropped."""
+        """The last attempt: send each tuple separately, so that only those that cannot be sent are dropped."""
         edges = 0
         for row in group.body if isinstance(group.body, list) else rows_of(group.body):
             try:

@@ -45,7 +45,7 @@ STORE_THREADS = tuple(map(StoreThread, range(4)))  # shared by all tasks: one fo
 
 
 class Snapshots:
-    """The snapshots of one task, and its answers to waves. A wave that is asked for again is answered again."""
+    """The snapshots of one task, and its answers to waves. A repeated request gets the stored answer again."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -97,7 +97,8 @@ class Snapshots:
     # -- waves: PREPARE ----------------------------------------------------------------------------------------------
 
     def spoiled(self) -> set[int]:
-        """On the loop: groups whose last piece was lost or may not be written yet. The next snapshot writes them whole."""
+        """Return the groups whose last piece was lost or may not be written yet, and clear the lost ones: the next snapshot
+        writes them whole. Runs on the loop."""
         spoiled = self._lost.union(*self._saving.values())
         self._lost = set()
         return spoiled
@@ -120,15 +121,15 @@ class Snapshots:
         try:
             return pack_value(own)
         except EncodingError as error:
-            raise EncodingError(f"what snapshot() of {self.task.name} returned cannot be saved: {error}") from None
+            raise EncodingError(f"the result of snapshot() of {self.task.name} cannot be saved: {error}") from None
 
     def failed(self, mark: WaveMark, spoiled: set[int], error: str) -> None:
-        """On the loop: the snapshot could not be taken."""
+        """Answer that the snapshot could not be taken. Runs on the loop."""
         self._lost |= spoiled
         self.answer(mark, error=error)
 
     def save(self, mark: WaveMark, snapshot: Snapshot) -> None:
-        """On the loop: write the snapshot on the store thread, then answer the master."""
+        """Write the snapshot on the store thread, then answer the master. Runs on the loop."""
         pieces = snapshot.pieces
         if OWN not in pieces:
             self._own = None
@@ -235,7 +236,7 @@ class Snapshots:
     # -- COMMIT --------------------------------------------------------------------------------------------------------
 
     def committed(self, mark: WaveMark) -> None:
-        """On the loop."""
+        """Release fragments that the committed wave no longer needs, and answer the master. Runs on the loop."""
         if not self._saving:
             self._changed.clear()
         self._release_fragments()
@@ -244,8 +245,8 @@ class Snapshots:
     # -- INIT ----------------------------------------------------------------------------------------------------------
 
     def load(self, done: Callable[[BaseException | None], None]) -> None:
-        """On the loop: restore the task as of the wave that the plan names, on the store thread. The task has not started, so
-        nothing else uses its state."""
+        """Restore the task as of the wave that the plan names, on the store thread. The task has not started, so nothing else
+        uses its state. Runs on the loop."""
         wave, _, manifest_epoch = self.task.topology.restore
         errors: list[BaseException] = []
 
@@ -260,9 +261,9 @@ class Snapshots:
         self.task.worker.threads.run(self._thread, read, lambda: done(errors[0] if errors else None))
 
     def restore(self, records: Iterable[TaskRecord], owned: Collection[int], with_own: bool = True) -> bool:
-        """Make the state of the owned key groups what the records of a manifest say, reading only chains that differ from
-        those here. `with_own`: also read the task's own snapshot and position, for `restore_component`. Returns whether any
-        state of key groups had to be read."""
+        """Restore the owned key groups to the records of a manifest, reading only the chains that differ from the local ones.
+        `with_own`: also read the task's own snapshot and position, for `restore_component`. Returns True if any state of key
+        groups had to be read."""
         name, checkpoints = self.task.name, self.task.worker.checkpoints
         component = [record for record in records if record.component == name.component]
         blocks = {blob: held for record in component for blob, held in record.blocks.items()}
@@ -284,7 +285,7 @@ class Snapshots:
         return bool(wanted)
 
     def _stale(self, chains: Mapping[int, list[PieceRef]], owned: Collection[int]) -> dict[int, list[PieceRef]]:
-        """The chains of owned key groups whose state here is not what they amount to. Groups of other tasks are dropped."""
+        """The chains of owned key groups that differ from the local state. Groups of other tasks are dropped."""
         state = self.state
         if state is None:
             return {}
@@ -324,20 +325,20 @@ class Snapshots:
         task.worker.tell_master(answer)
 
     def begins(self, mark: WaveMark) -> bool:
-        """Note that a wave begins; False if it has begun: the master asks again while it waits for an answer."""
+        """Record that a wave has begun; False if it had begun before, because the master repeats unanswered requests."""
         if (mark.kind, mark.wave) in self._under_way:
             return False
         self._under_way.add((mark.kind, mark.wave))
         return True
 
     def dropped(self, mark: WaveMark) -> None:
-        """The wave was abandoned before it was carried out; no answer follows."""
+        """Forget a wave that was abandoned before it was carried out; no answer follows."""
         self._under_way.discard((mark.kind, mark.wave))
 
     def answers_again(self, mark: WaveMark) -> bool:
-        """Send the answer again if this was done before and the master has not heard of it."""
-        known = self._answers.get(mark.kind)
-        if known is None or known.wave != mark.wave:
+        """Resend the stored answer if this wave was already answered; False if there is none."""
+        answer = self._answers.get(mark.kind)
+        if answer is None or answer.wave != mark.wave:
             return False
-        self.task.worker.tell_master(known)
+        self.task.worker.tell_master(answer)
         return True

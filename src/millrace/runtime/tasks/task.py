@@ -1,7 +1,7 @@
 """A running task, common to bolts and spouts. bolt.py and spout.py add their parts.
 
-A task works in two steps. *Execute* runs user code and only fills the task's outbox, so a task that blocks can execute on a
-thread of its own. *Settle* routes and sends the output and settles acks, always on the worker's loop.
+A task works in two steps. *Execute* runs user code and only fills the task's outbox, so a task that blocks can execute on its
+own thread. *Settle* routes and sends the output and settles acks, always on the worker's loop.
 
     life     component_life.py   make, initialize, restore, retry and close the component
     waves    waves.py            its part in waves
@@ -96,17 +96,17 @@ class Task:
         self.component.initialize(self.component.storm_conf, self.component.context)
 
     def on_start(self) -> None:
-        """Finish the task's set-up on the loop: the component is ready."""
+        """Finish the task's setup on the loop: the component is ready."""
 
     def before_wave(self) -> None:
-        """Run what the component has postponed until the wave, where its code runs."""
+        """Run calls that the component has postponed until the wave, where its code runs."""
 
     def send_waiting(self) -> None:
         """Send all output."""
         raise NotImplementedError
 
     def abandon_wave(self, wave: int) -> None:
-        """The wave will not be committed."""
+        """Abandon a wave that will not be committed."""
         self.waves.abandon(wave)
 
     def unsendable(self, output: Output, row: Any, error: BaseException) -> None:

@@ -85,7 +85,7 @@ class ErrorLog:
 def _excerpt(values: Any) -> str:
     try:
         return f"{values!r:.300}"
-    except ValueError:  # an integer with more digits than Python converts to text
+    except ValueError:  # an integer with more digits than Python converts to a string
         return "values that are too large to show"
 
 

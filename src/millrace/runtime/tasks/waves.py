@@ -25,8 +25,8 @@ class TaskWaves:
         self._error: BaseException | None = None
 
     def on_request(self, mark: wire.WaveMark, sweep: bool) -> None:
-        """Handle a request of the master. It repeats them: finished work is answered again, work under way is not restarted,
-        nor is work that will be triggered by a mark along the edges."""
+        """Handle a request of the master, which repeats unanswered ones. A finished request is answered again; one in progress,
+        or one that a mark from upstream will start, is left alone."""
         task = self._task
         if task.snapshots.answers_again(mark):
             return
@@ -45,7 +45,7 @@ class TaskWaves:
             task.abandon_wave(mark.wave - 1)
 
     def abandon(self, wave: int) -> None:
-        """Drop a wave that will not be committed. The next wave includes what it had prepared."""
+        """Drop a wave that will not be committed. The next wave covers it."""
         for mark in [mark for mark in self.pending if mark.wave == wave]:
             self.pending.remove(mark)
             self._task.snapshots.dropped(mark)

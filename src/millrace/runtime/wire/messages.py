@@ -393,7 +393,7 @@ def decode_batch(body: Any) -> pa.RecordBatch:
     try:
         with pa.ipc.open_stream(body) as reader:
             batch = reader.read_next_batch()
-        batch.validate(full=True)  # 4 µs for 1,000 texts; a wrong offset would crash the process
+        batch.validate(full=True)  # 4 µs for 1,000 strings; a wrong offset would crash the process
         return batch
     except (pa.ArrowException, OSError, StopIteration) as error:
         raise WireError(f"a body of {len(body)} bytes is not an Arrow batch: {error}") from None

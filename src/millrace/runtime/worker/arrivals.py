@@ -173,7 +173,7 @@ class Arrivals:
 
 
 def _skip(task: BoltTask, inlet: Inlet, seq: int) -> None:
-    """Count chunks before `seq` that have not arrived as lost, and credit them, or their sender would wait for ever."""
+    """Count chunks before `seq` that have not arrived as lost, and credit them, or their sender would wait forever."""
     lost = max(0, seq - inlet.next_seq)
     task.meters.gaps += lost
     inlet.consumed += lost

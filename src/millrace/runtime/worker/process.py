@@ -54,7 +54,7 @@ LONGEST_BASE = 60  # characters: the kernel's limit is 107 for a socket's whole 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """The set-up of a worker, shipped with the Spark job."""
+    """The setup of a worker, shipped with the Spark job."""
 
     cluster: str
     master: str
@@ -73,7 +73,7 @@ class WorkerSetup:
 
 class Pulse(threading.Thread):
     """Sends heartbeats from its own thread, so that a long call of user code does not look like death. Ends the process when
-    the master or the parent is gone: an orphan would run for ever."""
+    the master or the parent is gone: an orphan would run forever."""
 
     def __init__(self, context: zmq.Context[Any], setup: WorkerSetup, slot: int, generation: int,
                  revision: Callable[[], int]) -> None:

@@ -24,7 +24,7 @@ def look_up(query: wire.Query, task: Task | None, answer: wire.Answer) -> None:
     except MillraceError as error:
         answer.error = str(error)
     except KeyError:
-        answer.error = f"nothing is kept under {query.key!r} in {query.state!r}; its states: {', '.join(state.states)}"
+        answer.error = f"no entry for key {query.key!r} in {query.state!r}; states: {', '.join(state.states)}"
     except (TypeError, ValueError, OverflowError) as error:
         answer.error = f"its value, a {type(value).__name__}, cannot be sent: {error}"
     else:

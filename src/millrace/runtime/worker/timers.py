@@ -11,7 +11,7 @@ from millrace.runtime.clock import Clock
 
 
 class Timers:
-    """Calls by due time. Never empty in a worker, which has periodic checks of its own."""
+    """Calls by due time. Never empty in a worker, which has its own periodic checks."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

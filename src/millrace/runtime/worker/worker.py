@@ -71,8 +71,9 @@ class Worker:
     # -- assignments -------------------------------------------------------------------------------------------------
 
     def assign(self, assignment: Assignment) -> None:
-        """Carry out an assignment: start, retire and drop tasks, and rewire them. Ignored, because a plan store may hold any of
-        them: older assignments, those of another master, and those from before this worker joined or after it was fenced."""
+        """Carry out an assignment: start, retire and drop tasks, and rewire them. Ignores older
+        assignments, those of another master, and those from before this worker joined or after it was fenced: a plan store
+        may contain any of them."""
         if (assignment.stamp <= self.stamp or assignment.author != self.author
                 or not assignment.is_for(self.slot, self.generation)):
             return
@@ -245,7 +246,7 @@ class Worker:
             self.tell_master(answer)
 
     def broken(self, task: Task, reason: str) -> None:
-        """Report that tuples are missing and that only a roll-back can recover them."""
+        """Report that tuples are missing and that only a rollback can recover them."""
         task.topology.broken = reason
         self._report_broken(task.topology)
 
@@ -255,7 +256,7 @@ class Worker:
     # -- credits -----------------------------------------------------------------------------------------------------
 
     def consumed(self, task: BoltTask, inlet: Inlet) -> None:
-        """A chunk has been consumed: credit its sender."""
+        """Credit the sender of a chunk that has been consumed."""
         inlet.consumed += 1
         if inlet.outlet is not None:
             inlet.outlet.credit(inlet.consumed)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # Raised by a failed job or query. A connection that is refused or reset means that the JVM has ended.
 SPARK_ERRORS = (Py4JError, PySparkException, ConnectionError)
-GONE = ("Spark ended before the engine: its JVM died, or was told to end together with this process. Work in progress is not "
-        "done; a topology that keeps state continues from its last checkpoint when it is resumed")
+GONE = ("Spark ended before the engine: its JVM died, or was stopped together with this process. Work in progress is lost; a "
+        "topology with state continues from its last checkpoint with --resume")
 _PYTHON_ERROR = re.compile(r"(?!org\.apache|java\.|py4j)[A-Za-z_][\w.]*"
                            r"(Error|Exception|Failed|Missing|Unreachable|Checkpoint)\b.*: ")
 _STATE_MISSING = "millrace: a part of the state is missing"  # a line of its own in the text of an error

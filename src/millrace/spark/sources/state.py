@@ -91,9 +91,9 @@ class StateSource(DataSource):
     """| option | meaning |
     | --- | --- |
     | `topology`, `component` | the owner of the state |
-    | `state` | which of the component's states; `state` if it declares no other |
+    | `state` | name of the state; default: `state` |
     | `store` | the checkpoint store: a path or URI. Default: that of the running cluster |
-    | `cluster` | the Millrace cluster, if none runs here, or if several do and the topology does not tell which |
+    | `cluster` | the Millrace cluster. Default: the running one; of several, the one that runs the topology |
     """
 
     @classmethod
@@ -164,7 +164,8 @@ class StateReader(DataSourceReader):
                             "it, or set a longer topology.checkpoint.interval.secs")
 
     def _check_name(self, checkpoints: Checkpoints, groups: list[KeyGroupRead]) -> None:
-        """`UnknownName` if the component has entries in other states only. A state without any entries is an empty table."""
+        """Raise `UnknownName` if the component has entries in other states only. A state without any entries is an empty
+        table."""
         names: set[str] = set()
         for group in groups:
             names |= self._entries(checkpoints, group).keys()

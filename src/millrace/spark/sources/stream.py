@@ -172,8 +172,8 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             return look_at(self._links, self._places, committed, self._reader)
         except HasAnotherReader as error:
-            raise MillraceError(f"{self._options.label} cannot be read: {error}. A tap has one reader: give each query a Tap "
-                                "of its own, or stop the other") from None
+            raise MillraceError(f"{self._options.label} cannot be read: {error}. A tap has one reader: give each query its "
+                                "own Tap, or stop the other") from None
 
     def _indexes(self, fields: list[str]) -> list[int]:
         """The index of each column's field, by name."""

@@ -268,7 +268,7 @@ def test_keys_that_a_state_holds_are_hashed_once(monkeypatch: pytest.MonkeyPatch
     task.dirty()
     task.snapshot()
     assert [hashed.count(name) for name in names] == [1] * 100
-    assert len(task.places._found) <= 10, "what is in a snapshot need not be remembered"
+    assert len(task.places._groups) <= 10, "what is in a snapshot need not be remembered"
 
 
 # ---- expiry ----

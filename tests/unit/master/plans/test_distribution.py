@@ -84,8 +84,8 @@ def test_another_worker_of_the_node_is_told_that_it_is_not_the_agent(distributio
 def test_trouble_with_the_store_is_reported(distribution: PlanDistribution, recorder: FakePort) -> None:
     distribution._failed(StoreUnreachable("it is away"))
     distribution._failed(None)
-    assert recorder.texts == ["new plans wait, and everything runs on under the old ones: it is away",
-                              "the coordination store is back: the newest plan is written"]
+    assert recorder.texts == ["new plans cannot be published; tasks keep running under the current plan: it is away",
+                              "the coordination store is available again: the newest plan is written"]
     assert recorder.gave_way == []
 
 

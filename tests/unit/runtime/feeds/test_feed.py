@@ -251,7 +251,7 @@ def test_the_end_of_the_topology_is_the_end_of_feeding(place: Workplace, status:
 def test_every_wait_has_a_limit(place: Workplace) -> None:
     place.open()
     with (Surroundings(place) as around, Feeder(around.feeding(timeout=0.3), 0) as sending,
-          pytest.raises(FeedingFailed, match=r"batch 7 has been acked for 0\.3 s")):
+          pytest.raises(FeedingFailed, match=r"batch 7 sent to 'lines' has been acked for 0\.3 s")):
         sending.send(BATCHES)
 
 

@@ -52,7 +52,7 @@ def test_without_a_name_the_answer_has_the_sizes() -> None:
 
 
 @pytest.mark.parametrize(("name", "key", "words"), [
-    ("state", 6, "nothing is kept under 6 in 'state'; its states: "), ("state", 3, "count[0]"),
+    ("state", 6, "no entry for key 6 in 'state'; states: "), ("state", 3, "count[0]"),
     ("stat", 4, "has no state 'stat'"), ("seen", 4, "its value, a object, cannot be sent")])
 def test_a_failed_query_has_a_reason(name: str, key: int, words: str) -> None:
     bolt, state = opened()
