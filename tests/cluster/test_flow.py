@@ -122,7 +122,7 @@ def test_no_more_than_the_limit_is_in_flight(most: int) -> None:
     pending = []
     for _ in range(1200):
         cluster.step()
-        pending += [task.flight.tuples for task in cluster.tasks("numbers")]
+        pending += [task.tracking.flight.tuples for task in cluster.tasks("numbers")]
     assert max(pending) == most
     assert len(SEEN["sink"]) > 50 * most, "and it goes on"
 

@@ -161,7 +161,7 @@ class Worker:
             for task in run.tasks.values():
                 if isinstance(task, SpoutTask):
                     if run in lost:
-                        task.worker_lost(deadline)
+                        task.tracking.worker_lost(deadline)
                     task.set_active(run.active)
                 if not task.blocked:
                     self.ready(task)
@@ -323,7 +323,7 @@ class Worker:
             unacked_before = now - 2 * MESSAGE_TIMEOUT.of(run.graph.config)
             for task in run.tasks.values():
                 if isinstance(task, SpoutTask):
-                    task.check_overdue(now)
+                    task.tracking.check_overdue(now)
                 elif isinstance(task, BoltTask) and task.acks.unacked:
                     task.acks.expire(unacked_before)
             run.retired.end_drained(unacked_before)
