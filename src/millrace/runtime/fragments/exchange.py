@@ -53,7 +53,7 @@ SILENCE = 5.0
 TICK_SECONDS = 0.05
 IDLE_SECONDS = 1.0
 MESSAGES_PER_TURN = 32  # read from one socket before the others get their turn
-FRAME_LIMIT = PART_BYTES + 65536
+PART_FRAME_LIMIT = PART_BYTES + 65536
 Post = Callable[[Callable[[], None]], None]
 
 
@@ -85,7 +85,7 @@ class FragmentExchange:
         except (MillraceError, zmq.ZMQError):
             self._close_servers()
             raise
-        self._links = FragmentLinks(context, keys, boot, FRAME_LIMIT, silence, self._poller)
+        self._links = FragmentLinks(context, keys, boot, PART_FRAME_LIMIT, silence, self._poller)
         self._incoming: dict[tuple[bytes, str, int], _Incoming] = {}
         self._jobs: list[Saving | Fetching | Telling] = []
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -330,7 +330,7 @@ class FragmentExchange:
     def _server(self) -> zmq.Socket[Any]:
         socket = self._context.socket(zmq.ROUTER)
         socket.linger = 0
-        socket.maxmsgsize = FRAME_LIMIT
+        socket.maxmsgsize = PART_FRAME_LIMIT
         socket.rcvhwm = 4 * WINDOW  # the excess of a peer that exceeds its window waits on its side
         self._servers.append(socket)
         self._poller.register(socket, zmq.POLLIN)

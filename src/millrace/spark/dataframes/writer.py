@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from millrace.connectors.frame_sink import SCHEMA, DataFrameSink
+from millrace.connectors.dataframe_sink import SCHEMA, DataFrameSink
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph, resolve
 from millrace.runtime.checkpoints.checkpoints import Checkpoints

@@ -69,7 +69,7 @@ def test_a_checkpoint_is_not_listed_as_a_blob_of_the_topology(tmp_path: Path) ->
 
 
 def test_a_store_that_is_not_a_directory_is_refused() -> None:
-    with pytest.raises(TopologyError, match=r"redis://here is not one: set topology\.frame\.checkpoint"):
+    with pytest.raises(TopologyError, match=r"redis://here is not one: set topology\.dataframe\.checkpoint"):
         Runs("redis://here", "words", "lines")
 
 
