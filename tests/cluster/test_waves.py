@@ -17,7 +17,7 @@ from millrace.control.events import Paused, Submitted, Unpaused, WaveRequested
 from millrace.control.waves import IDLE
 from millrace.errors import StoreUnreachable, TopologyError
 from millrace.model.graph import TaskId, graph_of
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.local_cluster import LocalCluster, MemoryStore

@@ -33,14 +33,14 @@ from millrace.control.batches import Batches, start_from
 from millrace.errors import CheckpointMissing
 from millrace.microbatch import records
 from millrace.microbatch.batch_actions import Attempted, carry_out
-from millrace.microbatch.checkpoints import BatchCheckpoints
+from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.microbatch.fragment_holder import FragmentHolder
 from millrace.microbatch.host import Out, TopologyHost
 from millrace.microbatch.work import BatchWork, PartitionReport, one_cut, read_report, repair_work
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
-from millrace.runtime.checkpoints.checkpoints import KEPT, Checkpoints
 from millrace.runtime.checkpoints.store import open_store
+from millrace.runtime.checkpoints.topology_checkpoints import KEPT, Checkpoints
 from millrace.runtime.clock import Clock
 from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup

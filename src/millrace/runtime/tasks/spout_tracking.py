@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.config import MESSAGE_TIMEOUT
 from millrace.control.in_flight import InFlight
 from millrace.runtime.flow.channel import Lineage
-from millrace.runtime.flow.routing import rows_of
+from millrace.runtime.flow.routing import rows_of_batch
 from millrace.runtime.tasks.outbox import EmitGroup
 from millrace.runtime.tasks.spout_notices import ACKED
 from millrace.runtime.tasks.user_errors import USER_ERRORS
@@ -108,7 +108,7 @@ class SpoutTracking:
             self.flight.count(group.ids, attempt + 1)
             self._notices.failures.append(("error", group.ids))
             return
-        rows = group.body if isinstance(group.body, list) else rows_of(group.body)
+        rows = group.body if isinstance(group.body, list) else rows_of_batch(group.body)
         roots, edges = self._new_root() if tracked else (), 0
         for row in rows:
             try:

@@ -29,7 +29,7 @@ from millrace.runtime.tasks.user_errors import ErrorLog
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker.arrivals import Arrivals
 from millrace.runtime.worker.reports import Reports
-from millrace.runtime.worker.state_queries import look_up
+from millrace.runtime.worker.state_lookup import look_up
 from millrace.runtime.worker.timers import Timers
 from millrace.runtime.worker.topology_run import TopologyRun
 from millrace.runtime.worker.wiring import LinkWiring

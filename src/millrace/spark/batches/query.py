@@ -47,11 +47,11 @@ from millrace.control.topology_status import PAUSED, STOPPING, WAITING
 from millrace.errors import CheckpointMissing, MillraceError, NotTheAuthor, TopologyError
 from millrace.master.batch_log import REST, RUN_TASKS
 from millrace.microbatch.batch_actions import Attempted, carry_out
-from millrace.microbatch.checkpoints import BatchCheckpoints
+from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.microbatch.work import BatchWork, PartitionReport, repair_work
 from millrace.microbatch.worker import BatchFailed
 from millrace.model.graph import TopologyGraph
-from millrace.runtime.checkpoints.checkpoints import KEPT, Checkpoints, shown
+from millrace.runtime.checkpoints.topology_checkpoints import KEPT, Checkpoints, shown
 from millrace.spark.batches.jobs import Attempt, BatchJobs
 from millrace.spark.batches.long_batch import LongBatch
 from millrace.spark.batches.reports import BatchReports

@@ -20,8 +20,8 @@ from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
 from millrace.microbatch.work import PartitionReport, TaskReport
 from millrace.microbatch.worker import BatchFailed
 from millrace.model.graph import TaskId, graph_of
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.directory import DirectoryStore
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.meters import Meters
 from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup

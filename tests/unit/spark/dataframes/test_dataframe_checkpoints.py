@@ -10,7 +10,7 @@ from millrace.config import DATAFRAME_CHECKPOINT
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph
 from millrace.runtime.checkpoints.directory import DirectoryStore
-from millrace.spark.dataframes.checkpoints import Runs, claim_checkpoint, configured_checkpoint, new_run
+from millrace.spark.dataframes.dataframe_checkpoints import Runs, claim_checkpoint, configured_checkpoint, new_run
 
 
 def begin(runs: Runs, run: str, batches: int = 1) -> Path:
