@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from millrace import Bolt, CounterState, Grouping, Spout, Topology, Tuple
-from millrace.connectors.frame_sink import DataFrameSink
+from millrace.connectors.dataframe_sink import DataFrameSink
 
 ORDERS = os.environ.get("ORDERS", "/tmp/orders")
 TOTALS = os.environ.get("TOTALS", "/tmp/totals")

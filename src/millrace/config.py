@@ -93,14 +93,14 @@ CHANNEL_WINDOW = Setting("topology.channel.window", 4, low=1,
                          about="Chunks in flight from one task to another before the sender waits.")
 SPOUT_WAIT = Setting("topology.spout.wait.ms", 1.0, low=0,
                      about="Milliseconds before next_tuple is called again after it emitted nothing.")
-DATAFRAME_CHECKPOINT = Setting("topology.frame.checkpoint", None, text=True,
+DATAFRAME_CHECKPOINT = Setting("topology.dataframe.checkpoint", None, text=True,
                                about="Spark's checkpoint directory or URI for the DataFrames of spouts, with a directory below "
                                      "it for each such spout; if set for one component, that spout's own directory. Unset: "
                                      "below the checkpoint store, if that is a directory.")
-DATAFRAME_TRIGGER = Setting("topology.frame.trigger.secs", 0.0, low=0,
+DATAFRAME_TRIGGER = Setting("topology.dataframe.trigger.secs", 0.0, low=0,
                             about="Seconds between the micro-batches that feed a DataFrame spout. 0: as fast as possible. May "
                                   "be set for one component.")
-DATAFRAME_ACK_TIMEOUT = Setting("topology.frame.ack.timeout.secs", 120.0, low=1,
+DATAFRAME_ACK_TIMEOUT = Setting("topology.dataframe.ack.timeout.secs", 120.0, low=1,
                                 about="The query that feeds a DataFrame spout fails after this many seconds without an ack "
                                       "from the running topology. May be set for one component.")
 TAP_ROWS = Setting("tap.rows", 100_000, low=1,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import wave_parts as parts
-from wave_parts import AtLeast
 
 from millrace.control.waves import IDLE
 from millrace.testing.local_cluster import LocalCluster
+from support.cluster import wave_parts as parts
+from support.cluster.wave_parts import AtLeast
 
 NAME = "atleast"
 

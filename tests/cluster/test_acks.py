@@ -6,16 +6,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from ack_parts import AcksTwice, Anchored, ByHand, FailsItself, Pairs, Unanchored
-from cluster_runs import drain, meter, run_through
-from plain_parts import Counting, Never, Pass, Reliable, Sink, WithoutIds
-from refusing_parts import Picky
-from seen import EVENTS, SEEN
-from timed_parts import Sums, TicklessSums
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.testing.local_cluster import LocalCluster
+from support.cluster.ack_parts import AcksTwice, Anchored, ByHand, FailsItself, Pairs, Unanchored
+from support.cluster.cluster_runs import drain, meter, run_through
+from support.cluster.plain_parts import Counting, Never, Pass, Reliable, Sink, WithoutIds
+from support.cluster.records import EVENTS, SEEN
+from support.cluster.refusing_parts import Picky
+from support.cluster.timed_parts import Sums, TicklessSums
 
 TICKS = "topology.tick.tuple.freq.secs"
 TIMEOUT = "topology.message.timeout.secs"

@@ -8,9 +8,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from cluster_runs import Late, counter, drain, meter, spouts_done
-from plain_parts import Numbers, Pass, Sink
-from seen import SEEN, forget
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
@@ -20,6 +17,9 @@ from millrace.errors import WireError
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster
+from support.cluster.cluster_runs import Late, counter, drain, meter, spouts_done
+from support.cluster.plain_parts import Numbers, Pass, Sink
+from support.cluster.records import SEEN, forget
 
 N = 4000
 CONFIG: dict[str, Any] = {"limit": N, "burst": 10, "topology.chunk.tuples": 10, "topology.message.timeout.secs": 2.0}

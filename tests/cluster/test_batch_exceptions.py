@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_parts import Digits, N, Source, Tally, check_tally, numbers_in, run_to_the_end, start
-from seen import RAISE
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.testing.local_cluster import LocalCluster
+from support.cluster.batch_parts import Digits, N, Source, Tally, check_tally, numbers_in, run_to_the_end, start
+from support.cluster.records import RAISE
 
 
 class Moody(Source):

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from batch_parts import (
+
+from millrace.api.bolt import Bolt
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Stream, Topology
+from millrace.api.tuple import Tuple
+from millrace.connectors.sinks import JsonLinesSink
+from millrace.testing.local_batches import LocalBatches
+from support.cluster.batch_parts import (
     N,
     Remembers,
     Source,
@@ -21,14 +28,7 @@ from batch_parts import (
     run_to_the_end,
     start,
 )
-from seen import CLOSED, MADE
-
-from millrace.api.bolt import Bolt
-from millrace.api.grouping import Grouping
-from millrace.api.topology import Stream, Topology
-from millrace.api.tuple import Tuple
-from millrace.connectors.sinks import JsonLinesSink
-from millrace.testing.local_batches import LocalBatches
+from support.cluster.records import CLOSED, MADE
 from support.suites.kept_state import own_of
 
 # ---- direct streams ----

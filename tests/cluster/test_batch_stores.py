@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from batch_parts import N, Source, Tallied, Tally, all_in, check_tally, counters, counts_of, numbers_in, run_to_the_end, start
 
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
@@ -25,6 +24,19 @@ from millrace.errors import CheckpointMissing
 from millrace.state.checkpoint import manifest_names
 from millrace.state.fragments import HeldBlob
 from millrace.testing.local_batches import LocalBatches
+from support.cluster.batch_parts import (
+    N,
+    Source,
+    Tallied,
+    Tally,
+    all_in,
+    check_tally,
+    counters,
+    counts_of,
+    numbers_in,
+    run_to_the_end,
+    start,
+)
 
 # ---- a store that loses something ----
 

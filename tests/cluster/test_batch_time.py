@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from batch_parts import Digits, N, Source, all_in, fail_after, numbers_in, run_to_the_end, start
 
 from millrace.api.bolt import BatchingBolt, Bolt, TicklessBatchingBolt
 from millrace.api.grouping import Grouping
@@ -15,6 +14,7 @@ from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.runtime.clock import ManualClock
+from support.cluster.batch_parts import Digits, N, Source, all_in, fail_after, numbers_in, run_to_the_end, start
 
 
 class OnTick(Bolt):

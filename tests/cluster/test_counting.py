@@ -6,9 +6,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cluster_runs import counter, drain, meter, run_through
-from plain_parts import NumbersArrow, Sink, SinkArrow, SinkByTask, SinkRows
-from seen import SEEN
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
@@ -24,6 +21,9 @@ from millrace.workloads.wordcount import (
     WordCount,
     expected_counts,
 )
+from support.cluster.cluster_runs import counter, drain, meter, run_through
+from support.cluster.plain_parts import NumbersArrow, Sink, SinkArrow, SinkByTask, SinkRows
+from support.cluster.records import SEEN
 
 LINES, SEED = 3000, 5
 GUARANTEES = ["at-most-once", "at-least-once"]

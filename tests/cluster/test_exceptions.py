@@ -6,9 +6,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from ack_parts import ListIds
-from cluster_runs import counter, drain, meter, run_through
-from misbehaving_parts import (
+
+from millrace.api.bolt import Bolt
+from millrace.api.grouping import Grouping
+from millrace.api.spout import Spout
+from millrace.api.topology import Topology
+from millrace.runtime.wire import messages as wire
+from millrace.testing.local_cluster import LocalCluster
+from support.cluster.ack_parts import ListIds
+from support.cluster.cluster_runs import counter, drain, meter, run_through
+from support.cluster.misbehaving_parts import (
     BadAcks,
     BadEmits,
     BadReports,
@@ -20,8 +27,9 @@ from misbehaving_parts import (
     divides,
     out_of_range,
 )
-from plain_parts import Numbers, NumbersArrow, Pass, Reliable, Sink, SinkArrow
-from refusing_parts import (
+from support.cluster.plain_parts import Numbers, NumbersArrow, Pass, Reliable, Sink, SinkArrow
+from support.cluster.records import EVENTS, SEEN
+from support.cluster.refusing_parts import (
     CannotBeMade,
     CannotStart,
     Lenient,
@@ -34,15 +42,7 @@ from refusing_parts import (
     RebornRows,
     StartsLater,
 )
-from seen import EVENTS, SEEN
-from stream_parts import MakesBadText, MixedTypes, RefusesBadText, ReusesItsList, Texts
-
-from millrace.api.bolt import Bolt
-from millrace.api.grouping import Grouping
-from millrace.api.spout import Spout
-from millrace.api.topology import Topology
-from millrace.runtime.wire import messages as wire
-from millrace.testing.local_cluster import LocalCluster
+from support.cluster.stream_parts import MakesBadText, MixedTypes, RefusesBadText, ReusesItsList, Texts
 
 TIMEOUT = "topology.message.timeout.secs"
 AT_MOST_ONCE = {"topology.guarantee": "at-most-once"}

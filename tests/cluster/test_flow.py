@@ -6,9 +6,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from ack_parts import ByTheHundred
-from cluster_runs import counter, drain, run_through
-from plain_parts import (
+
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.control.events import Paused, Unpaused
+from millrace.control.events import Ticked as TimePassed
+from millrace.testing.local_cluster import LocalCluster
+from support.cluster.ack_parts import ByTheHundred
+from support.cluster.cluster_runs import counter, drain, run_through
+from support.cluster.plain_parts import (
     AllAtOnce,
     Burst,
     Lives,
@@ -21,14 +27,8 @@ from plain_parts import (
     SinkBlocking,
     Switched,
 )
-from seen import EVENTS, SEEN
-from timed_parts import EmitsOnTick, FakeTicked, Sums, SumsBlocking, TickedBlocking
-
-from millrace.api.grouping import Grouping
-from millrace.api.topology import Topology
-from millrace.control.events import Paused, Unpaused
-from millrace.control.events import Ticked as TimePassed
-from millrace.testing.local_cluster import LocalCluster
+from support.cluster.records import EVENTS, SEEN
+from support.cluster.timed_parts import EmitsOnTick, FakeTicked, Sums, SumsBlocking, TickedBlocking
 
 GUARANTEES = pytest.mark.parametrize("guarantee", ["at-most-once", "at-least-once"])
 TICKS = "topology.tick.tuple.freq.secs"
@@ -122,7 +122,7 @@ def test_no_more_than_the_limit_is_in_flight(most: int) -> None:
     pending = []
     for _ in range(1200):
         cluster.step()
-        pending += [task.flight.tuples for task in cluster.tasks("numbers")]
+        pending += [task.tracking.flight.tuples for task in cluster.tasks("numbers")]
     assert max(pending) == most
     assert len(SEEN["sink"]) > 50 * most, "and it goes on"
 

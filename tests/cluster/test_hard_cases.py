@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import hard_parts
 import pytest
-from cluster_runs import drain, run_through
-from hard_parts import BusyBatches, ClearsItsAnchors, Exits, RefusesOnce, Slow, StartsAtLast
-from misbehaving_parts import divides
-from plain_parts import Numbers, Reliable, Sink
-from seen import SEEN
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.model.graph import graph_of
 from millrace.testing.local_cluster import LocalCluster
+from support.cluster import hard_parts
+from support.cluster.cluster_runs import drain, run_through
+from support.cluster.hard_parts import BusyBatches, ClearsItsAnchors, Exits, RefusesOnce, Slow, StartsAtLast
+from support.cluster.misbehaving_parts import divides
+from support.cluster.plain_parts import Numbers, Reliable, Sink
+from support.cluster.records import SEEN
 
 N = 100
 QUICK_TIMEOUT = {"topology.message.timeout.secs": 3.0}

@@ -7,11 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from cluster_runs import Late, counter, drain, meter, spouts_done
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_parts import FromQueue, Numbers, Pass, Sink
-from seen import QUEUE, SEEN, forget
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
@@ -20,6 +17,9 @@ from millrace.errors import StalePlan, TopologyError, UnknownName, UnknownTopolo
 from millrace.model.graph import ACKER, TaskId
 from millrace.model.plan import Plan
 from millrace.testing.local_cluster import LocalCluster
+from support.cluster.cluster_runs import Late, counter, drain, meter, spouts_done
+from support.cluster.plain_parts import FromQueue, Numbers, Pass, Sink
+from support.cluster.records import QUEUE, SEEN, forget
 from support.examples import examples
 
 N = 4000

@@ -6,10 +6,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from cluster_runs import errors, run_through
-from plain_parts import Numbers, Pass, Sink, SinkByTask
-from seen import EVENTS, SEEN
-from stream_parts import (
+
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.testing.local_cluster import LocalCluster
+from support.cluster.cluster_runs import errors, run_through
+from support.cluster.plain_parts import Numbers, Pass, Sink, SinkByTask
+from support.cluster.records import EVENTS, SEEN
+from support.cluster.stream_parts import (
     EvenOdd,
     Grabby,
     GrabbyRows,
@@ -22,10 +26,6 @@ from stream_parts import (
     by_remainder,
     to_both_ends,
 )
-
-from millrace.api.grouping import Grouping
-from millrace.api.topology import Topology
-from millrace.testing.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.parametrize("guarantee", ["at-most-once", "at-least-once"])
 N = 600

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import corner_parts as corners
 import pytest
-import wave_parts as parts
-from corner_parts import BatchedSink, Forgetful, Sometimes
 from test_waves import LIMIT, assert_exact, finish, finish_at_least, start, until_wave, visible, waves
-from wave_parts import AtLeast, expected_rows
 
 from millrace.errors import StoreUnreachable
+from support.cluster import corner_parts as corners
+from support.cluster import wave_parts as parts
+from support.cluster.corner_parts import BatchedSink, Forgetful, Sometimes
+from support.cluster.wave_parts import AtLeast, expected_rows
 
 
 @pytest.fixture(autouse=True)

@@ -8,19 +8,28 @@ from typing import Any
 
 import msgspec
 import pytest
-import wave_parts as parts
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from wave_parts import AtLeast, AtMost, Batched, Exact, ExactKeyed, NotReplayable, expected_counts, expected_rows
 
 from millrace.control.events import Paused, Submitted, Unpaused, WaveRequested
 from millrace.control.waves import IDLE
 from millrace.errors import StoreUnreachable, TopologyError
 from millrace.model.graph import TaskId, graph_of
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
+from support.cluster import wave_parts as parts
+from support.cluster.wave_parts import (
+    AtLeast,
+    AtMost,
+    Batched,
+    Exact,
+    ExactKeyed,
+    NotReplayable,
+    expected_counts,
+    expected_rows,
+)
 from support.examples import examples
 
 LIMIT = 3000

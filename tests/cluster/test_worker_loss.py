@@ -6,10 +6,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from cluster_runs import Late, counter, drain, meter, spouts_done
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plain_parts import (
+
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.control.events import Paused, Unpaused
+from millrace.model.graph import TaskId
+from millrace.testing.local_cluster import LocalCluster
+from support.cluster.cluster_runs import Late, counter, drain, meter, spouts_done
+from support.cluster.plain_parts import (
     Lives,
     Numbers,
     NumbersArrow,
@@ -22,14 +28,8 @@ from plain_parts import (
     SinkArrow,
     SinkBlocking,
 )
-from seen import EVENTS, SEEN, forget
-from timed_parts import Sums
-
-from millrace.api.grouping import Grouping
-from millrace.api.topology import Topology
-from millrace.control.events import Paused, Unpaused
-from millrace.model.graph import TaskId
-from millrace.testing.local_cluster import LocalCluster
+from support.cluster.records import EVENTS, SEEN, forget
+from support.cluster.timed_parts import Sums
 from support.examples import examples
 
 N = 4000

@@ -22,7 +22,7 @@ from millrace.runtime.plans.coordination import (
     ZooKeeperStore,
     _digest,
     _Published,
-    open_store,
+    open_coordination,
 )
 from support.servers.ports import free_port
 from support.servers.zookeeper import ZooKeeperServer
@@ -50,7 +50,7 @@ def open_another(request: pytest.FixtureRequest, cluster: str) -> Iterator[Open]
         server = request.getfixturevalue("zookeeper_server")
 
         def another() -> CoordinationStore:
-            opened.append(open_store(server.url, cluster))
+            opened.append(open_coordination(server.url, cluster))
             return opened[-1]
 
         yield another
@@ -307,7 +307,7 @@ class TestZooKeeper:
         assert agent.read("node") == (Stamp(author, PLANS_KEPT + 1), b"part")
 
     def test_clusters_do_not_see_each_other(self, zookeeper_server: ZooKeeperServer, cluster: str) -> None:
-        first, other = (open_store(zookeeper_server.url, f"{cluster}{end}") for end in ("/a", ".a"))
+        first, other = (open_coordination(zookeeper_server.url, f"{cluster}{end}") for end in ("/a", ".a"))
         first.publish(Stamp(first.claim(), 1), {"node": b"part"})
         assert other.read("node") is None
         first.close()
@@ -378,22 +378,22 @@ class TestZooKeeper:
 
 class TestOpening:
     def test_embedded(self) -> None:
-        assert isinstance(open_store("embedded", "cluster"), EmbeddedStore)
+        assert isinstance(open_coordination("embedded", "cluster"), EmbeddedStore)
 
     @pytest.mark.parametrize("url", ["", "Embedded", "redis://localhost", "zookeeper://", "zookeeper://,", "localhost:2181",
                                      "zookeeper://host:2181/chroot"])
     def test_an_invalid_store(self, url: str) -> None:
         with pytest.raises(MillraceError, match="names no coordination store: use 'embedded', or 'zookeeper://host:port'"):
-            open_store(url, "cluster")
+            open_coordination(url, "cluster")
 
     def test_an_invalid_port(self) -> None:
         with pytest.raises(MillraceError, match="'host:port' names no ZooKeeper"):
-            open_store("zookeeper://host:port", "cluster")
+            open_coordination("zookeeper://host:port", "cluster")
 
     def test_without_kazoo(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "kazoo.client", None)
         with pytest.raises(MillraceError, match=r"pip install millrace\[zookeeper\]"):
-            open_store("zookeeper://127.0.0.1:1", "cluster")
+            open_coordination("zookeeper://127.0.0.1:1", "cluster")
 
     def test_no_server(self) -> None:
         hosts, before = f"127.0.0.1:{free_port()}", set(threading.enumerate())

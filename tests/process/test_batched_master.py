@@ -29,8 +29,8 @@ from millrace.master.requests.client import ask
 from millrace.master.service import Master
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import open_store
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, Meters
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import Manifest, TaskRecord, blob_name, pack

@@ -10,8 +10,8 @@ import pytest
 from millrace.config import CHECKPOINTS, HEARTBEAT_TIMEOUT
 from millrace.errors import CorruptCheckpoint, TopologyError
 from millrace.model.graph import TopologyGraph, graph_of
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import open_store
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.processes import ProcessCluster
 from millrace.workloads.audit import StatefulWordCount

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, StoreUnreachable
-from millrace.runtime.checkpoints.checkpoints import KEPT, Checkpoints
+from millrace.runtime.checkpoints.topology_checkpoints import KEPT, Checkpoints
 from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord, blob_name, manifest_name, pack
 from support.examples import examples
 

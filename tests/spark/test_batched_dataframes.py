@@ -17,8 +17,8 @@ import pytest
 from millrace.errors import MasterUnreachable, MillraceError, TopologyError
 from millrace.master.requests.client import ask
 from millrace.model.graph import batched, graph_of
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import open_store
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.spark.engine import check_code
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.workloads.audit import StatefulWordCount, audit, true_counts

@@ -272,7 +272,7 @@ def test_a_query_that_fails_is_reported(engine: ResidentEngine, spark: SparkSess
 
 def test_the_query_fails_if_the_topology_acks_nothing(engine: ResidentEngine, spark: SparkSession, incoming: Incoming) -> None:
     incoming.add(files=1, lines=10)
-    running = engine.submit(keeping(lines_of(spark, incoming)), "keeping", {"topology.frame.ack.timeout.secs": 1})
+    running = engine.submit(keeping(lines_of(spark, incoming)), "keeping", {"topology.dataframe.ack.timeout.secs": 1})
     until(engine, lambda: bool(running.observed().errors))
     assert "no row of batch 0 sent to 'lines' has been acked for 1 s" in running.observed().errors[0]["error"]
     running.kill(wait=0)

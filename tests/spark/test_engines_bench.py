@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from millrace.bench import engines
-from millrace.bench.rows import BY_NAME, corpus_in_memory, measure_latency, measure_row
+from millrace.bench.wordcount_rows import BY_NAME, corpus_in_memory, measure_latency, measure_row
 
 
 @pytest.fixture(autouse=True)

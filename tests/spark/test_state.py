@@ -18,8 +18,8 @@ import pytest
 from millrace.bench.stored_counts import stored_counts
 from millrace.errors import MasterUnreachable
 from millrace.master.requests.client import ask
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import open_store
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.spark.engine import ResidentEngine
 from millrace.workloads.audit import audit, true_counts
 from support.processes.family import executor_of, in_session

@@ -22,13 +22,6 @@ ROOMS = {
                "thread", "batches", "feeding", "service"],
     "spark": ["sources", "session", "cluster", "dataframes", "batches", "engine", "microbatch"],
 }
-# Imports against the order of rooms, under `if TYPE_CHECKING:` only: (file, module). Every other one is an error: describe what
-# is needed by a Protocol in the earlier room, as runtime/tasks/host.py does.
-FOR_TYPES_ONLY = {
-    # A spout task is constructed by the worker; its constructor names the classes that pass themselves.
-    ("runtime/tasks/spout.py", "millrace.runtime.worker.topology_run"),
-    ("runtime/tasks/spout.py", "millrace.runtime.worker.worker"),
-}
 WITH_ROOMS = {"millrace", *(f"millrace.{folder}" for folder in ROOMS)}
 MOST_MODULES = 24  # in one folder, beside its docstring in __init__.py; more want rooms
 EXEMPT = {"bench", "testing"}  # they look at the whole from outside; nothing but the CLI's verbs leans on them
@@ -116,10 +109,9 @@ def against_the_order_of_rooms(imports: Iterable[Import]) -> list[Import]:
 
 @pytest.mark.parametrize("folder", ROOMS)
 def test_a_room_imports_only_those_before_it(folder: str) -> None:
-    wrong = [found for found in against_the_order_of_rooms(ALL) if found.layer == folder
-             and not (found.for_types and (found.file, found.module) in FOR_TYPES_ONLY)]
+    wrong = [found for found in against_the_order_of_rooms(ALL) if found.layer == folder]
     assert not wrong, (f"these imports point the wrong way:\n{show(wrong)}\nThe order of rooms is {', '.join(ROOMS[folder])}. "
-                       "For an annotation, put a Protocol into the earlier room.")
+                       "For an annotation, put a Protocol into the earlier room, as runtime/tasks/host.py does.")
 
 
 def test_an_import_for_types_counts_as_one_against_the_order_of_rooms(tmp_path: Path) -> None:
@@ -130,15 +122,17 @@ def test_an_import_for_types_counts_as_one_against_the_order_of_rooms(tmp_path: 
     assert wrong.for_types and (wrong.file, wrong.module) == ("runtime/flow/sample.py", "millrace.runtime.tasks.task")
 
 
-def test_the_exceptions_for_types_are_in_use() -> None:
-    gone = FOR_TYPES_ONLY - {(found.file, found.module) for found in against_the_order_of_rooms(ALL)}
-    assert not gone, f"delete these from FOR_TYPES_ONLY in {Path(__file__).name}: {sorted(gone)}"
-
-
 def test_no_folder_is_too_full() -> None:
-    full = {str(folder.relative_to(SOURCE)): count for folder in [SOURCE, *SOURCE.rglob("*")] if folder.is_dir()
-            and (count := len({*folder.glob("*.py")} - {folder / "__init__.py"})) > MOST_MODULES}
-    assert not full, f"give these folders rooms: {full}"
+    """A folder of tests may have a few helpers of its own; more of them belong in tests/support."""
+    tests, most_helpers = Path(__file__).parents[1], 2
+    full = []
+    for folder in sorted({path.parent for root in (SOURCE, tests) for path in root.rglob("*.py")}):
+        names = {path.name for path in folder.glob("*.py")} - {"conftest.py", "__init__.py"}
+        of_tests = {name for name in names if name.startswith("test_")}
+        others = len(names - of_tests)
+        if len(of_tests) > MOST_MODULES or others > (most_helpers if of_tests else MOST_MODULES):
+            full.append(f"{folder}: {len(of_tests)} files of tests, {others} others")
+    assert not full, "give these folders rooms, and move helpers of tests to tests/support:\n" + "\n".join(full)
 
 
 def test_api_keyed_knows_no_component() -> None:

@@ -1,10 +1,11 @@
-"""A class name means one thing in the whole package, and a docstring says what its object is or does."""
+"""A name means one thing in the whole package, and a docstring says what its object is or does."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,20 @@ SOURCE = Path(__file__).parents[2] / "src" / "millrace"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # A docstring that opens with one of these names its subject too late.
 QUESTIONS = {"What", "Who", "Whose", "Where", "When", "Why", "How", "Whether", "Which"}
-SHARED_NAMES = {
+ALIAS = re.compile(r"[A-Z]\w*[a-z]\w*")  # the name of a type, and not of a constant
+SHARED_TYPES = {
     "ThroughputTest": "the topology of the T-Storm paper, and the same with other numbers of tasks, made by a function",
+}
+SHARED_IMPORTS = {
+    "WORDS_PER_LINE": "the job of other engines is the same, and its code runs where Millrace is not installed",
+    "vocabulary": "the same",
 }
 
 
-def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    """Each node of these kinds in the package, with its place."""
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Each module of the package, with its place."""
     for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
-            if isinstance(node, kinds):
-                yield f"src/millrace/{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 1)}", node
+        yield f"src/millrace/{path.relative_to(SOURCE)}", ast.parse(path.read_text(), str(path))
 
 
 def opens_with_a_question(docstring: str) -> bool:
@@ -31,8 +35,8 @@ def opens_with_a_question(docstring: str) -> bool:
 
 
 def test_no_docstring_opens_with_a_question_word() -> None:
-    wrong = [place for place, node in nodes(*DOCUMENTED) if isinstance(node, DOCUMENTED)
-             and (text := ast.get_docstring(node)) and opens_with_a_question(text)]
+    wrong = [f"{path}:{getattr(node, 'lineno', 1)}" for path, tree in modules() for node in ast.walk(tree)
+             if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and opens_with_a_question(text)]
     assert not wrong, "begin these docstrings with their subject, as 'True if' or 'Seconds until':\n" + "\n".join(wrong)
 
 
@@ -43,12 +47,51 @@ def test_question_words_are_found(docstring: str, expected: bool) -> None:
     assert opens_with_a_question(docstring) == expected
 
 
-def test_every_class_name_is_used_once() -> None:
-    places = defaultdict(list)
-    for place, node in nodes(ast.ClassDef):
-        assert isinstance(node, ast.ClassDef)
-        places[node.name].append(place)
-    shared = {name: found for name, found in places.items() if len(found) > 1}
-    wrong = [f"{name}: {', '.join(found)}" for name, found in shared.items() if name not in SHARED_NAMES]
-    assert not wrong, "rename all but one, or list the name in SHARED_NAMES with the reason:\n" + "\n".join(wrong)
-    assert SHARED_NAMES.keys() <= shared.keys(), "SHARED_NAMES lists a name that is not shared"
+def types_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The classes and the type aliases that a module defines, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, node.lineno
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        names = [target.id for target in targets if isinstance(target, ast.Name)]
+        yield from ((name, node.lineno) for name in names if ALIAS.fullmatch(name))
+
+
+def imports_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The names that a module imports from others of the package, and these modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("millrace."):
+            yield from ((alias.name, str(node.module)) for alias in node.names)
+
+
+def shared(places: Mapping[str, set[str]], allowed: Mapping[str, str]) -> list[str]:
+    assert allowed.keys() <= {name for name, where in places.items() if len(where) > 1}, "a name is listed that is not shared"
+    return [f"{name}: {', '.join(sorted(where))}" for name, where in places.items() if len(where) > 1 and name not in allowed]
+
+
+def test_every_name_of_a_type_is_used_once() -> None:
+    places = defaultdict(set)
+    for path, tree in modules():
+        for name, line in types_of(tree):
+            places[name].add(f"{path}:{line}")
+    wrong = shared(places, SHARED_TYPES)
+    assert not wrong, "rename all but one, or list the name in SHARED_TYPES with the reason:\n" + "\n".join(wrong)
+
+
+def test_a_name_is_imported_from_one_module() -> None:
+    """A constant or function that only its own module uses may have any name; one that others import has its own."""
+    places = defaultdict(set)
+    for _, tree in modules():
+        for name, module in imports_of(tree):
+            places[name].add(module)
+    wrong = shared(places, SHARED_IMPORTS)
+    assert not wrong, "rename all but one, or list the name in SHARED_IMPORTS with the reason:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("code", "expected"), [
+    ("class Request: ...", ["Request"]), ("def f():\n    class Inner: ...", ["Inner"]), ("Rows = list[tuple]", ["Rows"]),
+    ("Rows: TypeAlias = list[tuple]", ["Rows"]),
+    ("T = TypeVar('T')", []), ("LIMIT = 5", []), ("log = 5", []), ("def f():\n    Rows = 5", [])])
+def test_types_of_every_form_are_found(code: str, expected: list[str]) -> None:
+    assert [name for name, _ in types_of(ast.parse(code))] == expected

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millrace.bench.runs import end_run
+from millrace.bench.topology_runs import end_run
 from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES
 from millrace.control.topology_status import ENDED
 from millrace.errors import MillraceError

@@ -22,8 +22,8 @@ from millrace.bench.other_engines.job import FILES, LINES_PER_FILE
 from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.other_engines.run import run_child, script_environment
 from millrace.bench.results import keep
-from millrace.bench.rows import BY_NAME, ROUNDS, WARM_UP_SECONDS, corpus_in_memory, measure_row
 from millrace.bench.wordcount import print_words, ratios, rule_of
+from millrace.bench.wordcount_rows import BY_NAME, ROUNDS, WARM_UP_SECONDS, corpus_in_memory, measure_row
 from millrace.errors import MillraceError
 from millrace.spark.session.java import ensure_java
 
@@ -105,7 +105,7 @@ def _rescale(amounts: Amounts, console: Console) -> dict[str, Any]:
 
 
 def _on_millrace(part: str, **settings: Any) -> dict[str, Any]:
-    command = [sys.executable, "-m", "millrace.bench.engine_runs", part, json.dumps(settings)]
+    command = [sys.executable, "-m", "millrace.bench.engines_child", part, json.dumps(settings)]
     return run_child(part, command, dict(os.environ), LIMIT_SECONDS)
 
 

@@ -26,8 +26,8 @@ from rich.console import Console
 
 from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.results import keep
-from millrace.bench.runs import end_run, start_run, window_rates
 from millrace.bench.stored_counts import stored_counts
+from millrace.bench.topology_runs import end_run, start_run, window_rates
 from millrace.config import AT_LEAST_ONCE, CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, HISTORY, NODE_BY, WAVE_INTERVAL
 from millrace.control.events import Moved
 from millrace.control.topology_state import TopologyState

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.bench.results import RESULTS
-from millrace.bench.rows import GROUPS
+from millrace.bench.wordcount_rows import GROUPS
 from millrace.checkout import project_root
 from millrace.errors import MillraceError
 

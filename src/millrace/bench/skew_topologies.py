@@ -13,7 +13,7 @@ from millrace.api.keyed.declared import CounterState
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.bench.other_engines.job import vocabulary
-from millrace.bench.topologies import SEED
+from millrace.bench.topologies import BENCH_SEED
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.settings import setting
 
@@ -38,7 +38,7 @@ class ZipfWords(GeneratorSpout):
 def zipf_words(exponent: float) -> list[str]:
     words = vocabulary()
     weights = list(itertools.accumulate(1.0 / rank**exponent for rank in range(1, len(words) + 1)))
-    return random.Random(SEED).choices(words, cum_weights=weights, k=TABLE_WORDS)
+    return random.Random(BENCH_SEED).choices(words, cum_weights=weights, k=TABLE_WORDS)
 
 
 class Sign(Bolt):

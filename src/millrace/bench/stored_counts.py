@@ -9,8 +9,8 @@ from typing import Any
 from millrace.api.grouping import stable_hash
 from millrace.config import CHECKPOINTS
 from millrace.errors import MillraceError
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.state.checkpoint import Manifest
 from millrace.state.task_state import open_states
 from millrace.workloads.audit import TallyNumbered

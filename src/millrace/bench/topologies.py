@@ -26,7 +26,7 @@ from millrace.errors import MillraceError
 from millrace.runtime.meters import LatencyHistogram
 from millrace.workloads.wordcount import Count, Lines, Split, SplitArrow, TallyArrow
 
-SEED = 1
+BENCH_SEED = 1
 
 
 def write_report(component: Component, conf: dict[str, Any], report: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.bench.other_engines.reporting import Rule
-from millrace.bench.runs import end_run, resident_engine, start_run, window_rates
 from millrace.bench.topologies import BenchCount, BenchSplit
+from millrace.bench.topology_runs import end_run, resident_engine, start_run, window_rates
 from millrace.config import EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.sinks import Drop

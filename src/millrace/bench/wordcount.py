@@ -14,19 +14,19 @@ from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.other_engines.run import EngineFailed
 from millrace.bench.other_engines.spark_common import scratch_directory
 from millrace.bench.results import keep
-from millrace.bench.rows import (
+from millrace.bench.topologies import LocalHop, RemoteHop
+from millrace.bench.topology_runs import end_run, resident_engine, start_run
+from millrace.bench.wordcount_rows import (
     GROUPS,
     LINES_PER_SECOND,
     ROUNDS,
     ROWS,
     WARM_UP_SECONDS,
-    Row,
+    TableRow,
     corpus_in_memory,
     measure_latency,
     measure_row,
 )
-from millrace.bench.runs import end_run, resident_engine, start_run
-from millrace.bench.topologies import LocalHop, RemoteHop
 from millrace.config import AT_MOST_ONCE, GUARANTEE
 from millrace.errors import MillraceError
 
@@ -75,7 +75,7 @@ def run_wordcount(seconds: float, others: bool, live: bool) -> dict[str, Any]:
     return result
 
 
-def attempt(rows: Sequence[Row], measure: Callable[[Row], dict[str, Any]],
+def attempt(rows: Sequence[TableRow], measure: Callable[[TableRow], dict[str, Any]],
             console: Console) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Measure each row. Returns the results and the errors by name: one row that fails does not cost the others."""
     results, errors = {}, {}

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from millrace.cli.figures import count, duration, number_of, percentiles, share, size
+from millrace.cli.figures import count, duration, number_of, p50_and_p99, share, size
 from millrace.cli.listing import Column, Hanging, Listing, plain_console, short_hosts, shortened, task_names
 from millrace.master.batch_log import RUN_TASKS
 
@@ -71,8 +71,8 @@ def components_listing(topology: dict[str, Any], rates: dict[str, float] | None 
         Column("emitted", [count(row["emitted"]) for row in rows]),
         Column("busy", [share(row["capacity"]) for row in rows], spare=True),
         Column("queue", [count(row["queue_length"]) for row in rows], spare=True),
-        Column("execute\nms p50/p99", [percentiles(row["execute_latency_ms"]) for row in rows], spare=True),
-        Column("process\nms p50/p99", [percentiles(row["process_latency_ms"]) for row in rows], spare=True),
+        Column("execute\nms p50/p99", [p50_and_p99(row["execute_latency_ms"]) for row in rows], spare=True),
+        Column("process\nms p50/p99", [p50_and_p99(row["process_latency_ms"]) for row in rows], spare=True),
         Column("acked", [count(row["acked"]) for row in rows], spare=True),
         Column("CPU s", [f"{row['cpu_seconds']:,.1f}" for row in rows], spare=True))
 
@@ -84,7 +84,7 @@ def _details(topology: dict[str, Any]) -> list[tuple[str, str, str]]:
     for row in topology["components"]:
         complete = row["complete_latency_ms"]
         if complete is not None:
-            details.append((row["name"], f"complete latency of a tuple {percentiles(complete)} ms (p50/p99)", ""))
+            details.append((row["name"], f"complete latency of a tuple {p50_and_p99(complete)} ms (p50/p99)", ""))
         trouble = [f"{count(row[key])} {what}" for key, what in TROUBLE.items() if row[key]]
         if trouble:
             details.append((row["name"], ", ".join(trouble), "yellow"))

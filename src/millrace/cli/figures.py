@@ -33,7 +33,7 @@ def milliseconds(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{float(f'{value:.2g}'):.6g}"
 
 
-def percentiles(value: dict[str, float] | None) -> str:
+def p50_and_p99(value: dict[str, float] | None) -> str:
     return UNKNOWN if value is None else f"{milliseconds(value['p50'])}/{milliseconds(value['p99'])}"
 
 

@@ -119,11 +119,11 @@ def visualize(topology: DeclaredTopology, par: Parallelism = None, as_json: Json
     GitHub and many editors draw it from a ```mermaid block. For example: millrace visualize examples.first:WordCount
     """
     from millrace.cli.running import load_topology
-    from millrace.model.flowchart import described, mermaid
+    from millrace.model.flowchart import graph_as_json, mermaid
     from millrace.model.graph import graph_of
 
     graph = graph_of(load_topology(topology), par=pairs("--par", par, whole=True))
-    typer.echo(json.dumps(described(graph)) if as_json else mermaid(graph))
+    typer.echo(json.dumps(graph_as_json(graph)) if as_json else mermaid(graph))
 
 
 @app.command()

@@ -23,7 +23,7 @@ IDLE_SECONDS = 0.01  # after an empty read, the time until the next
 ROWS_IN_COMMAND = 500  # a Lua script on the server cannot call one with more than 8,000 words
 _to_json = msgspec.json.Encoder().encode
 
-Command = tuple[Any, ...]
+RedisCommand = tuple[Any, ...]
 
 
 def connect(component: Component, conf: dict[str, Any]) -> Any:
@@ -314,17 +314,17 @@ class RedisSink(StagedSink):
 
     # Rows as commands without their key, which comes after the name.
 
-    def _list(self, rows: list[Any]) -> list[Command]:
+    def _list(self, rows: list[Any]) -> list[RedisCommand]:
         names = field_names(rows[0])
         values = [_to_json(dict(zip(names, row, strict=True))) for row in rows]
         return [("RPUSH", *values[i:i + ROWS_IN_COMMAND]) for i in range(0, len(values), ROWS_IN_COMMAND)]
 
-    def _hash(self, rows: list[Any]) -> list[Command]:
+    def _hash(self, rows: list[Any]) -> list[RedisCommand]:
         pairs = list({_stored(row[0]): _stored(row[1]) for row in rows}.items())
         return [("HSET", *[word for pair in pairs[i:i + ROWS_IN_COMMAND] for word in pair])
                 for i in range(0, len(pairs), ROWS_IN_COMMAND)]
 
-    def _counter(self, rows: list[Any]) -> list[Command]:
+    def _counter(self, rows: list[Any]) -> list[RedisCommand]:
         sums: Counter[Any] = Counter()
         for row in rows:
             if not isinstance(row[1], int):
@@ -337,7 +337,7 @@ class RedisSink(StagedSink):
                                 f"is {sums[beyond[0]]}")
         return [("HINCRBY", name, amount) for name, amount in sums.items()]
 
-    def _stream(self, rows: list[Any]) -> list[Command]:
+    def _stream(self, rows: list[Any]) -> list[RedisCommand]:
         names = field_names(rows[0])
         return [("XADD", "*", *[word for pair in zip(names, map(_stored, row), strict=True) for word in pair]) for row in rows]
 

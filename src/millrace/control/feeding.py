@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 NEW, PENDING, DONE = "new", "pending", "done"
 FEED = "millrace.feed"  # the metric under which a task reports its `FeedAddress`
-WINDOW = 16  # batches of a partition in transit at the same time
+FEED_WINDOW = 16  # batches of a partition in transit at the same time
 
 
 class Key(NamedTuple):

@@ -31,8 +31,8 @@ from millrace.model.load import Load, TaskLoad
 from millrace.schedulers.parameters import check_parameters, parameter, with_parameters
 from millrace.schedulers.problem import MOST
 
-Pair = tuple[TaskId, TaskId]
-Row = tuple[float, ...]  # one value for each of COUNTERS, SECONDS and LEVELS; the first two are rates per second
+TaskPair = tuple[TaskId, TaskId]
+LoadRow = tuple[float, ...]  # one value for each of COUNTERS, SECONDS and LEVELS; the first two are rates per second
 
 COUNTERS = ("emitted", "transferred", "executed", "acked", "failed")
 SECONDS = ("cpu_seconds", "busy_seconds")
@@ -129,9 +129,9 @@ class _Last:
 class _Ewma:
     def __init__(self, a: float) -> None:
         self.a = a
-        self.tasks: dict[TaskId, Row] = {}
-        self.pairs: dict[Pair, float] = {}
-        self.groups: dict[str, Row] = {}
+        self.tasks: dict[TaskId, LoadRow] = {}
+        self.pairs: dict[TaskPair, float] = {}
+        self.groups: dict[str, LoadRow] = {}
         self.known: set[TaskId] = set()  # tasks of which a full window has been seen
         self.newest = Load()
 
@@ -148,18 +148,18 @@ class _Ewma:
         self.newest = _load(sample, self.tasks, self.pairs, self.groups)
         return self.newest
 
-    def _task(self, task: TaskId, new: Row, settling: set[TaskId]) -> Row:
+    def _task(self, task: TaskId, new: LoadRow, settling: set[TaskId]) -> LoadRow:
         if task not in self.known:
             return new
         old = self.tasks[task]
         return old if task in settling else tuple(self._mixed(was, now) for was, now in zip(old, new))
 
-    def _groups(self, component: str, new: Row) -> Row:
+    def _groups(self, component: str, new: LoadRow) -> LoadRow:
         old = self.groups.get(component, ())
         return tuple(map(self._mixed, old, new)) if len(old) == len(new) else new
 
-    def _pairs(self, sample: Load, settling: set[TaskId]) -> dict[Pair, float]:
-        rates: dict[Pair, float] = {}
+    def _pairs(self, sample: Load, settling: set[TaskId]) -> dict[TaskPair, float]:
+        rates: dict[TaskPair, float] = {}
         silent = [pair for pair in self.pairs if pair not in sample.traffic
                   and pair[0] in sample.tasks and pair[1] in sample.tasks]
         for pair in (*sample.traffic, *silent):
@@ -197,19 +197,19 @@ class _TrimmedMean:
         self.newest = _load(sample, tasks, self._pairs(rows, traffic), self._groups())
         return self.newest
 
-    def _task(self, task: TaskId, newest: Row) -> Row:
+    def _task(self, task: TaskId, newest: LoadRow) -> LoadRow:
         rows = [window.tasks[task] for window in self.past if task in window.whole]
         return tuple(map(_trimmed_mean, zip(*rows))) if rows else newest
 
-    def _groups(self) -> dict[str, Row]:
+    def _groups(self) -> dict[str, LoadRow]:
         return {name: tuple(map(_trimmed_mean, zip(*(window.groups[name] for window in self.past if name in window.groups))))
                 for name in self.past[-1].groups}
 
-    def _pairs(self, rows: Mapping[TaskId, Row], newest: Mapping[Pair, float]) -> dict[Pair, float]:
+    def _pairs(self, rows: Mapping[TaskId, LoadRow], newest: Mapping[TaskPair, float]) -> dict[TaskPair, float]:
         """Mean rate of each pair that had traffic in any window. Windows are selected by bit mask: there are many pairs."""
         whole = {task: sum(1 << bit for bit, window in enumerate(self.past) if task in window.whole) for task in rows}
-        picked: dict[int, list[Mapping[Pair, float]]] = {}
-        means: dict[Pair, float] = {}
+        picked: dict[int, list[Mapping[TaskPair, float]]] = {}
+        means: dict[TaskPair, float] = {}
         for pair in set().union(*(window.traffic for window in self.past)):
             source, target = pair
             if source not in whole or target not in whole:  # one of the tasks is gone: no mean to take
@@ -227,10 +227,10 @@ class _TrimmedMean:
 class _Window:
     """One sample. `whole`: tasks for which it covers the full window."""
 
-    tasks: Mapping[TaskId, Row]
-    traffic: Mapping[Pair, float]
+    tasks: Mapping[TaskId, LoadRow]
+    traffic: Mapping[TaskPair, float]
     whole: set[TaskId]
-    groups: Mapping[str, Row]
+    groups: Mapping[str, LoadRow]
 
 
 def _trimmed_mean(values: Sequence[float]) -> float:
@@ -249,18 +249,19 @@ def _clean(value: float) -> float:
     return min(max(value, 0.0), MOST) if math.isfinite(value) else 0.0
 
 
-def _row(sample: Load, measured: TaskLoad) -> Row:
+def _row(sample: Load, measured: TaskLoad) -> LoadRow:
     rates = (_clean(getattr(measured, name) / sample.window_seconds) for name in COUNTERS + SECONDS)
     return (*rates, *(_clean(getattr(measured, name)) for name in LEVELS))
 
 
-def _group_rates(sample: Load) -> dict[str, Row]:
+def _group_rates(sample: Load) -> dict[str, LoadRow]:
     """Tuples per second for each key group."""
     seconds = sample.window_seconds
     return {name: tuple(_clean(count / seconds) for count in counts) for name, counts in sample.key_groups.items()}
 
 
-def _load(sample: Load, tasks: Mapping[TaskId, Row], pairs: Mapping[Pair, float], groups: Mapping[str, Row]) -> Load:
+def _load(sample: Load, tasks: Mapping[TaskId, LoadRow], pairs: Mapping[TaskPair, float],
+          groups: Mapping[str, LoadRow]) -> Load:
     """The estimate over the newest window's length; all other values are the sample's."""
     seconds = sample.window_seconds
     return Load(
@@ -272,7 +273,7 @@ def _load(sample: Load, tasks: Mapping[TaskId, Row], pairs: Mapping[Pair, float]
     )
 
 
-def _task_load(measured: TaskLoad, row: Row, seconds: float) -> TaskLoad:
+def _task_load(measured: TaskLoad, row: LoadRow, seconds: float) -> TaskLoad:
     values: dict[str, Any] = dict(zip(COUNTERS + SECONDS + LEVELS, row))
     for name in SECONDS:
         values[name] *= seconds

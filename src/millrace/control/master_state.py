@@ -49,7 +49,7 @@ from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
 from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult, key_groups_for
 from millrace.schedulers.even import Even
-from millrace.state.checkpoint import fits
+from millrace.state.checkpoint import check_fit
 
 QUIET_REPORTS = 2  # consecutive reports with nothing in flight before a topology counts as drained
 
@@ -273,7 +273,7 @@ class MasterState:
         """Set up a topology that runs in batches. Each batch is a wave; epochs rise from run to run as for other waves, so
         that no name in the store is used twice."""
         if event.checkpoint is not None:
-            fits(event.checkpoint, event.graph)
+            check_fit(event.checkpoint, event.graph)
             topology.positions = event.checkpoint.positions()
             topology.key_groups = owners_in(event.checkpoint, event.graph)
         topology.epoch, topology.checkpoint = max(self.author, event.after[0]) + 1, event.checkpoint

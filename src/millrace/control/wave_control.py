@@ -47,7 +47,7 @@ from millrace.control.waves import (
 from millrace.control.workers import WorkerView
 from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
-from millrace.state.checkpoint import Manifest, TaskRecord, fits
+from millrace.state.checkpoint import Manifest, TaskRecord, check_fit
 
 FIRST_HOLD, LAST_HOLD = 0.5, 30.0  # seconds before spouts continue: after the second failure in short succession, and at most
 REPORTED_AT = {10**power for power in range(9)}  # repeats of a trouble that are reported
@@ -89,7 +89,7 @@ class WaveControl:
         twice. A master's author number is a time: epochs rise from run to run even if the store was emptied."""
         graph, checkpoint = event.graph, event.checkpoint
         if checkpoint is not None:
-            fits(checkpoint, graph)
+            check_fit(checkpoint, graph)
             _check_read(checkpoint, event)
         topology.epoch, topology.checkpoint = max(self._master.author, event.after[0]), checkpoint
         topology.offsets = event.offsets

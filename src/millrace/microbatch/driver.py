@@ -8,7 +8,7 @@ from collections.abc import Collection
 from millrace.control.batch_actions import Attempted
 from millrace.control.batch_steps import Announce, BatchStep, CommitPoint, FindLost, ReplaceManifest, Rewrite, RunAttempt
 from millrace.control.batches import Batches
-from millrace.microbatch.checkpoints import BatchCheckpoints
+from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.microbatch.work import Attempt, BatchWork, PartitionReport, repair_work
 from millrace.state.checkpoint import TaskRecord
 

@@ -40,7 +40,7 @@ from millrace.runtime.worker.topology_run import TopologyRun
 from millrace.state.checkpoint import TaskRecord
 
 log = logging.getLogger("millrace.worker")
-SEED = b"."  # the only input of a partition that reads neither a DataFrame nor the shuffle
+SEED_BYTES = b"."  # the only input of a partition that reads neither a DataFrame nor the shuffle
 Out = Iterator[tuple[int, bytes]]  # (partition of the next stage, record)
 
 
@@ -146,7 +146,7 @@ class TopologyHost:
         schema = pa.ipc.read_schema(pa.py_buffer(self.work.schemas[task.name.component]))
         output = task.outbox.outputs[0]
         for data in arrived:
-            if data == SEED:
+            if data == SEED_BYTES:
                 continue  # the batch has no rows for this partition
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
             task.outbox.emit_arrow(batch, None, output.name, None, None)

@@ -22,7 +22,7 @@ def mermaid(graph: TopologyGraph) -> str:
     return "\n".join(lines)
 
 
-def described(graph: TopologyGraph) -> dict[str, Any]:
+def graph_as_json(graph: TopologyGraph) -> dict[str, Any]:
     """The facts of the flowchart as plain data."""
     return {
         "name": graph.name,

@@ -19,7 +19,7 @@ from millrace.schedulers.problem import Figures, Ints, Problem
 
 NOTHING = 1e-6  # tuples per second: less counts as none
 
-Clock = Callable[[], float]  # seconds
+ReadClock = Callable[[], float]  # seconds
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Outcome:
                 and self.after.inter_node <= NOTHING)
 
 
-def outcome(scheduler: Scheduler, situation: Situation, clock: Clock, least: Least | None = None) -> Outcome:
+def outcome(scheduler: Scheduler, situation: Situation, clock: ReadClock, least: Least | None = None) -> Outcome:
     """Runs one scheduler. An exception is part of the outcome and does not end the comparison."""
     problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
     before = problem.figures(problem.current)

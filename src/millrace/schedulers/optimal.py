@@ -23,7 +23,7 @@ from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.placing import complete, slots_within
 from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem
 
-Rows = tuple[csr_array, Floats, Floats]  # matrix, least and most of each row
+ConstraintRows = tuple[csr_array, Floats, Floats]  # matrix, least and most of each row
 
 SAME = 1e-6  # share of all traffic: the solver's own tolerance, below which two values are equal
 
@@ -151,7 +151,7 @@ class _Program:
         self.xs, self.zs = problem.count * problem.nodes, len(rate) * problem.nodes
         self.objective = np.concatenate([np.zeros(self.xs), -np.repeat(rate, problem.nodes)])
         self.integrality = np.concatenate([np.ones(self.xs), np.zeros(self.zs)])
-        self.rows: list[Rows] = [self.one_node_each(), self.within_cpu(), self.both_ends()]
+        self.rows: list[ConstraintRows] = [self.one_node_each(), self.within_cpu(), self.both_ends()]
         self.rows += self.equal_nodes_in_order()
 
     def constraints(self) -> LinearConstraint:
@@ -165,18 +165,18 @@ class _Program:
     def matrix(self, rows: Ints, columns: Ints, values: Floats, count: int) -> csr_array:
         return coo_array((values, (rows, columns)), shape=(count, self.xs + self.zs)).tocsr()
 
-    def one_node_each(self) -> Rows:
+    def one_node_each(self) -> ConstraintRows:
         n, k = self.problem.count, self.problem.nodes
         return self.matrix(np.repeat(np.arange(n), k), np.arange(n * k), np.ones(n * k), n), np.ones(n), np.ones(n)
 
-    def within_cpu(self) -> Rows:
+    def within_cpu(self) -> ConstraintRows:
         n, k = self.problem.count, self.problem.nodes
         task, node = np.divmod(np.arange(n * k), k)
         scale = max(float(self.problem.node_capacity.max(initial=0.0)), 1e-9)
         return (self.matrix(node, np.arange(n * k), self.problem.cpu[task] / scale, k), np.full(k, -np.inf),
                 np.maximum(self.room, 0.0) / scale)
 
-    def both_ends(self) -> Rows:
+    def both_ends(self) -> ConstraintRows:
         """z[e, k] <= x[i, k] for both ends i of e."""
         edge, node = np.divmod(np.arange(self.zs), self.problem.nodes)
         row, z = np.arange(2 * self.zs), self.xs + np.arange(self.zs)
@@ -185,7 +185,7 @@ class _Program:
                             np.concatenate([np.ones(2 * self.zs), -np.ones(2 * self.zs)]), 2 * self.zs),
                 np.full(2 * self.zs, -np.inf), np.zeros(2 * self.zs))
 
-    def equal_nodes_in_order(self) -> list[Rows]:
+    def equal_nodes_in_order(self) -> list[ConstraintRows]:
         """Breaks symmetry: of nodes with equal room, a task uses the next only if an earlier task uses the one before."""
         rows = []
         for room in np.unique(self.room):
@@ -195,7 +195,7 @@ class _Program:
                     rows.append(self.at_most(columns, np.append(np.full(task, -1.0), 1.0), 0.0))
         return rows
 
-    def at_most(self, columns: Ints, values: Floats, most: float) -> Rows:
+    def at_most(self, columns: Ints, values: Floats, most: float) -> ConstraintRows:
         return self.matrix(np.zeros(len(columns), dtype=np.int64), columns, values, 1), np.full(1, -np.inf), np.full(1, most)
 
     def nodes_of(self, solution: Floats) -> Ints:

@@ -20,9 +20,9 @@ from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, To
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.service import Master
 from millrace.model.graph import TopologyGraph, batched, graph_of
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import open_store, shown_place
-from millrace.schedulers.beside import Beside
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
+from millrace.schedulers.same_slot import SameSlot
 from millrace.spark.batches.query import BatchQuery
 from millrace.spark.cluster.executors import Executors
 from millrace.spark.cluster.free_cores import FreeCores
@@ -35,7 +35,7 @@ from millrace.spark.session.errors import GONE
 from millrace.spark.session.master_url import LOOPBACK, parse_master
 from millrace.spark.session.session import make_batch_session, stop_session
 from millrace.spark.session.settings import EXCLUDING
-from millrace.state.checkpoint import Manifest, fits
+from millrace.state.checkpoint import Manifest, check_fit
 from millrace.state.path_step import path_step
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 START_SECONDS = 120.0
-OFFSETS = ".spark"  # directory of Spark's offsets in the checkpoint store
+OFFSETS_DIRECTORY = ".spark"  # directory of Spark's offsets in the checkpoint store
 NEEDED = (
     ("spark.stage.maxConsecutiveAttempts", "1", "4", "a batch must be run again as a whole or not at all"),
     ("spark.speculation", "false", "false", "a task of a batch must not be run twice"),
@@ -90,7 +90,7 @@ class MicrobatchEngine:
             check_free(self.free_cores)
             self.number = enter(self)
             host = LOOPBACK if where.on_loopback else str(self.spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK))
-            self.master = Master(name, host, 0, settings, Beside())
+            self.master = Master(name, host, 0, settings, SameSlot())
             self.placement = Placement(self.spark.sparkContext)
             path = ship_code(self.spark.sparkContext, [item if isinstance(item, str) else item.__module__ for item in code],
                              installed=where.on_this_machine)
@@ -126,7 +126,7 @@ class MicrobatchEngine:
             if event.checkpoint is not None:
                 if isinstance(topology, type):
                     graph, message = as_scaled(graph, event.checkpoint, frozenset(par or {}))
-                fits(event.checkpoint, graph)
+                check_fit(event.checkpoint, graph)
                 event = replace(event, graph=graph)
             query = self._query(graph, sources or {}, event, writers)
             self.master.submit_batched(event)
@@ -230,7 +230,7 @@ def offsets_place(store: str, topology: str, offsets: str) -> str:
         raise TopologyError(f"{CHECKPOINTS.key} is {shown_place(store)}, and Spark keeps its offsets in files: set it to "
                             "a directory, or to a URI of a file system that Spark supports")
     base = store if "://" in store else Path(store).expanduser().absolute().as_uri()
-    return f"{base.rstrip('/')}/{OFFSETS}/{path_step(topology)}/{offsets}"
+    return f"{base.rstrip('/')}/{OFFSETS_DIRECTORY}/{path_step(topology)}/{offsets}"
 
 
 def check_slots(master: str, slots: int) -> None:

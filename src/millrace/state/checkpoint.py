@@ -296,7 +296,7 @@ def _parsed(name: str) -> _Name | None:
 # ---- compatibility with a topology ----
 
 
-def fits(manifest: Manifest, graph: TopologyGraph) -> None:
+def check_fit(manifest: Manifest, graph: TopologyGraph) -> None:
     """Raises TopologyError if the topology cannot resume from this checkpoint. Keyed components may have any parallelism."""
     now = {component.name: component for component in graph.components}
     if now.keys() != manifest.parallelism.keys():

@@ -16,9 +16,9 @@ BIG_INT, TUPLE, SET, FROZENSET, LONE_SURROGATES, PAIRS = 1, 2, 3, 4, 5, 6
 _KINDS: dict[int, type] = {TUPLE: tuple, SET: set, FROZENSET: frozenset}
 _CODES = {kind: code for code, kind in _KINDS.items()}
 
-UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)  # raised by invalid bytes
+UNREADABLE_VALUE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)  # raised by invalid bytes
 TOO_ODD = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, or text that is not UTF-8: rare, so tried without
-encode = msgspec.msgpack.Encoder().encode
+encode_msgpack = msgspec.msgpack.Encoder().encode
 
 
 def pack_value(value: Any) -> bytes:
@@ -35,7 +35,7 @@ def unpack_value(data: bytes) -> Any:
     """Unpacks the output of `pack_value`."""
     try:
         return _decoder.decode(data)
-    except UNREADABLE as error:
+    except UNREADABLE_VALUE as error:
         raise CorruptCheckpoint(f"these {len(data)} bytes are not a packed value: {error}. Resume from an earlier wave, if one "
                                 "is kept") from None
 
@@ -73,9 +73,9 @@ def _is_preserved(key: Any, levels: int) -> bool:
 
 def _packed(plain: Any) -> bytes:
     try:
-        return encode(plain)
+        return encode_msgpack(plain)
     except TOO_ODD:
-        return encode(wrapped(plain))
+        return encode_msgpack(wrapped(plain))
 
 
 def wrapped(value: Any) -> Any:
@@ -88,7 +88,7 @@ def wrapped(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return list(map(wrapped, value))
     if isinstance(value, dict):  # an extension cannot be a key of a dict that is to be encoded
-        return msgspec.msgpack.Ext(PAIRS, encode([wrapped(each) for item in value.items() for each in item]))
+        return msgspec.msgpack.Ext(PAIRS, encode_msgpack([wrapped(each) for item in value.items() for each in item]))
     return value
 
 

@@ -17,7 +17,7 @@ from millrace.api.keyed.declared import declared_states
 from millrace.api.keyed.keys import ATOMS, KeyPlaces, is_key
 from millrace.api.keyed.plain import KeyedState, Loaded
 from millrace.errors import CorruptCheckpoint, EncodingError, UnknownName
-from millrace.state.packing import TOO_ODD, UNREADABLE, as_key, encode, plain_value, unwrap, wrapped
+from millrace.state.packing import TOO_ODD, UNREADABLE_VALUE, as_key, encode_msgpack, plain_value, unwrap, wrapped
 
 FORMAT = 1
 LONGEST_CHAIN = 16  # pieces; a restore reads them all
@@ -195,7 +195,7 @@ class TaskState:
     def _read(self, group: int, number: int, piece: bytes) -> tuple[bool, dict[str, Columns]]:
         try:
             version, of_group, whole, parts = _decoder.decode(piece)
-        except UNREADABLE as error:
+        except UNREADABLE_VALUE as error:
             raise self._corrupt(group, number, f"its {len(piece)} bytes cannot be read: {error}") from None
         if version != FORMAT:
             raise self._corrupt(group, number, f"it has format {version}, and this Millrace reads format {FORMAT}")
@@ -290,9 +290,9 @@ def stored_entries(group: int, pieces: Sequence[bytes], label: str) -> dict[str,
 
 def _piece(group: int, whole: bool, parts: dict[str, Columns]) -> bytes:
     try:
-        return encode((FORMAT, group, whole, parts))
+        return encode_msgpack((FORMAT, group, whole, parts))
     except TOO_ODD:
-        return encode((FORMAT, group, whole, {name: tuple(map(wrapped, columns)) for name, columns in parts.items()}))
+        return encode_msgpack((FORMAT, group, whole, {name: tuple(map(wrapped, columns)) for name, columns in parts.items()}))
 
 
 def _apply(columns: Columns, values: dict[Any, Any], dues: dict[Any, float]) -> None:

@@ -17,15 +17,15 @@ from millrace.control.batch_steps import BatchDone, BatchStep, Collect, CommitSi
 from millrace.control.batches import REPAIR_ROUNDS, Batches, start_from
 from millrace.errors import CheckpointMissing
 from millrace.microbatch import records
-from millrace.microbatch.checkpoints import BatchCheckpoints
+from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.microbatch.driver import BatchDriver
 from millrace.microbatch.fragment_holder import FragmentHolder
 from millrace.microbatch.host import Out, TopologyHost
 from millrace.microbatch.work import Attempt, BatchWork, PartitionReport, check_single_run, read_report
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
-from millrace.runtime.checkpoints.checkpoints import KEPT, Checkpoints
 from millrace.runtime.checkpoints.store import open_store
+from millrace.runtime.checkpoints.topology_checkpoints import KEPT, Checkpoints
 from millrace.runtime.clock import Clock
 from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
-from millrace.runtime.checkpoints import checkpoints as checkpoints_module
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints import topology_checkpoints
 from millrace.runtime.checkpoints.store import CheckpointStore
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.state.checkpoint import Manifest, blob_name, manifest_name
 from support.processes.children import killed_after
 from support.suites.saved_waves import Open, commit_waves, save_wave
@@ -133,7 +133,7 @@ class TestCheckpoints:
         checkpoints.read_chain([chains[group][0] for group in (7, 0, 1, 2, 5)])
         assert reads == [(0, 9), (15, 3), (21, 3)]
         reads.clear()
-        monkeypatch.setattr(checkpoints_module, "READ_LIMIT", 6)
+        monkeypatch.setattr(topology_checkpoints, "READ_LIMIT", 6)
         checkpoints.read_chain([chains[group][0] for group in range(5)])
         assert reads == [(0, 6), (6, 6), (12, 3)]
 

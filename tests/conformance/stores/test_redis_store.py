@@ -9,10 +9,10 @@ import pytest
 
 from millrace.errors import CheckpointMissing, StoreUnreachable
 from millrace.runtime.checkpoints import redis as redis_store
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.directory import UNFINISHED_SECONDS
 from millrace.runtime.checkpoints.redis import FIELD, NAMES_PREFIX, PREFIX, UNFINISHED_PREFIX, RedisStore
 from millrace.runtime.checkpoints.store import open_store
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.state.checkpoint import PieceRef
 from support.servers.ports import free_port
 from support.servers.redis_server import RedisServer

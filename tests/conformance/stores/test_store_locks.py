@@ -15,10 +15,10 @@ from pyarrow import fs
 
 from millrace.errors import StoreInUse, StoreUnreachable
 from millrace.runtime.checkpoints import lock as store_lock
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.directory import DirectoryStore
 from millrace.runtime.checkpoints.remote import RemoteStore
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.state.checkpoint import blob_name
 from support.processes.children import child_that, in_child
 from support.servers.redis_server import RedisServer

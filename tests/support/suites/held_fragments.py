@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from millrace.errors import NotEnoughFragments
 from millrace.runtime.fragments.jobs import Fetching
 from millrace.runtime.fragments.links import Address, Asker
-from millrace.runtime.fragments.messages import PART_BYTES, FragmentAnswer, Get, Head, Nothing, Part, Request
+from millrace.runtime.fragments.messages import PART_BYTES, FragmentAnswer, FragmentRequest, Get, Head, Nothing, Part
 from millrace.state.fragments import Fragment
 
 
@@ -39,7 +39,7 @@ class HeldFragments:
     def heard(self, address: Address) -> float:
         return 0.0
 
-    def ask(self, address: Address, request: Request, part: memoryview | None, asker: Asker) -> None:
+    def ask(self, address: Address, request: FragmentRequest, part: memoryview | None, asker: Asker) -> None:
         assert isinstance(request, Get)
         self._calls.append(lambda: asker.answered(*self._answer(int(address.ipc), request.offset)))
 

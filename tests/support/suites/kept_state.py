@@ -7,8 +7,8 @@ from typing import Any
 
 from millrace.api.grouping import stable_hash
 from millrace.model.graph import TopologyGraph, resolve
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import CheckpointStore
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.state.checkpoint import Manifest
 from millrace.state.packing import unpack_value
 from millrace.state.task_state import open_states

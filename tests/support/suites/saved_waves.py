@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import CheckpointStore
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.state.checkpoint import Manifest, TaskRecord, blob_name, pack
 
 Open = Callable[[], CheckpointStore]  # another process's view of the same store

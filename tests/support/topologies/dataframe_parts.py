@@ -11,7 +11,7 @@ from millrace.api.grouping import Grouping
 from millrace.api.spout import Spout
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
-from millrace.connectors.frame_sink import DataFrameSink
+from millrace.connectors.dataframe_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.connectors.tap import Tap
 from millrace.workloads.wordcount import Count, Lines, Split

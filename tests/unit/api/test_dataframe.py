@@ -34,7 +34,7 @@ DATAFRAME = StubDataFrame("at", "line")
 
 
 class Reading(Topology):
-    lines = Spout.from_dataframe(DATAFRAME, par=2, checkpoint="/there", config={"topology.frame.trigger.secs": 2})
+    lines = Spout.from_dataframe(DATAFRAME, par=2, checkpoint="/there", config={"topology.dataframe.trigger.secs": 2})
     others = Spout.from_dataframe(make, name="more", outputs=["line"])
     plain = Spout.from_dataframe("their.module:make", outputs=["line"])
     sink = Sink.spec(inputs={lines: Grouping.fields("line"), others: Grouping.SHUFFLE, plain: Grouping.SHUFFLE})
@@ -47,7 +47,7 @@ def test_the_columns_are_the_fields() -> None:
     assert more.outputs[0].fields == ("line",)
     assert (lines.kind, lines.par, lines.dataframe, lines.movable) == ("spout", 2, True, True)
     assert not graph.component("sink").dataframe
-    assert lines.config == {DATAFRAME_CHECKPOINT.key: "/there", "topology.frame.trigger.secs": 2}
+    assert lines.config == {DATAFRAME_CHECKPOINT.key: "/there", "topology.dataframe.trigger.secs": 2}
 
 
 def test_the_dataframes_stay_with_the_class() -> None:

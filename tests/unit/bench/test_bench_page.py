@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from millrace.bench import page
-from millrace.bench.rows import GROUPS, ROWS
 from millrace.bench.wordcount import RATIOS
+from millrace.bench.wordcount_rows import GROUPS, ROWS
 from millrace.checkout import project_root
 from millrace.errors import MillraceError
 

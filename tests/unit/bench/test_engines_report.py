@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.bench import engine_runs, engines
+from millrace.bench import engines, engines_child
 from millrace.bench.other_engines import job
 from millrace.bench.other_engines.run import EngineFailed, run_child
 from millrace.bench.other_engines.spark_common import BATCHES_AHEAD, FASTEST, Batch, CorpusLinks, files_per_batch
@@ -28,26 +28,26 @@ def batches(*ends: float, version: int = 1, tuples: int = 100) -> list[BatchReco
 
 def test_a_change_of_parallelism_is_compared_with_the_batches_before_it() -> None:
     records = [*batches(1, 2, 3, 4), *batches(4, 7.5, 8.5, 10.6, 11.6, version=2)[1:]]
-    change = engine_runs.rescale_figures(records, version=1, requested=4.2, batches=4)
+    change = engines_child.rescale_figures(records, version=1, requested=4.2, batches=4)
     assert change == {"longest_ms": 3500, "usual_ms": 1000, "slow_batches": 2, "batch_ms": [3500, 1000, 2100, 1000]}
 
 
 def test_a_batch_that_was_under_way_at_the_request_counts_as_well() -> None:
     records = [*batches(1, 2, 3, 6), *batches(6, 7, 8, version=2)[1:]]
-    change = engine_runs.rescale_figures(records, version=1, requested=3.5, batches=2)
+    change = engines_child.rescale_figures(records, version=1, requested=3.5, batches=2)
     assert (change["longest_ms"], change["slow_batches"]) == (3000, 0)
 
 
 def test_only_batches_by_the_newest_plan_count_as_settled() -> None:
     old, between, new = batches(1, 2), batches(3, 4, version=2), batches(5, 6, 7, version=3)
-    assert engine_runs.settled(old, first=1) == []
-    assert engine_runs.settled(old + between + new, first=1) == new[1:]
-    assert engine_runs.settled(new[:1], first=1) == []
+    assert engines_child.settled(old, first=1) == []
+    assert engines_child.settled(old + between + new, first=1) == new[1:]
+    assert engines_child.settled(new[:1], first=1) == []
 
 
 def test_batches_of_different_size_are_compared_by_the_tuple() -> None:
     before, after = batches(2, 4, 6, tuples=100), batches(3, 6, 9, tuples=300)
-    assert engine_runs.skew_figures(before, after)["skew_batch_ratio"] == 0.5
+    assert engines_child.skew_figures(before, after)["skew_batch_ratio"] == 0.5
 
 
 def test_the_gap_of_a_restart_is_from_output_to_output() -> None:
@@ -69,11 +69,11 @@ def test_ratios_are_of_rows_with_the_same_guarantee() -> None:
 
 def test_the_truth_of_skewed_words_follows_from_the_positions() -> None:
     table = zipf_words(1.5)
-    assert engine_runs.skewed_truth([2, 1], 1.5) == {word: table[:3].count(word) for word in table[:3]}
+    assert engines_child.skewed_truth([2, 1], 1.5) == {word: table[:3].count(word) for word in table[:3]}
 
 
 def test_the_share_of_the_hottest_task() -> None:
-    assert engine_runs.largest_share([0, 1, 1, 1]) == 0.75
+    assert engines_child.largest_share([0, 1, 1, 1]) == 0.75
 
 
 def test_structured_streaming_runs_with_the_settings_of_our_own_batches() -> None:

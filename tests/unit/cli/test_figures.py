@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.cli.figures import count, duration, megabytes, milliseconds, number_of, percentiles, share, size
+from millrace.cli.figures import count, duration, megabytes, milliseconds, number_of, p50_and_p99, share, size
 
 
 @pytest.mark.parametrize(("value", "shown"), [
@@ -40,7 +40,7 @@ def test_durations(value: float, shown: str) -> None:
 
 
 def test_the_others() -> None:
-    assert (percentiles(None), percentiles({"p50": 0.013, "p99": 12.4})) == ("-", "0.013/12")
+    assert (p50_and_p99(None), p50_and_p99({"p50": 0.013, "p99": 12.4})) == ("-", "0.013/12")
     assert (share(None), share(0.042), share(1.5)) == ("-", "4%", "150%")
     assert [number_of(n, "task") for n in (0, 1, 2, 20_000)] == ["0 tasks", "1 task", "2 tasks", "20 k tasks"]
     assert number_of(2, "topology", "topologies") == "2 topologies"

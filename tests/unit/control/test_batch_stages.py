@@ -14,7 +14,7 @@ from millrace.api.grouping import Grouping
 from millrace.api.spout import Spout
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
-from millrace.connectors.frame_sink import DataFrameSink
+from millrace.connectors.dataframe_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.control.batch_stages import Stages, stages_of
 from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph, graph_of

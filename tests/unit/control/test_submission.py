@@ -10,7 +10,7 @@ from story import Story, graph, said
 
 from millrace import Bolt, CounterState, Grouping, Topology, Tuple
 from millrace.config import check_engine_settings, check_topology_config
-from millrace.connectors.frame_sink import DataFrameSink
+from millrace.connectors.dataframe_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.control.events import Submitted
 from millrace.control.submission import check_choice, check_guarantee, weak_points

@@ -8,9 +8,9 @@ import pytest
 
 from millrace.control.batches import damaged, repaired
 from millrace.errors import CheckpointMissing, NotTheAuthor
-from millrace.microbatch.checkpoints import BatchCheckpoints
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.runtime.checkpoints.directory import DirectoryStore
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord, blob_name
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace import Bolt, Grouping, ReplayableSpout, Stream, Topology
 from millrace.connectors.sinks import JsonLinesSink
-from millrace.model.flowchart import described, mermaid
+from millrace.model.flowchart import graph_as_json, mermaid
 from millrace.model.graph import graph_of
 
 
@@ -72,7 +72,7 @@ def test_names_cannot_break_the_chart() -> None:
 
 
 def test_the_same_as_data() -> None:
-    data = described(graph_of(Words))
+    data = graph_as_json(graph_of(Words))
     assert data["name"] == "words" and data["mermaid"].startswith("flowchart LR\n")
     assert data["components"][1] == {"name": "split", "kind": "bolt", "tasks": 3, "code": f"{__name__}:Split",
                                      "stateful": False, "streams": {"default": ["word"], "rare": ["word"]}}

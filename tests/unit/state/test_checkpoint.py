@@ -21,7 +21,7 @@ from millrace.state.checkpoint import (
     PieceRef,
     TaskRecord,
     blob_name,
-    fits,
+    check_fit,
     garbage,
     latest_numbers,
     manifest_name,
@@ -182,16 +182,16 @@ def test_garbage_is_what_nobody_needs() -> None:
 
 
 def test_a_topology_as_it_was_fits() -> None:
-    fits(FULL, graph())
+    check_fit(FULL, graph())
 
 
 def test_a_keyed_component_may_have_any_parallelism() -> None:
     keyed = [msgspec.structs.replace(record, own=None) if record.component == "count" else record for record in FULL.records]
-    fits(msgspec.structs.replace(FULL, records=keyed), graph(count=5))
+    check_fit(msgspec.structs.replace(FULL, records=keyed), graph(count=5))
 
 
 def test_one_without_state_of_its_own_may_too() -> None:
-    fits(manifest(TaskRecord("split", 2)), graph(read=7, split=1))
+    check_fit(manifest(TaskRecord("split", 2)), graph(read=7, split=1))
 
 
 @pytest.mark.parametrize(("changed", "message"), [
@@ -206,5 +206,5 @@ def test_one_without_state_of_its_own_may_too() -> None:
 ])
 def test_an_incompatible_topology_is_refused_with_advice(changed: TopologyGraph, message: str) -> None:
     with pytest.raises(TopologyError) as caught:
-        fits(FULL, changed)
+        check_fit(FULL, changed)
     assert message in str(caught.value)

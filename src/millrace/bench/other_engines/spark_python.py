@@ -27,7 +27,7 @@ COUNTS = "word string, count long"
 
 def _count(key: tuple[str], occurrences: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
     """Count one word: Spark calls this once for each word of a batch."""
-    count = (state.get[0] if state.exists else 0) + sum(len(frame) for frame in occurrences)
+    count = (state.get[0] if state.exists else 0) + sum(len(dataframe) for dataframe in occurrences)
     state.update((count,))
     yield pd.DataFrame({"word": [key[0]], "count": [count]})
 
@@ -40,7 +40,7 @@ class CountProcessor(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
         before = self._count.get()
-        count = (before[0] if before is not None else 0) + sum(len(frame) for frame in rows)
+        count = (before[0] if before is not None else 0) + sum(len(dataframe) for dataframe in rows)
         self._count.update((count,))
         yield pd.DataFrame({"word": [key[0]], "count": [count]})
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from millrace.config import EMBEDDED
 from millrace.control.assignment import Stamp
 from millrace.errors import NotTheAuthor
-from millrace.runtime.plans.coordination import CoordinationStore, EmbeddedStore, open_store
+from millrace.runtime.plans.coordination import CoordinationStore, EmbeddedStore, open_coordination
 
 log = logging.getLogger("millrace.master")
 AGAIN_SECONDS = 1.0
@@ -32,7 +32,7 @@ class PlanPublisher:
 
     def claim(self) -> int:
         """Become the author of the cluster's plans, in place of any other master: the last step before acting as master."""
-        self.store = open_store(self._url, self._cluster)
+        self.store = open_coordination(self._url, self._cluster)
         author = self.store.claim()
         if not self.embedded:
             self.store.watch("", self._look_again)

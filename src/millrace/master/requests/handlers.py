@@ -9,7 +9,7 @@ from typing import Any
 from millrace.control.events import Event, Moved, Paused, Rescaled, Unpaused
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
-from millrace.master.requests.server import Request, Verb
+from millrace.master.requests.server import MasterRequest, Verb
 from millrace.master.requests.status import load_of, plans_of
 from millrace.master.requests.taps import TapDirectory
 from millrace.master.scheduling.loop import SchedulingLoop
@@ -27,20 +27,20 @@ class TopologyVerbs:
     def verbs(self) -> dict[str, Verb]:
         return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move, "scale": self._scale}
 
-    def _kill(self, request: Request) -> str:
+    def _kill(self, request: MasterRequest) -> str:
         name: str = request["topology"]
         self._end(name, float(request.get("wait", 10.0)))
         return name
 
-    def _pause(self, request: Request) -> str:
+    def _pause(self, request: MasterRequest) -> str:
         self._tell(Paused(request["topology"]))
         return str(request["topology"])
 
-    def _unpause(self, request: Request) -> str:
+    def _unpause(self, request: MasterRequest) -> str:
         self._tell(Unpaused(request["topology"]))
         return str(request["topology"])
 
-    def _move(self, request: Request) -> dict[str, Any]:
+    def _move(self, request: MasterRequest) -> dict[str, Any]:
         """Without a topology: the one that has the task."""
         try:
             task, slot = TaskId.parse(str(request["task"])), int(request["slot"])
@@ -54,7 +54,7 @@ class TopologyVerbs:
         return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed,
                 "waves": topology.waves is not None, "batched": topology.batched}
 
-    def _scale(self, request: Request) -> dict[str, Any]:
+    def _scale(self, request: MasterRequest) -> dict[str, Any]:
         """`par`: component -> tasks. Without a topology: the one that has these components."""
         par: dict[str, int] = dict(request["par"])
         name: str = request.get("topology") or self._topology_with_components(par)
@@ -93,7 +93,7 @@ class TopologyVerbs:
 def scheduler_verbs(scheduling: SchedulingLoop, state: MasterView) -> dict[str, Verb]:
     """Verbs about load, plans and the scheduler."""
 
-    def choose(request: Request) -> Future[dict[str, Any]]:
+    def choose(request: MasterRequest) -> Future[dict[str, Any]]:
         return scheduling.choose(request["name"], request["parameters"], request["policy"], request.get("estimator"),
                                  request.get("estimator_parameters"))
 
@@ -108,7 +108,7 @@ def scheduler_verbs(scheduling: SchedulingLoop, state: MasterView) -> dict[str, 
 def reading_verbs(state: MasterView, queries: StateQueries, taps: TapDirectory, store: str) -> dict[str, Verb]:
     """Verbs that read state and streams of running topologies. `store`: the place of the checkpoints."""
 
-    def query(request: Request) -> Future[dict[str, Any]]:
+    def query(request: MasterRequest) -> Future[dict[str, Any]]:
         return queries.query(request.get("topology"), request["component"], request["key"], request["state"])
 
     return {"has": lambda request: request["topology"] in state.topologies,

@@ -22,8 +22,8 @@ import zmq
 from millrace.errors import AddressInUse, MillraceError
 from millrace.runtime.wire.transport import private_directory
 
-Request = dict[str, Any]
-Verb = Callable[[Request], Any]  # returns the answer, or a Future of it
+MasterRequest = dict[str, Any]
+Verb = Callable[[MasterRequest], Any]  # returns the answer, or a Future of it
 
 
 def request_directory() -> Path:
@@ -100,7 +100,7 @@ class RequestServer:
             else:
                 future.add_done_callback(partial(self._reply_later, sender))
 
-    def _answer(self, request: Request) -> Any:
+    def _answer(self, request: MasterRequest) -> Any:
         verb = str(request.get("verb"))
         if verb not in self._verbs:
             raise MillraceError(f"unknown verb {verb!r}; there are {', '.join(self._verbs)}")

@@ -25,7 +25,7 @@ log = logging.getLogger("millrace.master")
 START_SECONDS = 60.0  # for the process to start: importing takes a while on a busy machine
 LENGTH = struct.Struct("<Q")
 SchedulerAnswer = dict[str, Any]
-Done = Callable[[SchedulerAnswer | SchedulerFailed], None]
+OnAnswer = Callable[[SchedulerAnswer | SchedulerFailed], None]
 
 
 class SchedulerProcess:
@@ -36,13 +36,13 @@ class SchedulerProcess:
 
     def __init__(self, keep: bool = True) -> None:
         self._keep = keep
-        self._requests: SimpleQueue[tuple[int, SchedulerAnswer, float, Done] | None] = SimpleQueue()
+        self._requests: SimpleQueue[tuple[int, SchedulerAnswer, float, OnAnswer] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._child: _Child | None = None
         self._era = 0  # requests of earlier eras are dropped
         self._closing = False
 
-    def ask(self, request: SchedulerAnswer, time_limit: float, done: Done) -> None:
+    def ask(self, request: SchedulerAnswer, time_limit: float, done: OnAnswer) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="millrace scheduler")
             self._thread.start()

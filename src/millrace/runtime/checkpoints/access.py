@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from millrace.control.assignment import WorkerAddress
 from millrace.errors import CorruptCheckpoint, NotEnoughFragments, StoreUnreachable
 from millrace.model.graph import TaskId
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import CheckpointStore
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.fragments.exchange import FragmentExchange
 from millrace.runtime.fragments.links import Address
 from millrace.state.checkpoint import Blocks, Manifest, PieceRef, read_piece, task_prefix, topology_prefix

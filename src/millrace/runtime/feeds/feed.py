@@ -17,7 +17,7 @@ import zmq
 
 from millrace.api.dataframe import Feed
 from millrace.config import FRAME_LIMIT
-from millrace.control.feeding import DONE, FEED, NEW, WINDOW, FeedAddress, Intake, Key
+from millrace.control.feeding import DONE, FEED, FEED_WINDOW, NEW, FeedAddress, Intake, Key
 from millrace.errors import MillraceError, WireError
 from millrace.runtime.feeds.messages import Done, Refused, read_push
 from millrace.runtime.wire import messages as wire
@@ -67,7 +67,7 @@ class SocketFeeds:
 
     def _socket(self) -> zmq.Socket[Any]:
         socket = self._context.socket(zmq.ROUTER)
-        socket.rcvhwm = WINDOW  # the most a feeder sends without an ack
+        socket.rcvhwm = FEED_WINDOW  # the most a feeder sends without an ack
         socket.maxmsgsize = self._frame_limit + 65536
         socket.linger = 500  # acks that still leave save a resend
         return socket

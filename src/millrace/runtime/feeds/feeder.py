@@ -17,10 +17,10 @@ import pyarrow as pa
 import zmq
 
 from millrace.config import FRAME_LIMIT
-from millrace.control.feeding import WINDOW, FeedAddress, SendWindow, choose
+from millrace.control.feeding import FEED_WINDOW, FeedAddress, SendWindow, choose
 from millrace.control.topology_status import PAUSED, STARTING, STOPPING, WAITING
 from millrace.errors import FeedingFailed, WireError
-from millrace.runtime.feeds.messages import Push, Refused, read_answer
+from millrace.runtime.feeds.messages import Push, Refused, read_feed_answer
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys, boot_id, visit
 
@@ -52,7 +52,7 @@ class Feeder:
 
     def __init__(self, feeding: Feeding, partition: int) -> None:
         self._feeding, self._partition = feeding, partition
-        self._outbox = SendWindow(WINDOW)
+        self._outbox = SendWindow(FEED_WINDOW)
         self._boot = boot_id()
         self._context = zmq.Context()
         self._poller = zmq.Poller()
@@ -155,7 +155,7 @@ class Feeder:
                 if socket is self._master:
                     self._located(wire.decode_control(frame))
                 else:
-                    self._answered(read_answer(frame))
+                    self._answered(read_feed_answer(frame))
             except WireError:  # not an answer to us
                 continue
 

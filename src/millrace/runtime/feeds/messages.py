@@ -8,7 +8,7 @@ import msgspec
 
 from millrace.control.feeding import Key
 from millrace.errors import WireError
-from millrace.runtime.wire.messages import UNREADABLE, Count
+from millrace.runtime.wire.messages import UNREADABLE, Natural
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -18,8 +18,8 @@ class Push(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
 
     query: Annotated[str, msgspec.Meta(max_length=256)]
     batch: Number
-    partition: Count
-    sequence: Count
+    partition: Natural
+    sequence: Natural
     digest: Number
 
     @property
@@ -30,13 +30,13 @@ class Push(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
 class Done(msgspec.Struct, array_like=True, tag=2, tag_field="type"):
     """The topology has fully processed the batch."""
 
-    sequence: Count
+    sequence: Natural
 
 
 class Refused(msgspec.Struct, array_like=True, tag=3, tag_field="type"):
     """The batch cannot be emitted; resending it is pointless."""
 
-    sequence: Count
+    sequence: Natural
     reason: str
 
 
@@ -55,7 +55,7 @@ def read_push(frames: list[Any]) -> tuple[Push, Any]:
         raise WireError(f"a frame of {len(frames[0])} bytes is not the header of a batch: {error}") from None
 
 
-def read_answer(frame: Any) -> FeedAnswer:
+def read_feed_answer(frame: Any) -> FeedAnswer:
     try:
         return _answer_decoder.decode(frame)
     except UNREADABLE as error:

@@ -106,7 +106,7 @@ class Custom(Route):
         return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
 
     def split_batch(self, batch: pa.RecordBatch) -> Parts:
-        return self.split(rows_of(batch))
+        return self.split(rows_of_batch(batch))
 
 
 class _Memory(dict[Any, int]):
@@ -221,7 +221,7 @@ class ByGroups(ByFields):
                 for index, channel in enumerate(self.channels) if bounds[index + 1] > bounds[index]]
 
 
-def rows_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+def rows_of_batch(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
     return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 

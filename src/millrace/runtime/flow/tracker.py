@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from millrace.control.ledger import Ledger, Owner, acker_of, make_root
 from millrace.runtime.wire import messages as wire
 
-Send = Callable[[int, wire.DataMessage], None]
+SendData = Callable[[int, wire.DataMessage], None]
 EARLY_LIMIT = 4096  # messages kept for an acker that a newer plan, not yet seen here, places on this worker
 
 
@@ -27,7 +27,7 @@ class Tracker:
     """`send(slot, message)` sends to another worker; ledgers of ackers in this worker are called directly. `tell` passes the
     verdicts on roots to the spout task that owns them."""
 
-    def __init__(self, topology: int, slot: int, generation: int, send: Send,
+    def __init__(self, topology: int, slot: int, generation: int, send: SendData,
                  tell: Callable[[Owner, list[int], list[int]], None]) -> None:
         self.topology, self.slot, self.generation = topology, slot, generation
         self._send, self._tell = send, tell

@@ -27,19 +27,19 @@ import zmq
 
 from millrace.errors import BadParameter, MillraceError, NotEnoughFragments, WireError
 from millrace.runtime.fragments.jobs import Fetching, Holders, Saving, Telling
-from millrace.runtime.fragments.links import WINDOW, Address, Asker, FragmentLinks
+from millrace.runtime.fragments.links import LINK_WINDOW, Address, Asker, FragmentLinks
 from millrace.runtime.fragments.messages import (
     PART_BYTES,
     Accepted,
     Discard,
+    FragmentRequest,
     Get,
     Head,
     Keep,
     Nothing,
     Part,
-    Request,
-    read_answer,
-    read_request,
+    read_fragment_answer,
+    read_fragment_request,
 )
 from millrace.runtime.wire.messages import encode
 from millrace.runtime.wire.transport import Keys, bind_tcp, serve
@@ -53,7 +53,7 @@ SILENCE = 5.0
 TICK_SECONDS = 0.05
 IDLE_SECONDS = 1.0
 MESSAGES_PER_TURN = 32  # read from one socket before the others get their turn
-FRAME_LIMIT = PART_BYTES + 65536
+PART_FRAME_LIMIT = PART_BYTES + 65536
 Post = Callable[[Callable[[], None]], None]
 
 
@@ -85,7 +85,7 @@ class FragmentExchange:
         except (MillraceError, zmq.ZMQError):
             self._close_servers()
             raise
-        self._links = FragmentLinks(context, keys, boot, FRAME_LIMIT, silence, self._poller)
+        self._links = FragmentLinks(context, keys, boot, PART_FRAME_LIMIT, silence, self._poller)
         self._incoming: dict[tuple[bytes, str, int], _Incoming] = {}
         self._jobs: list[Saving | Fetching | Telling] = []
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -161,7 +161,7 @@ class FragmentExchange:
         """Time of the last answer from there."""
         return self._links.heard(address)
 
-    def ask(self, address: Address, request: Request, part: memoryview | None, asker: Asker) -> None:
+    def ask(self, address: Address, request: FragmentRequest, part: memoryview | None, asker: Asker) -> None:
         try:
             link = self._links.to(address)
         except MillraceError as error:
@@ -255,7 +255,7 @@ class FragmentExchange:
                 return
             try:
                 if socket in self._servers:
-                    self._serve(socket, bytes(frames[0]), *read_request(frames[1:]))
+                    self._serve(socket, bytes(frames[0]), *read_fragment_request(frames[1:]))
                 else:
                     self._hear(socket, frames)
             except WireError as error:
@@ -264,12 +264,12 @@ class FragmentExchange:
 
     def _hear(self, socket: zmq.Socket[Any], frames: list[Any]) -> None:
         link = self._links.by_socket[socket]
-        if not link.answer(*read_answer(frames), self.now()):
+        if not link.answer(*read_fragment_answer(frames), self.now()):
             raise WireError("an unexpected answer")
 
     # --- holding for others
 
-    def _serve(self, socket: zmq.Socket[Any], peer: bytes, request: Request, part: memoryview | None) -> None:
+    def _serve(self, socket: zmq.Socket[Any], peer: bytes, request: FragmentRequest, part: memoryview | None) -> None:
         if isinstance(request, Get):
             self._send(socket, peer, *self._look_up(request))
             return
@@ -330,8 +330,8 @@ class FragmentExchange:
     def _server(self) -> zmq.Socket[Any]:
         socket = self._context.socket(zmq.ROUTER)
         socket.linger = 0
-        socket.maxmsgsize = FRAME_LIMIT
-        socket.rcvhwm = 4 * WINDOW  # the excess of a peer that exceeds its window waits on its side
+        socket.maxmsgsize = PART_FRAME_LIMIT
+        socket.rcvhwm = 4 * LINK_WINDOW  # the excess of a peer that exceeds its window waits on its side
         self._servers.append(socket)
         self._poller.register(socket, zmq.POLLIN)
         return socket

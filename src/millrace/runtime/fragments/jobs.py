@@ -14,12 +14,12 @@ from millrace.runtime.fragments.messages import (
     Accepted,
     Discard,
     FragmentAnswer,
+    FragmentRequest,
     Get,
     Head,
     Keep,
     Part,
     Put,
-    Request,
 )
 from millrace.state.fragments import Assembly, BlobIdentity, Fragment
 
@@ -35,7 +35,7 @@ class FragmentRequests(Protocol):
 
     def heard(self, address: Address) -> float: ...
 
-    def ask(self, address: Address, request: Request, part: memoryview | None, asker: Asker) -> None: ...
+    def ask(self, address: Address, request: FragmentRequest, part: memoryview | None, asker: Asker) -> None: ...
 
     def build(self, action: Callable[[], memoryview | None], then: Callable[[memoryview | None], None]) -> None: ...
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 import zmq
 
 from millrace.errors import MillraceError
-from millrace.runtime.fragments.messages import FragmentAnswer, Request
+from millrace.runtime.fragments.messages import FragmentAnswer, FragmentRequest
 from millrace.runtime.wire.messages import encode
 from millrace.runtime.wire.transport import Keys, visit
 
-WINDOW = 4  # requests in progress on a link
+LINK_WINDOW = 4  # requests in progress on a link
 
 
 class Address(NamedTuple):
@@ -34,12 +34,12 @@ class Asker(Protocol):
 
 
 class FragmentLink:
-    """Queues requests until fewer than `WINDOW` are in progress, so that the socket's queue stays small."""
+    """Queues requests until fewer than `LINK_WINDOW` are in progress, so that the socket's queue stays small."""
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
         self.socket = socket
         self.heard = 0.0  # when the last answer came, or when the first request in progress was sent
-        self._waiting: deque[tuple[Request, memoryview | None, Asker]] = deque()
+        self._waiting: deque[tuple[FragmentRequest, memoryview | None, Asker]] = deque()
         self._flying: dict[int, Asker] = {}
         self._last = 0
 
@@ -47,7 +47,7 @@ class FragmentLink:
     def busy(self) -> bool:
         return bool(self._flying)
 
-    def ask(self, request: Request, part: memoryview | None, asker: Asker, now: float) -> None:
+    def ask(self, request: FragmentRequest, part: memoryview | None, asker: Asker, now: float) -> None:
         self._waiting.append((request, part, asker))
         self._send(now)
 
@@ -73,7 +73,7 @@ class FragmentLink:
                 asker.answered(None, None)
 
     def _send(self, now: float) -> None:
-        while self._waiting and len(self._flying) < WINDOW:
+        while self._waiting and len(self._flying) < LINK_WINDOW:
             request, part, asker = self._waiting.popleft()
             if asker.over:
                 continue

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from millrace.errors import WireError
-from millrace.runtime.wire.messages import UNREADABLE, Count
+from millrace.runtime.wire.messages import UNREADABLE, Natural
 from millrace.state.erasure import Bytes
 from millrace.state.fragments import BlobIdentity, Fragment
 
@@ -24,9 +24,9 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     """A fragment without its payload."""
 
     blob: Name
-    index: Count
-    r: Count
-    c: Count
+    index: Natural
+    r: Natural
+    c: Natural
     length: Size
     crc: Crc
     whole_crc: Crc
@@ -56,7 +56,7 @@ class Get(msgspec.Struct, array_like=True, tag=2, tag_field="type"):
 
     request: int
     blob: Name
-    index: Count
+    index: Natural
     offset: Size
 
 
@@ -96,18 +96,18 @@ class Nothing(msgspec.Struct, array_like=True, tag=7, tag_field="type"):
     request: int
 
 
-Request = Put | Get | Keep | Discard
+FragmentRequest = Put | Get | Keep | Discard
 FragmentAnswer = Accepted | Part | Nothing
-_request_decoder = msgspec.msgpack.Decoder(Request)
+_request_decoder = msgspec.msgpack.Decoder(FragmentRequest)
 _answer_decoder = msgspec.msgpack.Decoder(FragmentAnswer)
 
 
-def read_request(frames: list[Any]) -> tuple[Request, memoryview | None]:
+def read_fragment_request(frames: list[Any]) -> tuple[FragmentRequest, memoryview | None]:
     """Decode a request and its part; `WireError` if it is anything else."""
     return _read(_request_decoder, frames)
 
 
-def read_answer(frames: list[Any]) -> tuple[FragmentAnswer, memoryview | None]:
+def read_fragment_answer(frames: list[Any]) -> tuple[FragmentAnswer, memoryview | None]:
     return _read(_answer_decoder, frames)
 
 

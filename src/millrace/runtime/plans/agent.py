@@ -20,7 +20,7 @@ import zmq
 from millrace.config import AGENT_POLL, COORDINATION, EMBEDDED
 from millrace.control.assignment import Assignment, Stamp
 from millrace.errors import MillraceError
-from millrace.runtime.plans.coordination import CoordinationStore, open_store
+from millrace.runtime.plans.coordination import CoordinationStore, open_coordination
 from millrace.runtime.plans.plan_store import PlanStore
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys, private_directory, visit
@@ -149,7 +149,7 @@ class Agent(threading.Thread):
         """Open an external coordination store, if there is one. The next poll retries if it is unreachable."""
         if self._url != EMBEDDED and self.is_agent:
             if self._plans is None:
-                self._plans = open_store(self._url, self._cluster)
+                self._plans = open_coordination(self._url, self._cluster)
                 self._plans.watch(self._node, self._wake)
             self._read_plans()
 

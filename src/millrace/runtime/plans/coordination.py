@@ -85,7 +85,7 @@ class _Published(NamedTuple):
         return cls(Stamp.parse(stamp), digest) if stamp else None
 
 
-def open_store(url: str, cluster: str) -> CoordinationStore:
+def open_coordination(url: str, cluster: str) -> CoordinationStore:
     """Open the store that a setting names: "embedded", or "zookeeper://host:port" with more hosts after commas."""
     if url == EMBEDDED:
         return EmbeddedStore()

@@ -14,11 +14,11 @@ from millrace.runtime.taps.messages import (
     Commit,
     OtherReader,
     Read,
-    Request,
-    Rows,
+    RowsAnswer,
     Seen,
     TapAnswer,
     TapPlace,
+    TapRequest,
     decode_answer,
     decode_rows,
 )
@@ -60,14 +60,14 @@ class TapLinks:
         """Read some rows from `start` on, or from the first one left; return its number and the rows; None if it is gone.
         Waits at least `seconds`. Raises NoAnswer."""
         answer, body = self._ask(place, Read(place.name, start, stop, reader), max(seconds, ANSWER_SECONDS))
-        if not isinstance(answer, Rows):
+        if not isinstance(answer, RowsAnswer):
             return None
         rows = decode_rows(body)
         if len(rows) != answer.count:
             raise WireError(f"a tap announced {answer.count} rows and sent {len(rows)}")
         return answer.start, rows
 
-    def _ask(self, place: TapPlace, request: Request, seconds: float) -> tuple[TapAnswer, bytes]:
+    def _ask(self, place: TapPlace, request: TapRequest, seconds: float) -> tuple[TapAnswer, bytes]:
         socket = self._sockets.get(place)
         if socket is None:
             socket = self._sockets[place] = self._connected(place)

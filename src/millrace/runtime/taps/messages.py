@@ -1,7 +1,7 @@
 """Messages between a tap and its reader, as typed msgpack.
 
     Commit, Read                       from a reader to the tap port of a worker
-    Seen, Rows, NotHere, OtherReader   the answers; Rows has a second frame, the rows as msgpack
+    Seen, RowsAnswer, NotHere, OtherReader   the answers; RowsAnswer has a second frame, the rows as msgpack
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Seen(msgspec.Struct, array_like=True, tag=3, tag_field="type"):
     readable: int
 
 
-class Rows(msgspec.Struct, array_like=True, tag=4, tag_field="type"):
+class RowsAnswer(msgspec.Struct, array_like=True, tag=4, tag_field="type"):
     """Answers `Read`: `count` rows from number `start` on."""
 
     start: int
@@ -66,15 +66,15 @@ class OtherReader(msgspec.Struct, array_like=True, tag=6, tag_field="type"):
     seconds: float
 
 
-Request = Commit | Read
-TapAnswer = Seen | Rows | NotHere | OtherReader
-_request_decoder = msgspec.msgpack.Decoder(Request)
+TapRequest = Commit | Read
+TapAnswer = Seen | RowsAnswer | NotHere | OtherReader
+_request_decoder = msgspec.msgpack.Decoder(TapRequest)
 _answer_decoder = msgspec.msgpack.Decoder(TapAnswer)
 _rows_decoder = row_decoder(tuple)
 _apart_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-def decode_request(frame: Any) -> Request:
+def decode_request(frame: Any) -> TapRequest:
     try:
         return _request_decoder.decode(frame)
     except UNREADABLE as error:

@@ -10,7 +10,17 @@ from typing import Any
 import zmq
 
 from millrace.errors import MillraceError, WireError
-from millrace.runtime.taps.messages import Commit, NotHere, OtherReader, Read, Rows, Seen, TapPlace, decode_request, join_rows
+from millrace.runtime.taps.messages import (
+    Commit,
+    NotHere,
+    OtherReader,
+    Read,
+    RowsAnswer,
+    Seen,
+    TapPlace,
+    decode_request,
+    join_rows,
+)
 from millrace.runtime.taps.rows import TapRows
 from millrace.runtime.wire.messages import encode
 from millrace.runtime.wire.transport import Keys, bind_tcp, private_directory, serve
@@ -106,7 +116,7 @@ class TapPort:
         assert isinstance(request, Read)
         tap.hear(request.reader, time.monotonic())
         start, rows = tap.read(request.start, request.stop, ROWS_PER_ANSWER, BYTES_PER_ANSWER)
-        return [encode(Rows(start, len(rows))), join_rows(rows)]
+        return [encode(RowsAnswer(start, len(rows))), join_rows(rows)]
 
     def _commit(self, tap: TapRows, request: Commit) -> Seen | OtherReader:
         if request.reader:

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from millrace.runtime.flow.channel import Delivery
-from millrace.runtime.flow.routing import rows_of
+from millrace.runtime.flow.routing import rows_of_batch
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ChunkReader:
         try:
             body, local = delivery.body, delivery.local
             if delivery.form == wire.ARROW:
-                body, local = rows_of(self.batch(delivery)), True
+                body, local = rows_of_batch(self.batch(delivery)), True
             if not named:
                 return body if local else PLAIN_ROWS.decode(body)
             row_type, decoder = self._row_type(delivery)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.api.tuple import Tuple
 from millrace.runtime.flow.channel import Delivery
-from millrace.runtime.flow.routing import rows_of
+from millrace.runtime.flow.routing import rows_of_batch
 from millrace.runtime.tasks.user_errors import USER_ERRORS, describe, is_about_the_data
 from millrace.runtime.wire import messages as wire
 
@@ -93,7 +93,7 @@ class Execution:
         except wire.WireError:
             raise
         except USER_ERRORS as error:  # raised by the bolt, or by Arrow if no column type can hold these values
-            self._chunk_error(error, delivery, rows_of(batch) if rows is None else rows,
+            self._chunk_error(error, delivery, rows_of_batch(batch) if rows is None else rows,
                               lambda bolt, row: bolt.process_arrow(self._reader.as_batch(delivery, [row])))
 
     # -- exceptions --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.config import CHUNK_TUPLES
 from millrace.runtime.flow.channel import Channel, Lineage
-from millrace.runtime.flow.routing import rows_of
+from millrace.runtime.flow.routing import rows_of_batch
 from millrace.runtime.tasks.outbox import EmitGroup
 from millrace.runtime.tasks.output import Output
 from millrace.runtime.wire import messages as wire
@@ -66,7 +66,7 @@ class Sender:
             (channel.send_rows if rows else channel.send_batch)(output.index, piece, edge, lineage)
         except (TypeError, ValueError, OverflowError) as error:  # too long for a message frame, or not encodable
             if size == 1:
-                self._task.unsendable(output, piece[0] if rows else rows_of(piece)[0], error)
+                self._task.unsendable(output, piece[0] if rows else rows_of_batch(piece)[0], error)
                 return 0
             half = size // 2
             halves = (piece[:half], piece[half:]) if rows else (piece.slice(0, half), piece.slice(half))

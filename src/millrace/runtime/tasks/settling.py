@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from millrace.api.tuple import Tuple
 from millrace.runtime.flow.channel import Delivery, Lineage
-from millrace.runtime.flow.routing import rows_of
+from millrace.runtime.flow.routing import rows_of_batch
 from millrace.runtime.tasks.outbox import EmitGroup
 from millrace.runtime.tasks.user_errors import USER_ERRORS
 
@@ -87,7 +87,7 @@ class Settling:
     def _send_singly(self, group: EmitGroup, lineage: Lineage) -> int:
         """The last attempt: send each tuple separately, so that only those that cannot be sent are dropped."""
         edges = 0
-        for row in group.body if isinstance(group.body, list) else rows_of(group.body):
+        for row in group.body if isinstance(group.body, list) else rows_of_batch(group.body):
             try:
                 edges ^= self._task.sender.send(group._replace(body=[row]), lineage)
             except USER_ERRORS as error:

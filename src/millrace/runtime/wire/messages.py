@@ -21,7 +21,7 @@ from millrace.state.checkpoint import TaskRecord
 ROWS, ARROW, WAVE = 0, 1, 2
 BIG_INT = 1  # msgpack extension code: an integer beyond 64 bits, as signed big-endian bytes
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)  # raised for malformed and forged frames
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # a message with a larger number is forged
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -42,9 +42,9 @@ class Chunk(Message, tag=1, gc=False):
     source_incarnation: int
     target: int
     target_incarnation: int
-    stream: Count
+    stream: Natural
     seq: int
-    count: Count
+    count: Natural
     form: int
     edge: int
     roots: list[int]
@@ -123,7 +123,7 @@ DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe | Handov
 class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):
     """Registers a worker."""
 
-    slot: Count
+    slot: Natural
     pid: int
     node: Node
     boot: str  # identifies the running kernel: equal on the same machine

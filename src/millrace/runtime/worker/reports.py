@@ -34,7 +34,7 @@ class Reports:
                               "traffic": {number: channel.tuples for number, channel in task.channels.items()}})
                 self._check_state(task)
                 in_flight[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
-                if isinstance(task, SpoutTask) and (position := task.position()) is not None:
+                if isinstance(task, SpoutTask) and (position := task.position.reported()) is not None:
                     positions.append((run.number, task.number, position))
             in_flight[run.number] += sum(not task.idle() for task in run.retired)
         return wire.Report(worker.slot, worker.generation, worker.revision, worker.clock.now(), tasks, positions,

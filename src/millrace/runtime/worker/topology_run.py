@@ -98,7 +98,7 @@ class TopologyRun:
         """Pass verdicts on roots to the spout task that sent them, if it is still the same incarnation."""
         task = self.tasks.get(number)
         if isinstance(task, SpoutTask) and task.incarnation == incarnation:
-            task.on_verdicts(finished, failed)
+            task.tracking.on_verdicts(finished, failed)
 
 
 def grouping_context(subscription: Input) -> dict[str, Any]:

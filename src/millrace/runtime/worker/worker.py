@@ -29,7 +29,7 @@ from millrace.runtime.tasks.user_errors import ErrorLog
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker.arrivals import Arrivals
 from millrace.runtime.worker.reports import Reports
-from millrace.runtime.worker.state_queries import look_up
+from millrace.runtime.worker.state_lookup import look_up
 from millrace.runtime.worker.timers import Timers
 from millrace.runtime.worker.topology_run import TopologyRun
 from millrace.runtime.worker.wiring import LinkWiring
@@ -148,7 +148,7 @@ class Worker:
             for task in run.tasks.values():
                 if isinstance(task, SpoutTask):
                     if run in lost:
-                        task.worker_lost(deadline)
+                        task.tracking.worker_lost(deadline)
                     task.set_active(run.active)
                 if not task.blocked:
                     self.ready(task)
@@ -310,7 +310,7 @@ class Worker:
             unacked_before = now - 2 * MESSAGE_TIMEOUT.of(run.graph.config)
             for task in run.tasks.values():
                 if isinstance(task, SpoutTask):
-                    task.check_overdue(now)
+                    task.tracking.check_overdue(now)
                 elif isinstance(task, BoltTask) and task.acks.unacked:
                     task.acks.expire(unacked_before)
             run.retired.end_drained(unacked_before)

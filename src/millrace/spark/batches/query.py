@@ -42,11 +42,11 @@ from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, STOPPING, WAITING
 from millrace.errors import CheckpointMissing, MillraceError, TopologyError
 from millrace.master.batch_log import REST, RUN_TASKS
-from millrace.microbatch.checkpoints import BatchCheckpoints
+from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.microbatch.driver import BatchDriver
 from millrace.microbatch.work import Attempt, BatchWork, PartitionReport
 from millrace.model.graph import TopologyGraph
-from millrace.runtime.checkpoints.checkpoints import KEPT, Checkpoints, shown
+from millrace.runtime.checkpoints.topology_checkpoints import KEPT, Checkpoints, shown
 from millrace.spark.batches.jobs import BatchJobs
 from millrace.spark.batches.long_batch import LongBatch
 from millrace.spark.batches.ports import BatchEnginePort

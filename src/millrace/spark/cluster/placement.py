@@ -17,7 +17,7 @@ from pyspark import RDD, Broadcast
 from pyspark.core.rdd import _prepare_for_python_RDD
 from pyspark.serializers import NoOpSerializer
 
-from millrace.microbatch.host import SEED
+from millrace.microbatch.host import SEED_BYTES
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -129,7 +129,7 @@ class Placement:
         if rdd is None:
             if len(self._seeds) >= SEEDS_KEPT:
                 self._seeds.clear()
-            pairs = [self._tuple(bytearray(SEED), self._to_seq([location] if location else [])) for location in locations]
+            pairs = [self._tuple(bytearray(SEED_BYTES), self._to_seq([location] if location else [])) for location in locations]
             rdd = self._seeds[key] = self._scala.makeRDD(self._to_seq(pairs), self._bytes)
         return rdd
 

@@ -31,7 +31,7 @@ from millrace.runtime.checkpoints.store import local_directory
 from millrace.runtime.feeds.feeder import Feeding
 from millrace.spark.cluster.free_cores import FEEDING, FreeCores, feeding_queries, feeding_share, leaves_none
 from millrace.spark.cluster.placement import Placement
-from millrace.spark.dataframes.checkpoints import ReadPosition, Runs, claim_checkpoint, configured_checkpoint, new_run
+from millrace.spark.dataframes.dataframe_checkpoints import ReadPosition, Runs, claim_checkpoint, configured_checkpoint, new_run
 from millrace.spark.dataframes.feed_job import SENT, feed_partition
 from millrace.spark.dataframes.map_in_arrow import map_in_arrow
 from millrace.spark.dataframes.query_watch import QueryWatch

@@ -15,11 +15,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from millrace.connectors.frame_sink import SCHEMA, DataFrameSink
+from millrace.connectors.dataframe_sink import SCHEMA, DataFrameSink
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph, resolve
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import open_store
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.tasks.user_errors import USER_ERRORS
 from millrace.spark.dataframes.map_in_arrow import map_in_arrow
 from millrace.spark.dataframes.user_functions import raised

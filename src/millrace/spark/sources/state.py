@@ -21,8 +21,8 @@ from millrace.errors import CheckpointMissing, MillraceError, StoreUnreachable, 
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.checkpoints.state_queries import DEFAULT_STATE
 from millrace.master.requests.client import ask, cluster_running, running_clusters
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store, shown_place
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.spark.sources.columns import record_batch
 from millrace.spark.sources.options import check_options
 from millrace.state.checkpoint import Manifest, PieceRef, manifest_names

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 import zmq
 
-from millrace.control.feeding import FEED, WINDOW, FeedAddress, Key
+from millrace.control.feeding import FEED, FEED_WINDOW, FeedAddress, Key
 from millrace.errors import FeedingFailed, MillraceError
 from millrace.runtime.feeds import feeder
 from millrace.runtime.feeds.feed import NoFeeds, SocketFeed, SocketFeeds
 from millrace.runtime.feeds.feeder import Feeder, Feeding
-from millrace.runtime.feeds.messages import Done, Push, Refused, read_answer
+from millrace.runtime.feeds.messages import Done, Push, Refused, read_feed_answer
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Gate, Keys, bind_tcp, boot_id, serve
 
@@ -91,11 +91,11 @@ def test_a_batch_comes_once_and_is_answered_when_it_is_done(place: Workplace) ->
     push(second, sequence=1)
     assert taken(feed)[0].sequence == 1, "what is on its way is not taken in again"
     feed.done(key)
-    assert read_answer(first.recv()) == read_answer(second.recv()) == Done(0)
+    assert read_feed_answer(first.recv()) == read_feed_answer(second.recv()) == Done(0)
     push(second)
     push(second, sequence=2)
     assert taken(feed)[0].sequence == 2
-    assert read_answer(second.recv()) == Done(0), "answered at once: it is done"
+    assert read_feed_answer(second.recv()) == Done(0), "answered at once: it is done"
 
 
 def test_an_invalid_batch_is_dropped_or_refused(place: Workplace) -> None:
@@ -107,7 +107,7 @@ def test_an_invalid_batch_is_dropped_or_refused(place: Workplace) -> None:
     push(sender, sequence=1)
     assert taken(feed)[0].sequence == 1
     assert place.counters["malformed"] == 5
-    answer = read_answer(sender.recv())
+    answer = read_feed_answer(sender.recv())
     assert isinstance(answer, Refused) and "is not an Arrow batch" in answer.reason
 
 
@@ -124,7 +124,7 @@ def test_a_task_that_starts_again_has_another_address(place: Workplace) -> None:
 
 
 def test_no_more_waits_in_it_than_a_feeder_sends_without_an_ack(place: Workplace) -> None:
-    assert [socket.rcvhwm for socket in place.open()._sockets] == [WINDOW, WINDOW]
+    assert [socket.rcvhwm for socket in place.open()._sockets] == [FEED_WINDOW, FEED_WINDOW]
 
 
 def test_a_worker_without_sockets_reports_an_error() -> None:

@@ -61,7 +61,7 @@ def shares(over: Route, tuples: list[tuple[Any, ...]], arrow: bool = False) -> d
     by_task: dict[int, list[tuple[Any, ...]]] = {}
     for channel, part in parts:
         assert channel.target not in by_task, "one share for each task"
-        by_task[channel.target] = routing.rows_of(part) if isinstance(part, pa.RecordBatch) else list(part)
+        by_task[channel.target] = routing.rows_of_batch(part) if isinstance(part, pa.RecordBatch) else list(part)
     return by_task
 
 
@@ -204,8 +204,8 @@ ARROW_KEYS = {
 def test_a_key_in_a_batch_goes_where_it_goes_in_a_row(kind: str, names: list[str]) -> None:
     batch = pa.record_batch([ARROW_KEYS[kind], pa.array([1, 2, 3, 1])], names=list(FIELDS))
     over = route(Grouping.fields(names), tasks=16)
-    in_batch = {channel.target: routing.rows_of(part) for channel, part in over.split_batch(batch)}
-    in_rows = {channel.target: list(part) for channel, part in over.split(routing.rows_of(batch))}
+    in_batch = {channel.target: routing.rows_of_batch(part) for channel, part in over.split_batch(batch)}
+    in_rows = {channel.target: list(part) for channel, part in over.split(routing.rows_of_batch(batch))}
     assert in_batch == in_rows
 
 

@@ -18,7 +18,18 @@ from millrace.errors import BadParameter, MillraceError, NotEnoughFragments
 from millrace.runtime.fragments.exchange import FragmentExchange
 from millrace.runtime.fragments.jobs import Holders
 from millrace.runtime.fragments.links import Address
-from millrace.runtime.fragments.messages import PART_BYTES, Accepted, Discard, Get, Head, Keep, Nothing, Part, Put, read_answer
+from millrace.runtime.fragments.messages import (
+    PART_BYTES,
+    Accepted,
+    Discard,
+    Get,
+    Head,
+    Keep,
+    Nothing,
+    Part,
+    Put,
+    read_fragment_answer,
+)
 from millrace.runtime.wire.messages import encode
 from millrace.runtime.wire.transport import Gate, Keys
 from millrace.state.fragments import cut
@@ -292,7 +303,7 @@ class Stranger:
     def ask(self, *frames: bytes) -> Any:
         self.socket.send_multipart(frames)
         assert self.socket.poll(PATIENT * 1000)
-        return read_answer(self.socket.recv_multipart())[0]
+        return read_fragment_answer(self.socket.recv_multipart())[0]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from millrace.api.bolt import Bolt
 from millrace.api.keyed.declared import State
 from millrace.runtime.wire import messages as wire
-from millrace.runtime.worker.state_queries import look_up
+from millrace.runtime.worker.state_lookup import look_up
 from millrace.state.task_state import TaskState, open_states
 
 

@@ -23,8 +23,8 @@ from millrace.control.topology_status import RUNNING, STOPPING
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
 from millrace.microbatch.work import Attempt, BatchWork, PartitionReport, TaskReport
 from millrace.model.graph import TaskId, batched, graph_of
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.directory import DirectoryStore
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.meters import Meters
 from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup

@@ -10,7 +10,7 @@ from millrace.config import DATAFRAME_CHECKPOINT
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph
 from millrace.runtime.checkpoints.directory import DirectoryStore
-from millrace.spark.dataframes.checkpoints import Runs, claim_checkpoint, configured_checkpoint, new_run
+from millrace.spark.dataframes.dataframe_checkpoints import Runs, claim_checkpoint, configured_checkpoint, new_run
 
 
 def begin(runs: Runs, run: str, batches: int = 1) -> Path:
@@ -69,7 +69,7 @@ def test_a_checkpoint_is_not_listed_as_a_blob_of_the_topology(tmp_path: Path) ->
 
 
 def test_a_store_that_is_not_a_directory_is_refused() -> None:
-    with pytest.raises(TopologyError, match=r"redis://here is not one: set topology\.frame\.checkpoint"):
+    with pytest.raises(TopologyError, match=r"redis://here is not one: set topology\.dataframe\.checkpoint"):
         Runs("redis://here", "words", "lines")
 
 

@@ -21,8 +21,8 @@ from pyspark.sql.types import (
 from millrace import Bolt, CounterState, ListState, State, Typed
 from millrace.api.grouping import stable_hash
 from millrace.errors import MillraceError, StoreUnreachable, UnknownName
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
 from millrace.runtime.checkpoints.store import open_store
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.spark.sources import state as state_source
 from millrace.spark.sources.state import StateOptions, StateReader, as_text
 from millrace.state.checkpoint import Manifest, TaskRecord, blob_name, pack

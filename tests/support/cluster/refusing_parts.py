@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from plain_parts import Pass
-from seen import EVENTS, REFUSED
 
 from millrace.api.bolt import Bolt
 from millrace.api.tuple import Tuple
+from support.cluster.plain_parts import Pass
+from support.cluster.records import EVENTS, REFUSED
 
 # ---- poison ----
 

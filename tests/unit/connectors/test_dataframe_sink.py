@@ -9,7 +9,8 @@ import pyarrow as pa
 from recording import attach, rows
 
 from millrace.api.tuple import DEAD_LETTERS
-from millrace.connectors.frame_sink import SCHEMA, DataFrameSink
+from millrace.connectors import frame_sink
+from millrace.connectors.dataframe_sink import SCHEMA, DataFrameSink
 
 TYPES = pa.schema([pa.field("word", pa.string()), pa.field("count", pa.int64(), nullable=False)])
 
@@ -33,3 +34,7 @@ def test_rows_that_do_not_fit_are_dead_letters_and_the_others_are_kept() -> None
     letters = [emitted.values for emitted in handle.emits if emitted.stream == DEAD_LETTERS]
     assert [letter[3] for letter in letters] == [["b", None], ["c", 2.5], ["d", "many"]]
     assert letters[0][4] == "ValueError: count is declared not null, and has no value"
+
+
+def test_the_former_import_path_still_works() -> None:
+    assert frame_sink.DataFrameSink is DataFrameSink

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from plain_parts import Sink
-from refusing_parts import refuse
-from seen import EVENTS
-
 from millrace.api.bolt import BatchingBolt, Bolt, TicklessBatchingBolt
 from millrace.api.tuple import Tuple
+from support.cluster.plain_parts import Sink
+from support.cluster.records import EVENTS
+from support.cluster.refusing_parts import refuse
 
 # ---- ticks ----
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from seen import REFUSED, SEEN
-
 from millrace.api.bolt import Bolt, TicklessBatchingBolt
 from millrace.api.tuple import Tuple
 from millrace.runtime.clock import ManualClock
+from support.cluster.records import REFUSED, SEEN
 
 CLOCK: list[ManualClock] = []  # of the cluster under test
 

@@ -14,7 +14,7 @@ from millrace.control.batch_stages import stages_of
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan
-from millrace.schedulers.beside import Beside
+from millrace.schedulers.same_slot import SameSlot
 
 
 def in_place(graph: TopologyGraph) -> TopologyGraph:
@@ -27,7 +27,7 @@ def in_place(graph: TopologyGraph) -> TopologyGraph:
 @given(graphs("t", tasks=12, workers=False).map(lambda graph: replace(graph, ackers=0)), clusters(), st.booleans())
 def test_everything_is_placed_evenly_and_fits_the_stages(graph, cluster, local) -> None:  # type: ignore[no-untyped-def]
     graph = in_place(graph) if local else graph
-    result = ask(Beside(), Situation((graph,), cluster))
+    result = ask(SameSlot(), Situation((graph,), cluster))
     if not cluster.slots:
         assert isinstance(result, CannotPlace)
         return
@@ -59,9 +59,9 @@ def _check_edge(graph, stages, source, target, placement) -> None:  # type: igno
 
 @given(graphs("t", tasks=12, workers=False).map(lambda graph: in_place(graph)), clusters(least=1))
 def test_partners_are_together_and_what_is_placed_stays(graph, cluster) -> None:  # type: ignore[no-untyped-def]
-    first = ask(Beside(), Situation((graph,), cluster))
+    first = ask(SameSlot(), Situation((graph,), cluster))
     assert isinstance(first, NewPlan)
-    again = ask(Beside(), Situation((graph,), cluster, plan=first.plans))
+    again = ask(SameSlot(), Situation((graph,), cluster, plan=first.plans))
     assert not isinstance(again, NewPlan)
     placement = first.plans["t"].placement
     for component in graph.components:

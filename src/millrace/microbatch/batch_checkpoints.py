@@ -9,7 +9,7 @@ stores. The run that may commit is named in the store instead:
 from __future__ import annotations
 
 from millrace.errors import CheckpointMissing, NotTheAuthor
-from millrace.runtime.checkpoints.checkpoints import Checkpoints
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.state.checkpoint import Manifest
 
 

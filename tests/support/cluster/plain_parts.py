@@ -6,12 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from seen import EVENTS, QUEUE, SEEN
 
 from millrace.api.bolt import Bolt
 from millrace.api.spout import ReliableSpout, Spout
 from millrace.api.tuple import Tuple
 from millrace.connectors.generator import ArrowGeneratorSpout, GeneratorSpout
+from support.cluster.records import EVENTS, QUEUE, SEEN
 
 # ---- spouts ----
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from plain_parts import Reliable, Sink
-from refusing_parts import Refusal
-from seen import EVENTS, SEEN
 
 from millrace.api.bolt import Bolt
 from millrace.api.spout import Spout
 from millrace.api.topology import Stream
 from millrace.api.tuple import Tuple
+from support.cluster.plain_parts import Reliable, Sink
+from support.cluster.records import EVENTS, SEEN
+from support.cluster.refusing_parts import Refusal
 
 # ---- raising in unusual places ----
 

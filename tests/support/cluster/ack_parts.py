@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from plain_parts import Counting
-from refusing_parts import Refusal, refuse
-from seen import SEEN
-
 from millrace.api.bolt import Bolt
 from millrace.api.tuple import Tuple
+from support.cluster.plain_parts import Counting
+from support.cluster.records import SEEN
+from support.cluster.refusing_parts import Refusal, refuse
 
 
 class ByHand(Bolt):

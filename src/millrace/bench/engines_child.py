@@ -1,6 +1,6 @@
 """The parts of `millrace bench engines` that run on Millrace alone, each in a process of its own:
 
-    python -m millrace.bench.engine_runs PART '{"batches": 10, ...}'
+    python -m millrace.bench.engines_child PART '{"batches": 10, ...}'
 
 prints one JSON object as its last line.
 """
@@ -24,10 +24,10 @@ from millrace.api.grouping import stable_hash
 from millrace.bench.batch_records import RecordedBatches, batches_of_size, ended
 from millrace.bench.other_engines.job import Corpus
 from millrace.bench.other_engines.reporting import check_counts
-from millrace.bench.runs import microbatch_engine
 from millrace.bench.skew_topologies import TABLE_WORDS, SkewedWork, zipf_words
 from millrace.bench.stored_counts import store_of, stored_counts, stored_positions
 from millrace.bench.topologies import WordsRescaled
+from millrace.bench.topology_runs import microbatch_engine
 from millrace.master.batch_log import BatchRecord
 from millrace.spark.microbatch import MicrobatchEngine
 

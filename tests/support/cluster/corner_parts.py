@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import wave_parts as parts
-from wave_parts import Exact, FakeLedger, Numbers, Pass
-
 from millrace.api.bolt import BatchingBolt, Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
+from support.cluster import wave_parts as parts
+from support.cluster.wave_parts import Exact, FakeLedger, Numbers, Pass
 
 RESTORED: list[Any] = []
 

@@ -1,6 +1,6 @@
 """Word Count on Millrace, one run in a process of its own, as the other engines are run:
 
-    python -m millrace.bench.word_runs PROGRAM '{"corpus": "/dev/shm/corpus", "batch_lines": 5000, ...}'
+    python -m millrace.bench.wordcount_child PROGRAM '{"corpus": "/dev/shm/corpus", "batch_lines": 5000, ...}'
 
 prints one JSON object as its last line, with the fields that the scripts of the other engines print.
 """
@@ -28,7 +28,6 @@ from millrace.bench.other_engines.reporting import (
     throughput_fields,
 )
 from millrace.bench.other_engines.spark_common import CorpusLinks, file_stream, files_per_batch, scratch_directory
-from millrace.bench.runs import MASTER, end_run, microbatch_engine, resident_engine, start_run, window_rates
 from millrace.bench.stored_counts import store_of, stored_counts, stored_positions
 from millrace.bench.topologies import (
     WordsByArrow,
@@ -38,6 +37,7 @@ from millrace.bench.topologies import (
     WordsTimed,
     words_of_dataframe,
 )
+from millrace.bench.topology_runs import MASTER, end_run, microbatch_engine, resident_engine, start_run, window_rates
 from millrace.config import AT_LEAST_ONCE, AT_MOST_ONCE, BATCH_INTERVAL, EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
 from millrace.errors import MillraceError
 from millrace.master.batch_log import BatchRecord
@@ -55,10 +55,10 @@ REPORT_SECONDS = 60.0
 SPARE_SECONDS = 1.0  # after the last line of a latency run is due
 ARROW_LINES = 12_500  # most in an Arrow batch on the microbatch engine
 NAME = "words"
-Result = dict[str, Any]
+RunResult = dict[str, Any]
 
 
-def measure_resident(request: RunRequest, program: str, guarantee: str) -> Result:
+def measure_resident(request: RunRequest, program: str, guarantee: str) -> RunResult:
     """Words per second on the resident engine."""
     topology = TOPOLOGIES[program]
     with scratch_directory() as scratch, resident_engine(scratch) as engine:
@@ -77,7 +77,7 @@ def measure_resident(request: RunRequest, program: str, guarantee: str) -> Resul
     return {**_version(f"2 workers on {MASTER}{shape}"), **figures, **checked}
 
 
-def measure_latency(request: RunRequest, guarantee: str) -> Result:
+def measure_latency(request: RunRequest, guarantee: str) -> RunResult:
     """Milliseconds from the moment a line is due until its last update is at the sink, on the resident engine."""
     with scratch_directory() as scratch, resident_engine(scratch) as engine:
         config = {**_resident_config(request, guarantee, scratch), "rate": request.rate, "limit": request.paced_lines}
@@ -114,14 +114,14 @@ def _resident_config(request: RunRequest, guarantee: str, scratch: Path) -> dict
     return config | ({WAVE_INTERVAL.key: request.checkpoint_seconds} if guarantee == EXACTLY_ONCE else {})
 
 
-def _check_stored(settings: dict[str, Any], name: str, request: RunRequest, lines_in_a_tuple: int) -> Result:
+def _check_stored(settings: dict[str, Any], name: str, request: RunRequest, lines_in_a_tuple: int) -> RunResult:
     """Compare the counts in the last checkpoint with those of the lines that the spouts had sent by then."""
     store = store_of(settings)
     lines = [position * lines_in_a_tuple for position in stored_positions(store, name, "lines")]
     return check_counts(stored_counts(store, name), Corpus.at(request.corpus).counts(lines))
 
 
-def _check_reported(scratch: Path, request: RunRequest, tasks: int = 4) -> Result:
+def _check_reported(scratch: Path, request: RunRequest, tasks: int = 4) -> RunResult:
     """Compare the counts that the tasks had at their end with those of the lines that the spouts had sent."""
     _await_reports(scratch, tasks)
     counts: Counter[str] = Counter()
@@ -140,12 +140,12 @@ def _await_reports(scratch: Path, tasks: int) -> None:
         time.sleep(0.05)
 
 
-def _reports(scratch: Path, component: str) -> list[Result]:
+def _reports(scratch: Path, component: str) -> list[RunResult]:
     """The reports of a component's tasks, in the order of the tasks."""
     return [json.loads(path.read_text()) for path in sorted((scratch / "reports").glob(f"{component}*.json"))]
 
 
-def measure_microbatch(request: RunRequest, program: str) -> Result:
+def measure_microbatch(request: RunRequest, program: str) -> RunResult:
     """Words per second on the microbatch engine, with lines read by a spout of its own."""
     topology, arrow = TOPOLOGIES[program], TOPOLOGIES[program] in IN_BATCHES
     arrow_lines = min(ARROW_LINES, Corpus.at(request.corpus).lines_per_file)
@@ -158,7 +158,7 @@ def measure_microbatch(request: RunRequest, program: str) -> Result:
     return {**figures, **checked}
 
 
-def measure_dataframe(request: RunRequest) -> Result:
+def measure_dataframe(request: RunRequest) -> RunResult:
     """Words per second on the microbatch engine, with the files read by Spark as for its own queries."""
     with scratch_directory() as scratch, microbatch_engine() as engine:
         corpus = Corpus.at(request.corpus)
@@ -192,7 +192,7 @@ class _MeasuredBatches(RecordedBatches):
         self._meter.note(lines_in(records) * WORDS_PER_LINE, ended(records[-1]))
         return self._meter.done
 
-    def finish(self, request: RunRequest) -> Result:
+    def finish(self, request: RunRequest) -> RunResult:
         """End the topology and return its figures: the master forgets its batches."""
         records = [record for record in self.records if record.tuples_in]
         self.end()
@@ -205,11 +205,11 @@ def lines_in(records: list[BatchRecord]) -> int:
     return sum(record.tuples_in for record in records)
 
 
-def _version(setting: str) -> Result:
+def _version(setting: str) -> RunResult:
     return {"engine": "millrace", "version": getattr(millrace, "__version__", ""), "setting": setting}
 
 
-PROGRAMS: dict[str, Callable[[RunRequest], Result]] = {
+PROGRAMS: dict[str, Callable[[RunRequest], RunResult]] = {
     "process": lambda request: measure_resident(request, "process", AT_MOST_ONCE),
     "process_rows": lambda request: measure_resident(request, "process_rows", AT_MOST_ONCE),
     "process_arrow": lambda request: measure_resident(request, "process_arrow", AT_MOST_ONCE),

@@ -32,7 +32,7 @@ class Checkpoints:
 
     def __init__(self, store: CheckpointStore, topology: str) -> None:
         self.store, self.topology = store, topology
-        self.author = f"{topology_prefix(topology)}/author"  # see microbatch.checkpoints
+        self.author = f"{topology_prefix(topology)}/author"  # see microbatch.batch_checkpoints
 
     def save(self, blob_name: str, parts: Sequence[bytes | memoryview]) -> None:
         """Durable when this returns."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from plain_parts import Counting
-from refusing_parts import Refusal
-from seen import EVENTS, SEEN
-
 from millrace.api.bolt import Bolt
 from millrace.api.spout import ReliableSpout, Spout
 from millrace.api.topology import Stream
 from millrace.api.tuple import Tuple
+from support.cluster.plain_parts import Counting
+from support.cluster.records import EVENTS, SEEN
+from support.cluster.refusing_parts import Refusal
 
 # ---- streams and targets ----
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from millrace.bench import rows, word_runs
+from millrace.bench import wordcount_child
+from millrace.bench import wordcount_rows as table
 from millrace.bench.other_engines.job import WORDS_PER_LINE, write_corpus
 from millrace.bench.other_engines.reporting import Rule, RunRequest
 from millrace.bench.other_engines.run import OTHER_ENGINES, EngineFailed
@@ -17,7 +18,7 @@ from millrace.bench.wordcount import attempt
 from millrace.testing.local_cluster import LocalCluster
 
 RULE = Rule(warm_up=1.0, seconds=2.0, rounds=3)
-ROW = rows.Row("arrow", rows.CHECKPOINTED, "engine", "how", (1, 2, 4, 8))
+ROW = table.TableRow("arrow", table.CHECKPOINTED, "engine", "how", (1, 2, 4, 8))
 
 
 class FakeRuns:
@@ -26,38 +27,38 @@ class FakeRuns:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rates: dict[int, float]) -> None:
         self.requests: list[RunRequest] = []
         self._rates = rates
-        monkeypatch.setattr(rows, "_run", self._run)
+        monkeypatch.setattr(table, "_run", self._run)
 
-    def _run(self, row: rows.Row, request: RunRequest, console: Console) -> dict[str, Any]:
+    def _run(self, row: table.TableRow, request: RunRequest, console: Console) -> dict[str, Any]:
         self.requests.append(request)
         return {"engine": "millrace", "words_per_s": self._rates[request.batch_lines]}
 
 
 def test_sizes_rise_until_the_rate_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = FakeRuns(monkeypatch, {1: 10.0, 2: 30.0, 4: 29.0, 8: 28.0, 16: 99.0})
-    result = rows.measure_row(replace(ROW, sizes=(1, 2, 4, 8, 16)), Path("corpus"), RULE, Console(stderr=True))
+    result = table.measure_row(replace(ROW, sizes=(1, 2, 4, 8, 16)), Path("corpus"), RULE, Console(stderr=True))
     assert [trial["batch_lines"] for trial in result["trials"]] == [1, 2, 4, 8]
     assert (result["batch_lines"], result["words_per_s"], result["engine"]) == (2, 30.0, "engine")
     assert [(request.batch_lines, request.rule.rounds) for request in runs.requests] == [(1, 1), (2, 1), (4, 1), (8, 1), (2, 3)]
     assert result["still_rising"] is False
-    assert {request.checkpoint_seconds for request in runs.requests} == {rows.CHECKPOINT_SECONDS}
+    assert {request.checkpoint_seconds for request in runs.requests} == {table.CHECKPOINT_SECONDS}
 
 
 def test_one_slow_trial_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRuns(monkeypatch, {1: 10.0, 2: 30.0, 4: 29.0, 8: 99.0})
-    result = rows.measure_row(ROW, Path("corpus"), RULE, Console(stderr=True))
+    result = table.measure_row(ROW, Path("corpus"), RULE, Console(stderr=True))
     assert (result["batch_lines"], result["still_rising"]) == (8, True)
 
 
-@pytest.mark.parametrize("program", word_runs.TOPOLOGIES)
+@pytest.mark.parametrize("program", wordcount_child.TOPOLOGIES)
 def test_the_rate_counts_every_word_once(program: str, tmp_path: Path) -> None:
     """Also where many words are one row: combined before the shuffle, or one update for each different word."""
     files, lines = 2, 500
     write_corpus(tmp_path / "corpus", 1, files, lines)
     cluster = LocalCluster(workers=2)
-    cluster.submit(word_runs.TOPOLOGIES[program],
+    cluster.submit(wordcount_child.TOPOLOGIES[program],
                    config={"corpus": str(tmp_path / "corpus"), "batch": lines, "limit": files * lines})
-    component, words = word_runs.COUNTED_AT[program]
+    component, words = wordcount_child.COUNTED_AT[program]
 
     def executed() -> int:
         return sum(task.meters.executed for task in cluster.tasks(component))
@@ -70,37 +71,37 @@ def test_the_rate_counts_every_word_once(program: str, tmp_path: Path) -> None:
 
 def test_a_row_with_one_size_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = FakeRuns(monkeypatch, {5: 10.0})
-    result = rows.measure_row(ROW.with_size(5), Path("corpus"), RULE, Console(stderr=True))
+    result = table.measure_row(ROW.with_size(5), Path("corpus"), RULE, Console(stderr=True))
     assert result["trials"] == [] and result["still_rising"] is False and [request.rule for request in runs.requests] == [RULE]
 
 
 def test_a_row_that_fails_does_not_cost_the_others() -> None:
-    def measure(row: rows.Row) -> dict[str, Any]:
+    def measure(row: table.TableRow) -> dict[str, Any]:
         if row.name == "pathway":
             raise EngineFailed("it counted wrong")
         return {"name": row.name}
 
-    results, errors = attempt([rows.BY_NAME["pathway"], rows.BY_NAME["bytewax"]], measure, Console(stderr=True))
+    results, errors = attempt([table.BY_NAME["pathway"], table.BY_NAME["bytewax"]], measure, Console(stderr=True))
     assert results == {"bytewax": {"name": "bytewax"}} and errors == {"pathway": "it counted wrong"}
 
 
 def test_every_row_can_be_run_and_every_group_has_rows() -> None:
-    assert len(rows.BY_NAME) == len(rows.ROWS)
-    for row in rows.ROWS:
-        assert row.group in rows.GROUPS and list(row.sizes) == sorted(row.sizes)
+    assert len(table.BY_NAME) == len(table.ROWS)
+    for row in table.ROWS:
+        assert row.group in table.GROUPS and list(row.sizes) == sorted(row.sizes)
         if row.other:
             assert row.other in OTHER_ENGINES
         else:
-            assert row.name in word_runs.PROGRAMS
-            assert not row.latency or row.latency in word_runs.PROGRAMS
-    engines = {group: {row.engine.split(",")[0] for row in rows.ROWS if row.group == group} for group in rows.GROUPS}
-    assert {"Millrace", "Bytewax", "Pathway"} == engines[rows.AT_MOST_ONCE]
-    assert {"Millrace", "Bytewax", "Pathway", "Structured Streaming"} == engines[rows.CHECKPOINTED]
+            assert row.name in wordcount_child.PROGRAMS
+            assert not row.latency or row.latency in wordcount_child.PROGRAMS
+    engines = {group: {row.engine.split(",")[0] for row in table.ROWS if row.group == group} for group in table.GROUPS}
+    assert {"Millrace", "Bytewax", "Pathway"} == engines[table.AT_MOST_ONCE]
+    assert {"Millrace", "Bytewax", "Pathway", "Structured Streaming"} == engines[table.CHECKPOINTED]
 
 
 def test_latency_of_two_spouts_is_by_the_order_of_due_times() -> None:
     request = RunRequest(Path("corpus"), Rule(0.2, 0.1, 2), 1, rate=10.0)  # 4 lines, due 0.1 s apart, two at each spout
     # Due at 10.0, 10.1, 10.2 and 10.3; the last two after the warm-up.
     assert request.paced_lines == 4
-    latencies = word_runs.due_to_visible([10.0, 10.1], [(10.5, 25), (10.4, 15)], request)
+    latencies = wordcount_child.due_to_visible([10.0, 10.1], [(10.5, 25), (10.4, 15)], request)
     assert latencies == pytest.approx([0.3, 0.2])

@@ -14,7 +14,7 @@ from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingR
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SameSlot:
     """Puts a task with a local-or-shuffle input on its partner's slot: together they are one partition, and nothing passes
     through the shuffle. Other tasks go to the slots with the fewest of their component. A task on a live slot stays."""
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from plain_parts import Numbers
-from seen import CLOSED, MADE
 
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
@@ -19,6 +17,8 @@ from millrace.api.tuple import Tuple
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.model.graph import batched, graph_of
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
+from support.cluster.plain_parts import Numbers
+from support.cluster.records import CLOSED, MADE
 from support.suites.kept_state import state_of
 
 N = 200
