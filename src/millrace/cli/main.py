@@ -93,8 +93,6 @@ def run(topology: DeclaredTopology,
                                           max=65535)] = 0,
         one_worker_per_node: Annotated[bool, typer.Option("--one-worker-per-node", help="Use at most one worker on each node "
                                                                                         "for a topology.")] = False,
-        config: Annotated[Pairs, typer.Option("--config", hidden=True, help="Same as --set.")] = None,
-        conf: Annotated[Pairs, typer.Option("--conf", hidden=True, help="Same as --set.")] = None,
         as_json: Json = False) -> None:
     """Run a topology on Spark, until Ctrl-C or `millrace kill`.
 
@@ -102,7 +100,7 @@ def run(topology: DeclaredTopology,
     """
     from millrace.cli.running import RunOptions, run_topology
 
-    settings = sorted_settings([*(setting or []), *(config or []), *(conf or [])])
+    settings = sorted_settings(setting)
     options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), settings.topology, seconds, cluster,
                          bind, port, one_worker_per_node, settings.spark, settings.engine, scheduler,
                          pairs("--scheduler-set", scheduler_set), resume_choice(resume, fresh), engine)
@@ -247,9 +245,6 @@ def pause(topology: TopologyName, cluster: ClusterName = None, as_json: Json = F
 def unpause(topology: TopologyName, cluster: ClusterName = None, as_json: Json = False) -> None:
     """Start the spouts of a paused topology again."""
     _ask(cluster, "unpause", topology, f"{topology} is running again", as_json)
-
-
-app.command("resume", hidden=True)(unpause)  # its name before; `run --resume` means something else
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
