@@ -39,14 +39,27 @@ def test_sizes_rise_until_the_rate_does_not(monkeypatch: pytest.MonkeyPatch) -> 
     assert [trial["batch_lines"] for trial in result["trials"]] == [1, 2, 4, 8]
     assert (result["batch_lines"], result["words_per_s"], result["engine"]) == (2, 30.0, "engine")
     assert [(request.batch_lines, request.rule.rounds) for request in runs.requests] == [(1, 1), (2, 1), (4, 1), (8, 1), (2, 3)]
-    assert result["still_rising"] is False
+    assert result["search_ended"] == "2 sizes in a row were not faster"
     assert {request.checkpoint_seconds for request in runs.requests} == {rows.CHECKPOINT_SECONDS}
 
 
 def test_one_slow_trial_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRuns(monkeypatch, {1: 10.0, 2: 30.0, 4: 29.0, 8: 99.0})
     result = rows.measure_row(ROW, Path("corpus"), RULE, Console(stderr=True))
-    assert (result["batch_lines"], result["still_rising"]) == (8, True)
+    assert (result["batch_lines"], result["search_ended"]) == (8, "there is no larger size")
+
+
+def test_a_gain_within_the_noise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRuns(monkeypatch, {1: 1000.0, 2: 1010.0, 4: 1020.0, 8: 2000.0})
+    assert rows.measure_row(ROW, Path("corpus"), RULE, Console(stderr=True))["batch_lines"] == 1
+
+
+def test_a_size_is_not_tried_if_its_batch_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = int(rows.LONGEST_BATCH_SECONDS)
+    FakeRuns(monkeypatch, {longest: 10.0, longest + 1: 99.0})  # ten words a line: a line a second
+    result = rows.measure_row(replace(ROW, sizes=(longest, longest + 1)), Path("corpus"), RULE, Console(stderr=True))
+    assert (result["batch_lines"], len(result["trials"])) == (longest, 1)
+    assert result["search_ended"] == "a larger batch would take more than 15 s"
 
 
 @pytest.mark.parametrize("program", word_runs.TOPOLOGIES)
@@ -71,7 +84,7 @@ def test_the_rate_counts_every_word_once(program: str, tmp_path: Path) -> None:
 def test_a_row_with_one_size_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = FakeRuns(monkeypatch, {5: 10.0})
     result = rows.measure_row(ROW.with_size(5), Path("corpus"), RULE, Console(stderr=True))
-    assert result["trials"] == [] and result["still_rising"] is False and [request.rule for request in runs.requests] == [RULE]
+    assert result["trials"] == [] and result["search_ended"] == "" and [request.rule for request in runs.requests] == [RULE]
 
 
 def test_a_row_that_fails_does_not_cost_the_others() -> None:
