@@ -1,6 +1,6 @@
 """The rows of the Word Count table: one program on one engine with one guarantee, each measured by the same rule.
 
-Every row runs in a process of its own on two cores, reads the same files, keeps its counts in the engine's keyed state, drops
+Every row runs in a process of its own on two CPUs, reads the same files, keeps its counts in the engine's keyed state, drops
 its updates at the sink, and has its counts compared, word by word, with counts computed apart.
 """
 
@@ -49,7 +49,8 @@ GROUPS = {
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row. `sizes`: lines in a batch, rising; with more than one they are tried until two in a row are not faster than the
-    best before them, or a batch of the next size would take too long. `latency`: the program of its latency run, if it has one."""
+    best before them, or a batch of the next size would take too long. `latency`: the program of its latency run, if it has one.
+    """
 
     name: str
     group: str

@@ -268,6 +268,7 @@ def test(context: typer.Context,
 @bench_app.command("wordcount")
 def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each measured window.", min=1)] = 3,
                     others: Annotated[bool, typer.Option(help="Measure the other engines too.")] = True,
+                    quick: Annotated[bool, typer.Option(help="Little input, to see that it runs.")] = False,
                     as_json: Json = False) -> None:
     """Word Count on two cores, beside other engines.
 
@@ -275,7 +276,7 @@ def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each 
     """
     from millrace.bench.wordcount import run_wordcount
 
-    result = run_wordcount(seconds, others, live=not as_json)
+    result = run_wordcount(seconds, others, live=not as_json, quick=quick)
     if as_json:
         typer.echo(json.dumps(result))
     if result["failed"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from millrace.bench import rows, word_runs
+from millrace.bench import rows, topologies, word_runs
 from millrace.bench.other_engines.job import WORDS_PER_LINE, write_corpus
 from millrace.bench.other_engines.reporting import Rule, RunRequest
-from millrace.bench.other_engines.run import OTHER_ENGINES, EngineFailed
+from millrace.bench.other_engines.run import OTHER_ENGINES, EngineFailed, run_child
+from millrace.bench.topologies import DueLines
 from millrace.bench.wordcount import attempt
+from millrace.testing import drain, start
 from millrace.testing.local_cluster import LocalCluster
 
 RULE = Rule(warm_up=1.0, seconds=2.0, rounds=3)
@@ -106,9 +110,28 @@ def test_every_row_can_be_run_and_every_group_has_rows() -> None:
         else:
             assert row.name in word_runs.PROGRAMS
             assert not row.latency or row.latency in word_runs.PROGRAMS
+    assert {row.engine for row in rows.ROWS} == {row.engine for row in rows.ROWS if row.latency}
     engines = {group: {row.engine.split(",")[0] for row in rows.ROWS if row.group == group} for group in rows.GROUPS}
     assert {"Millrace", "Bytewax", "Pathway"} == engines[rows.AT_MOST_ONCE]
     assert {"Millrace", "Bytewax", "Pathway", "Structured Streaming"} == engines[rows.CHECKPOINTED]
+
+
+@pytest.mark.parametrize(("seconds", "due"), [(-1.0, [0, 0]), (0.0, [1, 0]), (0.1, [1, 1]), (0.25, [2, 1]), (0.35, [2, 2])])
+def test_lines_are_due_by_the_wall_clock_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float,
+                                                 due: list[int]) -> None:
+    """Ten lines a second, shared by two tasks: at 0.0, 0.1, 0.2 s and so on."""
+    write_corpus(tmp_path / "corpus", 1, 2, 10)
+    config = {"corpus": str(tmp_path / "corpus"), "rate": 10, "start": 1000.0}
+    spouts = [start(DueLines, config=config, task_index=index, parallelism=2) for index in range(2)]
+    monkeypatch.setattr(topologies.time, "time", lambda: 1000.0 + seconds + 1e-6)
+    assert [len(drain(spout)) for spout in spouts] == due
+
+
+def test_a_child_runs_on_two_cpus_and_its_parent_on_all_again() -> None:
+    before = os.sched_getaffinity(0)
+    code = "import json, os; print(json.dumps({'cpus': len(os.sched_getaffinity(0))}))"
+    assert run_child("cpus", [sys.executable, "-c", code], dict(os.environ)) == {"cpus": min(2, len(before))}
+    assert os.sched_getaffinity(0) == before
 
 
 def test_latency_of_two_spouts_is_by_the_order_of_due_times() -> None:
