@@ -25,7 +25,7 @@ from millrace.bench.topologies import SEED
 from millrace.checkout import project_root
 from millrace.spark.session.java import ensure_java
 
-WARM_UP_SECONDS = 5.0
+WARM_UP_SECONDS = 4.0
 ROUNDS = 2
 CHECKPOINT_SECONDS = 1.0
 LIMIT_SECONDS = 400.0  # for one run
@@ -70,7 +70,7 @@ _COMBINED = "an Arrow batch a call, words counted before the shuffle"
 _OPERATORS = "operators on batches, every update passed on"
 _NATIVE = "split in Python, native count, one update for each word and commit"
 # The same sizes for all rows of an engine that are searched, and for both engines on Spark.
-_SPARK_SIZES = (250_000, 1_000_000, 4_000_000, 16_000_000, 64_000_000)
+_SPARK_SIZES = (500_000, 2_000_000, 8_000_000, 16_000_000, 32_000_000)
 _BYTEWAX_SIZES = (5_000, 20_000, 80_000, 320_000)
 _PATHWAY_SIZES = (15_000, 60_000, 240_000, 960_000)
 _ARROW_SIZES = (12_500, 62_500, 125_000)  # they divide the lines of a file
