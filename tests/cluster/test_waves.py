@@ -549,7 +549,7 @@ def test_state_moves_with_its_task() -> None:
     assert_exact()
 
 
-def test_pause_and_resume() -> None:
+def test_pause_and_unpause() -> None:
     cluster = start()
     until_wave(cluster, 1)
     cluster.tell(Paused("exact"))

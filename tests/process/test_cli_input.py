@@ -121,8 +121,7 @@ def test_visualize_prints_a_flowchart_and_nothing_else(cli: Cli) -> None:
     ("--set", "topology.channel.window=0", "below the minimum"),
     ("--set", "worker.poll.secs=soon", "must be a number"),
     ("--set", "spark.x", "KEY=VALUE"),
-    ("--config", "topology.zzz=1", "there is no such setting"),
-    ("--conf", "spark.x", "KEY=VALUE"),
+    ("--scheduler-set", "gamma", "KEY=VALUE"),
     ("--master", "nonsense", "is not a Spark master"),
     ("--master", "local[x]", "is not a Spark master"),
     ("--master", "spark://", "names no host"),
@@ -150,7 +149,6 @@ def test_resume_and_fresh_together(cli: Cli, engine: str) -> None:
 
 @pytest.mark.parametrize("arguments", [
     ["status"], ["status", "--json"], ["kill", "wordcount"], ["pause", "wordcount"], ["unpause", "wordcount"],
-    ["resume", "wordcount"],
 ])
 def test_nothing_runs(cli: Cli, arguments: list[str]) -> None:
     assert_one_line(cli(*arguments), "no Millrace cluster is running on this machine")

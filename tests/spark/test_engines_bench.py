@@ -13,7 +13,7 @@ from millrace.bench.wordcount_rows import BY_NAME, corpus_in_memory, measure_lat
 
 @pytest.fixture(autouse=True)
 def _kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(engines, "keep", lambda name, result: tmp_path / name)
+    monkeypatch.setattr(engines, "keep", lambda name, result, quick: tmp_path / name)
 
 
 def test_skewed_keys_are_rebalanced_while_they_arrive() -> None:

@@ -82,7 +82,7 @@ def test_two_topologies_at_once(engine: ResidentEngine, tmp_path: Path) -> None:
         assert_exact(stream.finish())
 
 
-def test_pause_resume_and_kill(engine: ResidentEngine) -> None:
+def test_pause_unpause_and_kill(engine: ResidentEngine) -> None:
     running = engine.submit(WordCount, "paused", {"rate": 2000})
     assert running.wait_running()
     assert engine.master.wait_until(lambda: sum(running.positions().values()) > 500, SECONDS)

@@ -79,7 +79,7 @@ def run_engines(live: bool, quick: bool = False, parts: Sequence[str] = PARTS) -
         result["skew_batch_ratio"] = details["skew"]["skew_batch_ratio"]
         _print_skew(console, details["skew"]["cases"])
     result["details"] = details
-    console.print(f"kept in {keep('engines', result)}")
+    console.print(f"kept in {keep('engines', result, quick)}")
     return result
 
 

@@ -52,6 +52,7 @@ STOPPED_SECONDS = 3.0  # of a stopped process: longer than its heartbeat may be 
 AWAY_SECONDS = 2.0  # of the store
 PAUSE_SECONDS = 1.0
 EFFECT_SECONDS = 20.0  # for the effect of a fault to show, before it counts as one without effect
+EXTRA_SECONDS = 240.0  # at most, beyond the time that was asked for, until each kind of fault had an effect
 RECOVERY_SECONDS = 120.0  # for a wave to be committed after a fault, before the stream counts as stuck
 
 KILL_ONE, KILL_TWO, KILL_ALL_BUT_ONE, KILL_EXECUTOR = "worker killed", "two killed", "all but one killed", "executor killed"
@@ -89,6 +90,11 @@ def plan_of_faults(seed: int) -> Iterator[Fault]:
     for kind, following in pairwise(kinds):
         overlapping = chance.random() < OVERLAPPING and following != PAUSE
         yield Fault(kind, chance.uniform(0, QUIET_SECONDS), chance.getrandbits(32), not overlapping)
+
+
+def is_over(now: float, end: float, effective: Counter[str]) -> bool:
+    """True if the time is up and each kind of fault had an effect, and in any case when the extra time is up."""
+    return now >= end and (all(effective[kind] for kind in KINDS) or now >= end + EXTRA_SECONDS)
 
 
 class Victim(NamedTuple):
@@ -154,6 +160,7 @@ class Soak:
         self.effective: Counter[str] = Counter()
         self.without_effect: Counter[str] = Counter()
         self.recovery: dict[str, float] = {}  # the longest of each kind, in seconds
+        self.seconds = 0.0  # that the faults took
         self.sink, self.commits = LongestGap(), LongestGap()
         self.abandoned: list[str] = []  # reasons why waves were abandoned
         self._breaks: dict[str, Callable[[Fault], bool]] = {
@@ -174,16 +181,19 @@ class Soak:
         return self._master.state.topologies[NAME]
 
     def run(self, seed: int, seconds: float) -> None:
-        end = time.monotonic() + seconds
+        """Break something again and again, for so many seconds and until each kind of fault had an effect."""
+        began_at = time.monotonic()
+        end = began_at + seconds
         self._committed(2, "at the start")
         self.sink.resume(time.monotonic())
         self.commits.resume(time.monotonic())
         recovered = True
         for fault in plan_of_faults(seed):
             self._pass(fault.quiet)
-            if time.monotonic() >= end:
+            if is_over(time.monotonic(), end, self.effective):
                 if not recovered:
                     self._committed(2, "after the last faults")
+                self.seconds = time.monotonic() - began_at
                 return
             recovered = fault.alone
             began = time.monotonic()
@@ -395,8 +405,10 @@ def saturation(engine: ResidentEngine, directory: Path, config: dict[str, Any]) 
 def run_faults(minutes: float, seed: int, guarantee: str, live: bool) -> dict[str, Any]:
     """Returns the object of `bench faults --json`.
 
-    `saturation`: the highest rate, in lines per second; `rate`: the share of it that the run had. `faults`: those that had an
-    effect. `longest_gap_ms`: the longest time without a word at the sink, by the workers' reports, without requested pauses.
+    `minutes`: the time that was asked for; `seconds`: the time that the faults took, as the run continues until each kind of
+    fault had an effect, up to a limit; `kinds_without_effect`: kinds that had none even so. `saturation`: the highest rate, in
+    lines per second; `rate`: the share of it that the run had. `faults`: those that had an effect.
+    `longest_gap_ms`: the longest time without a word at the sink, by the workers' reports, without requested pauses.
     Exactly once, words become visible with the waves: `longest_uncommitted_ms` is the longest time from one commit to the next.
     `recovery_ms`: for each kind of fault the longest time until two more waves were committed; it includes that of the faults
     before it that were not recovered from yet. `stuck`: why the run ended early; then nothing is compared.
@@ -435,7 +447,8 @@ def run_faults(minutes: float, seed: int, guarantee: str, live: bool) -> dict[st
 
 
 def _measured(soak: Soak) -> dict[str, Any]:
-    return {"faults": {kind: soak.effective[kind] for kind in KINDS},
+    return {"seconds": round(soak.seconds, 1), "faults": {kind: soak.effective[kind] for kind in KINDS},
+            "kinds_without_effect": [kind for kind in KINDS if not soak.effective[kind]],
             "without_effect": {kind: soak.without_effect[kind] for kind in KINDS}, "proofs": PROOFS,
             "waves": soak.waves.committed, "abandoned_waves": soak.waves.abandoned, "abandoned": soak.abandoned,
             "longest_gap_ms": round(soak.sink.longest * 1000),

@@ -67,7 +67,7 @@ def run_state_bench(live: bool, quick: bool = False) -> dict[str, Any]:
     waves = measure_wave_cost(2.0 if quick else 6.0, 1 if quick else 3, console)
     console.print(f"a wave every second, {KEYS:,} keys: {waves['wave_cost']:.1%} of the throughput")
     result.update(waves)
-    console.print(f"kept in {keep('state', result)}")
+    console.print(f"kept in {keep('state', result, quick)}")
     return result
 
 

@@ -32,9 +32,10 @@ def start_run(engine: ResidentEngine, topology: type[Topology], config: dict[str
     return running
 
 
-def end_run(running: RunningTopology) -> None:
+def end_run(running: RunningTopology, drain: float = DRAIN_SECONDS) -> None:
+    """End the topology. `drain`: seconds for what is under way."""
     errors = running.observed().errors
-    running.kill(wait=DRAIN_SECONDS)
+    running.kill(wait=drain)
     if not running.wait(END_SECONDS):
         raise MillraceError(f"{running.name} did not end")
     if errors:

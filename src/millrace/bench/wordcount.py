@@ -11,7 +11,7 @@ from rich.table import Table
 
 from millrace.api.topology import Topology
 from millrace.bench.other_engines.reporting import Rule
-from millrace.bench.other_engines.run import EngineFailed
+from millrace.bench.other_engines.run import EngineFailed, on_two_cpus
 from millrace.bench.other_engines.spark_common import scratch_directory
 from millrace.bench.results import keep
 from millrace.bench.topologies import LocalHop, RemoteHop
@@ -30,6 +30,7 @@ from millrace.bench.wordcount_rows import (
 from millrace.config import AT_MOST_ONCE, GUARANTEE
 from millrace.errors import MillraceError
 
+HOP_SECONDS = 2.5  # at least: the workers report every second
 # Pairs with the same guarantee and the same kind of program.
 RATIOS = {
     "process_to_bytewax_per_item": ("process", "bytewax_per_item"),
@@ -48,30 +49,34 @@ RATIOS = {
 }
 
 
-def run_wordcount(seconds: float, others: bool, live: bool) -> dict[str, Any]:
-    """Returns the object of `bench wordcount --json`."""
+QUICK = Rule(warm_up=0.5, seconds=0.5, rounds=1)
+QUICK_FILES, QUICK_LINES = 2, 5_000  # of the corpus; a batch is one file
+
+
+def run_wordcount(seconds: float, others: bool, live: bool, quick: bool = False) -> dict[str, Any]:
+    """Returns the object of `bench wordcount --json`. `quick`: little input and one size of a batch, to see that it runs."""
     console, began = Console(stderr=not live), time.monotonic()
-    rule = Rule(WARM_UP_SECONDS, seconds, ROUNDS)
-    console.print("Word Count on two cores, one engine after the other; nothing else should run on this machine.")
+    rule = QUICK if quick else Rule(WARM_UP_SECONDS, seconds, ROUNDS)
+    console.print("Word Count on two CPUs, one engine after the other; nothing else should run on this machine.")
     console.print(f"Every row: {rule.warm_up:g} s of warm-up, then the best of {rule.rounds} windows of {rule.seconds:g} s.")
-    with scratch_directory() as scratch, resident_engine(scratch) as engine:
-        hops = {"inside_a_worker": _hop(engine, LocalHop, seconds, console),
-                "to_another_worker": _hop(engine, RemoteHop, seconds, console)}
-    rows = [row for row in ROWS if others or not row.other]
-    with corpus_in_memory() as corpus:
+    with on_two_cpus() as cpus, scratch_directory() as scratch, resident_engine(scratch) as engine:
+        hops = {"inside_a_worker": _hop(engine, LocalHop, rule, console),
+                "to_another_worker": _hop(engine, RemoteHop, rule, console)}
+    rows = [row.with_size(QUICK_LINES) if quick else row for row in ROWS if others or not row.other]
+    with corpus_in_memory(*((QUICK_FILES, QUICK_LINES) if quick else ())) as corpus:
         measured, failed = attempt(rows, lambda row: measure_row(row, corpus, rule, console), console)
         latency, failed_latency = attempt([row for row in rows if row.latency],
                                           lambda row: measure_latency(row, corpus, rule, console), console)
     words = {name: row["words_per_s"] for name, row in measured.items()}
     took = round(time.monotonic() - began, 1)
-    result = {"rule": rule_of(rule), "words_per_s": words, "ratios": ratios(words), "latency_ms": percentiles(latency),
-              "hop_us": hops, "rows": list(measured.values()), "latency": latency,
+    result = {"rule": rule_of(rule), "cpus": cpus, "words_per_s": words, "ratios": ratios(words),
+              "latency_ms": percentiles(latency), "hop_us": hops, "rows": list(measured.values()), "latency": latency,
               "seconds": took,
               "failed": failed | {f"latency of {name}": error for name, error in failed_latency.items()}}
     print_words(console, list(measured.values()))
     for title in ("latency_ms", "hop_us", "ratios"):
         console.print(f"{title}: {result[title]}")
-    console.print(f"took {took / 60:.1f} minutes; kept in {keep('wordcount', result)}")
+    console.print(f"took {took / 60:.1f} minutes; kept in {keep('wordcount', result, quick)}")
     return result
 
 
@@ -104,11 +109,11 @@ def ratios(words: dict[str, float]) -> dict[str, float]:
             if words.get(ours) and words.get(theirs)}
 
 
-def _hop(engine: Any, topology: type[Topology], seconds: float, console: Console) -> dict[str, float]:
+def _hop(engine: Any, topology: type[Topology], rule: Rule, console: Console) -> dict[str, float]:
     """Microseconds from `emit` in one task to `process` in the next, single tuples."""
     console.print(f"one hop, {topology.__name__} ...")
-    running = start_run(engine, topology, {GUARANTEE.key: AT_MOST_ONCE, "rate": LINES_PER_SECOND}, WARM_UP_SECONDS)
-    time.sleep(seconds)
+    running = start_run(engine, topology, {GUARANTEE.key: AT_MOST_ONCE, "rate": LINES_PER_SECOND}, rule.warm_up)
+    time.sleep(max(HOP_SECONDS, rule.seconds))
     custom = running.measured(lambda observed: [task.custom for task in observed.tasks.values()
                                                 if task.custom.get("hop_p50_us")])
     end_run(running)

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from millrace.api.topology import Topology
 from millrace.bench.batch_records import RecordedBatches, batches_of_size, ended, mean_batch
 from millrace.bench.other_engines.job import WORDS_PER_LINE, Corpus
 from millrace.bench.other_engines.reporting import (
+    LatencyMeter,
     Rule,
     RunRequest,
     WindowMeter,
@@ -28,12 +29,13 @@ from millrace.bench.other_engines.reporting import (
     throughput_fields,
 )
 from millrace.bench.other_engines.spark_common import CorpusLinks, file_stream, files_per_batch, scratch_directory
-from millrace.bench.stored_counts import store_of, stored_counts, stored_positions
+from millrace.bench.stored_counts import newest_manifest, store_of, stored_counts, stored_positions
 from millrace.bench.topologies import (
     WordsByArrow,
     WordsByChunk,
     WordsByTuple,
     WordsCombined,
+    WordsDue,
     WordsTimed,
     words_of_dataframe,
 )
@@ -172,9 +174,13 @@ def measure_dataframe(request: RunRequest) -> RunResult:
             return batches.note(records)
 
         batches.wait(measured)
-        batches.wait(lambda records: lines_in(records) >= links.files * corpus.lines_per_file)
+        recorded = batches.records
         figures = batches.finish(request)
-        checked = check_counts(stored_counts(store_of(engine.master.settings), NAME), links.counts())
+        store = store_of(engine.master.settings)
+        # Batches that were committed since: each has a wave and the same number of files.
+        later = newest_manifest(store, NAME).wave - recorded[-1].wave
+        lines = lines_in(recorded) + later * size * corpus.lines_per_file
+        checked = check_counts(stored_counts(store, NAME), corpus.counts([lines]))
     return {**figures, **checked}
 
 
@@ -201,7 +207,30 @@ class _MeasuredBatches(RecordedBatches):
         return {**_version(setting), **self._meter.as_fields(), **mean_batch(records[1:] or records)}
 
 
-def lines_in(records: list[BatchRecord]) -> int:
+def measure_microbatch_latency(request: RunRequest) -> RunResult:
+    """Milliseconds from the moment a line is due until the batch with its last update is committed, batches back to back."""
+    seen: dict[int, BatchRecord] = {}  # the log keeps the last ones only
+
+    def all_committed(records: list[BatchRecord]) -> bool:
+        seen.update((record.batch, record) for record in records)
+        return lines_in(seen.values()) >= request.paced_lines
+
+    with microbatch_engine() as engine:
+        start = time.time()
+        config = {BATCH_INTERVAL.key: 0.0, "corpus": str(request.corpus), "rate": request.rate, "limit": request.paced_lines,
+                  "start": start}
+        batches = RecordedBatches(engine, engine.submit(WordsDue, NAME, config=config))
+        batches.wait(all_committed)
+        batches.end()
+        checked = _check_stored(engine.master.settings, NAME, request, 1)
+    meter, words = LatencyMeter(start, request.rate, request.rule.warm_up), 0
+    for _, record in sorted(seen.items()):
+        words += record.tuples_in * WORDS_PER_LINE
+        meter.counted(words, ended(record))
+    return {**_version(f"{MASTER}, batches back to back"), **meter.as_fields(), **checked}
+
+
+def lines_in(records: Iterable[BatchRecord]) -> int:
     return sum(record.tuples_in for record in records)
 
 
@@ -221,6 +250,7 @@ PROGRAMS: dict[str, Callable[[RunRequest], RunResult]] = {
     "microbatch": lambda request: measure_microbatch(request, "process"),
     "microbatch_arrow": lambda request: measure_microbatch(request, "process_arrow"),
     "microbatch_arrow_files": measure_dataframe,
+    "latency_microbatch": measure_microbatch_latency,
     "latency_process": lambda request: measure_latency(request, AT_MOST_ONCE),
     "latency_process_acked": lambda request: measure_latency(request, AT_LEAST_ONCE),
     "latency_process_checkpointed": lambda request: measure_latency(request, EXACTLY_ONCE),

@@ -94,8 +94,6 @@ def run(topology: DeclaredTopology,
                                           max=65535)] = 0,
         one_worker_per_node: Annotated[bool, typer.Option("--one-worker-per-node", help="Use at most one worker on each node "
                                                                                         "for a topology.")] = False,
-        config: Annotated[Pairs, typer.Option("--config", hidden=True, help="Same as --set.")] = None,
-        conf: Annotated[Pairs, typer.Option("--conf", hidden=True, help="Same as --set.")] = None,
         as_json: Json = False) -> None:
     """Run a topology on Spark, until Ctrl-C or `millrace kill`.
 
@@ -103,7 +101,7 @@ def run(topology: DeclaredTopology,
     """
     from millrace.cli.running import RunOptions, run_topology
 
-    settings = sorted_settings([*(setting or []), *(config or []), *(conf or [])])
+    settings = sorted_settings(setting)
     options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), settings.topology, seconds, cluster,
                          bind, port, one_worker_per_node, settings.spark, settings.engine, scheduler,
                          pairs("--scheduler-set", scheduler_set), resume_choice(resume, fresh), engine)
@@ -250,9 +248,6 @@ def unpause(topology: TopologyName, cluster: ClusterName = None, as_json: Json =
     _ask(cluster, "unpause", topology, f"{topology} is running again", as_json)
 
 
-app.command("resume", hidden=True)(unpause)  # its name before; `run --resume` means something else
-
-
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def test(context: typer.Context,
          no_install: Annotated[bool, typer.Option("--no-install", help="Do not install the servers that tests need.")] = False,
@@ -274,6 +269,7 @@ def test(context: typer.Context,
 @bench_app.command("wordcount")
 def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each measured window.", min=1)] = 3,
                     others: Annotated[bool, typer.Option(help="Measure the other engines too.")] = True,
+                    quick: Annotated[bool, typer.Option(help="Little input, to see that it runs.")] = False,
                     as_json: Json = False) -> None:
     """Word Count on two cores, beside other engines.
 
@@ -281,7 +277,7 @@ def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each 
     """
     from millrace.bench.wordcount import run_wordcount
 
-    result = run_wordcount(seconds, others, live=not as_json)
+    result = run_wordcount(seconds, others, live=not as_json, quick=quick)
     if as_json:
         typer.echo(json.dumps(result))
     if result["failed"]:

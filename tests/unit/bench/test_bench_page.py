@@ -19,12 +19,13 @@ WORDCOUNT = {
     **AT, "rule": {"warm_up_seconds": 5.0, "window_seconds": 4.0, "best_of": 3},
     "rows": [{"name": row.name, "group": row.group, "engine": row.engine, "version": "1", "how": row.how, "setting": "set",
               "words_per_s": 1234567.8, "trials": [{"batch_lines": size, "words_per_s": 5.0} for size in row.sizes[1:]],
-              "batch_lines": row.sizes[0], "still_rising": row.name == "bytewax"} for row in ROWS],
+              "batch_lines": row.sizes[0], "search_ended": "it was slower"} for row in ROWS],
     "seconds": 90.0,
     "ratios": {name: 1.5 for name in RATIOS}, "latency_ms": {"process": {"p50": 0.5, "p99": 2.0}},
     "hop_us": {"inside_a_worker": {"p50": 40.0, "p99": 200.0}}}
 FAULTS = {
-    **AT, "stuck": None, "guarantee": "exactly-once", "rate": 800, "saturation": 1000, "faults": {"worker killed": 3},
+    **AT, "stuck": None, "minutes": 2.0, "seconds": 150.0, "seed": 1, "kinds_without_effect": [],
+    "guarantee": "exactly-once", "rate": 800, "saturation": 1000, "faults": {"worker killed": 3},
     "without_effect": {"worker killed": 1}, "recovery_ms": {"worker killed": 1500}, "tuples_in": 10, "tuples_out": 10,
     "words": 5, "lost": 0, "repeated": 0, "wrong": 0, "beyond": 0, "torn_bytes": 0, "counts_wrong": 0, "counts_less": 0,
     "longest_gap_ms": 2500, "longest_uncommitted_ms": 3500}
@@ -36,7 +37,7 @@ ENGINES = {**AT, "skew_batch_ratio": 0.7, "rescale": {}, "details": {
                          "spark_restart_first_gap_ms": 8, "spark_restart_gap_ms": 7}},
     "skew": {"cases": [{"zipf": 1.5, "hashed": 0.76, "rebalanced": 0.5, "hashed_by_spark": 0.66, "before_ms": 1700,
                         "after_ms": 1100, "skew_batch_ratio": 0.7}]}}}
-MEMORY = {**AT, "minutes": 1.0, "processed": 50_000, "first_third_max_mb": 200.0, "last_third_max_mb": 250.0, "samples_mb": []}
+MEMORY = {**AT, "minutes": 1.0, "processed": 50_000, "second_third_max_mb": 200.0, "last_third_max_mb": 250.0, "samples_mb": []}
 COMPARE = {"instances": 10, "seed": 1, "zero_optimum": 3, "unknown_optimum": 0, "common": 5, "schedulers": {
     name: {"mean_ratio": ratio, "worst_ratio": 2.0, "compared": 7, "overloaded": 0, "common_ratio": None}
     for name, ratio in (("optimal", 1.0), ("tstorm", 1.02), ("even", None))}}
@@ -68,7 +69,8 @@ def test_every_result_has_its_place_on_the_page(root: Path) -> None:
     assert "No figures yet" not in text
     for expected in ("| 1,234,568 |", "**Checkpointed.**", "| worker killed | 3 | 1 | 1.5 |", "no Redis", "| 1.5 | 76% |",
                      "| `tstorm` | 0.100 | 2.500 |", "| `tstorm` | 1.020 | 2.00 | 7 |", "1 lost",
-                     "20,000: 5, 40,000: 5 | yes: still rising |", "`spark_python` (500,000)", "took 1.5 minutes"):
+                     "20,000: 5, 80,000: 5, 320,000: 5 | 5,000 | it was slower |", "`microbatch` (200,000)",
+                     "2.5 minutes of faults with seed 1. Each kind had", "took 1.5 minutes"):
         assert expected in text, expected
 
 

@@ -51,7 +51,7 @@ def test_batches_of_different_size_are_compared_by_the_tuple() -> None:
 
 
 def test_the_gap_of_a_restart_is_from_output_to_output() -> None:
-    runs = [[Batch(10, start, start + 0.9, start + 1) for start in starts] for starts in ((0, 1, 2), (5, 6))]
+    runs = [[Batch(0, 10, start, start + 0.9, start + 1) for start in starts] for starts in ((0, 1, 2), (5, 6))]
     assert figures(runs, [0.5]) == {"gaps_ms": [3000], "usual_ms": 1000, "repartition_ms": [500]}
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice, pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from millrace.bench.faults import (
+    EXTRA_SECONDS,
     KINDS,
     NAME,
     PAUSE,
@@ -31,6 +33,7 @@ from millrace.bench.faults import (
     broken_promise,
     executor_of,
     is_gone,
+    is_over,
     is_stopped,
     plan_of_faults,
 )
@@ -62,6 +65,14 @@ def test_other_seeds_other_plans() -> None:
     assert len(set(plans)) == 20
     faults = list(islice(plan_of_faults(0), 80))
     assert {fault.alone for fault in faults} == {True, False}
+
+
+def test_a_run_goes_on_until_each_kind_had_an_effect_or_the_extra_time_is_up() -> None:
+    all_kinds = Counter(KINDS)
+    assert [is_over(now, 10.0, all_kinds) for now in (9.9, 10.0)] == [False, True]
+    one_is_missing = all_kinds - Counter([STORE_AWAY])
+    assert not is_over(9.9 + EXTRA_SECONDS, 10.0, one_is_missing)
+    assert is_over(10.0 + EXTRA_SECONDS, 10.0, one_is_missing)
 
 
 def test_a_store_that_was_taken_away_is_not_made_again(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from millrace.bench import wordcount_child
+from millrace.bench import topologies, wordcount_child
 from millrace.bench import wordcount_rows as table
 from millrace.bench.other_engines.job import WORDS_PER_LINE, write_corpus
 from millrace.bench.other_engines.reporting import Rule, RunRequest
-from millrace.bench.other_engines.run import OTHER_ENGINES, EngineFailed
+from millrace.bench.other_engines.run import OTHER_ENGINES, EngineFailed, run_child
+from millrace.bench.topologies import DueLines
 from millrace.bench.wordcount import attempt
+from millrace.testing import drain, start
 from millrace.testing.local_cluster import LocalCluster
 
 RULE = Rule(warm_up=1.0, seconds=2.0, rounds=3)
@@ -40,14 +44,27 @@ def test_sizes_rise_until_the_rate_does_not(monkeypatch: pytest.MonkeyPatch) -> 
     assert [trial["batch_lines"] for trial in result["trials"]] == [1, 2, 4, 8]
     assert (result["batch_lines"], result["words_per_s"], result["engine"]) == (2, 30.0, "engine")
     assert [(request.batch_lines, request.rule.rounds) for request in runs.requests] == [(1, 1), (2, 1), (4, 1), (8, 1), (2, 3)]
-    assert result["still_rising"] is False
+    assert result["search_ended"] == "2 sizes in a row were not faster"
     assert {request.checkpoint_seconds for request in runs.requests} == {table.CHECKPOINT_SECONDS}
 
 
 def test_one_slow_trial_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRuns(monkeypatch, {1: 10.0, 2: 30.0, 4: 29.0, 8: 99.0})
     result = table.measure_row(ROW, Path("corpus"), RULE, Console(stderr=True))
-    assert (result["batch_lines"], result["still_rising"]) == (8, True)
+    assert (result["batch_lines"], result["search_ended"]) == (8, "there is no larger size")
+
+
+def test_a_gain_within_the_noise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRuns(monkeypatch, {1: 1000.0, 2: 1010.0, 4: 1020.0, 8: 2000.0})
+    assert table.measure_row(ROW, Path("corpus"), RULE, Console(stderr=True))["batch_lines"] == 1
+
+
+def test_a_size_is_not_tried_if_its_batch_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = int(table.LONGEST_BATCH_SECONDS)
+    FakeRuns(monkeypatch, {longest: 10.0, longest + 1: 99.0})  # ten words a line: a line a second
+    result = table.measure_row(replace(ROW, sizes=(longest, longest + 1)), Path("corpus"), RULE, Console(stderr=True))
+    assert (result["batch_lines"], len(result["trials"])) == (longest, 1)
+    assert result["search_ended"] == "a larger batch would take more than 15 s"
 
 
 @pytest.mark.parametrize("program", wordcount_child.TOPOLOGIES)
@@ -72,7 +89,7 @@ def test_the_rate_counts_every_word_once(program: str, tmp_path: Path) -> None:
 def test_a_row_with_one_size_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = FakeRuns(monkeypatch, {5: 10.0})
     result = table.measure_row(ROW.with_size(5), Path("corpus"), RULE, Console(stderr=True))
-    assert result["trials"] == [] and result["still_rising"] is False and [request.rule for request in runs.requests] == [RULE]
+    assert result["trials"] == [] and result["search_ended"] == "" and [request.rule for request in runs.requests] == [RULE]
 
 
 def test_a_row_that_fails_does_not_cost_the_others() -> None:
@@ -94,9 +111,28 @@ def test_every_row_can_be_run_and_every_group_has_rows() -> None:
         else:
             assert row.name in wordcount_child.PROGRAMS
             assert not row.latency or row.latency in wordcount_child.PROGRAMS
+    assert {row.engine for row in table.ROWS} == {row.engine for row in table.ROWS if row.latency}
     engines = {group: {row.engine.split(",")[0] for row in table.ROWS if row.group == group} for group in table.GROUPS}
     assert {"Millrace", "Bytewax", "Pathway"} == engines[table.AT_MOST_ONCE]
     assert {"Millrace", "Bytewax", "Pathway", "Structured Streaming"} == engines[table.CHECKPOINTED]
+
+
+@pytest.mark.parametrize(("seconds", "due"), [(-1.0, [0, 0]), (0.0, [1, 0]), (0.1, [1, 1]), (0.25, [2, 1]), (0.35, [2, 2])])
+def test_lines_are_due_by_the_wall_clock_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float,
+                                                 due: list[int]) -> None:
+    """Ten lines a second, shared by two tasks: at 0.0, 0.1, 0.2 s and so on."""
+    write_corpus(tmp_path / "corpus", 1, 2, 10)
+    config = {"corpus": str(tmp_path / "corpus"), "rate": 10, "start": 1000.0}
+    spouts = [start(DueLines, config=config, task_index=index, parallelism=2) for index in range(2)]
+    monkeypatch.setattr(topologies.time, "time", lambda: 1000.0 + seconds + 1e-6)
+    assert [len(drain(spout)) for spout in spouts] == due
+
+
+def test_a_child_runs_on_two_cpus_and_its_parent_on_all_again() -> None:
+    before = os.sched_getaffinity(0)
+    code = "import json, os; print(json.dumps({'cpus': len(os.sched_getaffinity(0))}))"
+    assert run_child("cpus", [sys.executable, "-c", code], dict(os.environ)) == {"cpus": min(2, len(before))}
+    assert os.sched_getaffinity(0) == before
 
 
 def test_latency_of_two_spouts_is_by_the_order_of_due_times() -> None:

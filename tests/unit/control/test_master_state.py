@@ -265,10 +265,10 @@ def test_an_incarnation_is_never_used_twice_for_a_task() -> None:
         assert numbers == sorted(set(numbers)), f"{task}: {places}"
 
 
-# ---- pause, resume, kill ----
+# ---- pause, unpause, kill ----
 
 
-def test_pause_stops_the_spouts_and_resume_starts_them() -> None:
+def test_pause_stops_the_spouts_and_unpause_starts_them() -> None:
     story = Story(workers=1).running()
     commands = story.on(Paused("words"))
     assert said(commands) == ["paused"]
@@ -383,7 +383,7 @@ def test_a_worker_lost_while_the_topology_ends_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("event", [Paused("words"), Unpaused("words")])
-def test_a_topology_that_is_being_killed_can_be_neither_paused_nor_resumed(event: Event) -> None:
+def test_a_topology_that_is_being_killed_can_be_neither_paused_nor_unpaused(event: Event) -> None:
     story = Story(workers=1).running()
     story.on(Killed("words", 10, now=0))
     with pytest.raises(TopologyError, match="is being killed"):

@@ -1,9 +1,8 @@
 """Bytewax on the word count: split, key, stateful count that emits every update, a sink that drops.
 
-One worker. The steps take a whole batch (`flat_map_batch`, `stateful_batch`); with `--per-item` they take one item, with a
-Python call for every word, as most programs are written. Two workers were slower than one whenever they were tried: as threads
-they share the interpreter lock, as processes they pickle every word. With `--checkpoint-seconds` its recovery store is used,
-and an epoch ends that often.
+One worker; more of them are not measured. The steps take a whole batch (`flat_map_batch`, `stateful_batch`); with `--per-item`
+they take one item, with a Python call for every word, as most programs are written. With `--checkpoint-seconds` its recovery
+store is used, and an epoch ends that often.
 
 In a latency run a batch is the lines that are due, so mostly one line at a time.
 """

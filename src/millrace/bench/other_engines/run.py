@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from millrace.bench.other_engines.reporting import RunRequest
 from millrace.errors import MillraceError
 
 TIME_LIMIT_SECONDS = 400.0
+CPUS = 2  # for everything that is measured beside another engine
 _HERE = Path(__file__).resolve().parent
 _TAIL_LINES = 20
 # Variables that a shell may hold for another Spark, Python or Pathway; the scripts set those that they need.
@@ -68,6 +70,22 @@ def arguments_of(request: RunRequest) -> list[str]:
     return [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
+@contextmanager
+def on_two_cpus() -> Iterator[int]:
+    """Let the calling thread, and what it starts, use two CPUs only. Yields how many those are: the machine may have fewer.
+
+    The limit is inherited, so it also holds for processes that a child starts. Code between fork and exec is not safe in a
+    program with threads, so the thread that forks takes the limit on itself.
+    """
+    allowed = os.sched_getaffinity(0)
+    chosen = sorted(allowed)[:CPUS]
+    os.sched_setaffinity(0, chosen)
+    try:
+        yield len(chosen)
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def run_child(name: str, command: list[str], environment: dict[str, str],
               time_limit: float = TIME_LIMIT_SECONDS) -> dict[str, Any]:
     """Run a command that measures something, to its end; returns the JSON object on the last line that it printed."""
@@ -97,17 +115,18 @@ def tail(text: str) -> str:
 
 
 def _run(name: str, command: list[str], environment: dict[str, str], time_limit: float) -> tuple[int, str, str]:
-    """Run a command to its end; whatever it started ends with it."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    """Run a command to its end on two CPUs; whatever it started ends with it."""
+    with on_two_cpus():
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
     try:
         output, errors = process.communicate(timeout=time_limit)
     except subprocess.TimeoutExpired as expired:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +26,15 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 if TYPE_CHECKING or __package__:
     from .job import WORDS_PER_LINE, Corpus
-    from .reporting import RunRequest, WindowMeter, check_counts
+    from .reporting import LatencyMeter, RunRequest, WindowMeter, check_counts
 else:
     from job import WORDS_PER_LINE, Corpus
-    from reporting import RunRequest, WindowMeter, check_counts
+    from reporting import LatencyMeter, RunRequest, WindowMeter, check_counts
 
 CORES = 2
 BATCHES_AHEAD = 2  # batches whose files are there before they are read: the query never waits for input
 LOOK_SECONDS = 0.1
+TURN_SECONDS = 0.005  # between two looks at the lines that are due
 # The settings of Millrace's own batches that concern speed.
 FASTEST = {
     "spark.driver.memory": "2g",
@@ -63,6 +66,7 @@ SQL = Counting(lambda words: words.groupBy("word").count(), "value.count")
 class Batch:
     """One micro-batch of a query, in seconds since the epoch."""
 
+    number: int
     lines: int
     started: float
     # When the sink had all of it; the query's own note that the batch is done comes after.
@@ -74,7 +78,8 @@ class Batch:
         started = datetime.fromisoformat(progress["timestamp"]).timestamp()
         durations = progress["durationMs"]
         ended = started + durations["triggerExecution"] / 1e3
-        return cls(progress["numInputRows"], started, ended - durations.get("commitOffsets", 0) / 1e3, ended)
+        delivered = ended - durations.get("commitOffsets", 0) / 1e3
+        return cls(progress["batchId"], progress["numInputRows"], started, delivered, ended)
 
 
 def batches_of(query: StreamingQuery) -> list[Batch]:
@@ -169,8 +174,18 @@ def start(writer: DataStreamWriter, checkpoint: Path, **trigger: Any) -> Streami
     return query.trigger(**trigger).start() if trigger else query.start()
 
 
+def measure(session: SparkSession, scratch: Path, request: RunRequest, counting: Counting) -> list[dict[str, Any]]:
+    """Run what was requested. Returns the figures and what was checked."""
+    return (measure_latency if request.rate else measure_throughput)(session, scratch, request, counting)
+
+
+def source_of(request: RunRequest) -> str:
+    """The source of a run in words, for its setting."""
+    return "socket source, batches back to back" if request.rate else f"{request.batch_lines:,} lines a batch"
+
+
 def measure_throughput(session: SparkSession, scratch: Path, request: RunRequest, counting: Counting) -> list[dict[str, Any]]:
-    """Run batches back to back until every window is measured. Returns the figures and what was checked."""
+    """Run batches back to back until every window is measured."""
     corpus = Corpus.at(request.corpus)
     links, size = CorpusLinks(scratch / "lines", corpus), files_per_batch(corpus, request.batch_lines)
     checkpoint = scratch / "checkpoint"
@@ -190,9 +205,47 @@ def measure_throughput(session: SparkSession, scratch: Path, request: RunRequest
                 meter.note(sum(batch.lines for batch in batches[: number + 1]) * WORDS_PER_LINE, batches[number].delivered)
             noted = len(batches)
         links.keep_ahead(noted * size, size)
-    query.processAllAvailable()
     query.stop()
-    return [meter.as_fields(), check_counts(stored_counts(session, checkpoint, counting), links.counts())]
+    # The state as of the last batch that was reported: the query was stopped in the middle of another one.
+    counted = batches_of(query)
+    counts = stored_counts(session, checkpoint, counting, counted[-1].number)
+    return [meter.as_fields(), check_counts(counts, corpus.counts([sum(batch.lines for batch in counted)]))]
+
+
+def measure_latency(session: SparkSession, scratch: Path, request: RunRequest, counting: Counting) -> list[dict[str, Any]]:
+    """Send each line through Spark's socket source, the fastest, when it is due; batches follow each other without a pause."""
+    corpus = Corpus.at(request.corpus)
+    checkpoint = scratch / "latency"
+    session.conf.set(STATE_STORE, counting.store)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        stream = session.readStream.format("socket").option("host", "127.0.0.1").option("port", port).load()
+        query = start(counting.of(words_of(stream)).writeStream, checkpoint)
+        connection, _ = server.accept()
+        with connection:
+            # Batch times are wall-clock times, so this clock is one too.
+            meter = LatencyMeter(time.time(), request.rate, request.rule.warm_up)
+            _send_when_due(connection, corpus, request, meter)
+            while sum(batch.lines for batch in batches_of(query)) < request.paced_lines:
+                check_alive(query)
+                time.sleep(LOOK_SECONDS)
+            query.stop()
+    words = 0
+    for batch in batches_of(query):
+        words += batch.lines * WORDS_PER_LINE
+        meter.counted(words, batch.delivered)
+    return [meter.as_fields(),
+            check_counts(stored_counts(session, checkpoint, counting), corpus.counts([request.paced_lines]))]
+
+
+def _send_when_due(connection: socket.socket, corpus: Corpus, request: RunRequest, meter: LatencyMeter) -> None:
+    lines, sent = corpus.lines(), 0
+    while sent < request.paced_lines:
+        due = min(meter.lines_due(time.time()), request.paced_lines)
+        if due > sent:
+            connection.sendall("".join(f"{line}\n" for line in islice(lines, due - sent)).encode())
+            sent = due
+        time.sleep(TURN_SECONDS)
 
 
 def check_alive(query: StreamingQuery) -> None:
@@ -200,9 +253,10 @@ def check_alive(query: StreamingQuery) -> None:
         raise SystemExit(f"the query has ended: {query.exception()}")
 
 
-def stored_counts(session: SparkSession, checkpoint: Path, counting: Counting) -> dict[str, int]:
-    """The counts in the state that a query left, read from its checkpoint. The sink drops the updates, so the state is the
-    result; reading it afterwards costs the query nothing."""
-    state = session.read.format("statestore").options(**counting.options).load(str(checkpoint))
+def stored_counts(session: SparkSession, checkpoint: Path, counting: Counting, batch: int | None = None) -> dict[str, int]:
+    """The counts in the state that a query left after a batch (None: the last one), read from its checkpoint. The sink drops
+    the updates, so the state is the result; reading it afterwards costs the query nothing."""
+    options = counting.options if batch is None else {**counting.options, "batchId": str(batch)}
+    state = session.read.format("statestore").options(**options).load(str(checkpoint))
     return {row["word"]: row["count"] for row in state.select(
         F.col(counting.word).alias("word"), F.col(counting.count).alias("count")).collect()}

@@ -16,10 +16,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 if TYPE_CHECKING or __package__:
     from .reporting import parse_request, print_result
-    from .spark_common import CORES, ROCKSDB, Counting, measure_throughput, scratch_directory, spark_session
+    from .spark_common import CORES, ROCKSDB, Counting, measure, scratch_directory, source_of, spark_session
 else:
     from reporting import parse_request, print_result
-    from spark_common import CORES, ROCKSDB, Counting, measure_throughput, scratch_directory, spark_session
+    from spark_common import CORES, ROCKSDB, Counting, measure, scratch_directory, source_of, spark_session
 
 SHUFFLE_PARTITIONS = CORES
 COUNTS = "word string, count long"
@@ -67,12 +67,10 @@ def main() -> None:
     parser.add_argument("--transform", action="store_true")
     options, others = parser.parse_known_args()
     request = parse_request(__doc__ or "", others)
-    if request.rate:
-        raise SystemExit("this engine has no latency run")
     with scratch_directory() as scratch, spark_session(SHUFFLE_PARTITIONS, scratch) as session:
-        results = measure_throughput(session, scratch, request, TRANSFORM if options.transform else APPLY)
+        results = measure(session, scratch, request, TRANSFORM if options.transform else APPLY)
     operator = "transformWithStateInPandas" if options.transform else "applyInPandasWithState"
-    setting = f"local[{CORES}], {operator}, {request.batch_lines:,} lines a batch"
+    setting = f"local[{CORES}], {operator}, {source_of(request)}"
     print_result("spark_python", pyspark.__version__, setting, *results)
 
 

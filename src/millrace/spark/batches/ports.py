@@ -104,7 +104,7 @@ class BatchEnginePort(Protocol):
 
     @property
     def lost(self) -> str:
-        """Why Spark is gone; empty while it is there."""
+        """The reason why Spark is gone; empty while it is there."""
         ...
 
     def spark_is_gone(self) -> None:

@@ -40,13 +40,14 @@ from millrace.control.batches import Batches, Start
 from millrace.control.events import Say
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, STOPPING, WAITING
+from millrace.control.wording import shown
 from millrace.errors import CheckpointMissing, MillraceError, TopologyError
 from millrace.master.batch_log import REST, RUN_TASKS
 from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.microbatch.driver import BatchDriver
 from millrace.microbatch.work import Attempt, BatchWork, PartitionReport
 from millrace.model.graph import TopologyGraph
-from millrace.runtime.checkpoints.topology_checkpoints import KEPT, Checkpoints, shown
+from millrace.runtime.checkpoints.topology_checkpoints import KEPT, Checkpoints
 from millrace.spark.batches.jobs import BatchJobs
 from millrace.spark.batches.long_batch import LongBatch
 from millrace.spark.batches.ports import BatchEnginePort

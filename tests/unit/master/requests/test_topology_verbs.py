@@ -41,8 +41,8 @@ def test_each_verb_becomes_an_event() -> None:
     master = FakeMaster("words")
     assert [master.ask(verb, topology="words") for verb in ("pause", "unpause")] == ["words", "words"]
     assert master.ask("kill", topology="words", wait=3) == "words"
-    paused, resumed, killed = master.events
-    assert (paused, resumed) == (Paused("words"), Unpaused("words"))
+    paused, unpaused, killed = master.events
+    assert (paused, unpaused) == (Paused("words"), Unpaused("words"))
     assert isinstance(killed, Killed) and (killed.name, killed.wait) == ("words", 3.0)
 
 
