@@ -14,9 +14,9 @@ from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
-from millrace.control.batch_actions import BatchFailed
-from millrace.control.batch_stages import stages_of
-from millrace.control.batch_steps import CommitPoint
+from millrace.control.batches.actions import BatchFailed
+from millrace.control.batches.stages import stages_of
+from millrace.control.batches.steps import CommitPoint
 from millrace.errors import MillraceError, NotTheAuthor
 from millrace.model.graph import TaskId, batched, graph_of
 from millrace.testing.local_batches import AttemptFailed, LocalBatches

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.control.batch_steps import RunAttempt
-from millrace.control.batches import LISTED
+from millrace.control.batches.decisions import LISTED
+from millrace.control.batches.steps import RunAttempt
 from millrace.errors import CheckpointMissing
 from millrace.microbatch.work import BatchWork
 from millrace.runtime.checkpoints.store import CheckpointStore

@@ -19,7 +19,7 @@ from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.sinks import JsonLinesSink
-from millrace.control.batches import LACKING
+from millrace.control.batches.decisions import LACKING
 from millrace.errors import CheckpointMissing
 from millrace.state.checkpoint import manifest_names
 from millrace.state.fragments import HeldBlob

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from situations import ask, clusters, graphs
 
 from millrace.api.grouping import Grouping
-from millrace.control.batch_stages import stages_of
+from millrace.control.batches.stages import stages_of
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan

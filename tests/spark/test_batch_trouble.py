@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from millrace.control.batch_actions import BatchFailed
+from millrace.control.batches.actions import BatchFailed
 from millrace.runtime.checkpoints.directory import DirectoryStore
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.batches.jobs import BatchJobs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.control.batch_steps import CommitSinks
+from millrace.control.batches.steps import CommitSinks
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.store import open_store

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from millrace.control.batch_actions import Attempted
-from millrace.control.batch_steps import Announce, BatchStep, CommitPoint, FindLost, ReplaceManifest, Rewrite, RunAttempt
-from millrace.control.batches import Batches
+from millrace.control.batches.actions import Attempted
+from millrace.control.batches.decisions import Batches
+from millrace.control.batches.steps import Announce, BatchStep, CommitPoint, FindLost, ReplaceManifest, Rewrite, RunAttempt
 from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.microbatch.work import Attempt, BatchWork, PartitionReport, repair_work
 from millrace.state.checkpoint import TaskRecord

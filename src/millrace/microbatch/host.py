@@ -21,7 +21,7 @@ import psutil
 import pyarrow as pa
 
 from millrace.config import CHECKPOINTS
-from millrace.control.batch_stages import Stages
+from millrace.control.batches.stages import Stages
 from millrace.control.waves import PREPARE
 from millrace.microbatch import records
 from millrace.microbatch.fragment_holder import FragmentHolder

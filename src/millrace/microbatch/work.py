@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from millrace.control.assignment import TopologyAssignment, WorkerAddress
-from millrace.control.batch_stages import Stages, stages_of
-from millrace.control.batch_steps import RunAttempt
+from millrace.control.batches.stages import Stages, stages_of
+from millrace.control.batches.steps import RunAttempt
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime.worker.process import WorkerSetup
 from millrace.state.checkpoint import Manifest, TaskRecord

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from millrace.control.batch_actions import BatchFailed
-from millrace.control.batch_stages import Stages
+from millrace.control.batches.actions import BatchFailed
+from millrace.control.batches.stages import Stages
 from millrace.microbatch.records import Record, pack_chunk
 from millrace.model.graph import TaskId
 from millrace.runtime.checkpoints.access import CheckpointAccess

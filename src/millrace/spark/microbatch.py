@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
-from millrace.control.batches import needs_offsets, start_from
+from millrace.control.batches.decisions import needs_offsets, start_from
 from millrace.control.events import Say, Submitted
 from millrace.control.submission import as_scaled, check_guarantee, check_settings
 from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, TopologyError

@@ -12,9 +12,19 @@ from dataclasses import replace
 from millrace.config import CHECKPOINTS
 from millrace.control.assignment import Place, TopologyAssignment, WorkerAddress
 from millrace.control.backup_placement import backups
-from millrace.control.batch_actions import lacks_state, run_steps
-from millrace.control.batch_steps import BatchDone, BatchStep, Collect, CommitSinks, Life, Rest, Rewrite, RunAttempt, WriteRows
-from millrace.control.batches import REPAIR_ROUNDS, Batches, start_from
+from millrace.control.batches.actions import lacks_state, run_steps
+from millrace.control.batches.decisions import REPAIR_ROUNDS, Batches, start_from
+from millrace.control.batches.steps import (
+    BatchDone,
+    BatchStep,
+    Collect,
+    CommitSinks,
+    Life,
+    Rest,
+    Rewrite,
+    RunAttempt,
+    WriteRows,
+)
 from millrace.errors import CheckpointMissing
 from millrace.microbatch import records
 from millrace.microbatch.batch_checkpoints import BatchCheckpoints
@@ -50,10 +60,11 @@ def _as_job() -> Iterator[None]:
 
 
 class LocalBatches(BatchDriver):
-    """Runs one topology by the decisions of `millrace.control.batches`. There are `processes` Python processes; `choose` names
-    the one that runs a partition, by its first task. `clock`: the time for all of them. `holds`: they hold fragments for each
-    other, through real sockets; end with `close`. `resume`: continue from the newest checkpoint in the store.
-    `repair_rounds`: see `Batches`."""
+    """Runs one topology by the decisions of `millrace.control.batches.decisions`.
+
+    There are `processes` Python processes; `choose` names the one that runs a partition, by its first task. `clock`: the time
+    for all of them. `holds`: they hold fragments for each other, through real sockets; end with `close`. `resume`: continue
+    from the newest checkpoint in the store. `repair_rounds`: see `Batches`."""
 
     transport_errors: tuple[type[Exception], ...] = (AttemptFailed,)
 

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from millrace.api.grouping import Grouping
-from millrace.control.batch_actions import Attempted, run_steps
-from millrace.control.batch_steps import (
+from millrace.control.batches.actions import Attempted, run_steps
+from millrace.control.batches.decisions import FIRST_PAUSE, LAST_PAUSE, Batches, start_from
+from millrace.control.batches.steps import (
     Announce,
     BatchDone,
     BatchStep,
@@ -25,7 +26,6 @@ from millrace.control.batch_steps import (
     RunAttempt,
     WriteRows,
 )
-from millrace.control.batches import FIRST_PAUSE, LAST_PAUSE, Batches, start_from
 from millrace.errors import CheckpointMissing
 from millrace.model.graph import ComponentDef, Input, StreamDef, TopologyGraph
 from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord, blob_name, manifest_name

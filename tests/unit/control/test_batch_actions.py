@@ -8,8 +8,9 @@ from typing import Any, get_args
 import pytest
 from batch_world import KEEP, graph_with
 
-from millrace.control.batch_actions import Attempted, BatchFailed, is_fatal, lacks_state, run_steps
-from millrace.control.batch_steps import (
+from millrace.control.batches.actions import Attempted, BatchFailed, is_fatal, lacks_state, run_steps
+from millrace.control.batches.decisions import Batches, Start
+from millrace.control.batches.steps import (
     MAY_FAIL,
     Announce,
     AwaitPlan,
@@ -22,7 +23,6 @@ from millrace.control.batch_steps import (
     RunAttempt,
     StopBatches,
 )
-from millrace.control.batches import Batches, Start
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor, StoreUnreachable
 
 KINDS = [kind for kind in get_args(BatchStep) if kind not in (Rest, BatchDone, StopBatches)]

@@ -8,7 +8,7 @@ from batch_world import FAILS, MISSES, OK, World
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.control.batch_steps import BatchDone, Life, StopBatches
+from millrace.control.batches.steps import BatchDone, Life, StopBatches
 from millrace.errors import CheckpointMissing
 
 

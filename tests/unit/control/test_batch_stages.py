@@ -16,7 +16,7 @@ from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.dataframe_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
-from millrace.control.batch_stages import Stages, stages_of
+from millrace.control.batches.stages import Stages, stages_of
 from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph, graph_of
 
 LOCAL, SHUFFLE = Grouping.LOCAL_OR_SHUFFLE, Grouping.SHUFFLE

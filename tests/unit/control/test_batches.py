@@ -8,7 +8,20 @@ from collections.abc import Callable, Iterator
 import pytest
 from batch_world import FAILS, KEEP, MISSES, OK, World, after, graph_with
 
-from millrace.control.batch_steps import (
+from millrace.control.batches.decisions import (
+    FIRST_PAUSE,
+    GOOD_KNOWN,
+    LACKING,
+    LAST_PAUSE,
+    LISTED,
+    REPAIR_ROUNDS,
+    Batches,
+    Start,
+    needs_offsets,
+    pause_after,
+    start_from,
+)
+from millrace.control.batches.steps import (
     Announce,
     AwaitPlan,
     BatchDone,
@@ -24,19 +37,6 @@ from millrace.control.batch_steps import (
     RunAttempt,
     StopBatches,
     WriteRows,
-)
-from millrace.control.batches import (
-    FIRST_PAUSE,
-    GOOD_KNOWN,
-    LACKING,
-    LAST_PAUSE,
-    LISTED,
-    REPAIR_ROUNDS,
-    Batches,
-    Start,
-    needs_offsets,
-    pause_after,
-    start_from,
 )
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, TopologyError
 from millrace.model.graph import TaskId

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.control.batches import damaged, repaired
+from millrace.control.batches.decisions import damaged, repaired
 from millrace.errors import CheckpointMissing, NotTheAuthor
 from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.runtime.checkpoints.directory import DirectoryStore

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.control.batch_stages import Stages
+from millrace.control.batches.stages import Stages
 from millrace.microbatch.work import PartitionReport, check_single_run
 from millrace.model.graph import TaskId
 

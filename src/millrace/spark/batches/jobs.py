@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millrace.control.batch_actions import BatchFailed
+from millrace.control.batches.actions import BatchFailed
 from millrace.microbatch import records
 from millrace.microbatch.work import Attempt, BatchWork, PartitionReport, check_single_run, read_report
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph

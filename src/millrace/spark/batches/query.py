@@ -1,7 +1,7 @@
 """Runs one topology as a Structured Streaming query.
 
-For each batch that Spark offers, `millrace.control.batches` decides the steps: attempts, the commit point, publishing,
-collecting, repair. Here they are carried out, with Spark jobs, the checkpoint store and the master.
+For each batch that Spark offers, `millrace.control.batches.decisions` decides the steps: attempts, the commit point,
+publishing, collecting, repair. Here they are carried out, with Spark jobs, the checkpoint store and the master.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES, CHECKPOINTS
 from millrace.control.assignment import TopologyAssignment
 from millrace.control.backup_placement import backup_shape, backups
-from millrace.control.batch_actions import BatchFailed, run_steps
-from millrace.control.batch_steps import (
+from millrace.control.batches.actions import BatchFailed, run_steps
+from millrace.control.batches.decisions import Batches, Start
+from millrace.control.batches.steps import (
     RETRIED,
     Announce,
     AwaitPlan,
@@ -36,7 +37,6 @@ from millrace.control.batch_steps import (
     StopBatches,
     WriteRows,
 )
-from millrace.control.batches import Batches, Start
 from millrace.control.events import Say
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, STOPPING, WAITING

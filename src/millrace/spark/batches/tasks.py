@@ -8,8 +8,8 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.serializers import pack_long
 
-from millrace.control.batch_actions import BatchFailed
-from millrace.control.batch_stages import Stages
+from millrace.control.batches.actions import BatchFailed
+from millrace.control.batches.stages import Stages
 from millrace.microbatch.host import host
 from millrace.microbatch.work import BatchWork, read_work
 from millrace.model.graph import TaskId

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from millrace.control.batch_actions import lacks_state
+from millrace.control.batches.actions import lacks_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,9 +14,9 @@ from py4j.protocol import Py4JError
 from pyspark.util import handle_worker_exception
 
 from millrace.control.assignment import Place
-from millrace.control.batch_actions import BatchFailed
-from millrace.control.batch_steps import RunAttempt
-from millrace.control.batches import LACKING, REPAIR_ROUNDS, start_from
+from millrace.control.batches.actions import BatchFailed
+from millrace.control.batches.decisions import LACKING, REPAIR_ROUNDS, start_from
+from millrace.control.batches.steps import RunAttempt
 from millrace.control.events import Say
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import RUNNING, STOPPING

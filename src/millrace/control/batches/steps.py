@@ -1,4 +1,4 @@
-"""The steps of a batch: what `millrace.control.batches` decides and a driver carries out."""
+"""The steps of a batch: what `millrace.control.batches.decisions` decides and a driver carries out."""
 
 from __future__ import annotations
 

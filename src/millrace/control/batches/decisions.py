@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from millrace.control.batch_steps import (
+from millrace.control.batches.steps import (
     MAY_FAIL,
     Announce,
     AwaitPlan,

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from millrace.control.batch_steps import (
+from millrace.control.batches.decisions import Batches
+from millrace.control.batches.steps import (
     MAY_FAIL,
     Announce,
     AwaitPlan,
@@ -28,7 +29,6 @@ from millrace.control.batch_steps import (
     StopBatches,
     WriteRows,
 )
-from millrace.control.batches import Batches
 from millrace.errors import CheckpointMissing, MillraceError, NotTheAuthor
 from millrace.model.graph import TopologyGraph
 from millrace.state.checkpoint import TaskRecord

@@ -1,0 +1,1 @@
+"""Batches of the microbatch engine: their decisions, steps and stages, and the loop that carries the steps out."""
