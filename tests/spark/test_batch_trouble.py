@@ -45,7 +45,7 @@ def read_up_to(stream: BatchedStream) -> list[Path]:
 
 
 def events_with(stream: BatchedStream, words: str) -> list[dict[str, Any]]:
-    return [event for event in stream.master.events if event["topology"] == stream.name and words in event["text"]]
+    return [event for event in list(stream.master.events) if event["topology"] == stream.name and words in event["text"]]
 
 
 def test_lost_blobs_are_written_again_and_names_are_not_listed(engine: MicrobatchEngine, tmp_path: Path,
@@ -117,7 +117,8 @@ def test_a_function_that_cannot_write_is_named_and_its_rows_wait(engine: Microba
     assert "in refused" in error["traceback"]
     running.kill(wait=10 * SECONDS)
     assert running.wait(SECONDS), "the end does not wait for a function that fails"
-    assert any("it ends before it could write what the sinks have kept" in event["text"] for event in engine.master.events)
+    assert any("it ends before it could write what the sinks have kept" in event["text"]
+               for event in list(engine.master.events))
     target.mkdir()
     again = engine.submit(Refused, "refused", {"topology.batch.tuples": 60}, resume=True)
     assert engine.master.wait_until(lambda: sum(again.positions().values()) == 100 and any(target.glob("*/_SUCCESS")), SECONDS)
@@ -187,7 +188,6 @@ def test_the_status_shows_failed_attempts_and_their_error(engine: MicrobatchEngi
 
 
 def test_an_engine_stops_although_a_batch_hangs(engine: MicrobatchEngine, tmp_path: Path) -> None:
-    """Stops the module's engine, so this must be the last test."""
     stream = BatchedStream(engine, tmp_path, "left")
     stream.advance(1)
     held = [psutil.Process(pid) for pid in stream.held()]
