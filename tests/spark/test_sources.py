@@ -25,6 +25,7 @@ from support.topologies.tapped import WORDS, CountedTap, Tapped
 SLOTS = 3
 SHARES_SPARK = True
 ROWS = 3000
+UNREAD = 300  # rows that a task of a tap keeps for its reader
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +117,13 @@ def numbers(rows: list[Any]) -> Counter[int]:
 
 def test_at_least_once_nothing_is_lost(engine: ResidentEngine, submit: Callable[..., RunningTopology], tmp_path: Path) -> None:
     """Types are inferred from the rows; the reader restarts from its checkpoint; a worker with a task of the tap is killed."""
-    running = submit(Tapped, "tapped", limit=ROWS, rate=1500.0)
+    running = submit(Tapped, "tapped", limit=ROWS, rate=1500.0, tap_rows=UNREAD)
     assert engine.master.wait_until(lambda: any(unread(running).values()), SECONDS)
     dataframe = stream(engine.spark, "tapped")
     assert dataframe.schema.simpleString() == "struct<number:bigint,word:string>"
     reader = Reader(engine, dataframe, tmp_path)
-    reader.start()
-    reader.until(lambda: len(reader.rows()) > 100)
-    reader.stop()
+    assert reader.start(availableNow=True).awaitTermination(SECONDS)
+    assert 0 < len(reader.rows()) < ROWS, "the worker dies in the middle: an unread tap blocks the topology"
     kill_worker_of(engine, "tapped", "out")
     reader.start()
     reader.until(lambda: sum(running.positions().values()) == ROWS)  # everything committed is acked

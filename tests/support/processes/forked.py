@@ -7,8 +7,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from millrace.runtime import node
 from millrace.testing.processes import ProcessCluster, run_worker_on
 from support.patience import wait_for_late_heartbeats
+
+CORES = 2  # of the node of a forked worker
 
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["millrace.testing.processes", "millrace.workloads.audit"])
@@ -50,4 +53,5 @@ def _run_in(environment: dict[str, str], target: Callable[..., object], argument
     os.environ.clear()
     os.environ.update(environment)
     wait_for_late_heartbeats()
+    node._cores = lambda: CORES  # plans must not depend on the machine
     target(*arguments)
