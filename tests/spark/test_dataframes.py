@@ -65,7 +65,7 @@ def lines_of(spark: SparkSession, incoming: Incoming, files: int = 2) -> DataFra
 
 
 def until(engine: ResidentEngine, condition: Callable[[], bool]) -> None:
-    assert engine.master.wait_until(condition, SECONDS), [event["text"] for event in engine.master.events]
+    assert engine.master.wait_until(condition, SECONDS), [event["text"] for event in list(engine.master.events)]
 
 
 def until_emitted(engine: ResidentEngine, running: RunningTopology, tuples: int) -> None:
