@@ -16,12 +16,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support import surroundings
 from support.examples import EXPLORE, MAIN
 from support.order import sort_longest_first
+from support.patience import wait_for_late_heartbeats
 from support.servers.needed import PROPERTY, NotTested, summary
 from support.servers.postgres import PostgresServer, running_postgres
 from support.servers.redis_server import RedisServer, running_redis
 from support.servers.zookeeper import ZooKeeperServer, running_zookeeper
 
 surroundings.normalize()
+wait_for_late_heartbeats()
 
 # The main run uses the same few examples every time, so that a failure is due to a change. `millrace test --explore MINUTES`
 # uses the profile "explore", with twice as many examples and new seeds; it ignores saved examples, so that the seed alone

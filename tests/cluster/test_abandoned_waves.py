@@ -15,11 +15,11 @@ NAME = "atleast"
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest) -> LocalCluster:
+def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     """A cluster of three workers with an endless stream and two committed waves."""
     parts.forget()
     made = LocalCluster(3, nodes=3)
-    parts.Numbers.clock = staticmethod(made.clock.now)
+    monkeypatch.setattr(parts.Numbers, "clock", staticmethod(made.clock.now))
     made.submit(AtLeast, config={"rate": 20_000.0, "topology.message.timeout.secs": 30.0, **getattr(request, "param", {})})
     until_wave(made, 2)
     return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from test_waves import LIMIT, assert_exact, finish, finish_at_least, start, until_wave, visible, waves
 
@@ -13,8 +15,11 @@ from support.cluster.wave_parts import AtLeast, expected_rows
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
+def fresh() -> Iterator[None]:
     corners.forget()
+    with pytest.MonkeyPatch.context() as patch:  # the spout's clock is its own again afterwards
+        patch.setattr(parts.Numbers, "clock", parts.Numbers.clock)
+        yield
 
 
 def test_an_empty_snapshot_replaces_the_previous_one() -> None:

@@ -28,6 +28,8 @@ from support.servers.ports import free_port
 from support.servers.zookeeper import ZooKeeperServer
 
 WAIT = 60.0  # seconds before a test that waits for an event gives up
+PATIENT = 20.0  # seconds until a store takes ZooKeeper to be away: a busy one is not
+SOON = 2.0  # the same where a test stops it
 NODES = ["plain", "with/slash", "größe-雪", ".", "..", "", "100%+1", "a b\n"]
 
 Open = Callable[[], CoordinationStore]
@@ -50,7 +52,7 @@ def open_another(request: pytest.FixtureRequest, cluster: str) -> Iterator[Open]
         server = request.getfixturevalue("zookeeper_server")
 
         def another() -> CoordinationStore:
-            opened.append(open_coordination(server.url, cluster))
+            opened.append(ZooKeeperStore(server.hosts, cluster, PATIENT))
             return opened[-1]
 
         yield another
@@ -212,8 +214,8 @@ class TestZooKeeper:
     def open_one(self, zookeeper_server: ZooKeeperServer, cluster: str) -> Iterator[Callable[[], ZooKeeperStore]]:
         opened: list[ZooKeeperStore] = []
 
-        def open_one() -> ZooKeeperStore:
-            opened.append(ZooKeeperStore(zookeeper_server.hosts, cluster, timeout=2.0))
+        def open_one(timeout: float = PATIENT) -> ZooKeeperStore:
+            opened.append(ZooKeeperStore(zookeeper_server.hosts, cluster, timeout))
             return opened[-1]
 
         yield open_one
@@ -313,9 +315,9 @@ class TestZooKeeper:
         first.close()
         other.close()
 
-    def test_zookeeper_stopped_and_started_again(self, open_one: Callable[[], ZooKeeperStore],
+    def test_zookeeper_stopped_and_started_again(self, open_one: Callable[..., ZooKeeperStore],
                                                  zookeeper_server: ZooKeeperServer, caplog: pytest.LogCaptureFixture) -> None:
-        master, agent, changed = open_one(), open_one(), threading.Event()
+        master, agent, changed = open_one(SOON), open_one(SOON), threading.Event()
         author = master.claim()
         master.publish(Stamp(author, 1), {"node": b"before"})
         agent.watch("node", changed.set)
@@ -337,13 +339,13 @@ class TestZooKeeper:
         assert agent.read("node") == (Stamp(author, 2), b"after")
         assert not [record for record in caplog.records if record.name.startswith("kazoo") or record.name.endswith("kazoo")]
 
-    def test_a_zookeeper_that_hangs(self, open_one: Callable[[], ZooKeeperStore], zookeeper_server: ZooKeeperServer) -> None:
-        store = open_one()
+    def test_a_zookeeper_that_hangs(self, open_one: Callable[..., ZooKeeperStore], zookeeper_server: ZooKeeperServer) -> None:
+        store = open_one(SOON)
         author = store.claim()
         assert zookeeper_server.process is not None
         os.kill(zookeeper_server.process.pid, signal.SIGSTOP)
         try:
-            with pytest.raises(StoreUnreachable, match=r"did not answer the request .* within 2 s"):
+            with pytest.raises(StoreUnreachable, match=rf"did not answer the request .* within {SOON:g} s"):
                 store.publish(Stamp(author, 1), {"node": b"part"})
         finally:
             os.kill(zookeeper_server.process.pid, signal.SIGCONT)

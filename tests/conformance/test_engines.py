@@ -171,7 +171,7 @@ def end_of(master: Master, graph: TopologyGraph, done: Done) -> None:
     topologies = master.state.topologies
 
     def story() -> str:
-        return "\n".join([str(dict(topologies[graph.name].positions)), *(event["text"] for event in master.events)])
+        return "\n".join([str(dict(topologies[graph.name].positions)), *(event["text"] for event in list(master.events))])
 
     try:
         assert master.wait_until(lambda: done(dict(topologies[graph.name].positions)), SECONDS), story()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from millrace.config import LEASE
+from millrace.config import HEARTBEAT_TIMEOUT, LEASE
+from support.processes.ending import kill_and_wait
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact, assert_never_less
 
@@ -52,20 +54,23 @@ def test_a_worker_is_killed_during(cluster: ForkedCluster, tmp_path: Path, phase
     """While the master is in that phase and waits for a task of the worker. Recovery returns to the wave committed then."""
     stream = StatefulStream(cluster.master, tmp_path)
     stream.wave(1)
-    if phase == "init":  # a second fault during the recovery from the first
-        cluster.kill(0)
     cluster.master.call(cluster.master.events.clear)
     losses: list[int] = []
 
     def kill() -> None:
         losses.append(stream.state.losses)
-        os.kill(cluster.processes[1].pid, signal.SIGKILL)
+        kill_and_wait(cluster.processes[1].pid)
 
-    wave = stream.in_phase(phase, kill, slot=1)
-    cluster.kill(1)  # already dead: reaps the process
+    if phase == "init":  # a second fault during the recovery from the first
+        wave = stream.in_phase(phase, kill, slot=1, first=partial(kill_and_wait, cluster.processes[0].pid))
+        cluster.kill(0)  # already dead: reaps the process
+    else:
+        wave = stream.in_phase(phase, kill, slot=1)
+    cluster.kill(1)
     stream.until(lambda: stream.state.losses > losses[0])
     stream.wave(2)
-    restored = [event["text"] for event in cluster.master.events if "every task has restored the state of" in event["text"]]
+    events = [event["text"] for event in list(cluster.master.events)]
+    restored = [text for text in events if "every task has restored the state of" in text]
     assert restored and restored[-1].endswith(f"wave {wave}"), restored
     assert_all_exact(stream.finish_both())
 
@@ -81,13 +86,16 @@ def test_workers_are_killed_and_restarted_in_turn(cluster: ForkedCluster, tmp_pa
     assert_all_exact(stream.finish_both())
 
 
-def test_a_stopped_worker_is_fenced(cluster: ForkedCluster, tmp_path: Path) -> None:
+def test_a_stopped_worker_is_fenced(cluster: ForkedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its silence is noticed. A late heartbeat of another worker would do no harm here."""
     stream = StatefulStream(cluster.master, tmp_path)
     stream.wave(2)
     process = cluster.processes[1]
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        stream.until(lambda: 1 not in cluster.master.state.workers)
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster.master.worker_port, "heartbeat_timeout", HEARTBEAT_TIMEOUT.default)
+            stream.until(lambda: 1 not in cluster.master.state.workers)
         stream.wave(1)
     finally:
         os.kill(process.pid, signal.SIGCONT)

@@ -59,19 +59,24 @@ def holders(tmp_path: Path) -> Iterator[list[Holder]]:
 def test_a_blob_outlives_holders_that_are_killed(holders: list[Holder], tmp_path: Path) -> None:
     answers: Queue[Any] = Queue()
     with zmq.Context() as context:
-        exchange = FragmentExchange(context, "here", tmp_path, "", Keys.make(), boot_id(), lambda call: call(), silence=1.0)
+        exchange = FragmentExchange(context, "here", tmp_path, "", Keys.make(), boot_id(), lambda call: call(), silence=PATIENT)
         try:
             where = [(index, holder.address()) for index, holder in enumerate(holders)]
             exchange.save(BLOB, [DATA], 3, 2, where, answers.put)
             assert answers.get(timeout=PATIENT) == 5
             exchange.fetch(BLOB, 3, 2, where, answers.put)
             holders[0].process.kill()  # perhaps in the middle of an answer
+            exchange.forget(where[0][1])  # as the master does when it notices
             assert answers.get(timeout=PATIENT) == DATA
             holders[2].process.kill()
             exchange.fetch(BLOB, 3, 2, where, answers.put)
+            for dead in (0, 2):
+                exchange.forget(where[dead][1])
             assert answers.get(timeout=PATIENT) == DATA
             holders[4].process.kill()
             exchange.fetch(BLOB, 3, 2, where, answers.put)
+            for dead in (0, 2, 4):
+                exchange.forget(where[dead][1])
             error = answers.get(timeout=PATIENT)
             assert isinstance(error, NotEnoughFragments) and "0: its holder does not answer" in str(error)
         finally:

@@ -14,17 +14,18 @@ from typing import Any
 
 import pytest
 
-from millrace.config import HEARTBEAT_TIMEOUT
 from millrace.master.requests.server import request_directory
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
 from millrace.runtime.worker.process import WorkerSetup, run_worker
+from support.processes.ending import given_up
 from support.processes.forked import ForkedCluster, forked
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 from support.topologies.stuck import Stuck
 
 WORKERS = 3
 ENDED_ITSELF = 3  # exit code
+SHORT_LEASE = 5.0  # seconds: a busy master is not silent for so long
 
 
 def serve(pipe: Connection, directory: str, settings: dict[str, Any]) -> None:
@@ -74,7 +75,7 @@ class MasterProcess:
 
 @pytest.fixture
 def apart(tmp_path: Path) -> Iterator[MasterProcess]:
-    master = MasterProcess(tmp_path, {"worker.lease.secs": 1.0})
+    master = MasterProcess(tmp_path, {"worker.lease.secs": SHORT_LEASE})
     try:
         yield master
     finally:
@@ -89,12 +90,13 @@ def test_workers_end_by_themselves_when_the_master_is_killed(apart: MasterProces
 
 def test_a_stopped_master_keeps_its_workers(tmp_path: Path) -> None:
     """A master that swaps, or is stopped with Ctrl-Z, must not presume its healthy workers dead."""
-    master = MasterProcess(tmp_path, {"worker.lease.secs": 60.0})
+    timeout = 4.0  # seconds
+    master = MasterProcess(tmp_path, {"worker.lease.secs": SECONDS, "worker.heartbeat.timeout.secs": timeout})
     try:
         assert master.ask("advance") == 0
         for _ in range(2):
             os.kill(master.process.pid, signal.SIGSTOP)
-            master.workers[0].join(HEARTBEAT_TIMEOUT.default + 0.3)  # length of the pause; no worker may end during it
+            master.workers[0].join(timeout + 0.3)  # length of the pause; no worker may end during it
             os.kill(master.process.pid, signal.SIGCONT)
             assert master.ask("advance") == 0, "no worker may be lost"
         assert_exact(master.ask("finish"))
@@ -152,8 +154,7 @@ def test_a_long_path_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_worker_stuck_in_user_code_is_alive_and_ends_with_its_master(tmp_path: Path) -> None:
-    settings = {"worker.lease.secs": 1.0, "worker.heartbeat.timeout.secs": 1.0}
-    with ForkedCluster(1, settings=settings) as cluster:
+    with ForkedCluster(1, settings={"worker.lease.secs": SHORT_LEASE}) as cluster:
         stuck = cluster.processes[0]
         cluster.master.submit(graph_of(Stuck, "stuck", {"path": str(tmp_path)}))
         assert cluster.master.wait_until(lambda: (tmp_path / "reached").exists(), SECONDS)
@@ -167,11 +168,11 @@ def test_a_worker_stuck_in_user_code_is_alive_and_ends_with_its_master(tmp_path:
 
 def test_a_worker_is_stopped_while_it_restarts(tmp_path: Path) -> None:
     """The master stops while a worker that was presumed dead restarts."""
-    with ForkedCluster(2, settings={"worker.heartbeat.timeout.secs": 0.6, "worker.lease.secs": 3.0}) as cluster:
+    with ForkedCluster(2, settings={"worker.lease.secs": SHORT_LEASE}) as cluster:
         stream = AuditedStream(cluster.master, tmp_path)
         stream.advance(500)
         os.kill(cluster.processes[1].pid, signal.SIGSTOP)
-        stream.until(lambda: 1 not in cluster.master.state.workers)
+        stream.until(given_up(cluster.master, 1))
         stream.advance(500)
         assert_nothing_lost(stream.finish())
         processes = list(cluster.processes.values())

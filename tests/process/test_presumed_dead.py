@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes.ending import given_up
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 
@@ -17,7 +18,7 @@ SLOTS = 3
 
 @pytest.fixture
 def cluster() -> Iterator[ForkedCluster]:
-    with ForkedCluster(SLOTS, settings={"worker.heartbeat.timeout.secs": 1.0, "worker.lease.secs": SECONDS}) as cluster:
+    with ForkedCluster(SLOTS, settings={"worker.lease.secs": SECONDS}) as cluster:
         yield cluster
 
 
@@ -36,7 +37,8 @@ def generation(cluster: ForkedCluster, slot: int) -> int | None:
 def stop_until_presumed_dead(cluster: ForkedCluster, stream: AuditedStream, slot: int) -> None:
     """Stop the process until the master presumes it dead."""
     os.kill(cluster.processes[slot].pid, signal.SIGSTOP)
-    stream.until(lambda: generation(cluster, slot) is None and slot not in stream.slots())
+    stream.until(given_up(cluster.master, slot))
+    assert slot not in stream.slots()
 
 
 def wake(cluster: ForkedCluster, slot: int) -> None:
@@ -62,7 +64,8 @@ def test_it_restarts_and_is_used_again(cluster: ForkedCluster, stream: AuditedSt
 def test_all_at_once(cluster: ForkedCluster, stream: AuditedStream) -> None:
     for slot in range(SLOTS):
         os.kill(cluster.processes[slot].pid, signal.SIGSTOP)
-    stream.until(lambda: not cluster.master.state.workers and stream.state.status == "waiting")
+        stream.until(given_up(cluster.master, slot))
+    assert stream.state.status == "waiting"
     for slot in range(SLOTS):
         wake(cluster, slot)
     stream.until(lambda: len(cluster.master.state.workers) == SLOTS and stream.state.status == "running")
@@ -88,7 +91,7 @@ def test_its_slot_was_given_to_another_process(cluster: ForkedCluster, stream: A
 
 def test_a_shorter_stop_changes_nothing(tmp_path: Path) -> None:
     """Stopped for less than the timeout: no worker is lost, and nothing is sent twice."""
-    with ForkedCluster(2, settings={"worker.heartbeat.timeout.secs": 20.0}) as cluster:
+    with ForkedCluster(2) as cluster:
         stream = AuditedStream(cluster.master, tmp_path)
         stream.advance(500)
         os.kill(cluster.processes[1].pid, signal.SIGSTOP)

@@ -4,10 +4,9 @@ commit, and the content is compared with rows computed independently."""
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from millrace.connectors.staged_rows import TABLE as STAGED
+from support.processes.ending import kill_and_wait
 from support.processes.forked import ForkedCluster
 from support.servers.postgres import PostgresServer
 from support.servers.redis_server import RedisServer
@@ -55,9 +55,9 @@ def kill(cluster: ForkedCluster, stream: StoredStream, phase: str, component: st
     slot, losses = slot_of(stream, component), stream.state.losses
     pid = cluster.processes[slot].pid
     if phase == "idle":
-        os.kill(pid, signal.SIGKILL)
+        kill_and_wait(pid)
     else:
-        stream.in_phase(phase, lambda: os.kill(pid, signal.SIGKILL), slot, component)
+        stream.in_phase(phase, partial(kill_and_wait, pid), slot, component)
     cluster.kill(slot)  # already dead: reaps the process
     stream.until(lambda: stream.state.losses > losses)
     cluster.start(slot)
@@ -67,7 +67,7 @@ def kill(cluster: ForkedCluster, stream: StoredStream, phase: str, component: st
 
 def test_killed_workers_leave_every_row_once(database: sa.Engine, redis_client: Any, redis_server: RedisServer,
                                              postgres_server: PostgresServer, tmp_path: Path) -> None:
-    with ForkedCluster(SLOTS, nodes=SLOTS, settings={"worker.heartbeat.timeout.secs": SECONDS}) as cluster:
+    with ForkedCluster(SLOTS, nodes=SLOTS) as cluster:
         stream = StoredStream(cluster.master, tmp_path / "output", postgres_server.url, redis_server.url, rate=RATE,
                               interval=0.2)
         stream.wave(2)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes.ending import kill_and_wait
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 
@@ -107,7 +108,7 @@ def test_all_workers(cluster: ForkedCluster, stream: AuditedStream) -> None:
     for victim in range(SLOTS):
         cluster.kill(victim)
     stream.until(lambda: stream.state.status == "waiting" and not stream.slots())
-    warnings = [event["text"] for event in cluster.master.events if event["level"] == "warning"]
+    warnings = [event["text"] for event in list(cluster.master.events) if event["level"] == "warning"]
     assert any(text.startswith("waits: ") and "slot" in text for text in warnings), warnings
     for slot in range(SLOTS):
         cluster.start(slot)
@@ -119,8 +120,17 @@ def test_all_workers(cluster: ForkedCluster, stream: AuditedStream) -> None:
 
 def test_while_it_drains(cluster: ForkedCluster, stream: AuditedStream) -> None:
     """A crash during a pause: the pause completes, and the stream can continue afterwards."""
-    cluster.master.pause(stream.name)
-    cluster.kill(random.Random(7).randrange(SLOTS))
+    victim = random.Random(7).randrange(SLOTS)
+
+    def pause_and_kill() -> bool:
+        """Returns True if nothing more was in flight."""
+        cluster.master.pause(stream.name)
+        drained = cluster.master.state.drained(stream.state)
+        kill_and_wait(cluster.processes[victim].pid)
+        return drained
+
+    assert not cluster.master.call(pause_and_kill)
+    cluster.kill(victim)  # already dead: reaps the process
     stream.until(lambda: cluster.master.state.drained(stream.state))
     cluster.master.unpause(stream.name)
     stream.advance(500)

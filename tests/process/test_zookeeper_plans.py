@@ -27,15 +27,22 @@ from support.servers.zookeeper import ZooKeeperServer
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS, NODES = 3, 2
-SILENCE = 2.0  # seconds after which a master takes ZooKeeper to be away
+SILENCE = 2.0  # seconds after which a master takes ZooKeeper to be away, where a test stops it
+PATIENT = 20.0  # the same everywhere else: a busy ZooKeeper is not away
 CONFIG: dict[str, object] = {"topology.message.timeout.secs": 5.0}  # for streams that lose workers; others must be exact
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _soon_away() -> Iterator[None]:
+def _patient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ZooKeeperStore.__init__, "__defaults__", (SILENCE,))
+        patch.setattr(ZooKeeperStore.__init__, "__defaults__", (PATIENT,))
         yield
+
+
+@pytest.fixture
+def soon_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masters made in this test soon take ZooKeeper to be away."""
+    monkeypatch.setattr(ZooKeeperStore.__init__, "__defaults__", (SILENCE,))
 
 
 @pytest.fixture
@@ -66,6 +73,12 @@ def cluster(shared_cluster: ForkedCluster) -> ForkedCluster:
     assert shared_cluster.master.wait_until(lambda: not shared_cluster.master.state.topologies, SECONDS)
     shared_cluster.master.call(shared_cluster.master.events.clear)
     return shared_cluster
+
+
+@pytest.fixture
+def own_cluster(server: ZooKeeperServer, soon_away: None) -> Iterator[ForkedCluster]:
+    with start(server) as cluster:
+        yield cluster
 
 
 def run(cluster: ForkedCluster, directory: Path, **config: object) -> AuditedStream:
@@ -110,8 +123,9 @@ def test_tasks_move_and_a_dead_agent_is_replaced(cluster: ForkedCluster, tmp_pat
     assert_nothing_lost(stream.finish())
 
 
-def test_the_stream_continues_and_plans_wait_while_zookeeper_is_down(server: ZooKeeperServer, cluster: ForkedCluster,
+def test_the_stream_continues_and_plans_wait_while_zookeeper_is_down(server: ZooKeeperServer, own_cluster: ForkedCluster,
                                                                      tmp_path: Path) -> None:
+    cluster = own_cluster
     stream = run(cluster, tmp_path)
     stream.until(lambda: reached(cluster))
     server.stop()
@@ -128,8 +142,9 @@ def test_the_stream_continues_and_plans_wait_while_zookeeper_is_down(server: Zoo
     assert_nothing_lost(stream.finish())
 
 
-def test_a_worker_that_dies_while_zookeeper_is_down_is_replaced_later(server: ZooKeeperServer, cluster: ForkedCluster,
+def test_a_worker_that_dies_while_zookeeper_is_down_is_replaced_later(server: ZooKeeperServer, own_cluster: ForkedCluster,
                                                                       tmp_path: Path) -> None:
+    cluster = own_cluster
     stream = run(cluster, tmp_path, **CONFIG)
     victim = cluster.master.state.agents["node0"]
     server.stop()
@@ -141,7 +156,7 @@ def test_a_worker_that_dies_while_zookeeper_is_down_is_replaced_later(server: Zo
     assert_nothing_lost(stream.finish())
 
 
-def test_everything_can_be_stopped_while_zookeeper_is_down(server: ZooKeeperServer) -> None:
+def test_everything_can_be_stopped_while_zookeeper_is_down(server: ZooKeeperServer, soon_away: None) -> None:
     threads = set(threading.enumerate())
     with start(server, 2) as cluster:
         directory = Path(cluster.setup().directory())
@@ -151,6 +166,8 @@ def test_everything_can_be_stopped_while_zookeeper_is_down(server: ZooKeeperServ
         left = list(cluster.processes.values())
     assert [process.exitcode for process in left] == [0]
     assert not directory.exists()
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(SECONDS)
     assert set(threading.enumerate()) <= threads
 
 

@@ -64,7 +64,8 @@ def test_cores_that_workers_of_any_engine_hold_are_not_free(spark: SparkSession,
             assert FreeCores(spark.sparkContext, 2).count() == FreeCores(spark.sparkContext, 1).count() == 1
             with MicrobatchEngine(spark=spark, name=f"third-{os.getpid()}", settings=settings(tmp_path / "third")) as third:
                 batched, resident = third.submit(WordCount), first.submit(WordCount)
-                assert third.master.wait_until(lambda: bool(third.master.batch_logs), SECONDS), "a batch found the last core"
+                assert third.master.wait_until(lambda: any(log.records for log in third.master.batch_logs.values()), SECONDS), \
+                    "a batch found the last core"
                 assert resident.wait_running(SECONDS)
                 batched.kill(wait=SECONDS)
                 assert batched.wait(SECONDS)

@@ -22,12 +22,35 @@ from support.topologies.batched import SECONDS, BatchedStream, kill
 from support.topologies.dataframe_parts import TARGET, Refused
 
 
+class Engines:
+    """The module's engine, made again after a test has stopped it."""
+
+    def __init__(self, store: Path) -> None:
+        self._settings = {"checkpoint.store": str(store), "history.url": "none"}
+        self._engine: MicrobatchEngine | None = None
+
+    def running(self) -> MicrobatchEngine:
+        if self._engine is None:
+            self._engine = MicrobatchEngine("local[2]", name=f"trouble-{os.getpid()}", code=["support"],
+                                            settings=self._settings)
+        return self._engine
+
+    def stop(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.stop()
+
+
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrobatchEngine]:
-    settings = {"checkpoint.store": str(tmp_path_factory.mktemp("store")), "history.url": "none"}
-    with MicrobatchEngine("local[2]", name=f"trouble-{os.getpid()}", code=["support"],
-                          settings=settings) as engine:
-        yield engine
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    engines = Engines(tmp_path_factory.mktemp("store"))
+    yield engines
+    engines.stop()
+
+
+@pytest.fixture
+def engine(engines: Engines) -> MicrobatchEngine:
+    return engines.running()
 
 
 def lose_blobs(stream: BatchedStream) -> dict[str, bytes]:
@@ -45,7 +68,7 @@ def read_up_to(stream: BatchedStream) -> list[Path]:
 
 
 def events_with(stream: BatchedStream, words: str) -> list[dict[str, Any]]:
-    return [event for event in stream.master.events if event["topology"] == stream.name and words in event["text"]]
+    return [event for event in list(stream.master.events) if event["topology"] == stream.name and words in event["text"]]
 
 
 def test_lost_blobs_are_written_again_and_names_are_not_listed(engine: MicrobatchEngine, tmp_path: Path,
@@ -117,7 +140,8 @@ def test_a_function_that_cannot_write_is_named_and_its_rows_wait(engine: Microba
     assert "in refused" in error["traceback"]
     running.kill(wait=10 * SECONDS)
     assert running.wait(SECONDS), "the end does not wait for a function that fails"
-    assert any("it ends before it could write what the sinks have kept" in event["text"] for event in engine.master.events)
+    assert any("it ends before it could write what the sinks have kept" in event["text"]
+               for event in list(engine.master.events))
     target.mkdir()
     again = engine.submit(Refused, "refused", {"topology.batch.tuples": 60}, resume=True)
     assert engine.master.wait_until(lambda: sum(again.positions().values()) == 100 and any(target.glob("*/_SUCCESS")), SECONDS)
@@ -186,11 +210,10 @@ def test_the_status_shows_failed_attempts_and_their_error(engine: MicrobatchEngi
     stream.finish()
 
 
-def test_an_engine_stops_although_a_batch_hangs(engine: MicrobatchEngine, tmp_path: Path) -> None:
-    """Stops the module's engine, so this must be the last test."""
-    stream = BatchedStream(engine, tmp_path, "left")
+def test_an_engine_stops_although_a_batch_hangs(engines: Engines, tmp_path: Path) -> None:
+    stream = BatchedStream(engines.running(), tmp_path, "left")
     stream.advance(1)
     held = [psutil.Process(pid) for pid in stream.held()]
-    engine.stop()
+    engines.stop()
     assert stream.hold.held(), "it still hangs"
     assert not psutil.wait_procs(held, SECONDS)[1]

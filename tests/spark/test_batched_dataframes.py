@@ -89,7 +89,7 @@ def counted(engine: MicrobatchEngine, name: str, rows: int) -> None:
         log = engine.master.batch_logs.get(name)
         return log is not None and sum(record.tuples_in for record in log.records) >= rows
 
-    assert engine.master.wait_until(done, SECONDS), [event["text"] for event in engine.master.events]
+    assert engine.master.wait_until(done, SECONDS), [event["text"] for event in list(engine.master.events)]
 
 
 def test_from_files_to_a_table_and_resumed_after_a_restart(places: tuple[Files, Path],

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from millrace.config import HEARTBEAT_TIMEOUT
 from millrace.errors import MasterUnreachable
 from millrace.master.requests.client import ask
+from support.patience import HEARTBEAT_SECONDS
 from support.processes.family import command, in_session
 from support.topologies.audited import SECONDS
 
@@ -27,7 +29,7 @@ MILLRACE = [sys.executable, "-m", "millrace.cli.main"]
 WORD_COUNT = "millrace.workloads.wordcount:WordCount"
 NAME = "wordcount"
 SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
-WHOLE_SECONDS = 4 * SECONDS  # for a whole command, including the start of Spark
+WHOLE_SECONDS = 4 * SECONDS  # for a whole command, or what includes the start of Spark
 LOOK_SECONDS = 0.1  # between polls of another process
 
 
@@ -42,9 +44,9 @@ def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + WHOLE_SECONDS
     while not (result := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {SECONDS:g} s"
+        assert time.monotonic() < deadline, f"{what}: not within {WHOLE_SECONDS:g} s"
         time.sleep(LOOK_SECONDS)
     return result
 
@@ -79,8 +81,8 @@ class Run:
         counting = topology and topology["status"] == "running" and component(topology, "count")["executed"] > 0
         return status if counting else None
 
-    def end(self, seconds: float = SECONDS) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=seconds)
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=WHOLE_SECONDS)
         until(lambda: not in_session(self.pid), "every process is gone")
         return self.process.returncode, out, err
 
@@ -99,7 +101,7 @@ def run(runtime_directory: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
     def start(*arguments: str) -> Run:
-        runs.append(Run("--set", "rate=1000", *arguments))
+        runs.append(Run("--set", "rate=1000", "--set", f"{HEARTBEAT_TIMEOUT.key}={HEARTBEAT_SECONDS}", *arguments))
         return runs[-1]
 
     yield start
@@ -145,7 +147,7 @@ def test_a_signal_stops_everything_in_order(number: signal.Signals, run: Callabl
 @pytest.mark.slow
 def test_checkpoints_survive_a_run_without_resume_or_fresh(run: Callable[..., Run]) -> None:
     def ran(*flags: str) -> tuple[int, str, str]:
-        return run("--json", "--seconds", "2", *flags).end(WHOLE_SECONDS)
+        return run("--json", "--seconds", "2", *flags).end()
 
     assert ran()[0] == 0  # leaves a checkpoint
     code, out, err = ran()

@@ -65,7 +65,7 @@ def lines_of(spark: SparkSession, incoming: Incoming, files: int = 2) -> DataFra
 
 
 def until(engine: ResidentEngine, condition: Callable[[], bool]) -> None:
-    assert engine.master.wait_until(condition, SECONDS), [event["text"] for event in engine.master.events]
+    assert engine.master.wait_until(condition, SECONDS), [event["text"] for event in list(engine.master.events)]
 
 
 def until_emitted(engine: ResidentEngine, running: RunningTopology, tuples: int) -> None:
@@ -110,6 +110,7 @@ def test_a_worker_is_killed_in_the_middle(engine: ResidentEngine, spark: SparkSe
     running = engine.submit(writing(lines_of(spark, incoming)), "killed", {"path": str(tmp_path / "out")})
     until_emitted(engine, running, 4000)
     slot = engine.master.state.topologies["killed"].places[TaskId("lines", 0)].slot
+    assert running.observed().total("lines", "emitted") < len(incoming.lines)
     os.kill(engine.master.connections[slot].hello.pid, signal.SIGKILL)
     read_all(spark, running)
     assert engine.master.state.topologies["killed"].losses == 1
@@ -125,6 +126,7 @@ def test_state_that_is_lost_with_a_worker_is_counted_again(engine: ResidentEngin
     running = engine.submit(counting(lines_of(spark, incoming, files=1)), "counted", config)
     until_emitted(engine, running, 3500)
     slot = engine.master.state.topologies["counted"].places[TaskId("count", 0)].slot
+    assert running.observed().total("lines", "emitted") < len(incoming.lines)
     os.kill(engine.master.connections[slot].hello.pid, signal.SIGKILL)
     read_all(spark, running)
     end(running)
@@ -141,6 +143,7 @@ def test_a_spout_is_moved_while_it_is_fed(engine: ResidentEngine, spark: SparkSe
     place = engine.master.state.topologies["moved"].places[TaskId("lines", 0)]
     running.move("lines[0]", 1 - place.slot)
     read_all(spark, running)
+    assert engine.master.state.topologies["moved"].places[TaskId("lines", 0)].slot == 1 - place.slot
     end(running)
     assert set(written(tmp_path / "out")) == set(incoming.lines)
 

@@ -16,7 +16,7 @@ from millrace.errors import MillraceError
 from millrace.master.requests.client import ask
 from millrace.spark.engine import ResidentEngine
 from millrace.workloads.wordcount import WordCount
-from support.processes.family import daemon_of
+from support.processes.family import alive, daemon_of
 from support.topologies.audited import (
     SECONDS,
     AuditedStream,
@@ -125,7 +125,7 @@ def test_all_workers_are_killed_with_their_daemon(engine: ResidentEngine, tmp_pa
                  and all(pid_of(engine, slot) != pid for slot, pid in before.items()))
     stream.advance(500)
     assert_nothing_lost(stream.finish())
-    assert not [pid for pid in before.values() if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in before.values() if alive(pid)]
 
 
 def test_a_user_s_module_from_another_directory(engine: ResidentEngine) -> None:

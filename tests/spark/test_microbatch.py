@@ -69,7 +69,7 @@ def test_tasks_run_where_the_plan_says_and_plans_change_between_batches(engine: 
     stream.finish()
     again = BatchedStream(engine, tmp_path, "planned", resume=True)
     assert again.graph.component("count").par == 2 and stream.master.state.topologies["planned"].key_groups == owners
-    assert "resumes with count x 2, as it was rescaled" in [event["text"] for event in engine.master.events]
+    assert "resumes with count x 2, as it was rescaled" in [event["text"] for event in list(engine.master.events)]
     again.advance(1)
     seen = commits_seen(engine, "planned", monkeypatch)
     again.advance(2)

@@ -66,7 +66,7 @@ on_both = pytest.mark.parametrize("start", [resident, microbatch], ids=["residen
 
 
 def until(engine: Engine, condition: Callable[[], bool]) -> None:
-    assert engine.master.wait_until(condition, SECONDS), [event["text"] for event in engine.master.events]
+    assert engine.master.wait_until(condition, SECONDS), [event["text"] for event in list(engine.master.events)]
 
 
 def taken_in(running: RunningTopology, *spouts: str) -> int:

@@ -25,6 +25,7 @@ from support.topologies.tapped import WORDS, CountedTap, Tapped
 SLOTS = 3
 SHARES_SPARK = True
 ROWS = 3000
+UNREAD = 300  # rows that a task of a tap keeps for its reader
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +117,14 @@ def numbers(rows: list[Any]) -> Counter[int]:
 
 def test_at_least_once_nothing_is_lost(engine: ResidentEngine, submit: Callable[..., RunningTopology], tmp_path: Path) -> None:
     """Types are inferred from the rows; the reader restarts from its checkpoint; a worker with a task of the tap is killed."""
-    running = submit(Tapped, "tapped", limit=ROWS, rate=1500.0)
+    running = submit(Tapped, "tapped", limit=ROWS, rate=1500.0, tap_rows=UNREAD, topology_chunk_tuples=10,
+                     topology_channel_window=1)
     assert engine.master.wait_until(lambda: any(unread(running).values()), SECONDS)
     dataframe = stream(engine.spark, "tapped")
     assert dataframe.schema.simpleString() == "struct<number:bigint,word:string>"
     reader = Reader(engine, dataframe, tmp_path)
-    reader.start()
-    reader.until(lambda: len(reader.rows()) > 100)
-    reader.stop()
+    assert reader.start(availableNow=True).awaitTermination(SECONDS)
+    assert 0 < len(reader.rows()) < ROWS, "the worker dies in the middle: an unread tap blocks the topology"
     kill_worker_of(engine, "tapped", "out")
     reader.start()
     reader.until(lambda: sum(running.positions().values()) == ROWS)  # everything committed is acked
@@ -135,12 +136,19 @@ def test_at_least_once_nothing_is_lost(engine: ResidentEngine, submit: Callable[
 def test_exactly_once_through_a_killed_worker(engine: ResidentEngine, submit: Callable[..., RunningTopology],
                                               tmp_path: Path) -> None:
     """The state of the same run is read as a table too."""
-    running = submit(CountedTap, "counted", limit=ROWS, rate=1500.0, topology_guarantee="exactly-once",
+    running = submit(CountedTap, "counted", limit=ROWS, rate=600.0, tap_rows=UNREAD, topology_guarantee="exactly-once",
                      topology_checkpoint_interval_secs=0.3)
     reader = Reader(engine, stream(engine.spark, "counted", "count long, number long, word string"), tmp_path)
     reader.start()
-    reader.until(lambda: len(reader.rows()) > 100)
-    kill_worker_of(engine, "counted", "out")
+    killed: list[int] = []
+
+    def kill_in_the_middle() -> bool:  # on the master's thread, as soon as there are rows
+        if not killed and len(reader.rows()) > 100:
+            killed.append(len(reader.rows()))
+            kill_worker_of(engine, "counted", "out")
+        return bool(killed)
+
+    reader.until(kill_in_the_middle)
     reader.until(lambda: len(reader.rows()) > ROWS // 2)
     reader.stop()
     reader.start()

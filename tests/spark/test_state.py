@@ -16,17 +16,20 @@ from typing import Any
 import pytest
 
 from millrace.bench.stored_counts import stored_counts
+from millrace.config import HEARTBEAT_TIMEOUT
 from millrace.errors import MasterUnreachable
 from millrace.master.requests.client import ask
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.spark.engine import ResidentEngine
 from millrace.workloads.audit import audit, true_counts
+from support.patience import HEARTBEAT_SECONDS
 from support.processes.family import executor_of, in_session
 from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact, assert_exact
 
 SLOTS = 3
 LOOK_SECONDS = 0.1  # between polls of another process
+START_SECONDS = 3 * SECONDS  # for what includes the start of Spark
 CLUSTER, NAME = "kept", "stateful"
 
 
@@ -52,7 +55,8 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
     directory = tempfile.mkdtemp(prefix="run")  # hides other clusters; sockets need a short path
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
     started: list[subprocess.Popen[str]] = []
-    settings = {"path": tmp_path / "output", "rate": 1000, "topology.checkpoint.interval.secs": 0.5}
+    settings = {"path": tmp_path / "output", "rate": 1000, "topology.checkpoint.interval.secs": 0.5,
+                HEARTBEAT_TIMEOUT.key: HEARTBEAT_SECONDS}
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -72,9 +76,9 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + START_SECONDS
     while not (result := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {SECONDS:g} s"
+        assert time.monotonic() < deadline, f"{what}: not within {START_SECONDS:g} s"
         time.sleep(LOOK_SECONDS)
     return result
 
@@ -100,7 +104,7 @@ def test_the_driver_is_killed_and_resumed(driver: Callable[..., subprocess.Popen
     second = driver("--resume")  # while workers of the first may still be alive
     committed(second, wave + 3)
     os.killpg(second.pid, signal.SIGINT)
-    _, err = second.communicate(timeout=SECONDS)
+    _, err = second.communicate(timeout=START_SECONDS)
     assert second.returncode == 0 and "Traceback" not in err, err
     until(lambda: not in_session(first.pid) and not in_session(second.pid), "every process is gone")
     store = open_store(str(tmp_path / "checkpoints"))

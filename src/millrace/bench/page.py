@@ -136,8 +136,8 @@ def pages_of(root: Path, results: dict[str, Result]) -> dict[Path, str]:
 
 
 def newest(directory: Path) -> list[Path]:
-    """The newest result of each kind."""
-    paths = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    """The newest result of each kind, by the time in the name of its file: copying changes the file's own time."""
+    paths = sorted(directory.glob("*.json"), key=lambda path: path.stem.removeprefix(kind_of(path)))
     if not paths:
         raise MillraceError(f"there are no results in {directory}: run the benchmarks first, such as millrace bench wordcount")
     return list({kind_of(path): path for path in paths if kind_of(path) in TABLES}.values())

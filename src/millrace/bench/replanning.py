@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from millrace.bench.results import keep
+from millrace.control.schedule_generator import ENACTED
 from millrace.errors import MillraceError
 from millrace.schedulers.otd import Otd
 from millrace.schedulers.problem import Problem
@@ -21,6 +22,7 @@ SLOTS = 4
 MASTER = "local-cluster[2,3,700]"
 WINDOW_SECONDS = 2.0
 DRAIN_SECONDS = 60.0
+DECIDE_SECONDS = 60.0  # until a scheduler has decided, beyond its part: a safety limit
 SWAPS = ("tstorm", "slstream", "even", "otd")
 
 
@@ -49,10 +51,13 @@ def _measure(engine: ResidentEngine, running: RunningTopology, console: Console,
                               "before": _traffic(engine, console, "placed evenly")}
     engine.set_scheduler("otd", period=WINDOW_SECONDS, cool_down=WINDOW_SECONDS)
     time.sleep(4 * seconds)
+    _wait_for(engine, "otd", ENACTED)
     result["otd"] = {**_traffic(engine, console, "after OTD"), "moves": _enacted(engine, "otd")}
     for name in SWAPS:
+        before = _decided(engine, name)
         engine.set_scheduler(name, period=WINDOW_SECONDS, cool_down=WINDOW_SECONDS)
         time.sleep(seconds)
+        _wait_for(engine, name, more_than=before)
         result[f"then {name}"] = {**_traffic(engine, console, f"after {name}"), "plans": _enacted(engine, name)}
     return result
 
@@ -67,8 +72,21 @@ def _traffic(engine: ResidentEngine, console: Console, what: str) -> dict[str, f
     return {"inter_node_share": round(share, 4), "largest_worker_load": round(figures.largest_worker_load, 3)}
 
 
+def _wait_for(engine: ResidentEngine, name: str, outcome: str = "", more_than: int = 0) -> None:
+    """Wait until the scheduler has decided once more (with this outcome): a busy machine may be late."""
+    if not engine.master.wait_until(lambda: _decided(engine, name, outcome) > more_than, DECIDE_SECONDS):
+        raise MillraceError(f"the scheduler {name} has not decided within {DECIDE_SECONDS:g} s; its last decisions: "
+                            f"{engine.decisions(3)}")
+
+
+def _decided(engine: ResidentEngine, name: str, outcome: str = "") -> int:
+    """The number of its decisions, repeated ones too, with this outcome."""
+    return sum(decision["times"] for decision in engine.decisions(200)
+               if decision["scheduler"] == name and outcome in ("", decision["outcome"]))
+
+
 def _enacted(engine: ResidentEngine, name: str) -> int:
-    return sum(decision["outcome"] == "enacted" and decision["scheduler"] == name for decision in engine.decisions(200))
+    return sum(decision["outcome"] == ENACTED and decision["scheduler"] == name for decision in engine.decisions(200))
 
 
 def _audited(running: RunningTopology, directory: str) -> dict[str, Any]:

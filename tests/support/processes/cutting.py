@@ -40,9 +40,12 @@ def _cut_one(pidfd: int, fd: int, port: int) -> bool:
     with socket.socket(fileno=copy) as connection:
         if connection.family != socket.AF_INET or connection.type != socket.SOCK_STREAM or _state(connection) != ESTABLISHED:
             return False
-        if port not in (connection.getsockname()[1], connection.getpeername()[1]):
+        try:
+            if port not in (connection.getsockname()[1], connection.getpeername()[1]):
+                return False
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # disconnected meanwhile: cutting the other end does that
             return False
-        connection.shutdown(socket.SHUT_RDWR)
         assert _state(connection) != ESTABLISHED, "the connection outlived the cut"
         return True
 

@@ -28,6 +28,12 @@ def ancestors(pid: int) -> Iterator[int]:
             yield pid
 
 
+def alive(pid: int) -> bool:
+    """False for a zombie too."""
+    stat = _stat(pid)
+    return bool(stat) and stat[0] not in "ZX"
+
+
 def in_session(leader: int) -> list[int]:
     """The live processes of a session, without zombies."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]

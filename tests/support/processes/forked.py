@@ -7,7 +7,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from millrace.runtime import node
 from millrace.testing.processes import ProcessCluster, run_worker_on
+from support.patience import wait_for_late_heartbeats
+
+CORES = 2  # of the node of a forked worker
 
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["millrace.testing.processes", "millrace.workloads.audit"])
@@ -25,7 +29,6 @@ class ForkedCluster(ProcessCluster):
         process = self.processes.pop(slot)
         process.kill()
         process.join()
-
 
     def make_whole(self, slots: int, seconds: float) -> None:
         """Start the workers that are missing or have ended, and end the topologies that a failed test has left."""
@@ -46,7 +49,9 @@ def forked(target: Callable[..., object], *arguments: Any) -> Any:
 
 
 def _run_in(environment: dict[str, str], target: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    """Uses the test's environment: the forking process still has the one it was started with."""
+    """Uses the test's environment and patience: the forking process still has what it was started with."""
     os.environ.clear()
     os.environ.update(environment)
+    wait_for_late_heartbeats()
+    node._cores = lambda: CORES  # plans must not depend on the machine
     target(*arguments)

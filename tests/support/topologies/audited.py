@@ -51,7 +51,7 @@ class AuditedStream:
 
     def story(self) -> str:
         return f"status {self.state.status}, positions {self.positions()}, the master said:\n" + "\n".join(
-            event["text"] for event in self.master.events)
+            event["text"] for event in list(self.master.events))
 
     def positions(self) -> dict[int, int]:
         """Spout task index → the position below which every line has been fully processed."""
@@ -115,12 +115,17 @@ class StatefulStream(AuditedStream):
         return (f"wave {waves.wave} in phase {waves.phase} waits for {sorted(waves.waiting)}, {waves.committed} is committed, "
                 f"{waves.abandoned} were abandoned, trouble {self.state.troubled!r}, {super().story()}")
 
-    def in_phase(self, phase: str, action: Callable[[], None], slot: int, component: str = "") -> int:
-        """Run `action` on the master's thread while a wave is in this phase and a task on this slot (of this component) has
-        not acked it, so that the phase cannot end in between. Returns the last committed wave of that moment."""
+    def in_phase(self, phase: str, action: Callable[[], None], slot: int, component: str = "",
+                 first: Callable[[], None] = lambda: None) -> int:
+        """Run `action` on the master's thread while a wave is in this phase and the master has no ack of a task on this slot
+        (of this component). The phase does not end if `action` is `kill_and_wait` for that worker. Returns the last committed
+        wave of that moment. `first` is called before, on the master's thread too, so that the phase cannot be missed."""
         reached: list[int] = []
+        before = [first]
 
         def act() -> bool:
+            if before:
+                before.pop()()
             places = self.state.places
             awaited = any(task in places and places[task].slot == slot and component in ("", task.component)
                           for task in self.waves.waiting)

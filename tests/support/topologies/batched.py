@@ -42,7 +42,7 @@ class BatchedStream:
 
     def until(self, condition: Callable[[], bool]) -> None:
         assert self.master.wait_until(condition, SECONDS), "not reached; the master said:\n" + "\n".join(
-            event["text"] for event in self.master.events)
+            event["text"] for event in list(self.master.events))
 
     def advance(self, batches: int = 2) -> None:
         count = len(self.records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ def test_figures_can_be_written_again_and_one_by_one(root: Path) -> None:
 def test_the_newest_result_of_a_kind_is_used(root: Path) -> None:
     newer = root / page.RESULTS / "memory-20260102-120000.json"
     newer.write_text(json.dumps({**MEMORY, "processed": 777}))
+    os.utime(newer, (0, 0))  # the time in the name decides
     page.run_page([], root)
     assert "| 777 |" in (root / page.PAGE).read_text()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -256,16 +256,27 @@ def test_every_wait_has_a_limit(place: Workplace) -> None:
 
 
 def test_while_it_is_paused_nobody_is_late(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeder, "ASK_SECONDS", 0.02)
-    spouts, paused_until = Spouts(place.open()), time.monotonic() + 1.5
+    """By a clock that advances with the master's answers while it is paused: ten times the timeout in all."""
+    timeout, clock, located = 1.0, [0.0], Feeder._located
+    monkeypatch.setattr(feeder, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(feeder, "ASK_SECONDS", -timeout)  # in every turn, whatever the clock says
 
-    def resume() -> None:
-        if time.monotonic() > paused_until:
-            around.status = "running"
+    def located_later(sending: Feeder, message: Any) -> None:
+        if message.status == "paused":
+            clock[0] += 0.9 * timeout
+            around.status = "running" if clock[0] > 10 * timeout else "paused"
+        located(sending, message)
+
+    monkeypatch.setattr(Feeder, "_located", located_later)
+    spouts = Spouts(place.open())
+
+    def look() -> None:
+        if around.status == "running":
             spouts()
 
-    with Surroundings(place, resume, "paused") as around, Feeder(around.feeding(timeout=1.0), 0) as sending:
+    with Surroundings(place, look, "paused") as around, Feeder(around.feeding(timeout=timeout), 0) as sending:
         assert sending.send(BATCHES) == 101
+    assert clock[0] > 10 * timeout
 
 
 def test_a_silent_master_is_abandoned(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ from millrace.state.fragments import cut
 BLOB = "words/count/3/1-17"
 BOOT = "this kernel"
 DATA = Random(7).randbytes(3 * PART_BYTES + 12_345)
-PATIENT = 20.0  # seconds until a test fails
+PATIENT = 60.0  # seconds until a test fails
+SHORT = 2.0  # of silence, where a holder is gone
 
 
 class FakeWorker:
@@ -45,7 +46,7 @@ class FakeWorker:
 
     def __init__(self, context: zmq.Context[Any], name: str, directory: Path, **options: Any) -> None:
         self.calls: Queue[Callable[[], None]] = Queue()
-        defaults = {"bind": "", "keys": Keys.make(), "boot": BOOT, "silence": 0.5}
+        defaults = {"bind": "", "keys": Keys.make(), "boot": BOOT, "silence": PATIENT}
         self.exchange = FragmentExchange(context, name, directory, post=self.calls.put, **{**defaults, **options})
 
     def run(self, start: Callable[[Callable[[Any], None]], None]) -> Any:
@@ -131,23 +132,24 @@ def test_done_is_called_on_the_workers_loop_only(workers: list[FakeWorker]) -> N
     assert threads == [threading.get_ident()]
 
 
-def test_as_many_holders_may_be_gone_as_there_are_check_blocks(workers: list[FakeWorker]) -> None:
-    holders = holders_of(workers)
+def test_as_many_holders_may_be_gone_as_there_are_check_blocks(start: Callable[..., FakeWorker],
+                                                               workers: list[FakeWorker]) -> None:
+    holders, asking = holders_of(workers), start(silence=SHORT)
     assert workers[0].save(DATA, 3, 2, holders) == 5
     workers[1].exchange.close()
     workers[3].exchange.close()
-    assert workers[0].fetch(3, 2, holders) == DATA
+    assert asking.fetch(3, 2, holders) == DATA
     workers[5].exchange.close()
-    error = workers[0].fetch(3, 2, holders)
+    error = asking.fetch(3, 2, holders)
     assert isinstance(error, NotEnoughFragments)
     assert BLOB in str(error) and "4: its holder does not answer" in str(error)
 
 
-def test_holders_that_are_gone_are_not_counted(workers: list[FakeWorker]) -> None:
-    holders = holders_of(workers)
+def test_holders_that_are_gone_are_not_counted(start: Callable[..., FakeWorker], workers: list[FakeWorker]) -> None:
+    holders, asking = holders_of(workers), start(silence=SHORT)
     workers[2].exchange.close()
-    assert workers[0].save(DATA, 3, 2, holders) == 4
-    assert workers[0].fetch(3, 2, holders) == DATA
+    assert asking.save(DATA, 3, 2, holders) == 4
+    assert asking.fetch(3, 2, holders) == DATA
 
 
 def test_a_wait_for_an_abandoned_worker_ends(start: Callable[..., FakeWorker], tmp_path: Path) -> None:
@@ -255,9 +257,9 @@ def test_tcp_with_keys(context: zmq.Context[Any], start: Callable[..., FakeWorke
     keys = Keys.make()
     gate = Gate(context, keys)
     try:
-        here = start(bind="127.0.0.1", keys=keys, boot="here")
+        here = start(bind="127.0.0.1", keys=keys, boot="here", silence=SHORT)
         remote = [start(bind="127.0.0.1", keys=keys, boot="there") for _ in range(3)]
-        stranger = start(bind="127.0.0.1", boot="elsewhere")
+        stranger = start(bind="127.0.0.1", boot="elsewhere", silence=SHORT)
         holders = holders_of([here, *remote])
         assert here.exchange.endpoints.tcp.startswith("tcp://127.0.0.1:")
         assert here.save(DATA, 2, 1, holders) == 3
@@ -393,14 +395,14 @@ LIES: dict[str, Callable[[int, Get], list[bytes]]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_holder_that_lies_does_no_harm(lie: str, context: zmq.Context[Any], workers: list[FakeWorker],
-        tmp_path: Path) -> None:
-    holders = list(holders_of(workers))
+def test_a_holder_that_lies_does_no_harm(lie: str, context: zmq.Context[Any], start: Callable[..., FakeWorker],
+                                         workers: list[FakeWorker], tmp_path: Path) -> None:
+    holders, asking = list(holders_of(workers)), start(silence=SHORT)  # what is no answer to the request is silence
     assert workers[0].save(DATA, 3, 2, holders) == 5
     liar = Liar(context, tmp_path / "liar.ipc", LIES[lie])
     try:
-        assert workers[0].fetch(3, 2, [(0, liar.address), *holders[1:]]) == DATA
-        error = workers[0].fetch(3, 2, [(0, liar.address), *holders[1:3]])
+        assert asking.fetch(3, 2, [(0, liar.address), *holders[1:]]) == DATA
+        error = asking.fetch(3, 2, [(0, liar.address), *holders[1:3]])
         assert isinstance(error, NotEnoughFragments) and "received" in str(error)
     finally:
         liar.close()
