@@ -11,7 +11,7 @@ from millrace.bench import redis_server, state, wave_cost
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(state, "keep", lambda name, result: tmp_path / name)
+    monkeypatch.setattr(state, "keep", lambda name, result, quick: tmp_path / name)
     monkeypatch.setattr(wave_cost, "WARM_UP_SECONDS", 0.5)
     for name, value in {"R": 2, "C": 1, "RUNS": 1, "SIZES": (1, 2), "INSTANCES": (1, 2), "INSTANCE_MB": 1}.items():
         monkeypatch.setattr(state, name, value)

@@ -1,4 +1,4 @@
-"""The order of test files: the longest first, so that the two processes of the main run finish at about the same time.
+"""The order of test files: the longest first, so that the processes of the main run finish at about the same time.
 
 Files that share a Spark are near each other.
 """
