@@ -1,4 +1,4 @@
-"""The parts of `millrace bench engines` that run on Millrace alone, each in a process of its own:
+"""The parts of `millrace bench engines` that run on Millrace alone, each in its own process:
 
     python -m millrace.bench.engines_child PART '{"batches": 10, ...}'
 
@@ -32,10 +32,10 @@ from millrace.master.batch_log import BatchRecord
 from millrace.spark.microbatch import MicrobatchEngine
 
 WARM_UP_BATCHES = 4
-SLOW = 2.0  # times the usual time makes a slow batch
+SLOW = 2.0  # a batch is slow if it takes this many times the usual time
 SCALED = (4, 2)  # counting tasks, in turn; it begins with the last
 SPOUT_TASKS = 2
-ARROW_LINES = 20_000  # most in an Arrow batch
+ARROW_LINES = 20_000  # maximum in an Arrow batch
 PERIOD_SECONDS = 1.0  # of the scheduler that balances
 
 
@@ -95,7 +95,7 @@ def _skew_case(engine: MicrobatchEngine, batches: int, config: dict[str, Any]) -
 
 
 def skewed_truth(positions: Sequence[int], exponent: float) -> Counter[str]:
-    """The counts of the words that the spout tasks have sent: so many each."""
+    """The counts of the words that the spout tasks have sent. `positions`: the number of words of each task."""
     table = zipf_words(exponent)
     return Counter(table[(position * len(positions) + task) % TABLE_WORDS]
                    for task, sent in enumerate(positions) for position in range(sent))
@@ -113,7 +113,7 @@ def largest_share(tasks: Iterable[int]) -> float:
 
 
 def spark_share(spark: SparkSession, exponent: float) -> float:
-    """The same by the partitions of Spark's own hash."""
+    """The share of the hottest partition under Spark's hash."""
     words = spark.createDataFrame([(word,) for word in zipf_words(exponent)], "word string")
     return largest_share(row[0] for row in words.selectExpr("pmod(hash(word), 2)").collect())
 

@@ -27,7 +27,7 @@ from millrace.runtime.worker.wiring import Wiring, connect_local, inlet_of
 from millrace.runtime.worker.worker import Worker
 
 UNLIMITED = 1 << 62  # a window: a batch is bounded already
-MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are merged up to so many rows, to make fewer calls of user code
+MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are merged up to this many rows, to call user code less often
 
 
 class ToShuffle:
@@ -117,7 +117,7 @@ class BatchWorker(Worker):
     def ready_at(self, task: Task, at: float) -> None: ...
 
     def start_timers(self, task: BoltTask) -> None:
-        """No timers: the host runs what has fallen due once per batch."""
+        """Do nothing: the host runs due ticks and timers once per batch."""
 
     def consumed(self, task: BoltTask, inlet: Inlet) -> None:
         """No credit to return: channels are unlimited."""

@@ -50,7 +50,7 @@ class AttemptFailed(Exception):
 
 @contextmanager
 def _as_job() -> Iterator[None]:
-    """Turn an error in a process into what Spark's driver learns of it: a job has failed, or has missed state."""
+    """Turn an error in a process into the one that Spark's driver would see: a job has failed, or has missed state."""
     try:
         yield
     except GeneratorExit:

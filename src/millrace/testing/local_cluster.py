@@ -180,7 +180,7 @@ class LocalCluster:
         return graph
 
     def start(self, slot: int) -> None:
-        """Start a worker on the slot, as Spark does, also after a loss."""
+        """Start a worker on the slot, as Spark does, even after a loss."""
         self._generation += 1
         threads = self._threads[slot] = _NoThreads(self)
         worker = Worker(slot, self._generation, self.clock, _Peers(self, slot), threads, self._settings,

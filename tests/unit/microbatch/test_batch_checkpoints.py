@@ -1,4 +1,4 @@
-"""Checkpoints of batches: the store takes only the batches of the run that began last."""
+"""Checkpoints of batches: only the run that began last may commit."""
 
 from __future__ import annotations
 

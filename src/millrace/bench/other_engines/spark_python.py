@@ -33,7 +33,7 @@ def _count(key: tuple[str], occurrences: Iterator[pd.DataFrame], state: GroupSta
 
 
 class CountProcessor(StatefulProcessor):
-    """The same for the newer operator."""
+    """Counts one word, for the newer operator."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._count = handle.getValueState("count", "count long")

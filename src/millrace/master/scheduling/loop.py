@@ -264,7 +264,7 @@ class SchedulingLoop:
         self._trials.ask({"scheduler": name, "parameters": parameters}, CHECK_SECONDS, done)
 
     def settings(self) -> dict[str, Any]:
-        """Scheduler, policy and estimator in use: what `scheduler show` prints."""
+        """Scheduler, policy and estimator in use, as `scheduler show` prints them."""
         generator = self.generator
         return {"scheduler": generator.choice.name, "parameters": dict(generator.choice.parameters),
                 "policy": {**parameters_of(generator.policy), "period": generator.period, "min_gain": generator.min_gain},
