@@ -1,4 +1,4 @@
-"""`millrace bench faults`: break the processes, store and plan of a word count again and again, then check every word.
+"""`millrace bench faults`: break the processes, store and plan of a word count repeatedly, then check every word.
 
 Two Spark executors run a word count near saturation: its highest rate is measured first. The seed alone decides the plan of
 faults. A fault counts only if it had an effect, which is proved by a change that the master or the operating system shows.
@@ -235,11 +235,11 @@ class Soak:
                         f"{self.waves.phase} and waits for {waited}; last events:\n{events}")
 
     def _shows(self, condition: Callable[[], bool], seconds: float = EFFECT_SECONDS) -> bool:
-        """Wait for a condition on the master's thread. Returns whether it came true in time."""
+        """Wait for a condition on the master's thread. Returns False if time ran out."""
         return self._master.wait_until(lambda: self._look() or condition(), seconds)
 
     def _pass(self, seconds: float) -> None:
-        """Let time go by."""
+        """Sample the meters for this many seconds."""
         self._master.wait_until(self._look, seconds)
 
     def _look(self) -> bool:
@@ -251,7 +251,7 @@ class Soak:
             self.abandoned += [self._state.troubled] * (self.waves.abandoned - len(self.abandoned))
         return False
 
-    # -- faults: each returns whether it had an effect ---------------------------------------------------------------
+    # -- faults: each returns True if it had an effect ---------------------------------------------------------------
 
     def _workers(self) -> dict[int, Victim]:
         """The workers by slot."""

@@ -171,7 +171,7 @@ class FragmentSource:
                 raise MillraceError(f"only {held} of {R + C} fragments could be placed")
 
     def make_ready(self) -> None:
-        """Fragments are in memory."""
+        """Do nothing: fragments are in memory."""
 
     def restore(self) -> list[Any]:
         states: dict[str, Any] = {}

@@ -194,7 +194,7 @@ class _MeasuredBatches(RecordedBatches):
         self._meter: WindowMeter | None = None
 
     def note(self, records: list[BatchRecord]) -> bool:
-        """Note the last batch. Returns whether every window is measured."""
+        """Note the last batch. Returns True if every window is measured."""
         self._meter = self._meter or WindowMeter(self._rule, records[0].started)
         self._meter.note(lines_in(records) * WORDS_PER_LINE, ended(records[-1]))
         return self._meter.done

@@ -126,7 +126,7 @@ def trial_rule(rule: Rule) -> Rule:
 
 
 class Search:
-    """Searches the fastest of some rising sizes. `ended`: the reason why it has ended; empty: try `next_size`."""
+    """Searches for the fastest of some rising sizes. `ended`: the reason why it has ended; empty: try `next_size`."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.trials: list[dict[str, Any]] = []

@@ -62,13 +62,13 @@ class WaveTopologies(Protocol):
     workers: dict[int, WorkerView]
 
     def topology(self, name: str) -> TopologyState:
-        """The running topology of that name; `UnknownTopology` if there is none."""
+        """The running topology of that name; raises `UnknownTopology` if there is none."""
 
     def all_at(self, revision: int) -> bool:
         """True if every worker has carried out the revision."""
 
     def all_up(self, topology: TopologyState) -> list[Command]:
-        """All tasks are up: let the spouts run, unless the topology is paused."""
+        """Let the spouts run once all tasks are up, unless the topology is paused."""
 
     def end(self, topology: TopologyState, how: str) -> list[Command]:
         """Remove the topology."""
@@ -320,7 +320,7 @@ def _claim(topology: TopologyState) -> Manifest:
 
 
 def _manifest(topology: TopologyState, store: Store) -> Manifest:
-    """The tasks' records, completed with what has not changed since the last checkpoint."""
+    """The tasks' records, completed with the pieces that have not changed since the last checkpoint."""
     graph, before = topology.graph, topology.checkpoint
     reported = {record.task: record for record in store.records}
     records: list[TaskRecord] = []

@@ -29,7 +29,7 @@ class BatchWork(msgspec.Struct, frozen=True, array_like=True):
     slots: dict[str, int]  # by executor
     workers: list[WorkerAddress]  # of processes that hold fragments
     setup: WorkerSetup
-    most_tuples: int  # of one spout task
+    most_tuples: int  # maximum for one spout task
     most_seconds: float
     schemas: dict[str, bytes] = {}  # of DataFrames, by spout
     good: list[int] = []  # the epochs of the last committed attempts

@@ -56,7 +56,7 @@ class ShuffleWiring(Wiring):
 
 
 class _NoPeers:
-    """No links to other workers: everything goes through Spark."""
+    """Stands for links to other workers, of which there are none: everything goes through Spark."""
 
     def link(self, address: Any) -> Link:
         return Nowhere()
@@ -120,7 +120,7 @@ class BatchWorker(Worker):
         """Do nothing: the host runs due ticks and timers once per batch."""
 
     def consumed(self, task: BoltTask, inlet: Inlet) -> None:
-        """No credit to return: channels are unlimited."""
+        """Do nothing: channels are unlimited, so there is no credit to return."""
 
     def broken(self, task: Task, reason: str) -> None:
         raise BatchFailed(reason)
@@ -165,7 +165,7 @@ def _order(record: Record) -> tuple[int, int, int]:
 
 
 def _stream(record: Record) -> tuple[int, int, int]:
-    """Chunks with the same key may be merged, in their order."""
+    """The key of a chunk: chunks with the same key may be merged, in their order."""
     assert record.header is not None
     return record.target, record.header.source >> 16, record.header.stream
 

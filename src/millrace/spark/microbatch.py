@@ -77,7 +77,7 @@ class MicrobatchEngine:
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
         self._own_session, self.number = spark is None, -1
-        self.lost = ""  # why Spark is gone, if it is
+        self.lost = ""  # the error to report once Spark has ended
         self._queries: dict[str, BatchQuery] = {}
         self._epoch, self._epochs = 0, threading.Lock()
         self.spark = spark or make_batch_session(master, f"millrace {name}", spark_settings)

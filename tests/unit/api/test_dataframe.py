@@ -65,7 +65,7 @@ def test_outputs_may_be_in_another_order() -> None:
     ((StubDataFrame("two words"),), r"field 'two words'.*cannot be an attribute"),
     ((StubDataFrame("a", "a"),), r"field 'a' occurs twice"),
 ])
-def test_what_cannot_be_read_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+def test_dataframes_that_cannot_be_read_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         Spout.from_dataframe(*arguments)
 
@@ -135,7 +135,7 @@ def test_it_is_done_when_it_is_acked() -> None:
     assert not made.unacked_tuples
 
 
-def test_what_fails_is_sent_again_by_the_spout_itself() -> None:
+def test_failed_batches_are_sent_again_by_the_spout_itself() -> None:
     feed = FakeFeed((1, BATCH))
     made, handle = spout(feed)
     made.next_tuple()

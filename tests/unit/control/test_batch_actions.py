@@ -113,7 +113,7 @@ def test_an_error_of_the_decider_is_not_one_of_the_step() -> None:
     """The attempt succeeds, and its report is refused."""
     actions = Actions()
     decider = Batches(graph_with(sinks=0), Start(None, "1-0"), lambda: 0, keep=KEEP)
-    with pytest.raises(RuntimeError, match="does not rise"):
+    with pytest.raises(RuntimeError, match="is not larger"):
         run_steps(decider.offered(0), decider, actions)
     assert not actions.failures
 

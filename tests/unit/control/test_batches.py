@@ -81,7 +81,7 @@ def test_a_batch_that_spark_offers_again_is_done_already() -> None:
 @pytest.mark.parametrize("batch", [0, 3, 7])
 def test_a_batch_that_does_not_follow_the_store_is_refused(batch: int) -> None:
     world = after(2)
-    with pytest.raises(CorruptCheckpoint, match=f"with batch {batch}, and the last one in the store is batch 1"):
+    with pytest.raises(CorruptCheckpoint, match=f"with batch {batch}, but the last batch in the store is 1"):
         world.offer(batch)
 
 
@@ -98,7 +98,7 @@ def test_a_report_of_another_step_than_the_one_under_way_is_refused() -> None:
 def test_epochs_must_rise() -> None:
     decider = Batches(graph_with(), Start(None, "1-0"), lambda: 0, keep=KEEP)
     decider.offered(0)
-    with pytest.raises(RuntimeError, match="epoch 0 of 'words' does not rise"):
+    with pytest.raises(RuntimeError, match="epoch 0 of 'words' is not larger"):
         decider.planned(1)
 
 
@@ -439,7 +439,7 @@ def test_batches_are_counted_from_the_wave_at_which_spark_began_to_read() -> Non
 
 def test_a_checkpoint_of_the_resident_engine_is_resumed_from_its_wave() -> None:
     assert start_from(manifest(12, ""), 20).offsets == "20-12"
-    with pytest.raises(TopologyError, match="how far lines was read"):
+    with pytest.raises(TopologyError, match="the read position of lines elsewhere"):
         start_from(manifest(12, "4"), 20, ["lines"])
     assert start_from(None, 20, ["lines"]) == Start(None, "20-0")
 

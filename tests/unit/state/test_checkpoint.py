@@ -97,7 +97,7 @@ def test_manifest_properties() -> None:
     ([TaskRecord("count", 0, {3: [whole("a")]}), TaskRecord("count", 1, {3: [whole("b")]})],
      r"count\[1\] and another task both have key group 3"),
 ])
-def test_what_cannot_be_restored_is_neither_written_nor_read(records: list[TaskRecord], message: str) -> None:
+def test_records_that_cannot_be_restored_are_neither_written_nor_read(records: list[TaskRecord], message: str) -> None:
     wrong = manifest(*records)
     with pytest.raises(CorruptCheckpoint, match=message):
         wrong.encode()

@@ -45,7 +45,7 @@ class CountProcessor(StatefulProcessor):
         yield pd.DataFrame({"word": [key[0]], "count": [count]})
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def apply_in_pandas(words: DataFrame) -> DataFrame:

@@ -68,7 +68,7 @@ class SchedulingPort(Protocol):
         """All processes that report, by slot."""
 
     def tell(self, event: Event) -> None:
-        """Let the master decide."""
+        """Let the master decide on an event."""
 
     def say(self, message: Say) -> None:
         """Report something to users."""

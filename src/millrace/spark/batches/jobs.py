@@ -1,5 +1,4 @@
-"""The Spark jobs of a topology's batches: places partitions on executors and their Python processes, and reports the running
-tasks."""
+"""The Spark jobs of a topology's batches: places partitions on executors and their Python processes, reports running tasks."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SEEDS_KEPT = 100
 ASIDE = 1 << 16  # maximum number of bytes that Spark sends in addition to a job's data
-MOST_TASKS = 1000  # of a stage that are searched for running ones
+MOST_TASKS = 1000  # maximum number of tasks of a stage that are searched for running ones
 LANE = "MILLRACE_LANE"
 LOCAL_EXECUTOR = "driver"  # its id where driver and executor are one process
 Carried = bytes | Broadcast[bytes]
