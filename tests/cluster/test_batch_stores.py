@@ -49,7 +49,7 @@ def lose_blobs(batches: LocalBatches) -> None:
 
 
 class Spans(Bolt):
-    """Gives consecutive numbers the same key, so that most keys do not change any longer."""
+    """Gives consecutive numbers the same key, so that most keys no longer change."""
 
     outputs: ClassVar[list[str]] = ["n", "digit"]
 
@@ -122,7 +122,7 @@ def test_state_counts_as_lost_after_several_attempts_have_missed_it(tmp_path: Pa
     for _ in range(LACKING - 1):
         with pytest.raises(CheckpointMissing, match="tally"):
             batches.batch()
-    with pytest.raises(CheckpointMissing, match=r"the state of tally\[.* as of wave 3 is in no process, .* not in the store"):
+    with pytest.raises(CheckpointMissing, match=r"the state of tally\[.* as of wave 3 is lost: no process .* store has lost"):
         batches.batch()
 
 

@@ -689,7 +689,7 @@ def test_a_checkpoint_without_offsets_keeps_the_new_ones() -> None:
 
 
 def test_a_checkpoint_made_in_batches_has_no_dataframe_positions() -> None:
-    with pytest.raises(TopologyError, match=r"was made by the microbatch engine.* from its start again"):
+    with pytest.raises(TopologyError, match=r"was made by the microbatch engine.* from the beginning again"):
         resubmitted("7-0")
 
 

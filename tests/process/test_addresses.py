@@ -139,7 +139,7 @@ def test_ask_for_an_unknown_topology_or_verb(master: Master) -> None:
     for verb in ("kill", "pause", "unpause", "load"):
         with pytest.raises(UnknownTopology, match="no topology named 'ghost' is running; running: none"):
             ask("here", verb, topology="ghost")
-    with pytest.raises(MillraceError, match="unknown verb 'dance'"):
+    with pytest.raises(MillraceError, match="unknown command 'dance'"):
         ask("here", "dance")
     with pytest.raises(MillraceError):
         ask("here", "kill", topology=["not", "a", "name"])

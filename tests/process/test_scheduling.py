@@ -178,7 +178,7 @@ def test_invalid_requests(idle: Master) -> None:
         ("scheduler history", {"limit": "many"}, "many"), ("scheduler set", {}, "name"),
         ("move", {"task": "x", "slot": 0}, "'x' does not name a task"),
         ("move", {"task": "count[0]", "slot": "one"}, "one"), ("move", {"task": "count[0]", "slot": 1}, "no running topology"),
-        ("dance", {}, "unknown verb"), ("load", {"topology": "nope"}, "nope"),
+        ("dance", {}, "unknown command"), ("load", {"topology": "nope"}, "nope"),
     ]:
         with pytest.raises(MillraceError, match=says):
             ask(idle.name, verb, **arguments)

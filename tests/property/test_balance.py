@@ -32,41 +32,41 @@ def largest(loads: Floats, owners: Ints, par: int) -> float:
 
 
 @given(shares(), tolerances)
-def test_every_group_has_an_owner_and_no_task_gets_more_than_the_most_loaded_had(given_: tuple[Floats, Ints, int],
+def test_every_group_has_an_owner_and_no_task_gets_more_than_the_most_loaded_had(case: tuple[Floats, Ints, int],
                                                                                  tolerance: float) -> None:
-    loads, owners, par = given_
+    loads, owners, par = case
     new = balance_groups(loads, owners, par, tolerance)
     assert len(new) == len(owners) and new.min() >= 0 and new.max() < par
     assert largest(loads, new, par) <= largest(loads, owners, par) * EPS
 
 
 @given(shares(), tolerances)
-def test_the_same_again_changes_nothing(given_: tuple[Floats, Ints, int], tolerance: float) -> None:
-    loads, owners, par = given_
+def test_the_same_again_changes_nothing(case: tuple[Floats, Ints, int], tolerance: float) -> None:
+    loads, owners, par = case
     new = balance_groups(loads, owners, par, tolerance)
     assert (balance_groups(loads, new, par, tolerance) == new).all()
 
 
 @given(shares(), tolerances)
-def test_what_is_even_stays_as_it_is(given_: tuple[Floats, Ints, int], tolerance: float) -> None:
-    loads, owners, par = given_
+def test_an_even_distribution_is_kept(case: tuple[Floats, Ints, int], tolerance: float) -> None:
+    loads, owners, par = case
     if largest(loads, owners, par) <= loads.sum() / par * (1 + tolerance):
         assert balance_groups(loads, owners, par, tolerance) is owners
 
 
 @given(shares(groups=6, tasks=3), tolerances)
-def test_it_is_near_the_best_there_is(given_: tuple[Floats, Ints, int], tolerance: float) -> None:
-    """Within 4/3, the bound of the list by size, or within the tolerance, whichever is more; and what is left on the table for
-    the sake of few moves is at most half the tolerance."""
-    loads, owners, par = given_
+def test_it_is_near_the_best_there_is(case: tuple[Floats, Ints, int], tolerance: float) -> None:
+    """The largest load is at most max(1 + tolerance, 4/3 / (1 - tolerance/2)) of the optimum: 4/3 is the bound of largest-first
+    assignment, and half the tolerance is conceded to move few groups."""
+    loads, owners, par = case
     best = min(largest(loads, np.array(each, dtype=np.int64), par) for each in product(range(par), repeat=len(loads)))
     bound = max(1 + tolerance, 4 / 3 / (1 - tolerance / 2))
     assert largest(loads, balance_groups(loads, owners, par, tolerance), par) <= best * bound * EPS
 
 
 @given(shares(), tolerances)
-def test_groups_without_load_stay_unless_all_is_shared_out_anew(given_: tuple[Floats, Ints, int], tolerance: float) -> None:
-    loads, owners, par = given_
+def test_groups_without_load_stay_unless_all_is_shared_out_anew(case: tuple[Floats, Ints, int], tolerance: float) -> None:
+    loads, owners, par = case
     new = balance_groups(loads, owners, par, tolerance)
     if (new != owners).sum() <= 1:
         assert (loads[new != owners] > 0).all()

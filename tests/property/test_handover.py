@@ -83,8 +83,8 @@ def test_any_number_of_ledgers_put_together_in_any_order_are_one(forest: list[Tr
             hand(ledgers[order.choice(alive)], *what, verdicts)  # type: ignore[misc]
         if under_way and order.random() < 0.5:  # deliver the handover; the receiver may retire as well
             take(ledgers[order.choice(alive)], under_way.pop(order.randrange(len(under_way))), verdicts)
-    for given_up in under_way:
-        take(ledgers[count - 1], given_up, verdicts)
+    for handover in under_way:
+        take(ledgers[count - 1], handover, verdicts)
     assert verdicts.by_root == {tree.root: tree.root not in doomed for tree in forest}
 
 

@@ -133,14 +133,14 @@ def test_a_function_that_cannot_write_is_named_and_its_rows_wait(engine: Microba
     running = engine.submit(Refused, "refused", {"topology.batch.tuples": 60})
     assert engine.master.wait_until(lambda: bool(status()["last_errors"] and status()["batches"]["running"]), SECONDS)
     now = status()["batches"]["running"]
-    assert now["committed"] and now["doing"] == "write what the sinks have kept"
+    assert now["committed"] and now["doing"] == "write the rows kept by the sinks"
     [error] = status()["last_errors"]
     assert error["task"] == "table" and "dataframe_parts:refused" in error["error"] and "the sink 'table'" in error["error"]
     assert "LookupError: there is no table (" in error["error"] and "topologies/dataframe_parts.py:" in error["error"]
     assert "in refused" in error["traceback"]
     running.kill(wait=10 * SECONDS)
     assert running.wait(SECONDS), "the end does not wait for a function that fails"
-    assert any("it ends before it could write what the sinks have kept" in event["text"]
+    assert any("it ended before it could write the rows kept by the sinks" in event["text"]
                for event in list(engine.master.events))
     target.mkdir()
     again = engine.submit(Refused, "refused", {"topology.batch.tuples": 60}, resume=True)

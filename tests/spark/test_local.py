@@ -146,7 +146,7 @@ def test_a_topology_defined_in_the_main_script_is_refused(engine: ResidentEngine
     try:
         exec(script, scope)
         vars(sys.modules["__main__"]).update(scope)
-        with pytest.raises(MillraceError, match=r"shout.* is defined in the script.*module of its own"):
+        with pytest.raises(MillraceError, match=r"shout.* is defined in the script.*its own module"):
             engine.submit(scope["Shouting"], "scripted")
     finally:
         sys.modules["__main__"] = main

@@ -47,26 +47,26 @@ class ReturnsText:
 
 class ForgetsATask:
     def schedule(self, graphs: Graphs, cluster: Cluster, load: Loads, plan: Plans) -> SchedulingResult:
-        found = shifted(graphs, cluster, plan)
+        result = shifted(graphs, cluster, plan)
         return NewPlan({name: replace(new, placement=dict(list(new.placement.items())[1:]))
-                        for name, new in found.plans.items()}, found.reason)
+                        for name, new in result.plans.items()}, result.reason)
 
 
 class UsesADeadSlot:
     def schedule(self, graphs: Graphs, cluster: Cluster, load: Loads, plan: Plans) -> SchedulingResult:
-        found = shifted(graphs, cluster, plan)
-        return NewPlan({name: replace(new, placement=dict.fromkeys(new.placement, 77)) for name, new in found.plans.items()},
-                       found.reason)
+        result = shifted(graphs, cluster, plan)
+        return NewPlan({name: replace(new, placement=dict.fromkeys(new.placement, 77)) for name, new in result.plans.items()},
+                       result.reason)
 
 
 class WrongOwner:
     """The key groups of every component belong to a task that it does not have."""
 
     def schedule(self, graphs: Graphs, cluster: Cluster, load: Loads, plan: Plans) -> SchedulingResult:
-        found = shifted(graphs, cluster, plan)
+        result = shifted(graphs, cluster, plan)
         return NewPlan({name: replace(new, key_groups={component: (99, *owners[1:])
                                                        for component, owners in new.key_groups.items()})
-                        for name, new in found.plans.items()}, found.reason)
+                        for name, new in result.plans.items()}, result.reason)
 
 
 class Hangs:
@@ -130,9 +130,9 @@ class WithArrays:
     """A good scheduler with NumPy numbers in its plan."""
 
     def schedule(self, graphs: Graphs, cluster: Cluster, load: Loads, plan: Plans) -> SchedulingResult:
-        found = shifted(graphs, cluster, plan)
+        result = shifted(graphs, cluster, plan)
         return NewPlan({name: replace(new, placement={task: np.int64(slot) for task, slot in new.placement.items()})
-                        for name, new in found.plans.items()}, found.reason)
+                        for name, new in result.plans.items()}, result.reason)
 
 
 class Shuffles:

@@ -112,14 +112,14 @@ def test_python_in_the_pages_is_python(page: Path) -> None:
 
 def test_files_of_the_pages_can_be_imported() -> None:
     """Including those that need a server: a topology is checked when its class is created."""
-    found: list[str] = []
+    names: list[str] = []
     for page in PAGES:
         for block in blocks(page):
             if file := FILE_NAME.match(block):
                 exec(block, {"__name__": file[1]})
-                found.append(file[1])
-    assert "from_kafka" in found
-    assert len(set(found)) == len(found), f"two files of the pages have one name: {found}"
+                names.append(file[1])
+    assert "from_kafka" in names
+    assert len(set(names)) == len(names), f"two files of the pages have one name: {names}"
 
 
 def test_the_scheduler_of_the_page_schedules() -> None:
@@ -175,8 +175,8 @@ def test_the_flowchart_of_the_page_is_what_the_command_prints(monkeypatch: pytes
 
 def headings(page: Path) -> list[str]:
     """The anchors of a page, as links spell them."""
-    found = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
-    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found]
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in titles]
 
 
 def test_the_settings_page_is_current() -> None:
@@ -201,8 +201,8 @@ def assert_understood(command: str) -> None:
 
 
 def test_the_command_itself_answers() -> None:
-    found = subprocess.run([sys.executable, "-m", "millrace.cli.main", "run", "--help"], capture_output=True, check=False)
-    assert found.returncode == 0
+    completed = subprocess.run([sys.executable, "-m", "millrace.cli.main", "run", "--help"], capture_output=True, check=False)
+    assert completed.returncode == 0
 
 
 def test_public_names_are_sorted_and_there() -> None:

@@ -1,4 +1,4 @@
-"""Imports point one way: what decides does not know what does, and only one folder knows Spark."""
+"""Imports point one way: deciders do not import actors, and only one folder imports Spark."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def imports_of(path: Path, root: Path = SOURCE) -> Iterator[Import]:
             yield Import(layer, str(relative), node.lineno, name, id(node) in for_types)
 
 
-ALL = [found for path in sorted(SOURCE.rglob("*.py")) if path.name != "__init__.py" or path.parent != SOURCE
-       for found in imports_of(path)]
+ALL = [imported for path in sorted(SOURCE.rglob("*.py")) if path.name != "__init__.py" or path.parent != SOURCE
+       for imported in imports_of(path)]
 
 
 def show(wrong: list[Import]) -> str:
-    return "\n".join(f"  src/millrace/{found.file}:{found.line} imports {found.module}" for found in wrong)
+    return "\n".join(f"  src/millrace/{imported.file}:{imported.line} imports {imported.module}" for imported in wrong)
 
 
 def layer_of(module: str) -> str | None:
@@ -81,9 +81,9 @@ def test_every_folder_has_its_place() -> None:
 
 
 def test_a_folder_imports_only_those_before_it() -> None:
-    wrong = [found for found in ALL if found.layer in ORDER and (target := layer_of(found.module)) is not None
-             and (ORDER.index(target) > ORDER.index(found.layer) if target in ORDER
-                  else target in EXEMPT and found.layer != "cli")]
+    wrong = [imported for imported in ALL if imported.layer in ORDER and (target := layer_of(imported.module)) is not None
+             and (ORDER.index(target) > ORDER.index(imported.layer) if target in ORDER
+                  else target in EXEMPT and imported.layer != "cli")]
     assert not wrong, ("these imports point the wrong way:\n" + show(wrong) +
                        f"\nThe order is {', '.join(ORDER)}. Move what is needed to an earlier folder, or pass it in.")
 
@@ -101,15 +101,15 @@ def test_every_room_has_its_place(folder: str) -> None:
 
 
 def against_the_order_of_rooms(imports: Iterable[Import]) -> list[Import]:
-    return [found for found in imports
-            if (order := ROOMS.get(found.layer)) is not None and not found.file.endswith("__init__.py")
-            and len(parts := found.module.split(".")) > 2 and parts[:2] == ["millrace", found.layer]
-            and parts[2] in order and order.index(parts[2]) > order.index(room_of(found.file))]
+    return [imported for imported in imports
+            if (order := ROOMS.get(imported.layer)) is not None and not imported.file.endswith("__init__.py")
+            and len(parts := imported.module.split(".")) > 2 and parts[:2] == ["millrace", imported.layer]
+            and parts[2] in order and order.index(parts[2]) > order.index(room_of(imported.file))]
 
 
 @pytest.mark.parametrize("folder", ROOMS)
 def test_a_room_imports_only_those_before_it(folder: str) -> None:
-    wrong = [found for found in against_the_order_of_rooms(ALL) if found.layer == folder]
+    wrong = [imported for imported in against_the_order_of_rooms(ALL) if imported.layer == folder]
     assert not wrong, (f"these imports point the wrong way:\n{show(wrong)}\nThe order of rooms is {', '.join(ROOMS[folder])}. "
                        "For an annotation, put a Protocol into the earlier room, as runtime/tasks/host.py does.")
 
@@ -137,26 +137,26 @@ def test_no_folder_is_too_full() -> None:
 
 def test_api_keyed_knows_no_component() -> None:
     """Keyed state is plain mappings; what attaches them to components is above it."""
-    wrong = [found for found in ALL if found.file.startswith("api/keyed/") and not found.for_types
-             and found.module.startswith("millrace.api.") and not found.module.startswith("millrace.api.keyed.")]
+    wrong = [imported for imported in ALL if imported.file.startswith("api/keyed/") and not imported.for_types
+             and imported.module.startswith("millrace.api.") and not imported.module.startswith("millrace.api.keyed.")]
     assert not wrong, show(wrong)
 
 
-def test_what_decides_touches_neither_clock_nor_network_nor_process() -> None:
-    wrong = [found for found in ALL if found.layer in PURE and found.module.split(".")[0] in IMPURE_MODULES]
+def test_deciders_touch_neither_clock_nor_network_nor_process() -> None:
+    wrong = [imported for imported in ALL if imported.layer in PURE and imported.module.split(".")[0] in IMPURE_MODULES]
     assert not wrong, ("these folders only decide, so that they can be tested by comparing values:\n" + show(wrong) +
-                       "\nLet runtime, spark or master do it, and hand in what they found as an argument or an event.")
+                       "\nLet runtime, spark or master do it, and hand in their results as an argument or an event.")
 
 
 def test_only_spark_imports_pyspark() -> None:
-    wrong = [found for found in ALL
-             if found.layer not in {"spark", *EXEMPT} and found.module.split(".")[0] == "pyspark"]
+    wrong = [imported for imported in ALL
+             if imported.layer not in {"spark", *EXEMPT} and imported.module.split(".")[0] == "pyspark"]
     assert not wrong, "only src/millrace/spark may import pyspark:\n" + show(wrong) + "\nMove the code there."
 
 
 def test_the_api_needs_pyarrow_for_types_only() -> None:
-    wrong = [found for found in ALL if found.layer == "api" and found.module.split(".")[0] == "pyarrow"
-             and not found.for_types]
+    wrong = [imported for imported in ALL if imported.layer == "api" and imported.module.split(".")[0] == "pyarrow"
+             and not imported.for_types]
     assert not wrong, "put these under `if TYPE_CHECKING:`, the API must import without pyarrow:\n" + show(wrong)
 
 
@@ -176,8 +176,8 @@ def test_the_walk_finds_imports_of_every_form(code: str, expected: list[str], tm
     path = tmp_path / "model" / "sample.py"
     path.parent.mkdir()
     path.write_text(code)
-    assert [found.module for found in imports_of(path, tmp_path)] == expected
+    assert [imported.module for imported in imports_of(path, tmp_path)] == expected
 
 
 def test_the_walk_saw_the_package() -> None:
-    assert {"api", "model", "schedulers"} <= {found.layer for found in ALL}, f"no sources found in {SOURCE}"
+    assert {"api", "model", "schedulers"} <= {imported.layer for imported in ALL}, f"no sources found in {SOURCE}"

@@ -42,7 +42,7 @@ def pytest_run(*arguments: str, before: tuple[str, ...] = (), **variables: str) 
                           stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=120, check=False)
 
 
-def test_what_a_test_starts_has_default_settings() -> None:
+def test_processes_started_by_a_test_have_default_settings() -> None:
     program = ("import os, signal, sys, time; old = os.umask(0); status = open('/proc/self/status').read();"
                "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, old, time.tzname[0],"
                "sys.getfilesystemencoding(), status.partition('SigIgn:')[2].split()[0])")
@@ -54,7 +54,7 @@ def test_what_a_test_starts_has_default_settings() -> None:
 
 
 def test_however_the_run_was_started() -> None:
-    chosen = f"{Path(__file__).relative_to(ROOT)}::{test_what_a_test_starts_has_default_settings.__name__}"
+    chosen = f"{Path(__file__).relative_to(ROOT)}::{test_processes_started_by_a_test_have_default_settings.__name__}"
     done = pytest_run(chosen, before=("bash", "-c", IGNORED, "bash"), TZ="Asia/Kathmandu", LC_ALL="POSIX", COLUMNS="20",
                       FORCE_COLOR="1", TERM="dumb")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,7 @@ from millrace.master.batch_log import BatchRecord
 from millrace.spark.engine import RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine
 
-LIMIT_SECONDS = 300.0  # for what is waited for
+LIMIT_SECONDS = 300.0  # time limit of every wait
 NEVER_SECONDS = 600.0  # batches are closed by their tuples alone
 LOOK_SECONDS = 0.05
 
@@ -46,7 +46,7 @@ class RecordedBatches:
             records = self.records
 
     def end(self) -> None:
-        """End the topology without the batch that is under way: the last commit is the result."""
+        """End the topology without finishing the current batch: the last commit is the result."""
         end_run(self._running, drain=0)
 
 

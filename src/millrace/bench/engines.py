@@ -1,7 +1,7 @@
 """`millrace bench engines`: Word Count on both engines and on Structured Streaming, a change of parallelism, and skewed keys.
 
-The words are rows of `bench wordcount`, measured by the same code. Every engine runs in a process of its own, one after the
-other, on two cores with all its files in memory.
+The words are rows of `bench wordcount`, measured by the same code. Every engine runs in its own process, one after the other,
+on two cores with all its files in memory.
 """
 
 from __future__ import annotations

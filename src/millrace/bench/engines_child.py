@@ -1,4 +1,4 @@
-"""The parts of `millrace bench engines` that run on Millrace alone, each in a process of its own:
+"""The parts of `millrace bench engines` that run on Millrace alone, each in its own process:
 
     python -m millrace.bench.engines_child PART '{"batches": 10, ...}'
 
@@ -32,10 +32,10 @@ from millrace.master.batch_log import BatchRecord
 from millrace.spark.microbatch import MicrobatchEngine
 
 WARM_UP_BATCHES = 4
-SLOW = 2.0  # times the usual time makes a slow batch
+SLOW = 2.0  # a batch is slow if it takes this many times the usual time
 SCALED = (4, 2)  # counting tasks, in turn; it begins with the last
 SPOUT_TASKS = 2
-ARROW_LINES = 20_000  # most in an Arrow batch
+ARROW_LINES = 20_000  # maximum in an Arrow batch
 PERIOD_SECONDS = 1.0  # of the scheduler that balances
 
 
@@ -95,14 +95,14 @@ def _skew_case(engine: MicrobatchEngine, batches: int, config: dict[str, Any]) -
 
 
 def skewed_truth(positions: Sequence[int], exponent: float) -> Counter[str]:
-    """The counts of the words that the spout tasks have sent: so many each."""
+    """The counts of the words that the spout tasks have sent. `positions`: the number of words of each task."""
     table = zipf_words(exponent)
     return Counter(table[(position * len(positions) + task) % TABLE_WORDS]
                    for task, sent in enumerate(positions) for position in range(sent))
 
 
 def _hottest_share(engine: MicrobatchEngine, exponent: float) -> float:
-    """The share of all words that goes to the task with the most of them, by the plan."""
+    """The share of all words that goes to the task with the most of them, under the plan."""
     owners = engine.master.call(lambda: engine.master.state.topologies["skewed"].key_groups["count"])
     return largest_share(owners[stable_hash(word) % len(owners)] for word in zipf_words(exponent))
 
@@ -113,14 +113,15 @@ def largest_share(tasks: Iterable[int]) -> float:
 
 
 def spark_share(spark: SparkSession, exponent: float) -> float:
-    """The same by the partitions of Spark's own hash."""
+    """The share of the hottest partition under Spark's hash."""
     words = spark.createDataFrame([(word,) for word in zipf_words(exponent)], "word string")
     return largest_share(row[0] for row in words.selectExpr("pmod(hash(word), 2)").collect())
 
 
 def rescale_figures(records: Sequence[BatchRecord], version: int, requested: float, batches: int) -> dict[str, Any]:
-    """`version`: of the plan before. The longest time without a commit lies between the last commit before the change was
-    requested and the last of the first `batches` after it took effect."""
+    """Compute the figures of one change of parallelism. `version`: that of the plan before it. The longest time without a
+    commit lies between the last commit before the change was requested and the last of the first `batches` after it took
+    effect."""
     gaps = [(after, ended(after) - ended(before)) for before, after in pairwise(records)]
     usual = statistics.median([gap for record, gap in gaps if ended(record) < requested][-batches:])
     since = [(record, gap) for record, gap in gaps if ended(record) >= requested]
@@ -131,7 +132,8 @@ def rescale_figures(records: Sequence[BatchRecord], version: int, requested: flo
 
 
 def skew_figures(before: Sequence[BatchRecord], after: Sequence[BatchRecord]) -> dict[str, Any]:
-    """A batch is closed after the chunk that fills it, so its tuples vary a little: the ratio is of the time for each."""
+    """Compute the figures of a balanced skew. A batch is closed after the chunk that fills it, so its tuples vary a little: the
+    ratio is that of the times per tuple."""
     each = [statistics.median(record.seconds / record.tuples_in for record in records) for records in (before, after)]
     return {"skew_batch_ratio": round(each[1] / each[0], 3),
             "before_ms": round(statistics.median(record.seconds for record in before) * 1e3),
@@ -140,7 +142,7 @@ def skew_figures(before: Sequence[BatchRecord], after: Sequence[BatchRecord]) ->
 
 
 def settled(records: Sequence[BatchRecord], first: int) -> list[BatchRecord]:
-    """The batches by the newest plan, if that is not the `first` one, without the batch in which it took effect."""
+    """The batches under the newest plan, if that is not the `first` one, without the batch in which it took effect."""
     newest = records[-1].plan_version
     return [record for record in records if record.plan_version == newest][1:] if newest != first else []
 

@@ -1,4 +1,4 @@
-"""`millrace bench faults`: break the processes, store and plan of a word count again and again, then check every word.
+"""`millrace bench faults`: break the processes, store and plan of a word count repeatedly, then check every word.
 
 Two Spark executors run a word count near saturation: its highest rate is measured first. The seed alone decides the plan of
 faults. A fault counts only if it had an effect, which is proved by a change that the master or the operating system shows.
@@ -49,7 +49,7 @@ INTERVAL_SECONDS = 1.0
 QUIET_SECONDS = 2.0  # at most, between a wave that is committed again and the next fault
 OVERLAPPING = 0.25  # share of the faults after which the next one does not wait for that wave
 STOPPED_SECONDS = 3.0  # of a stopped process: longer than its heartbeat may be missing
-AWAY_SECONDS = 2.0  # of the store
+AWAY_SECONDS = 2.0  # of an outage of the store
 PAUSE_SECONDS = 1.0
 EFFECT_SECONDS = 20.0  # for the effect of a fault to show, before it counts as one without effect
 EXTRA_SECONDS = 240.0  # at most, beyond the time that was asked for, until each kind of fault had an effect
@@ -83,8 +83,8 @@ class Fault:
 
 
 def plan_of_faults(seed: int) -> Iterator[Fault]:
-    """Endless rounds of all kinds of faults, each round in an order of its own; the same for the same seed. The fault before a
-    pause is always recovered from first: the time of a pause does not count, so it would cut the gap of that fault short."""
+    """Endless rounds of all kinds of faults, each round in its own order; the same for the same seed. The fault before a pause
+    is always recovered from first: the time of a pause does not count, so it would cut the gap of that fault short."""
     chance = Random(seed)
     kinds = (kind for _ in count() for kind in chance.sample(KINDS, len(KINDS)))
     for kind, following in pairwise(kinds):
@@ -109,8 +109,8 @@ class Stuck(MillraceError):
 
 
 class TakenAway:
-    """A directory behind a symbolic link. While it is away a plain file takes the link's place, so that code that makes missing
-    directories cannot bring it back; each change is one rename."""
+    """A directory behind a symbolic link. While it is unavailable a plain file takes the link's place, so that code that makes
+    missing directories cannot restore it; each change is one rename."""
 
     def __init__(self, base: Path) -> None:
         self.path, self._disk, self._other = base / "checkpoints", base / "disk", base / "other"
@@ -181,7 +181,7 @@ class Soak:
         return self._master.state.topologies[NAME]
 
     def run(self, seed: int, seconds: float) -> None:
-        """Break something again and again, for so many seconds and until each kind of fault had an effect."""
+        """Cause faults repeatedly, for this many seconds and until each kind of fault had an effect."""
         began_at = time.monotonic()
         end = began_at + seconds
         self._committed(2, "at the start")
@@ -203,7 +203,7 @@ class Soak:
             if not fault.alone:
                 self._console.print(f"{left}, and another fault before it is recovered from")
                 continue
-            self._committed(2, f"after fault {self.effective.total()} ({fault.kind})")  # one may have been under way
+            self._committed(2, f"after fault {self.effective.total()} ({fault.kind})")  # one may have been in progress
             took = time.monotonic() - began
             if effective:
                 self.recovery[fault.kind] = max(took, self.recovery.get(fault.kind, 0.0))
@@ -235,15 +235,15 @@ class Soak:
                         f"{self.waves.phase} and waits for {waited}; last events:\n{events}")
 
     def _shows(self, condition: Callable[[], bool], seconds: float = EFFECT_SECONDS) -> bool:
-        """Wait for a condition on the master's thread. Returns whether it came true in time."""
+        """Wait for a condition on the master's thread. Returns False if time ran out."""
         return self._master.wait_until(lambda: self._look() or condition(), seconds)
 
     def _pass(self, seconds: float) -> None:
-        """Let time go by."""
+        """Sample the meters for this many seconds."""
         self._master.wait_until(self._look, seconds)
 
     def _look(self) -> bool:
-        """Runs on the master's thread, at each of its turns. Never true, so it is called again."""
+        """Sample the meters, on the master's thread, on every turn of its loop. Returns False so that the wait continues."""
         now = time.monotonic()
         self.sink.look(self._running.observed().total("sink", "executed"), now)
         self.commits.look(self.waves.committed, now)
@@ -251,7 +251,7 @@ class Soak:
             self.abandoned += [self._state.troubled] * (self.waves.abandoned - len(self.abandoned))
         return False
 
-    # -- faults: each returns whether it had an effect ---------------------------------------------------------------
+    # -- faults: each returns True if it had an effect ---------------------------------------------------------------
 
     def _workers(self) -> dict[int, Victim]:
         """The workers by slot."""
@@ -273,7 +273,7 @@ class Soak:
 
     def _are_replaced(self, victims: dict[int, Victim], before: dict[TaskId, int]) -> bool:
         """Wait until the victims are lost and their tasks run again, as new incarnations. The incarnations alone would prove
-        nothing: exactly once, every roll-back gives all tasks new ones."""
+        nothing: exactly once, every rollback gives all tasks new ones."""
         def are_replaced() -> bool:
             places = self._state.places
             return all(self._is_lost(slot, victim) for slot, victim in victims.items()) and all(
@@ -386,7 +386,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that may have ended by itself."""
+    """Send a signal to a process that may have ended on its own."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

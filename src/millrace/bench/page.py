@@ -125,7 +125,7 @@ def copies_in(root: Path) -> dict[str, Result]:
 
 
 def pages_of(root: Path, results: dict[str, Result]) -> dict[Path, str]:
-    """The texts of the page and the README with the figures of these results."""
+    """The page and the README with the figures of these results, by path."""
     page, readme = (root / PAGE).read_text(), (root / README).read_text()
     for name, result in results.items():
         page = replaced(page, name, [described(result), *TABLES[name](result)])

@@ -15,13 +15,13 @@ from millrace.errors import MillraceError
 
 START_SECONDS = 60.0
 NO_SERVER = ("Redis is left out: there is no redis-server on the PATH. Install it (Debian, Ubuntu: apt-get install "
-             "redis-server; macOS: brew install redis) and run this again; the benchmark starts it by itself.")
+             "redis-server; macOS: brew install redis) and run this again; the benchmark starts it on its own.")
 NO_CLIENT = "Redis is left out: its Python client is not installed. Install it (pip install redis) and run this again."
 
 
 @contextmanager
 def redis_server(directory: Path) -> Iterator[tuple[Any, str]]:
-    """Yield a client of a server that keeps nothing on disk, and an empty text; or None, and how to get Redis."""
+    """Yield a client of a server that keeps nothing on disk, and an empty string; or None, and how to get Redis."""
     program = shutil.which("redis-server")
     if program is None:
         yield None, NO_SERVER

@@ -15,8 +15,8 @@ RESULTS = Path("bench-results")  # in the checkout; not tracked
 
 
 def keep(name: str, result: dict[str, Any], quick: bool = False) -> Path:
-    """Write the result with the time and the machine of the run; returns the file. A quick run has a name of its own, because
-    its figures mean nothing and no page may show them."""
+    """Write the result with the time and the machine of the run; returns the file. A quick run has its own name, because its
+    figures mean nothing and no page may show them."""
     directory = project_root() / RESULTS
     directory.mkdir(exist_ok=True)
     path = directory / f"{name}{'-quick' if quick else ''}-{time.strftime('%Y%m%d-%H%M%S')}.json"

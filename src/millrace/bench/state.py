@@ -145,7 +145,7 @@ def restore_sources(base: Path) -> Iterator[tuple[dict[str, RestoreSource | None
 
 
 def hold(name: str, directory: str, keys: tuple[bytes, bytes], pipe: Connection) -> None:
-    """Holds fragments in a process of its own until the pipe closes."""
+    """Holds fragments in a separate process until the pipe closes."""
     with zmq.Context() as context:
         exchange = FragmentExchange(context, name, Path(directory), "", Keys(*keys), boot_id(), lambda call: call(),
                                     limit=HELD_BYTES)
@@ -171,7 +171,7 @@ class FragmentSource:
                 raise MillraceError(f"only {held} of {R + C} fragments could be placed")
 
     def make_ready(self) -> None:
-        """Fragments are in memory."""
+        """Do nothing: fragments are in memory."""
 
     def restore(self) -> list[Any]:
         states: dict[str, Any] = {}

@@ -30,8 +30,8 @@ BENCH_SEED = 1
 
 
 def write_report(component: Component, conf: dict[str, Any], report: dict[str, Any]) -> None:
-    """Write what a task knows at its end to the directory `report` of the topology's config, if that is set. The benchmark
-    compares the reports with counts computed apart."""
+    """Write a task's final report to the directory `report` of the topology's config, if that is set. The benchmark compares
+    the reports with independently computed counts."""
     directory = setting(component, conf, "report", str, "")
     if directory:
         path = Path(directory) / f"{type(component).__name__}-{component.task_index}.json"
@@ -66,7 +66,7 @@ class CorpusLines(GeneratorSpout):
 
 
 class DueLines(CorpusLines):
-    """The same lines by a timetable on the wall clock that begins at `start`. On the microbatch engine a task may
+    """The lines of `CorpusLines` by a timetable on the wall clock that begins at `start`. On the microbatch engine a task may
     run in another process with every batch; a timetable that begins with the first call there would leave out the time before.
     """
 
@@ -79,7 +79,7 @@ class DueLines(CorpusLines):
 
 
 class CorpusLinesArrow(ArrowGeneratorSpout):
-    """The same in Arrow batches. `batch` must divide the number of lines in a file."""
+    """The lines of `CorpusLines` in Arrow batches. `batch` must divide the number of lines in a file."""
 
     outputs: ClassVar[list[str]] = ["line"]
 
@@ -183,7 +183,7 @@ class WordsByArrow(Topology):
 
 
 class WordsRescaled(Topology):
-    """The same without a sink: the component that is rescaled is the last stage, and stays it."""
+    """`WordsByArrow` without a sink, so that the rescaled component stays the last stage."""
 
     lines = CorpusLinesArrow.spec(par=2)
     split = SplitArrow.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
@@ -223,7 +223,7 @@ class WordsCombined(Topology):
 
 
 def words_of_dataframe(lines_of_files: Any) -> type[Topology]:
-    """The same on a streaming DataFrame of lines: Spark reads the input for it as it does for its own queries."""
+    """`WordsCombined` on a streaming DataFrame of lines: Spark reads the input as it does for its own queries."""
 
     class WordsOfDataFrame(Topology):
         lines = Spout.from_dataframe(lines_of_files, par=2)
@@ -278,7 +278,7 @@ class Stamps(GeneratorSpout):
 
 
 class HopMeter(Bolt):
-    """Measures how long each tuple was under way; reported as metrics in microseconds."""
+    """Measures how long each tuple took to arrive; reported as metrics in microseconds."""
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self._latency = LatencyHistogram()
@@ -299,7 +299,7 @@ class LocalHop(Topology):
 
 
 class RemoteHop(Topology):
-    """The same, to the bolt task on the other worker: the even scheduler puts task 0 there."""
+    """`LocalHop`, but the tuples go to the bolt task on the other worker: the even scheduler puts task 0 there."""
 
     stamps = Stamps.spec()
     meter = HopMeter.spec(inputs={stamps: Grouping.GLOBAL}, par=2)
@@ -313,7 +313,7 @@ class SlowWork(Bolt):
 
 
 class SlowBolt(Topology):
-    """A spout that could emit a hundred thousand lines a second before a bolt that processes one thousand."""
+    """A spout that can emit 100,000 lines per second feeds a bolt that processes 1,000."""
 
     lines = Lines.spec()
     slow = SlowWork.spec(inputs=[lines])

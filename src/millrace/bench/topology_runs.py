@@ -33,7 +33,7 @@ def start_run(engine: ResidentEngine, topology: type[Topology], config: dict[str
 
 
 def end_run(running: RunningTopology, drain: float = DRAIN_SECONDS) -> None:
-    """End the topology. `drain`: seconds for what is under way."""
+    """End the topology. `drain`: seconds to wait for tuples in flight."""
     errors = running.observed().errors
     running.kill(wait=drain)
     if not running.wait(END_SECONDS):
@@ -44,7 +44,7 @@ def end_run(running: RunningTopology, drain: float = DRAIN_SECONDS) -> None:
 
 def window_rates(running: RunningTopology, rule: Rule, component: str = "count", words: int = 1) -> list[float]:
     """Words per second in each window, by the clocks of the workers; the warm-up is over. They are counted where `component`
-    has processed a tuple, which stands for so many `words`."""
+    has processed a tuple, which stands for this many `words`."""
     def processed(observed: TopologyObserved) -> dict[TaskId, tuple[float, float]]:
         return observed.marks(component, "executed")
 

@@ -24,7 +24,7 @@ WARM_UP_SECONDS = 4.0
 
 
 class ManyLines(GeneratorSpout):
-    """Lines with each of 100,000 words once, over and over."""
+    """Lines with each of 100,000 words once, repeatedly."""
 
     outputs: ClassVar[list[str]] = ["line"]
 

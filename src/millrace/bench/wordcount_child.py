@@ -1,4 +1,4 @@
-"""Word Count on Millrace, one run in a process of its own, as the other engines are run:
+"""Word Count on Millrace, one run in its own process, as the other engines are run:
 
     python -m millrace.bench.wordcount_child PROGRAM '{"corpus": "/dev/shm/corpus", "batch_lines": 5000, ...}'
 
@@ -47,15 +47,16 @@ from millrace.spark.microbatch import MicrobatchEngine
 
 TOPOLOGIES: dict[str, type[Topology]] = {"process": WordsByTuple, "process_rows": WordsByChunk, "process_arrow": WordsByArrow,
                                          "process_arrow_combined": WordsCombined}
-# Where words are counted for the rate, and how many a tuple there stands for. The sink gets an update for every word, but from
-# an Arrow batch only one for each different word; words combined before the shuffle are single words nowhere after it.
+# The component whose tuples give the rate, and the number of words that one of its tuples stands for. The sink gets an update
+# for every word, but from an Arrow batch only one for each different word; words combined before the shuffle are single words
+# nowhere after it.
 COUNTED_AT = {"process": ("drop", 1), "process_rows": ("drop", 1), "process_arrow": ("count", 1),
               "process_arrow_combined": ("split", WORDS_PER_LINE)}
 IN_BATCHES = (WordsByArrow, WordsCombined)  # of Arrow: their size is `batch_lines`
 SPOUT_TASKS = 2
 REPORT_SECONDS = 60.0
 SPARE_SECONDS = 1.0  # after the last line of a latency run is due
-ARROW_LINES = 12_500  # most in an Arrow batch on the microbatch engine
+ARROW_LINES = 12_500  # maximum in an Arrow batch on the microbatch engine
 NAME = "words"
 RunResult = dict[str, Any]
 
@@ -134,7 +135,7 @@ def _check_reported(scratch: Path, request: RunRequest, tasks: int = 4) -> RunRe
 
 
 def _await_reports(scratch: Path, tasks: int) -> None:
-    """Wait until so many tasks have written their reports: the master lets a topology go before its tasks close."""
+    """Wait until this many tasks have written their reports: the master forgets a topology before its tasks close."""
     deadline = time.monotonic() + REPORT_SECONDS
     while len(_reports(scratch, "")) < tasks:
         if time.monotonic() > deadline:
@@ -148,7 +149,7 @@ def _reports(scratch: Path, component: str) -> list[RunResult]:
 
 
 def measure_microbatch(request: RunRequest, program: str) -> RunResult:
-    """Words per second on the microbatch engine, with lines read by a spout of its own."""
+    """Words per second on the microbatch engine, with lines read by a Millrace spout."""
     topology, arrow = TOPOLOGIES[program], TOPOLOGIES[program] in IN_BATCHES
     arrow_lines = min(ARROW_LINES, Corpus.at(request.corpus).lines_per_file)
     config = {**batches_of_size(request.batch_lines // SPOUT_TASKS), "corpus": str(request.corpus), "batch": arrow_lines}
@@ -193,7 +194,7 @@ class _MeasuredBatches(RecordedBatches):
         self._meter: WindowMeter | None = None
 
     def note(self, records: list[BatchRecord]) -> bool:
-        """Note the last batch. Returns whether every window is measured."""
+        """Note the last batch. Returns True if every window is measured."""
         self._meter = self._meter or WindowMeter(self._rule, records[0].started)
         self._meter.note(lines_in(records) * WORDS_PER_LINE, ended(records[-1]))
         return self._meter.done

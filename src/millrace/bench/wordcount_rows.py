@@ -1,7 +1,7 @@
 """The rows of the Word Count table: one program on one engine with one guarantee, each measured by the same rule.
 
-Every row runs in a process of its own on two CPUs, reads the same files, keeps its counts in the engine's keyed state, drops
-its updates at the sink, and has its counts compared, word by word, with counts computed apart.
+Every row runs in its own process on two CPUs, reads the same files, keeps its counts in the engine's keyed state, drops its
+updates at the sink, and has its counts compared, word by word, with independently computed counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LATENCY_SECONDS = 5.0
 # A trial only chooses the size of a batch; the figure is measured by the rule of its row.
 TRIAL_WARM_UP_SECONDS = 2.0
 TRIAL_SECONDS = 1.5
-FASTER = 1.03  # times the best rate before; less is noise
+FASTER = 1.03  # times the best rate so far; less is noise
 NOT_FASTER = 2  # sizes in a row that end the search: a single slow trial may be noise
 LONGEST_BATCH_SECONDS = 15.0  # larger batches are not tried: a stream is not run like that, and a window has to end
 
@@ -48,8 +48,8 @@ GROUPS = {
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One row. `sizes`: lines in a batch, rising; with more than one they are tried until two in a row are not faster than the
-    best before them, or a batch of the next size would take too long. `latency`: the program of its latency run, if it has one.
+    """One row. `sizes`: lines in a batch, rising; if there are several, they are tried until two in a row are no faster than
+    the best so far, or a batch of the next size would take too long. `latency`: the program of its latency run, if it has one.
     """
 
     name: str
@@ -111,7 +111,7 @@ def corpus_in_memory(files: int = FILES, lines_per_file: int = LINES_PER_FILE) -
 
 
 def measure_row(row: TableRow, corpus: Path, rule: Rule, console: Console) -> dict[str, Any]:
-    """Measure one row. `trials`: the sizes of a batch that were tried; `search_ended`: why there are no more."""
+    """Measure one row. `trials`: the batch sizes that were tried; `search_ended`: the reason why the search ended."""
     search = Search(row.sizes)
     while len(row.sizes) > 1 and not search.ended:
         trial = _run(row, _request(row, corpus, trial_rule(rule), search.next_size), console)
@@ -126,7 +126,7 @@ def trial_rule(rule: Rule) -> Rule:
 
 
 class Search:
-    """The search for the fastest of some rising sizes. `ended`: why it has ended; empty: try `next_size`."""
+    """Searches for the fastest of some rising sizes. `ended`: the reason why it has ended; empty: try `next_size`."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.trials: list[dict[str, Any]] = []
@@ -157,7 +157,7 @@ class Search:
 
 
 def measure_latency(row: TableRow, corpus: Path, rule: Rule, console: Console) -> dict[str, Any]:
-    """Milliseconds from due to visible at a steady rate."""
+    """Measure the milliseconds from the time a line is due until it is visible, at a steady rate."""
     request = _request(row, corpus, Rule(rule.warm_up, LATENCY_SECONDS, 1), 1)
     return _run(replace(row, name=row.latency), replace(request, rate=LINES_PER_SECOND), console)
 

@@ -1,8 +1,8 @@
 """Wave control: runs the waves of all topologies and rolls topologies back; turns the steps of `Waves` into commands.
 
-A new epoch begins with a manifest of its own, the *claim*: it holds the wave that the epoch continues from, under the epoch's
-number. No sink discards what it prepared after that wave until the claim is written. A manifest that was being written when
-the failure came, or that a superseded master still writes, therefore does no harm: the newest epoch in the store counts.
+A new epoch begins with its own manifest, the *claim*: it holds the wave that the epoch continues from, under the epoch's
+number. No sink discards what it prepared after that wave until the claim is written. A manifest that was being written when the
+failure came, or that a superseded master still writes, therefore does no harm: the newest epoch in the store counts.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class WaveTopologies(Protocol):
     workers: dict[int, WorkerView]
 
     def topology(self, name: str) -> TopologyState:
-        """The running topology of that name; `UnknownTopology` if there is none."""
+        """The running topology of that name; raises `UnknownTopology` if there is none."""
 
     def all_at(self, revision: int) -> bool:
         """True if every worker has carried out the revision."""
 
     def all_up(self, topology: TopologyState) -> list[Command]:
-        """All tasks are up: let the spouts run, unless the topology is paused."""
+        """Let the spouts run once all tasks are up, unless the topology is paused."""
 
     def end(self, topology: TopologyState, how: str) -> list[Command]:
         """Remove the topology."""
@@ -114,7 +114,7 @@ class WaveControl:
         return commands
 
     def requested(self, event: WaveRequested) -> list[Command]:
-        """The wave begins with the next tick, or after the one under way."""
+        """Begin a wave with the next tick, or after the current wave."""
         waves = self._master.topology(event.name).waves
         if waves is None:
             raise TopologyError(f"{event.name!r} takes no waves: it keeps no state and is not exactly-once, or it runs in "
@@ -207,7 +207,8 @@ class WaveControl:
         return reports + self._up_if_ready(topology) if topology.status == STARTING else reports
 
     def _up_if_ready(self, topology: TopologyState) -> list[Command]:
-        """Every task has restored its state. At least once, tasks that did not have to may not have the new plan yet."""
+        """Start the spouts once every task has restored its state and, if the topology is not exactly-once, every worker has
+        the new plan: tasks that did not restore may still lack it."""
         ready = topology.graph.exactly_once or self._master.all_at(topology.ready_at)
         return self._master.all_up(topology) if ready and self.now >= topology.held_until else []
 
@@ -219,7 +220,7 @@ class WaveControl:
         return self._move_now(topology)
 
     def _report_rarely(self, topology: TopologyState, reason: str, text: str) -> list[Command]:
-        """Report the first time, the tenth, the hundredth: a store that is away for an hour must not flood the log."""
+        """Report the first time, the tenth, the hundredth: a store that is down for an hour must not flood the log."""
         topology.troubled, topology.troubles = reason, topology.troubles + 1
         if topology.troubles not in REPORTED_AT:
             return []
@@ -227,7 +228,7 @@ class WaveControl:
         return [Say(f"{text}{often}", topology.graph.name, "warning")]
 
     def close(self, topology: TopologyState) -> list[Command]:
-        """End a drained topology. One more wave comes first, because what its sinks got since the last is not visible yet."""
+        """End a drained topology. A last wave is committed first, because output since the previous wave is not visible yet."""
         waves = topology.waves
         if waves is None:
             return self._master.end(topology, "drained")
@@ -261,7 +262,7 @@ class WaveControl:
 
     def roll_back(self, topology: TopologyState) -> list[Command]:
         """Roll back to the last committed wave, under the version just begun. Exactly once: every task restarts in a new
-        epoch. At least once: only lost or moved tasks restore their state, and spouts replay what came after the wave."""
+        epoch. At least once: only lost or moved tasks restore their state, and spouts replay the tuples after the wave."""
         waves, graph = topology.waves, topology.graph
         assert waves is not None
         if graph.exactly_once:
@@ -285,16 +286,17 @@ class WaveControl:
 
 
 def _check_read(checkpoint: Manifest, event: Submitted) -> None:
-    """Raise `TopologyError` if a DataFrame would be read from its start again on top of resumed state."""
+    """Raise `TopologyError` if a DataFrame would be read from the beginning again on top of resumed state."""
     if event.offsets and checkpoint.of_batches:
         fed = ", ".join(component.name for component in event.graph.spouts if component.dataframe)
-        raise TopologyError(f"the checkpoint of {event.graph.name!r} was made by the microbatch engine, which records "
-                            f"elsewhere how far {fed} was read: the resident engine would read it from its start again, on top "
-                            "of the state. Resume it with --engine microbatch, or start it under another name")
+        raise TopologyError(f"the checkpoint of {event.graph.name!r} was made by the microbatch engine, which stores "
+                            f"the read position of {fed} elsewhere: the resident engine would read it from the beginning "
+                            "again, on top of the restored state. Resume it with --engine microbatch, or start it under "
+                            "another name")
 
 
 def _rewinds(graph: TopologyGraph, task: TaskId) -> bool:
-    """True for a spout that, at least once, replays what came after the wave."""
+    """True for a spout that, at least once, replays the tuples after the wave."""
     if task.component == ACKER or GUARANTEE.of(graph.config) != AT_LEAST_ONCE:
         return False
     component = graph.component(task.component)
@@ -318,7 +320,7 @@ def _claim(topology: TopologyState) -> Manifest:
 
 
 def _manifest(topology: TopologyState, store: Store) -> Manifest:
-    """The tasks' records, completed with what has not changed since the last checkpoint."""
+    """The tasks' records, completed with the pieces that have not changed since the last checkpoint."""
     graph, before = topology.graph, topology.checkpoint
     reported = {record.task: record for record in store.records}
     records: list[TaskRecord] = []

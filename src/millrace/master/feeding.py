@@ -26,7 +26,7 @@ class FeedingPort(Protocol):
 
     @property
     def keys(self) -> Keys:
-        """With which feeders prove that they belong to this run."""
+        """The keys with which feeders prove that they belong to this run."""
 
     @property
     def state(self) -> MasterView:
@@ -46,13 +46,13 @@ class FeedingPort(Protocol):
         """Wait until the condition, which is evaluated on the master's thread, holds. False if time ran out."""
 
     def tell(self, event: Event) -> None:
-        """Let the master decide; on its thread."""
+        """Let the master decide on an event; called on its thread."""
 
     def say(self, message: Say) -> None:
-        """Report something to users; on the master's thread."""
+        """Report something to users; called on the master's thread."""
 
     def delay_kill(self, topology: str, hook: Callable[[Killed], None]) -> None:
-        """Call the hook, once, instead of killing the topology; on the master's thread."""
+        """Have the hook called, once, in place of killing the topology; called on the master's thread."""
 
 
 class FedTopology:
@@ -81,12 +81,12 @@ class FedTopology:
     # -- its end -------------------------------------------------------------------------------------------------------
 
     def delay_kill(self, hook: Callable[[Killed], None]) -> None:
-        """Call the hook on the master's thread when the topology is to be killed; `kill` then does it. A second request
-        kills at once."""
+        """Have the hook called, on the master's thread, when the topology is to be killed; the hook's owner then calls `kill`.
+        A second request kills at once."""
         self._port.call(lambda: self._port.delay_kill(self.name, hook))
 
     def kill(self, event: Killed) -> None:
-        """Kill the topology, after a delay: its time for tuples in flight begins now."""
+        """Kill the topology, after `delay_kill`: its time for tuples in flight begins now."""
         self._port.later(lambda: self._kill(event))
 
     def _kill(self, event: Killed) -> None:
@@ -117,7 +117,7 @@ class FedTopology:
     # -- waves ---------------------------------------------------------------------------------------------------------
 
     def version(self) -> int:
-        """Rises each time that tasks are rolled back to a wave."""
+        """The version of the plan, which rises each time that tasks are rolled back to a wave."""
         version: int = self._port.call(self._version)
         return version
 
@@ -127,7 +127,7 @@ class FedTopology:
         return wave
 
     def wait_for_wave(self, wave: int, version: int, seconds: float) -> bool:
-        """Wait until the wave is committed, or the version is another. False if time ran out."""
+        """Wait until the wave is committed or the version has changed. False if time ran out."""
         return self._port.wait_until(lambda: self._waves().committed >= wave or self._version() != version, seconds)
 
     def _version(self) -> int:

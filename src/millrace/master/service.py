@@ -64,8 +64,8 @@ FINISHED_KEPT = 20
 
 
 class Master:
-    """Runs on a thread of its own; public methods may be called from any thread, `call` hands work over. Its parts get a view
-    of the state that cannot change it, and the few functions or the small protocol that they need."""
+    """Runs on its own thread; public methods may be called from any thread, `call` hands work over. Its parts get a view of the
+    state that cannot change it, and the few functions or the small protocol that they need."""
 
     endpoint = ""
 
@@ -73,7 +73,7 @@ class Master:
                  scheduler: Scheduler | None = None) -> None:
         self.name = name
         self.settings = {CHECKPOINTS.key: default_store(name), **(settings or {})}
-        self.superseded = ""  # why this master must not decide anything any more: another one has taken over
+        self.superseded = ""  # the reason why this master has stopped deciding; empty until another master takes over
         self.state = MasterState(scheduler)
         self.observed: dict[str, TopologyObserved] = {}
         self.finished: dict[str, TopologyObserved] = {}
@@ -130,7 +130,7 @@ class Master:
         self._thread.start()
 
     def call(self, work: Callable[[], Any]) -> Any:
-        """Run `work` on the master's thread and return its result, or raise what it raised."""
+        """Run `work` on the master's thread and return its result, or raise its exception."""
         return self._thread.call(work)
 
     def later(self, work: Callable[[], Any]) -> None:
@@ -185,7 +185,7 @@ class Master:
         self.call(lambda: self.tell(Unpaused(name)))
 
     def kill(self, name: str, wait: float = 10.0) -> None:
-        """Returns at once; `wait_until(lambda: name not in master.state.topologies)` waits for the end."""
+        """Stop a topology. Returns at once; `wait_until(lambda: name not in master.state.topologies)` waits for the end."""
         self.call(lambda: self._kill(name, wait))
 
     def kill_all(self) -> None:
@@ -229,7 +229,7 @@ class Master:
         self.call(lambda: self.batching.enlist(slot, node, executor, boot))
 
     def dismiss(self, slot: int, cause: str) -> None:
-        """The executor is gone: its tasks go to the others."""
+        """Remove an executor that has ended; its tasks move to the others."""
         self.call(lambda: self.batching.dismiss(slot, cause))
 
     def submit_batched(self, event: Submitted) -> None:
@@ -237,11 +237,11 @@ class Master:
         self.call(lambda: self._submit(event))
 
     def begin_batch(self, name: str) -> None:
-        """A batch has begun; the topology is not drained until `note_batch` is called."""
+        """Record that a batch has begun; the topology is not drained until `note_batch` is called."""
         self.call(lambda: self.batching.began(name))
 
     def committed(self, name: str, manifest: Manifest) -> None:
-        """A batch is committed: queries show its positions and state. Its sinks may not have published yet."""
+        """Record a committed batch: queries show its positions and state. Its sinks may not have published yet."""
         self.call(lambda: self.batching.committed(name, manifest))
 
     def take_report(self, report: wire.Report) -> None:
@@ -268,7 +268,7 @@ class Master:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self.worker_port.give_up_silent(now)
+        self.worker_port.drop_silent(now)
         self.tell(Ticked(now))
         self.state_queries.tick(now)
         if not self.superseded:
@@ -312,8 +312,8 @@ class Master:
             self._kill(name, 0.0)
 
     def delay_kill(self, topology: str, hook: Callable[[Killed], None]) -> None:
-        """Call the hook instead when the topology is to be killed; it tells the event when the topology may end. It is called
-        once: a second request kills at once."""
+        """Have the hook called, once, in place of killing the topology; it sends the event again when the topology may end. A
+        second request kills at once."""
         self._kill_delays[topology] = hook
 
     def processes(self) -> Mapping[int, Connection | Enlisted]:

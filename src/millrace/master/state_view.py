@@ -11,7 +11,7 @@ from millrace.model.cluster import Cluster
 
 
 class MasterView(Protocol):
-    """`MasterState` without the means to change it: whoever wants a change tells the master an event."""
+    """`MasterState` without the means to change it: changes are requested by sending the master an event."""
 
     @property
     def author(self) -> int:
@@ -19,7 +19,7 @@ class MasterView(Protocol):
 
     @property
     def revision(self) -> int:
-        """Of the assignment in force."""
+        """The revision of the current assignment."""
 
     @property
     def topologies(self) -> Mapping[str, TopologyState]:
@@ -27,14 +27,14 @@ class MasterView(Protocol):
 
     @property
     def workers(self) -> Mapping[int, WorkerView]:
-        """By slot."""
+        """The workers, by slot."""
 
     @property
     def agents(self) -> Mapping[str, int]:
         """Node -> slot of the worker whose agent keeps the node's plan store."""
 
     def topology(self, name: str) -> TopologyState:
-        """The running topology of that name; `UnknownTopology` if there is none."""
+        """The running topology of that name; raises `UnknownTopology` if there is none."""
 
     def drained(self, topology: TopologyState) -> bool:
         """True if its spouts have stopped and none of their tuples is in flight."""

@@ -47,7 +47,7 @@ class MasterThread:
         self._thread.start()
 
     def call(self, work: Callable[[], Any]) -> Any:
-        """Run `work` on the thread and return its result, or raise what it raised."""
+        """Run `work` on the thread and return its result, or raise its exception."""
         if self._ending or self._thread is None:
             raise MillraceError("the master is not running")
         if threading.current_thread() is self._thread:  # called by a condition or a listener

@@ -1,9 +1,9 @@
 """The checkpoints of a topology that runs in batches.
 
-Several batches are committed in a second, so a commit must not list the store's names, which is slow and billed on object
+Several batches are committed per second, so a commit must not list the store's names, which is slow and billed on object
 stores. The run that may commit is named in the store instead:
 
-    <topology>/author       the run that began last; the store takes only its batches
+    <topology>/author       the run that began last; only it may commit
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BatchCheckpoints:
             self.checkpoints.store.write(self.checkpoints.author, [self._name])
         else:
             if author != self._name:
-                raise NotTheAuthor(f"another run has continued {self.checkpoints.topology!r}: the store takes the batches "
-                                   f"of {author.decode(errors='replace')}, and this is {self._name.decode()}, which may no "
-                                   "longer commit")
+                raise NotTheAuthor(f"another run has taken over {self.checkpoints.topology!r}: the author in the store "
+                                   f"is {author.decode(errors='replace')}, so this run ({self._name.decode()}) can no longer "
+                                   "commit")
         self.checkpoints.enter(manifest)

@@ -1,4 +1,4 @@
-"""The actions of a driver that are the same with Spark and without: the commit point, and attempts that may be committed."""
+"""The actions that all drivers share, with Spark and without: the commit point, and attempts that may be committed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from millrace.state.checkpoint import TaskRecord
 
 
 class BatchDriver:
-    """Carries out what `decider` decides for one run of a topology. A subclass adds the actions that need processes: it
-    prepares the work of an attempt, runs it, and lets tasks rewrite lost blobs."""
+    """Carries out the steps that `decider` decides for one run of a topology. A subclass adds the actions that need processes:
+    it prepares the work of an attempt, runs it, and lets tasks rewrite lost blobs."""
 
     def __init__(self, checkpoints: BatchCheckpoints, decider: Batches) -> None:
         self._store, self.decider = checkpoints, decider
@@ -24,14 +24,14 @@ class BatchDriver:
     # -- for a subclass to define ------------------------------------------------------------------------------------
 
     def _prepare(self, step: RunAttempt) -> BatchWork:
-        """The work of the next attempt, by the plan in force."""
+        """The work of the next attempt, under the current plan."""
         raise NotImplementedError
 
     def _run(self, attempt: Attempt) -> list[PartitionReport]:
         raise NotImplementedError
 
     def _rewrite(self, attempt: Attempt, work: BatchWork, step: Rewrite) -> list[TaskRecord]:
-        """`attempt`: the one that had prepared the state."""
+        """Have tasks rewrite lost blobs. `attempt`: the one that prepared the state."""
         raise NotImplementedError
 
     # -- actions -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from millrace.runtime.worker.process import WorkerSetup, address_facing
 
 
 class FragmentHolder:
-    """The fragment exchange of this process. Its threads answer also while Spark runs nothing here."""
+    """The fragment exchange of this process. Its threads answer even while Spark runs nothing here."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._context = zmq.Context()

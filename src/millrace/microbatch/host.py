@@ -1,7 +1,7 @@
 """Hosts a topology in a Python process of a Spark executor: keeps its tasks from batch to batch and runs their partitions.
 
 A task that ended the last batch here continues as it is. Any other is restored from the checkpoint: Spark may run a partition
-in any process, and only the time that it takes depends on which.
+in any process; the choice affects only the time it takes.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ Out = Iterator[tuple[int, bytes]]  # (partition of the next stage, record)
 
 @dataclass(slots=True)
 class KeptTask:
-    """A task in this process. `stamp`: the epoch of the attempt at whose end it is valid; 0 while it runs or after an abort."""
+    """A task in this process. `stamp`: epoch of the last attempt that left it in a valid state; 0 while it runs and after an
+    abort."""
 
     task: Task
     stamp: int = 0
-    version: int = 0  # of the plan by which it last ran
+    version: int = 0  # of the plan under which it last ran
     fell_due: dict[str, float] = field(default_factory=dict)  # when its tick and its timer last fell due
 
 
@@ -69,7 +70,7 @@ class TopologyHost:
         self.work = work
 
     def set_work(self, work: BatchWork) -> None:
-        """Run by this work from now on."""
+        """Use this work from now on."""
         if work is not self.work:
             if work.assignment.version != self.work.assignment.version:
                 self._close_moved_tasks(work)
@@ -200,7 +201,7 @@ class TopologyHost:
         return kept
 
     def _restore(self, kept: KeptTask, counters: Counter[str]) -> None:
-        """Make the task what it was at the wave that the batch continues from."""
+        """Restore the task to the wave that the batch continues from."""
         task, plan = kept.task, self.work.assignment
         if task.definition.dataframe:
             return
@@ -216,18 +217,18 @@ class TopologyHost:
         if not is_same:
             task.snapshots.restore_component()
         elif task.commits and self.work.again:
-            task.component.recover(*plan.restore[:2])  # discards what the failed attempt has staged
+            task.component.recover(*plan.restore[:2])  # discards the staged output of the failed attempt
         if task.definition.stateful:
             counters["resident" if is_same and not has_read else "restored"] += 1
 
     def _knows_old_targets(self, kept: KeptTask) -> bool:
-        """Direct emitters cache task numbers in `initialize`; a new plan invalidates them."""
+        """True if the plan is new and the task emits directly: direct emitters cache task numbers in `initialize`."""
         return (kept.version != self.work.assignment.version
                 and any(stream.direct for stream in kept.task.definition.outputs))
 
     def _is_only_behind(self, kept: KeptTask) -> bool:
-        """The task was valid at the end of an earlier batch, and later ones ran elsewhere. Its component need not be recreated
-        if all that it keeps is in key groups, or is a position."""
+        """True if the task was valid after an earlier batch and later batches ran elsewhere, and its component keeps nothing
+        but key groups or a position: then it need not be recreated."""
         definition = kept.task.definition
         return (kept.stamp in self.work.good and not definition.own_state and not definition.commits
                 and not self._lacks_state(kept) and not self._knows_old_targets(kept))
@@ -249,7 +250,7 @@ class TopologyHost:
         task.on_start()
 
     def _lacks_state(self, kept: KeptTask) -> bool:
-        """The task owned no key group when its state was opened, and does now."""
+        """True if the task owns key groups now but owned none when its state was opened."""
         snapshots = kept.task.snapshots
         return snapshots.state is None and kept.task.definition.stateful and bool(snapshots.owned_groups())
 
@@ -267,8 +268,8 @@ class TopologyHost:
         return task.snapshots.write(work.wave, task.snapshots.snapshot(mark, set()))
 
     def rewrite(self, record: TaskRecord, lost: Collection[str]) -> TaskRecord | None:
-        """Rewrite the state with which the task ended the batch, without the lost blobs. None if this process does not have
-        it, or if it cannot be written again."""
+        """Rewrite the state with which the task ended the batch, without the lost blobs. None if this process does not have it,
+        or if it cannot be rewritten."""
         kept = self.kept.get(self.run.graph.number(record.task))
         if kept is None or kept.stamp != self.work.assignment.restore[1]:
             return None
@@ -283,7 +284,7 @@ class TopologyHost:
     # -- sinks ---------------------------------------------------------------------------------------------------------
 
     def commit(self, name: TaskId) -> None:
-        """Make visible what the task prepared, here, in another process or in an earlier run."""
+        """Publish the output that the task prepared, here, in another process or in an earlier run."""
         wave, epoch, _ = self.work.assignment.restore
         kept = self.kept.get(self.run.graph.number(name))
         if kept is not None and kept.stamp == epoch:

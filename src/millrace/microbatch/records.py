@@ -30,7 +30,8 @@ def pack_report(report: bytes) -> bytes:
 
 
 def pack_mark(partition: int, ran: int) -> bytes:
-    """A mark, from every partition to every partition of the next stage: none is empty, and each knows whose output it has."""
+    """Encode a sender mark. Every partition sends one to every partition of the next stage, so that no partition is empty and
+    each knows its senders."""
     return _HEAD.pack(MARK, partition, 0) + _NUMBER.pack(ran)
 
 

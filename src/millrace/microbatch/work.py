@@ -29,7 +29,7 @@ class BatchWork(msgspec.Struct, frozen=True, array_like=True):
     slots: dict[str, int]  # by executor
     workers: list[WorkerAddress]  # of processes that hold fragments
     setup: WorkerSetup
-    most_tuples: int  # of one spout task
+    most_tuples: int  # maximum for one spout task
     most_seconds: float
     schemas: dict[str, bytes] = {}  # of DataFrames, by spout
     good: list[int] = []  # the epochs of the last committed attempts
@@ -41,7 +41,7 @@ class BatchWork(msgspec.Struct, frozen=True, array_like=True):
         return stages_of(self.assignment.graph, {task: place.slot for task, place in self.assignment.places})
 
     def for_attempt(self, step: RunAttempt) -> BatchWork:
-        """The same work, as the step decides."""
+        """A copy of this work for the attempt of the step."""
         return msgspec.structs.replace(self, good=list(step.good), again=step.attempt > 1, whole=step.whole)
 
 
@@ -105,7 +105,7 @@ def read_report(data: bytes | memoryview) -> PartitionReport:
 
 def check_single_run(reports: list[PartitionReport], stages: Stages) -> str:
     """Check that every partition has used the output of the same run of each partition before it: the run that reported. If
-    Spark has rerun a part of the batch by itself, some partitions may have used the first output and others the second.
+    Spark has rerun a part of the batch on its own, some partitions may have used the first output and others the second.
     Returns an error, or an empty string."""
     ran = {(report.stage, report.partition): report.ran for report in reports}
     if len(ran) != len(reports):
@@ -113,14 +113,14 @@ def check_single_run(reports: list[PartitionReport], stages: Stages) -> str:
     for report in reports:
         before = {partition: ran.get((report.stage - 1, partition)) for partition in report.marks}
         if report.marks != before or (report.stage and len(before) != sum(stage == report.stage - 1 for stage, _ in ran)):
-            return f"partition {report.partition} of stage {report.stage} has not used what its sources have reported"
+            return f"partition {report.partition} of stage {report.stage} used output of another run than its sources reported"
     missing = [stage for stage in range(1, stages.count) if sum(at == stage for at, _ in ran) != len(stages.partitions[stage])]
     return f"not every partition of stage {missing[0]} has reported" if missing else ""
 
 
 def repair_work(work: BatchWork, manifest: Manifest, records: Sequence[TaskRecord], epoch: int) -> BatchWork:
-    """Work for the tasks of an attempt that are to rewrite lost blobs of its manifest, in an epoch of its own. A delta is
-    useless without the pieces before it, so tasks write the damaged key groups whole, as they are after the batch."""
+    """Work for the tasks of an attempt that are to rewrite lost blobs of its manifest, in a new epoch. A delta is useless
+    without the pieces before it, so tasks write the damaged key groups whole, as they are after the batch."""
     assignment = replace(work.assignment, epoch=epoch, restore=(manifest.wave, manifest.wave_epoch, manifest.epoch))
     return msgspec.structs.replace(work, assignment=assignment, wave=manifest.wave, records=list(records), again=False,
                                    whole=False)

@@ -27,7 +27,7 @@ from millrace.runtime.worker.wiring import Wiring, connect_local, inlet_of
 from millrace.runtime.worker.worker import Worker
 
 UNLIMITED = 1 << 62  # a window: a batch is bounded already
-MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are merged up to so many rows, to make fewer calls of user code
+MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are merged up to this many rows, to call user code less often
 
 
 class ToShuffle:
@@ -56,7 +56,7 @@ class ShuffleWiring(Wiring):
 
 
 class _NoPeers:
-    """No links to other workers: everything goes through Spark."""
+    """Stands for links to other workers, of which there are none: everything goes through Spark."""
 
     def link(self, address: Any) -> Link:
         return Nowhere()
@@ -117,10 +117,10 @@ class BatchWorker(Worker):
     def ready_at(self, task: Task, at: float) -> None: ...
 
     def start_timers(self, task: BoltTask) -> None:
-        """No timers: the host runs what has fallen due once per batch."""
+        """Do nothing: the host runs due ticks and timers once per batch."""
 
     def consumed(self, task: BoltTask, inlet: Inlet) -> None:
-        """No credit to return: channels are unlimited."""
+        """Do nothing: channels are unlimited, so there is no credit to return."""
 
     def broken(self, task: Task, reason: str) -> None:
         raise BatchFailed(reason)
@@ -165,7 +165,7 @@ def _order(record: Record) -> tuple[int, int, int]:
 
 
 def _stream(record: Record) -> tuple[int, int, int]:
-    """Chunks with the same key may be merged, in their order."""
+    """The key of a chunk: chunks with the same key may be merged, in their order."""
     assert record.header is not None
     return record.target, record.header.source >> 16, record.header.stream
 

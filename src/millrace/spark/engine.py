@@ -73,7 +73,7 @@ class ResidentEngine:
         self._own_session = spark is None
         self._launcher: SparkLauncher | None = None
         self._stopping = False
-        self.lost = ""  # once Spark is gone: the message that tells it
+        self.lost = ""  # the error to report once Spark has ended
         self._feeding: list[FeedingQueries] = []
         self.spark = spark or make_session(master, f"millrace {name}", slots, spark_settings)
         if spark is not None:
@@ -192,9 +192,9 @@ def check_code(graph: TopologyGraph, engine: str) -> None:
         for code in [component.code, *(source.grouping.code for source in component.inputs if source.grouping.code)]:
             if code.startswith("__main__:"):
                 raise MillraceError(f"{code.removeprefix('__main__:')}, of component {component.name!r}, is defined in the "
-                                    "script that was started, which workers cannot import: move it into a module of its "
-                                    "own and import it from there")
-            resolve(code)  # raises here what would fail in the workers
+                                    "script that was started, which workers cannot import: move it into its own module "
+                                    "and import it from there")
+            resolve(code)  # so that an error shows here and not in the workers
         component_cls = resolve(component.code)
         if component_cls.only_on not in ("", engine):
             raise TopologyError(f"{component.name!r} is a {component_cls.__name__}, which works on the "
@@ -233,7 +233,7 @@ class TopologyPort(Protocol):
 
     @property
     def finished(self) -> Mapping[str, TopologyObserved]:
-        """The same of topologies that ended not long ago."""
+        """Reports of the tasks of topologies that ended recently."""
 
     def call(self, work: Callable[[], Any]) -> Any:
         """Run the work on the master's thread and return its result."""

@@ -77,7 +77,7 @@ class MicrobatchEngine:
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
         self._own_session, self.number = spark is None, -1
-        self.lost = ""  # why Spark is gone, if it is
+        self.lost = ""  # the error to report once Spark has ended
         self._queries: dict[str, BatchQuery] = {}
         self._epoch, self._epochs = 0, threading.Lock()
         self.spark = spark or make_batch_session(master, f"millrace {name}", spark_settings)
@@ -167,11 +167,11 @@ class MicrobatchEngine:
             return self._epoch
 
     def runs(self) -> list[str]:
-        """Runs that have not ended, also those of other engines: they may share Python processes with this one."""
+        """Runs that have not ended, including those of other engines: they may share Python processes with this one."""
         return [query.run for engine in list(_engines.values()) for query in list(engine._queries.values()) if not query.over]
 
     def spark_is_gone(self) -> None:
-        """A query has found that Spark has ended."""
+        """Called by a query that has noticed that Spark has ended."""
         self.lost = GONE
 
     def _check_offsets(self, name: str, committed: Manifest) -> None:
@@ -193,7 +193,7 @@ class MicrobatchEngine:
         return self.master.status()
 
     def stop(self) -> None:
-        """Stop the queries after the batch under way, and the session if this engine made it."""
+        """Stop the queries after the current batch, and the session if this engine made it."""
         for query in self._queries.values():
             query.stop()
         _engines.pop(self.number, None)
@@ -250,7 +250,7 @@ def check_free(cores: FreeCores) -> None:
 
 
 def check_batch_settings(conf: SparkConf) -> None:
-    """Refuse settings with which Spark would rerun a part of a batch by itself."""
+    """Refuse settings with which Spark would rerun a part of a batch on its own."""
     for key, needed, default, why in NEEDED:
         if str(conf.get(key, default)).strip().lower() != needed:
             raise MillraceError(f"this Spark session has {key}={conf.get(key, default)}, and {why}: it must be made with "

@@ -41,7 +41,7 @@ from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup
 from millrace.state.checkpoint import Manifest, TaskRecord
 
-InjectedFault = Callable[[int, int], bool]  # (stage, partition) -> whether the attempt breaks off after it
+InjectedFault = Callable[[int, int], bool]  # (stage, partition) -> True if the attempt breaks off after it
 
 
 class AttemptFailed(Exception):
@@ -50,7 +50,7 @@ class AttemptFailed(Exception):
 
 @contextmanager
 def _as_job() -> Iterator[None]:
-    """Turn an error in a process into what Spark's driver learns of it: a job has failed, or has missed state."""
+    """Turn an error in a process into the one that Spark's driver would see: a job has failed, or has missed state."""
     try:
         yield
     except GeneratorExit:
@@ -60,7 +60,7 @@ def _as_job() -> Iterator[None]:
 
 
 class LocalBatches(BatchDriver):
-    """Runs one topology by the decisions of `millrace.control.batches.decisions`.
+    """Runs one topology as `millrace.control.batches.decisions` decides.
 
     There are `processes` Python processes; `choose` names the one that runs a partition, by its first task. `clock`: the time
     for all of them. `holds`: they hold fragments for each other, through real sockets; end with `close`. `resume`: continue
@@ -185,7 +185,7 @@ class LocalBatches(BatchDriver):
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def work(self, wave: int, epoch: int, graph: TopologyGraph | None = None) -> BatchWork:
-        """The work of a batch by the plan that is in force; `graph`: as it was committed, to publish."""
+        """The work of a batch under the current plan; `graph`: as it was committed, to publish."""
         graph = graph if graph is not None else self.graph
         slots = {task: self.place(task) for task in sorted(graph.tasks())}
         nodes = {slot: f"node-{slot}" for slot in range(len(self.processes))} if self.holds else {}

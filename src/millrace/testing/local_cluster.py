@@ -138,7 +138,7 @@ class MemoryStore:
         return set(names) - self.blobs.keys()
 
     def lock(self, topology: str) -> None:
-        """This store has no locks."""
+        """Do nothing: this store has no locks."""
 
     def close(self) -> None: ...
 
@@ -180,7 +180,7 @@ class LocalCluster:
         return graph
 
     def start(self, slot: int) -> None:
-        """Start a worker on the slot, as Spark does, also after a loss."""
+        """Start a worker on the slot, as Spark does, even after a loss."""
         self._generation += 1
         threads = self._threads[slot] = _NoThreads(self)
         worker = Worker(slot, self._generation, self.clock, _Peers(self, slot), threads, self._settings,
@@ -279,7 +279,8 @@ class LocalCluster:
         self.step(round(seconds / STEP_SECONDS))
 
     def run_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Step until the condition holds; `AssertionError` with the master's messages if it does not in that virtual time."""
+        """Step until the condition holds; raises `AssertionError` with the master's messages if it does not in that virtual
+        time."""
         for _ in range(round(seconds / STEP_SECONDS)):
             if condition():
                 return

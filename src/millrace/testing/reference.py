@@ -1,4 +1,4 @@
-"""Runs a topology to its end by the simplest means: one process, one queue, one tuple at a time.
+"""Runs a topology to its end in the simplest way: one process, one queue, one tuple at a time.
 
 The engines are compared with it, so it shares no code with them: no channel, chunk, route or task. It uses only the
 declaration, the components and the keyed state of Millrace.
@@ -48,7 +48,7 @@ class Reference:
     received: dict[str, dict[tuple[str, str], list[Row]]] = field(default_factory=dict)  # component -> (source, stream) -> rows
     dead_letters: list[Row] = field(default_factory=list)
     positions: dict[TaskId, int] = field(default_factory=dict)  # of replayable spouts
-    errors: list[BaseException] = field(default_factory=list)  # that components raised or reported
+    errors: list[BaseException] = field(default_factory=list)  # raised or reported by components
 
     def reached(self, component: str) -> Counter[Row]:
         """The number of times each row reached a component, on any stream. The values must be hashable."""
@@ -121,7 +121,7 @@ class _Run:
 
 @dataclass
 class _Message:
-    """One tuple in the queue. `batch`: the same as an Arrow batch of one row, if it was emitted as Arrow."""
+    """One tuple in the queue. `batch`: the tuple as an Arrow batch of one row, if it was emitted as Arrow."""
 
     id: str
     source: _Task
@@ -214,7 +214,7 @@ class _Task:
             self.component.process_arrow(pa.record_batch(columns, names=list(message.stream.fields)))
 
     def release_batches(self) -> None:
-        """Makes the component process everything that it holds back for later."""
+        """Makes the component process its held-back tuples."""
         try:
             self.component._before_wave()
         except USER_ERRORS as error:
@@ -229,7 +229,7 @@ class _Task:
         self.run.result.dead_letters.append(letter)
         self._send(self.definition.stream(DEAD_LETTERS), letter, None, None)
 
-    # -- what the component calls (TaskHandle) -----------------------------------------------------------------------------
+    # -- called by the component (TaskHandle) ------------------------------------------------------------------------------
 
     def emit(self, values: Sequence[Any], tup_id: Any, stream: str | None, anchors: Any, direct_task: int | None,
              need_task_ids: bool) -> list[int] | None:

@@ -106,9 +106,9 @@ class HistoryConformance:
 
     def test_rates_of_components_are_kept(self, open_history: Opener, url: str) -> None:
         written(open_history(), window(1.0))
-        found = rows(url, "select topology, component, arrival_rate, true_processing_rate from millrace_component_loads "
+        rates = rows(url, "select topology, component, arrival_rate, true_processing_rate from millrace_component_loads "
                           "order by component")
-        assert found == [("t", "a", 2**40 / 10, None), ("t", "b", 5.05, 20.0)]
+        assert rates == [("t", "a", 2**40 / 10, None), ("t", "b", 5.05, 20.0)]
 
     def test_what_is_no_number_is_kept_as_nothing(self, open_history: Opener) -> None:
         history = open_history()
@@ -126,8 +126,8 @@ class HistoryConformance:
         written(other, window(2.0))
         assert one.flush(SECONDS)
         assert [past.at for past in one.windows(0.0)] == [1.0]
-        assert [found["reason"] for found in one.decisions(9)] == ["less traffic"]
-        assert [found["reason"] for found in other.decisions(9)] == ["other"]
+        assert [decision["reason"] for decision in one.decisions(9)] == ["less traffic"]
+        assert [decision["reason"] for decision in other.decisions(9)] == ["other"]
 
     def test_several_masters_write_at_once(self, open_history: Opener) -> None:
         gate = threading.Barrier(4)
@@ -147,7 +147,7 @@ class HistoryConformance:
             thread.join()
         history = open_history("c")
         assert len(history.windows(0.0)) == 40
-        assert [found["number"] for found in history.decisions(100)] == list(range(39, -1, -1))
+        assert [decision["number"] for decision in history.decisions(100)] == list(range(39, -1, -1))
 
     # -- decisions --
 
@@ -164,7 +164,7 @@ class HistoryConformance:
         history.record_decision({"number": 1, "came_of": {"inter_node": math.nan, "task": A}})
         assert history.flush(SECONDS)
         assert history.decisions(5)[1] == {**first, "came_of": {"inter_node": None, "task": ["a", 0]}}
-        assert [found["number"] for found in history.decisions(1)] == [2]
+        assert [decision["number"] for decision in history.decisions(1)] == [2]
 
     def test_strange_characters_in_a_reason_do_not_hold_anything_up(self, open_history: Opener) -> None:
         history = open_history()
@@ -191,7 +191,7 @@ class HistoryConformance:
         history.prune(150.0)
         assert history.flush(SECONDS)
         assert [past.at for past in history.windows(0.0)] == [50.0, 60.0]
-        assert [found["number"] for found in history.decisions(9)] == [2]
+        assert [decision["number"] for decision in history.decisions(9)] == [2]
         for table in ("loads", "task_loads", "traffic", "component_loads", "worker_loads", "node_loads"):
             assert rows(url, f"select count(distinct window_id) from millrace_{table}") == [(2,)], table
 

@@ -17,7 +17,7 @@ from millrace.state.task_state import open_states
 def state_of(store: CheckpointStore, graph: TopologyGraph) -> dict[str, dict[str, dict[Any, Any]]]:
     """Component -> state -> key -> value, of every component whose tasks own key groups."""
     checkpoints, manifest = Checkpoints(store, graph.name), _latest(store, graph)
-    found = {}
+    states = {}
     for component in graph.components:
         if component.keyed:
             state = open_states(resolve(component.code)(), stable_hash, range(manifest.key_groups), manifest.key_groups,
@@ -25,17 +25,17 @@ def state_of(store: CheckpointStore, graph: TopologyGraph) -> dict[str, dict[str
             assert state is not None
             chains = manifest.chains(component.name)
             state.restore_all({group: checkpoints.read_chain(chain) for group, chain in chains.items()})
-            found[component.name] = {name: dict(entries.items()) for name, entries in state.states.items()}
-    return found
+            states[component.name] = {name: dict(entries.items()) for name, entries in state.states.items()}
+    return states
 
 
 def own_of(store: CheckpointStore, graph: TopologyGraph) -> dict[str, list[Any]]:
     """Component -> the values that `snapshot` of its tasks returned, without None."""
-    checkpoints, found = Checkpoints(store, graph.name), dict[str, list[Any]]()
+    checkpoints, snapshots = Checkpoints(store, graph.name), dict[str, list[Any]]()
     for record in sorted(_latest(store, graph).records, key=lambda record: record.task):
         if record.own is not None:
-            found.setdefault(record.component, []).append(unpack_value(checkpoints.read_chain([record.own])[0]))
-    return found
+            snapshots.setdefault(record.component, []).append(unpack_value(checkpoints.read_chain([record.own])[0]))
+    return snapshots
 
 
 def positions_of(store: CheckpointStore, graph: TopologyGraph) -> dict[Any, int]:

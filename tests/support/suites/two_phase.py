@@ -86,15 +86,15 @@ class Target:
     def wanted(self, truth: list[int]) -> list[int]:
         return truth
 
-    def given_up(self, sink: Any) -> None:
-        """Frees connections; a zombie takes them again when it continues."""
+    def disconnect(self, sink: Any) -> None:
+        """Free the sink's connections; a zombie connects again when it continues."""
 
 
 def by_task(rows: Iterator[tuple[Any, Any]]) -> Seen:
-    found: Seen = defaultdict(list)
+    numbers: Seen = defaultdict(list)
     for task, number in rows:
-        found[int(task)].append(int(number))
-    return dict(found)
+        numbers[int(task)].append(int(number))
+    return dict(numbers)
 
 
 class Files(Target):
@@ -153,7 +153,7 @@ class Sql(Target):
         with self.engine.connect() as connection:
             return by_task(iter(connection.execute(sa.text("select task, number from seen")).all()))
 
-    def given_up(self, sink: Any) -> None:
+    def disconnect(self, sink: Any) -> None:
         sink._engine.dispose()
 
     def close(self) -> None:
@@ -206,8 +206,8 @@ class Redis(Target):
         fields = self.client.hgetall("seen")
         if self.mode == "hash":
             return by_task(iter(fields.items()))
-        found = by_task(iter(field.split(":") for field, count in fields.items() for _ in range(int(count))))
-        return {task: sorted(numbers) for task, numbers in found.items()}
+        unsorted = by_task(iter(field.split(":") for field, count in fields.items() for _ in range(int(count))))
+        return {task: sorted(numbers) for task, numbers in unsorted.items()}
 
     def wanted(self, truth: list[int]) -> list[int]:
         return truth[-1:] if self.mode == "hash" else truth
@@ -272,7 +272,7 @@ class Engine:
             self.epoch += 1
             self.zombies += [Zombie(sink, sink.task_index, 0, self.committed) for sink in self._started()]
         for zombie in self.zombies:
-            self.target.given_up(zombie.sink)
+            self.target.disconnect(zombie.sink)
         self._begin_epoch()
         try:
             for sink in self.sinks:
@@ -354,7 +354,7 @@ class Engine:
                 zombie.sink.prepare(self.wave + 1)
             elif zombie.last_commit:
                 zombie.sink.commit(zombie.last_commit)
-        self.target.given_up(zombie.sink)
+        self.target.disconnect(zombie.sink)
         self.check()
 
     # -- checks -----------------------------------------------------------------------------------------------------
@@ -362,13 +362,13 @@ class Engine:
     def check(self) -> None:
         seen = self.target.seen()
         for task in {*seen, *self.truth}:
-            truth, found, settled = self.truth[task], seen.get(task, []), self.settled[task]
+            truth, numbers, settled = self.truth[task], seen.get(task, []), self.settled[task]
             if self.target.ordered:
-                assert found == truth[:len(found)], f"task {task}"
-                assert len(found) >= settled, f"task {task}"
+                assert numbers == truth[:len(numbers)], f"task {task}"
+                assert len(numbers) >= settled, f"task {task}"
             else:
-                assert set(found) <= set(truth), f"task {task}"
-                assert len(found) == len(set(found)) >= len(self.target.wanted(truth[:settled])), f"task {task}"
+                assert set(numbers) <= set(truth), f"task {task}"
+                assert len(numbers) == len(set(numbers)) >= len(self.target.wanted(truth[:settled])), f"task {task}"
 
     def finish(self) -> None:
         """Ends every story: a wave is committed, every row is visible once, and a last restart leaves nothing staged."""

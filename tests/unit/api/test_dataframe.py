@@ -65,7 +65,7 @@ def test_outputs_may_be_in_another_order() -> None:
     ((StubDataFrame("two words"),), r"field 'two words'.*cannot be an attribute"),
     ((StubDataFrame("a", "a"),), r"field 'a' occurs twice"),
 ])
-def test_what_cannot_be_read_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+def test_dataframes_that_cannot_be_read_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         Spout.from_dataframe(*arguments)
 
@@ -77,7 +77,7 @@ def test_outputs_that_are_not_the_columns_are_refused_by_name(outputs: list[str]
         Spout.from_dataframe(DATAFRAME, outputs=outputs)
 
 
-def test_what_is_not_a_dataframe_is_refused() -> None:
+def test_an_object_that_is_not_a_dataframe_is_refused() -> None:
     with pytest.raises(TypeError, match=r"takes a streaming DataFrame.*not 5 \(int\)"):
         Spout.from_dataframe(5)
     with pytest.raises(TopologyError, match=r"the spout needs a streaming DataFrame, but got None"):
@@ -135,7 +135,7 @@ def test_it_is_done_when_it_is_acked() -> None:
     assert not made.unacked_tuples
 
 
-def test_what_fails_is_sent_again_by_the_spout_itself() -> None:
+def test_failed_batches_are_sent_again_by_the_spout_itself() -> None:
     feed = FakeFeed((1, BATCH))
     made, handle = spout(feed)
     made.next_tuple()
@@ -151,7 +151,7 @@ def test_untracked_it_is_done_when_it_is_sent() -> None:
     assert feed.calls == [("done", 1)]
 
 
-def test_what_cannot_be_emitted_is_refused() -> None:
+def test_rows_that_cannot_be_emitted_are_refused() -> None:
     feed = FakeFeed((1, BATCH))
     made, _ = spout(feed, error=ValueError("other columns"))
     with pytest.raises(ValueError, match="other columns"):

@@ -18,7 +18,7 @@ def test_a_reliable_spout_needs_an_id() -> None:
     assert diary.take() == [] and spout.unacked_tuples == {}
 
 
-def test_a_failed_tuple_is_sent_max_fails_times_more_and_then_given_up() -> None:
+def test_a_failed_tuple_is_sent_max_fails_times_more_and_then_dropped() -> None:
     spout = ReliableSpout()
     diary = running(spout)
     sent = ("emit", ["a"], 1, "s", None, 4)
@@ -116,7 +116,7 @@ def test_the_position_without_tracking_is_that_of_the_next_tuple() -> None:
     assert spout.position() == 10
 
 
-def test_a_tuple_that_is_given_up_does_not_hold_the_position() -> None:
+def test_a_dropped_tuple_does_not_hold_the_position() -> None:
     spout = ReplayableSpout()
     running(spout)
     spout.emit(["a"], tup_id=0)

@@ -67,7 +67,7 @@ def test_other_seeds_other_plans() -> None:
     assert {fault.alone for fault in faults} == {True, False}
 
 
-def test_a_run_goes_on_until_each_kind_had_an_effect_or_the_extra_time_is_up() -> None:
+def test_a_run_continues_until_each_kind_had_an_effect_or_the_extra_time_is_up() -> None:
     all_kinds = Counter(KINDS)
     assert [is_over(now, 10.0, all_kinds) for now in (9.9, 10.0)] == [False, True]
     one_is_missing = all_kinds - Counter([STORE_AWAY])

@@ -30,10 +30,10 @@ def test_the_step_that_it_waits_for_is_shown() -> None:
 def test_a_committed_batch_is_reported_as_such() -> None:
     """It is not reported as unfinished."""
     log = BatchLog()
-    log.under_way = UnderWay(batch=0, attempt=1, since=time.monotonic() - 95, doing="write what the sinks have kept", tasks=[],
-                             committed=True)
-    assert shown(log).strip() == ("now: batch 0 is committed; for 95 s the engine has been trying to write what the sinks have "
-                                  "kept")
+    log.under_way = UnderWay(batch=0, attempt=1, since=time.monotonic() - 95, doing="write the rows kept by the sinks",
+                             tasks=[], committed=True)
+    assert shown(log).strip() == ("now: batch 0 is committed; for 95 s the engine has been trying to write the rows kept by "
+                                  "the sinks")
 
 
 def test_failed_attempts_are_shown_with_the_last_error() -> None:

@@ -56,7 +56,7 @@ TEXT = st.text(st.characters(exclude_characters="\n\r", codec="utf-8"), max_size
 
 @given(texts=st.lists(st.lists(TEXT, max_size=12), min_size=1, max_size=4),
        block=st.integers(1, 40), target=st.integers(0, 60), read_first=st.booleans())
-def test_seek_goes_on_at_that_line_whatever_the_block(tmp_path_factory, texts, block, target, read_first):
+def test_seek_continues_at_that_line_with_any_block_size(tmp_path_factory, texts, block, target, read_first):
     directory = tmp_path_factory.mktemp("seek")
     for number, text in enumerate(texts):
         (directory / f"{number}").write_text("".join(f"{line}\n" for line in text), newline="")

@@ -162,7 +162,7 @@ class Weekday(enum.IntEnum):
 
 @pytest.mark.parametrize("value, expected", [(Text("x"), "x"), (Weekday.MONDAY, 1), (bytearray(b"x"), b"x"),
                                           (memoryview(b"x"), b"x"), (rows("a b", [[1, 2]])[0], (1, 2))])
-def test_what_a_database_takes_for_a_plain_value_comes_back_as_that(value, expected):
+def test_values_that_a_database_treats_as_plain_come_back_plain(value, expected):
     [[came]] = decode_part(encode_part("sink", ("a",), [[value]]))[1]
     assert typed(came) == typed(expected)
 

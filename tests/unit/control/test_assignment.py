@@ -92,7 +92,7 @@ def test_a_node_that_hosts_the_last_component_needs_no_targets() -> None:
     assert set(part.topologies[0].key_groups) == {"top"}
 
 
-def test_what_moved_away_still_finds_its_targets() -> None:
+def test_a_task_that_moved_away_still_finds_its_targets() -> None:
     """All split tasks are on node 1 now, and one on node 3 may still be draining."""
     part = part_of(CHAIN, "node3", hosts("top", "split"))
     assert components(part) == {"top", "count", ACKER}

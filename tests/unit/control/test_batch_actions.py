@@ -113,7 +113,7 @@ def test_an_error_of_the_decider_is_not_one_of_the_step() -> None:
     """The attempt succeeds, and its report is refused."""
     actions = Actions()
     decider = Batches(graph_with(sinks=0), Start(None, "1-0"), lambda: 0, keep=KEEP)
-    with pytest.raises(RuntimeError, match="does not rise"):
+    with pytest.raises(RuntimeError, match="is not larger"):
         run_steps(decider.offered(0), decider, actions)
     assert not actions.failures
 
@@ -123,7 +123,7 @@ def test_an_error_of_the_decider_is_not_one_of_the_step() -> None:
     (NotTheAuthor("another run"), False, False), (JobLost("no executor"), True, True), (BatchFailed("a bolt"), True, True),
     (CheckpointMissing("a blob"), True, True), (OSError("no room"), True, True), (StoreUnreachable("away"), False, True),
     (ZeroDivisionError("a bug"), False, True), (CorruptCheckpoint("damaged"), False, True)])
-def test_what_an_error_means_depends_on_the_step(kind: type, error: Exception, fails_an_attempt: bool,
+def test_the_meaning_of_an_error_depends_on_the_step(kind: type, error: Exception, fails_an_attempt: bool,
                                                  fails_another_step: bool) -> None:
     fails = fails_an_attempt if kind in (AwaitPlan, RunAttempt) else fails_another_step and kind in MAY_FAIL
     step: BatchStep = kind.__new__(kind)

@@ -34,7 +34,7 @@ events = offers | st.sampled_from(["lose blobs", "new plan", "crash", "offer aga
 def test_any_sequence_of_failures_commits_and_publishes_each_wave(history: list[Offer | str],
                                                                   writes_rows: bool) -> None:
     """Committed waves rise by one, every committed wave is published in order, nothing needed is deleted, epochs rise (checked
-    at each step), and when nothing fails any longer the batch is done."""
+    at each step), and once nothing fails the batch is done."""
     world = World(writes_rows)
     for event in history:
         if event == "lose blobs" and world.keeps_state:
@@ -52,7 +52,7 @@ def test_any_sequence_of_failures_commits_and_publishes_each_wave(history: list[
                 return
             if isinstance(ended, StopBatches):
                 if _is_damaged(world):
-                    return  # what the store has lost dies with the processes
+                    return  # the lost blobs are gone with the processes
                 world.resume()
         elif event == "offer again" and world.committed:
             world.outcomes, world.plans, world.moves = iter(()), iter(()), iter(())

@@ -31,7 +31,7 @@ def component(name: str, sources: Sources | None = None, par: int = 2, **more: A
 
 
 def staged(*components: ComponentDef, **slots: int) -> Stages:
-    """Every task i in slot i, those of the components named in `slots` so many further on."""
+    """Every task i in slot i; tasks of components in `slots` are offset by that many slots."""
     graph = TopologyGraph("some", components, {})
     return stages_of(graph, {task: task.index + slots.get(task.component, 0) for task in graph.tasks()})
 
@@ -85,7 +85,7 @@ class TestBehindADataFrame:
                         component("d", {"c": LOCAL}, **more))
         assert shape(stages) == [["a+b+c"], ["d"]]
 
-    def test_behind_it_a_chain_goes_on(self, more: dict[str, bool]) -> None:
+    def test_a_chain_continues_behind_it(self, more: dict[str, bool]) -> None:
         stages = staged(component("a", dataframe=True), component("b", {"a": LOCAL}, **more),
                         component("c", {"b": LOCAL}, **more))
         assert shape(stages) == [["a"], ["b+c"]]
@@ -115,7 +115,7 @@ def test_sinks_of_a_real_topology_have_a_stage_of_their_own() -> None:
 
 
 class TestSkippedStages:
-    def test_what_is_for_a_later_stage_is_passed_on(self) -> None:
+    def test_tuples_for_a_later_stage_are_passed_on(self) -> None:
         """a → b → c → d, and from a straight to d."""
         stages = staged(component("a"), component("b", {"a": SHUFFLE}, 3), component("c", {"b": SHUFFLE}, 1),
                         component("d", {"c": SHUFFLE, "a": SHUFFLE}, 4))

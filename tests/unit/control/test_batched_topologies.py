@@ -75,7 +75,7 @@ def test_without_a_slot_it_waits_and_continues_when_one_joins() -> None:
     assert story.status() == "running"
 
 
-def test_what_a_lost_executor_had_is_placed_at_once_and_goes_back_when_it_returns() -> None:
+def test_tasks_of_a_lost_executor_are_placed_at_once_and_return_with_it() -> None:
     story = running()
     before = story.places()
     story.lose(1)

@@ -81,24 +81,24 @@ def test_a_batch_that_spark_offers_again_is_done_already() -> None:
 @pytest.mark.parametrize("batch", [0, 3, 7])
 def test_a_batch_that_does_not_follow_the_store_is_refused(batch: int) -> None:
     world = after(2)
-    with pytest.raises(CorruptCheckpoint, match=f"with batch {batch}, and the last one in the store is batch 1"):
+    with pytest.raises(CorruptCheckpoint, match=f"with batch {batch}, but the last batch in the store is 1"):
         world.offer(batch)
 
 
 def test_a_report_of_another_step_than_the_one_under_way_is_refused() -> None:
     decider = World().decider
     for report in [decider.stored, decider.rested, decider.collected, decider.failed, lambda: decider.planned(1)]:
-        with pytest.raises(RuntimeError, match="the step under way is BatchDone"):
+        with pytest.raises(RuntimeError, match="the current step is BatchDone"):
             report()
     decider.offered(0)
-    with pytest.raises(RuntimeError, match="the step under way is AwaitPlan"):
+    with pytest.raises(RuntimeError, match="the current step is AwaitPlan"):
         decider.stored()
 
 
 def test_epochs_must_rise() -> None:
     decider = Batches(graph_with(), Start(None, "1-0"), lambda: 0, keep=KEEP)
     decider.offered(0)
-    with pytest.raises(RuntimeError, match="epoch 0 of 'words' does not rise"):
+    with pytest.raises(RuntimeError, match="epoch 0 of 'words' is not larger"):
         decider.planned(1)
 
 
@@ -227,7 +227,7 @@ def test_state_that_several_attempts_have_missed_and_the_store_lacks_is_lost() -
     world = after(1)
     world.blobs.clear()
     world.outcomes = iter([MISSES] * LACKING)
-    with pytest.raises(CheckpointMissing, match=r"the state of count\[0\] of 'words' as of wave 1 is in no process"):
+    with pytest.raises(CheckpointMissing, match=r"the state of count\[0\] of 'words' as of wave 1 is lost: no process"):
         world.offer()
     assert sum(isinstance(step, RunAttempt) for step in world.steps) == LACKING and world.committed == [1]
 
@@ -356,7 +356,7 @@ def test_rows_are_left_to_the_resumption_and_the_rest_only_if_nobody_waits(kind:
     world.outcomes = failing_at(kind)
     ended = world.offer(life=life)
     if kind is WriteRows:
-        assert ended == StopBatches("write what the sinks have kept")
+        assert ended == StopBatches("write the rows kept by the sinks")
     else:
         assert ended == (BatchDone(ran=True) if life is Life.STOPPING else StopBatches())
     assert world.committed == ([1] if kind is CommitPoint and life is not Life.STOPPING else [1, 2])
@@ -439,7 +439,7 @@ def test_batches_are_counted_from_the_wave_at_which_spark_began_to_read() -> Non
 
 def test_a_checkpoint_of_the_resident_engine_is_resumed_from_its_wave() -> None:
     assert start_from(manifest(12, ""), 20).offsets == "20-12"
-    with pytest.raises(TopologyError, match="how far lines was read"):
+    with pytest.raises(TopologyError, match="the read position of lines elsewhere"):
         start_from(manifest(12, "4"), 20, ["lines"])
     assert start_from(None, 20, ["lines"]) == Start(None, "20-0")
 

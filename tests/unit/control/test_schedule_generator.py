@@ -161,7 +161,7 @@ def test_never_while_it_cools_down_and_at_once_after_it(why: str) -> None:
     (1000.0, 1010.0, NOT_WORTH_IT),
 ])
 def test_traffic_must_fall_by_the_least_gain(before: float, after: float, outcome: str) -> None:
-    # a is with b, and goes to d: what a and b say to each other then crosses, what a and d say no longer does
+    # a moves from b's node to d's: traffic between a and b then crosses nodes, traffic between a and d no longer does
     case = situation(plan(0, 0, 0, 2), {(A, D): before, (A, B): after})
     decision = ScheduleGenerator(CHOICE, Policy(min_gain=0.02)).decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
     assert decision.outcome == outcome

@@ -1,4 +1,4 @@
-"""Checkpoints of batches: the store takes only the batches of the run that began last."""
+"""Checkpoints of batches: only the run that began last may commit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_later_run_ends_the_one_before(tmp_path: Path) -> None:
     first.begin(None)
     first.commit(manifest(1))
     second.begin(manifest(1, epoch=2))
-    with pytest.raises(NotTheAuthor, match=r"of second, and this is first"):
+    with pytest.raises(NotTheAuthor, match=r"is second, so this run \(first\)"):
         first.commit(manifest(2, epoch=50))
     second.commit(manifest(2, epoch=3))
 
@@ -46,7 +46,7 @@ def test_a_resident_engine_that_resumes_the_topology_ends_it_too(tmp_path: Path)
     first.begin(None)
     first.commit(manifest(1))
     first.checkpoints.claim(manifest(1, epoch=2))
-    with pytest.raises(NotTheAuthor, match=r"of epoch 2, and this is first"):
+    with pytest.raises(NotTheAuthor, match=r"is epoch 2, so this run \(first\)"):
         first.commit(manifest(2, epoch=50))
 
 

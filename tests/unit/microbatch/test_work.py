@@ -51,7 +51,7 @@ def test_a_rerun_that_only_one_consumer_has_used(counts: tuple[int, ...]) -> Non
         for source in each.marks:
             changed = list(reports)
             changed[at] = msgspec.structs.replace(each, marks={**each.marks, source: number(each.stage - 1, source, 1)})
-            assert "has not used what its sources have reported" in check_single_run(changed, stages)
+            assert "used output of another run than its sources reported" in check_single_run(changed, stages)
 
 
 @pytest.mark.parametrize("counts", [counts for counts in COUNTS if len(counts) > 1])

@@ -48,7 +48,7 @@ def test_a_plan_never_changes() -> None:
             change()
 
 
-def test_what_a_plan_tells() -> None:
+def test_plan_properties() -> None:
     assert PLAN.parallelism == {"a": 2, "b": 1}
 
 

@@ -33,7 +33,7 @@ PLAN = next_plan(GRAPH, None, {task: SLOTS[number % 2].number for number, task i
 SITUATION = Situation((GRAPH,), CLUSTER, {"words": LOAD, "other": Load()}, {"words": PLAN, "other": Plan(1, {})})
 
 
-def test_what_was_saved_is_read(tmp_path: Path) -> None:
+def test_a_saved_situation_is_read_back(tmp_path: Path) -> None:
     SITUATION.save(tmp_path / "s.json")
     assert Situation.read(tmp_path / "s.json") == SITUATION
     assert Situation.read(str(tmp_path / "s.json")) == SITUATION

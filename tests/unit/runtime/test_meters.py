@@ -49,7 +49,7 @@ def test_taking_empties_it() -> None:
     assert histogram.percentile_ms(100) == pytest.approx(1.0, rel=0.01)
 
 
-def test_what_was_taken_can_be_put_together_elsewhere() -> None:
+def test_taken_histograms_can_be_merged_elsewhere() -> None:
     total = LatencyHistogram()
     for histogram in (recorded(0.001, 0.002), LatencyHistogram(), recorded(1.0)):
         total.merge(histogram.take())

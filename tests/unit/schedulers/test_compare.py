@@ -76,7 +76,7 @@ def test_an_overloaded_plan_has_no_ratio() -> None:
     (CannotPlace({"t": TASKS}, "no room"), "no room"),
     (placed(0, 0, 1, 9), "1 tasks have no live slot: because"),
 ])
-def test_what_fails_is_an_outcome_too(answer: SchedulingResult | Exception, error: str) -> None:
+def test_a_failure_is_an_outcome_too(answer: SchedulingResult | Exception, error: str) -> None:
     seen = found(answer)
     assert seen.after is None and seen.ratio is None and seen.error == error
     assert details(seen)["inter_node"] is None

@@ -77,7 +77,7 @@ def test_no_improvement_is_never_enough() -> None:
     assert isinstance(ErStream(u=0.9, tr_improve=0.0).schedule([graph(a=2, b=2)], TWO, {"t": LOAD}, together), NoChange)
 
 
-def test_what_has_no_worker_is_placed_though_nothing_else_moves() -> None:
+def test_tasks_without_a_worker_are_placed_though_nothing_else_moves() -> None:
     result = ErStream(u=0.9, tr_improve=1.0).schedule([graph(a=2, b=2)], TWO, {"t": LOAD}, {"t": plan(a=[0, 1], b=[0, 9])})
     assert isinstance(result, NewPlan)
     assert result.plans == {"t": plan(2, a=[0, 1], b=[0, 0])}  # to b0, which it talks to: 900 MHz on worker 0

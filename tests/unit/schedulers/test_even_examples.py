@@ -37,7 +37,7 @@ def test_tasks_go_round_the_slots_and_nodes_take_turns() -> None:
     assert result == NewPlan({"t": plan(a=[0, 2], b=[1, 3, 0], __acker=[2])}, "6 tasks placed and 0 moved, on 4 slots")
 
 
-def test_what_was_on_a_dead_slot_goes_to_the_least_loaded() -> None:
+def test_tasks_of_a_dead_slot_go_to_the_least_loaded() -> None:
     result = EVEN.schedule([graph(a=5)], cluster(n1=[0], n2=[1]), {}, {"t": plan(4, a=[0, 0, 1, 9, 9])})
     assert result == NewPlan({"t": plan(5, a=[0, 0, 1, 1, 0])}, "2 tasks placed and 0 moved, on 2 slots")
 

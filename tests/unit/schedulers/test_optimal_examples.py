@@ -72,7 +72,7 @@ def test_a_node_may_be_filled_to_the_last_mhz_and_no_further() -> None:
     assert result.value == pytest.approx(9), "three tasks are a hair too much for the first node"
 
 
-def test_what_is_as_good_stays() -> None:
+def test_an_equally_good_plan_is_kept() -> None:
     result = ask(Optimal(), situation([200, 200], [100] * 4, {(0, 1): 50, (2, 3): 50, (0, 2): 10}, running=[1, 1, 0, 0]))
     assert result == NoChange("the plan has 10.0 tuples/s between nodes, the least possible")
 
@@ -98,7 +98,7 @@ def test_too_many_tasks_are_left_alone_but_none_without_a_slot() -> None:
     assert result.reason.endswith("; 1 tasks that had no slot are placed")
 
 
-def test_what_cannot_fit_is_placed_with_little_overload_and_reported() -> None:
+def test_tasks_that_cannot_fit_are_placed_with_little_overload_and_reported() -> None:
     case = situation([200, 200], [150] * 3, {(0, 1): 50}, running=[0, 0, 0])
     assert least_traffic(problem(case)) == Least(None, float("inf"), float("inf"))
     result = ask(Optimal(), case)

@@ -56,7 +56,7 @@ def test_the_distance_is_weighted() -> None:
     assert near.plans == {"t": plan(a=[0])} and fit.plans == {"t": plan(a=[1])}
 
 
-def test_what_was_measured_counts_more_than_what_was_declared() -> None:
+def test_measured_load_takes_precedence_over_declared_load() -> None:
     # a0 uses 1,000 of n1's 1,024 MB: the 128 MB of a1 are not there.
     result = ResourceAware().schedule([graph(a=2)], SMALL, {"t": load(memory={"a0": 1000})}, {"t": plan(a=[0, 9])})
     assert isinstance(result, NewPlan)

@@ -171,7 +171,7 @@ def test_of_equal_matchings_the_one_that_moves_fewest_is_taken() -> None:
     assert match_subgraphs(instance, np.array([0, 0, 1, 1]), 2, mu=0.5).tolist() == [2, 2, 1, 1]
 
 
-def test_what_other_topologies_take_up_is_not_free() -> None:
+def test_resources_of_other_topologies_are_not_free() -> None:
     case = situation([(1000, 1000), (500, 1000)], [400, 600], {(0, 1): 1.0})
     others = {"o": Plan(1, {TaskId("x", 0): 0})}
     load = {**case.load, "o": Load(1.0, {TaskId("x", 0): TaskLoad(cpu_mhz=500.0)})}

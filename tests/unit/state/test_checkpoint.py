@@ -77,7 +77,7 @@ def test_a_manifest_comes_back_as_it_was() -> None:
     assert Manifest.decode(FULL.encode()) == FULL
 
 
-def test_what_a_manifest_says() -> None:
+def test_manifest_properties() -> None:
     assert FULL.blobs() == {"a", "b", "c", "s"}
     assert FULL.chains("count") == {0: [whole("a")], 1: [whole("a", 10), delta("b")], 2: [whole("c")]}
     assert FULL.chains("split") == {}
@@ -97,7 +97,7 @@ def test_what_a_manifest_says() -> None:
     ([TaskRecord("count", 0, {3: [whole("a")]}), TaskRecord("count", 1, {3: [whole("b")]})],
      r"count\[1\] and another task both have key group 3"),
 ])
-def test_what_cannot_be_restored_is_neither_written_nor_read(records: list[TaskRecord], message: str) -> None:
+def test_records_that_cannot_be_restored_are_neither_written_nor_read(records: list[TaskRecord], message: str) -> None:
     wrong = manifest(*records)
     with pytest.raises(CorruptCheckpoint, match=message):
         wrong.encode()
@@ -167,10 +167,10 @@ def test_the_latest_numbers_are_of_any_name() -> None:
 
 
 def test_garbage_is_what_nobody_needs() -> None:
-    old, given_up, new, ahead = (blob_name("t", "c", 0, 1, wave) for wave in (3, 4, 5, 6))
+    old, abandoned, new, ahead = (blob_name("t", "c", 0, 1, wave) for wave in (3, 4, 5, 6))
     unused = blob_name("t", "c", 1, 1, 4)
-    kept = manifest(TaskRecord("count", 0, {0: [whole(given_up), delta(new)]}), topology="t", wave=5)
-    names = [old, given_up, unused, new, ahead, *(manifest_name("t", 2, wave) for wave in (3, 5, 6)),
+    kept = manifest(TaskRecord("count", 0, {0: [whole(abandoned), delta(new)]}), topology="t", wave=5)
+    names = [old, abandoned, unused, new, ahead, *(manifest_name("t", 2, wave) for wave in (3, 5, 6)),
              "t/notes.txt", blob_name("other", "c", 0, 1, 1)]
     assert garbage(names, [kept], 5) == [old, unused, manifest_name("t", 2, 3)]
     assert garbage(names, [], 5) == []

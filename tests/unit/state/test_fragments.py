@@ -1,4 +1,4 @@
-"""Fragments put together, and the tree that holds them. How they are fetched is in tests/unit/runtime/test_fetching.py."""
+"""Fragments put together, and the tree that holds them. Fetching is tested in tests/unit/runtime/fragments/test_fetching.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOB = "words/count/3/1-17"
 DATA = Random(1).randbytes(10_007)
 
 
-def test_what_was_cut_is_put_together():
+def test_fragments_are_assembled():
     fragments = cut(BLOB, DATA, 4, 2)
     assert [fragment.index for fragment in fragments] == [0, 1, 2, 3, 4, 5]
     for chosen in ([0, 1, 2, 3], [2, 3, 4, 5], [5, 3, 1, 0]):
@@ -24,8 +24,8 @@ def test_what_was_cut_is_put_together():
         assert assembly.build({index: fragments[index].crc for index in chosen}) == DATA
 
 
-def test_an_assembly_goes_on_when_its_blocks_do_not_fit():
-    """A block is as it was made, but of another blob; one more shows which."""
+def test_an_assembly_continues_when_its_blocks_do_not_match():
+    """One block is intact but belongs to another blob; with one more block the assembly finds the right subset."""
     fragments = cut(BLOB, DATA, 3, 2)
     stray = cut(BLOB, DATA[::-1], 3, 2)[2]
     assembly = Assembly(fragments[0].identity)

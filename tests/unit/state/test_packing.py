@@ -41,13 +41,13 @@ def test_values_come_back_as_they_were(value: Any) -> None:
     object(), Counter(a=1), OrderedDict(), Point(1), bytearray(b"a"), Text("a"), [Text("a")], {Text("a"): 1}, {"a": Text("a")},
     {frozenset(): 1}, {(Text("a"),): 1}, {Point(1): 1}, (Point(1),), {1: [Counter()]}, 1j,
 ])
-def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
+def test_values_that_would_be_read_back_as_something_else_are_refused(value: Any) -> None:
     with pytest.raises(EncodingError, match=rf"a {type(value).__name__} cannot be packed: .*no subclass of these"):
         pack_value(value)
 
 
 @pytest.mark.parametrize("kind", [tuple, list, dict, frozenset])
-def test_what_is_nested_too_deep_to_be_read_back_is_refused(kind: Any) -> None:
+def test_values_nested_too_deep_to_be_read_back_are_refused(kind: Any) -> None:
     assert unpack_value(pack_value(nested(kind, DEEPEST))) == nested(kind, DEEPEST)
     with pytest.raises(EncodingError, match=f"more than {DEEPEST} levels"):
         pack_value(nested(kind, DEEPEST + 1))

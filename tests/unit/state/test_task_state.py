@@ -146,7 +146,7 @@ def test_a_piece_is_whole_if_everything_has_changed() -> None:
     assert not task.snapshot()[1][0], "but what another state has is not written again"
 
 
-def test_what_was_lost_is_written_again_whole() -> None:
+def test_lost_blobs_are_rewritten_whole() -> None:
     bolt = Count()
     task = opened(bolt)
     bolt.state.update({KEY: 1, OTHER: 2})

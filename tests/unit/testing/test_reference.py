@@ -24,7 +24,7 @@ def test_counts_are_the_true_ones(topology, par):
     truth = expected_counts(3, 200, 90)
     assert result.states["count"] == {"state": {}, "counts": truth}
     assert len(result.received["count"]["split", "default"]) == 2000
-    # Every tuple is a batch of its own, so every count of a word is said once.
+    # Every tuple is its own batch, so each count of a word is emitted once.
     assert result.reached("drop") == Counter({(word, n + 1): 1 for word, times in truth.items() for n in range(times)})
 
 
@@ -34,7 +34,7 @@ def test_positions_are_those_at_the_end():
     assert result.positions == {TaskId("lines", 0): 2, TaskId("lines", 1): 1}
 
 
-def test_what_tasks_keep_of_their_own():
+def test_state_of_tasks_beside_keyed_state():
     result = run_reference(throughput_test(1, 2, 3), config={"limit": 10, "size": 8})
     assert sum(count for count, _ in result.own["counter"]) == 10
     assert sum(characters for _, characters in result.own["counter"]) == 80
@@ -69,7 +69,7 @@ def test_a_shuffle_is_even():
     assert result.own["counter"] == [(10, 80)] * 4
 
 
-def test_what_cannot_be_processed_is_a_dead_letter(tmp_path: Path):
+def test_a_tuple_that_cannot_be_processed_is_a_dead_letter(tmp_path: Path):
     result = run_reference(Letters, config={"limit": 20, "path": str(tmp_path)})
     letters = sorted((component, values, error.partition(":")[0]) for component, _, _, values, error in result.dead_letters)
     assert letters == [
@@ -125,7 +125,7 @@ def test_a_component_that_cannot_be_initialized_is_reported():
         run_reference(WordCount, config={"limit": -1})
 
 
-def test_what_spark_feeds_is_refused():
+def test_spouts_fed_by_spark_are_refused():
     graph = graph_of(WordCount)
     lines, *others = graph.components
     with pytest.raises(TopologyError, match="lines of 'wordcount' is fed by Spark"):

@@ -74,7 +74,7 @@ def test_rolling_count_forgets_what_left_the_window():
     assert not count._totals
 
 
-def test_rolling_count_goes_on_from_its_snapshot():
+def test_rolling_count_continues_from_its_snapshot():
     whole, recorder = attach(RollingCount, {"top": 3, "window": 2})
     for words in ("a a b c", "b b", "a"):
         kept = whole.snapshot()
@@ -88,7 +88,7 @@ def test_rolling_count_goes_on_from_its_snapshot():
         assert resumed.snapshot() == whole.snapshot()
 
 
-def test_merge_goes_on_from_its_snapshot():
+def test_merge_continues_from_its_snapshot():
     merge, _ = attach(MergeRanks, {"top": 3, "window": 2})
     merge.process(*tuples("task words counts", [[0, ["a", "b"], [5, 2]]]))
     merge.process_tick(TICK)

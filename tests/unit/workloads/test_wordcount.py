@@ -110,7 +110,7 @@ def test_arrow_updates_name_each_word_of_the_batch_once(counter):
 
 
 @pytest.mark.parametrize("batches", [(["a", "b", "a"], ["c", "a"]), ([], [])])
-def test_arrow_counts_go_on_from_their_snapshot(batches):
+def test_arrow_counts_continue_from_their_snapshot(batches):
     count, _ = attach(CountArrow)
     for words in batches:
         resumed, _ = attach(CountArrow)

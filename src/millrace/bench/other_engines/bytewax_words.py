@@ -206,7 +206,7 @@ BY_ITEM = Steps("bytewax_per_item", "1 worker, operators on items", _count_by_it
 
 
 def measure(steps: Steps, request: RunRequest, recovery: Path) -> tuple[dict[str, object], dict[str, object]]:
-    """Run the flow to its end. Returns the figures and what was checked."""
+    """Run the flow to its end. Returns the figures and the result of the check."""
     source = _Source(request)
     flow = Dataflow("words")
     op.output("drop", steps.count(op.input("lines", flow, source)), _Sink(source))

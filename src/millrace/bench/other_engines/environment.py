@@ -43,8 +43,8 @@ class EnvironmentFailed(MillraceError):
 def ensure_environment(root: Path, report: Callable[[str], None]) -> Path:
     """Return the Python of the engines' environment under `root`, making it first if it is missing.
 
-    `report` gets a line now and then while it is being made, which takes minutes; it is not called otherwise.
-    An environment that was made for other requirements, or only in part, is replaced.
+    `report` gets a line periodically while it is being made, which takes minutes; it is not called otherwise. An environment
+    that was made for other requirements, or only in part, is replaced.
     """
     directory = root / DIRECTORY
     python = directory / "bin" / "python"

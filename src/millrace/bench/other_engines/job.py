@@ -64,8 +64,8 @@ def _syllable(rng: random.Random) -> str:
 class Corpus:
     """Text files with the same number of lines each, read by every engine.
 
-    A reader reads its files in order, over and over: reader `i` of `n` reads files i, i + n, i + 2n and so on. That says which
-    lines were read from the number of lines alone, so the right counts can be computed without any engine.
+    A reader reads its files in order, repeatedly: reader `i` of `n` reads files i, i + n, i + 2n and so on. So the number of
+    lines alone tells which lines were read, and the right counts can be computed without any engine.
     """
 
     files: tuple[Path, ...]
@@ -88,7 +88,7 @@ class Corpus:
             offset = 0
 
     def counts(self, lines_read: Sequence[int]) -> Counter[str]:
-        """Count the words in what `len(lines_read)` readers have read: so many lines each."""
+        """Count the words that `len(lines_read)` readers have read; `lines_read` has the number of lines of each."""
         times: Counter[int] = Counter()
         total: Counter[str] = Counter()
         for reader, read in enumerate(lines_read):

@@ -1,6 +1,6 @@
 """Pathway on the word count: split in Python, its native groupby and count, a subscriber that drops the updates.
 
-Two worker threads in one process, rows of 100 lines (a line a row is half as fast), two commits under way. With
+Two worker threads in one process, rows of 100 lines (a line a row is half as fast), two commits in progress. With
 `--checkpoint-seconds` its persistence is used, which writes the input to a log.
 
 In a latency run every line is a row and a commit.

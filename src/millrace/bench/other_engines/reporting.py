@@ -23,7 +23,7 @@ _SHOWN = 3
 
 
 class WrongCount(RuntimeError):
-    """The counts of an engine differ from those computed apart: its figures mean nothing."""
+    """The counts of an engine differ from independently computed ones, so its figures are invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def parse_request(description: str, arguments: list[str] | None = None) -> RunRe
     parser.add_argument("--seconds", type=float, required=True, help="length of a window")
     parser.add_argument("--rounds", type=int, required=True, help="number of windows")
     parser.add_argument("--batch-lines", type=int, required=True, help="lines in a batch of the engine")
-    parser.add_argument("--rate", type=float, default=0.0, help="measure latency at so many lines a second")
+    parser.add_argument("--rate", type=float, default=0.0, help="measure latency at this many lines per second")
     parser.add_argument("--checkpoint-seconds", type=float, default=0.0, help="checkpoint this often; 0: never")
     options = parser.parse_args(arguments)
     if min(options.seconds, options.rounds, options.batch_lines) <= 0 or min(options.warm_up, options.rate) < 0:
@@ -151,7 +151,7 @@ def parse_request(description: str, arguments: list[str] | None = None) -> RunRe
 
 
 def check_counts(counts: Mapping[str, int], truth: Mapping[str, int]) -> dict[str, object]:
-    """Compare an engine's counts with those computed apart, word by word; raise `WrongCount` if any differs."""
+    """Compare an engine's counts with independently computed ones, word by word; raise `WrongCount` if any differs."""
     if not truth:
         raise WrongCount("no word was counted")
     wrong = sorted(word for word in counts.keys() | truth.keys() if counts.get(word, 0) != truth.get(word, 0))

@@ -1,4 +1,4 @@
-"""Runs one of the other engines in a process of its own and reads its result."""
+"""Runs one of the other engines in its own process and reads its result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EngineFailed(MillraceError):
 def run_other_engine(name: str, request: RunRequest, *, root: Path, java_home: Path | None = None,
                      time_limit: float = TIME_LIMIT_SECONDS, report: Callable[[str], None] = print) -> dict[str, Any]:
     """Measure one engine and return the object that its script printed. `root`: the directory of the engines' environment,
-    which is made on first use; `report` gets a line now and then while it is made."""
+    which is made on first use; `report` gets a line periodically while it is made."""
     if name not in OTHER_ENGINES:
         raise EngineFailed(f"there is no engine {name!r} to compare with; there are {', '.join(OTHER_ENGINES)}")
     engine = OTHER_ENGINES[name]
@@ -72,7 +72,7 @@ def arguments_of(request: RunRequest) -> list[str]:
 
 @contextmanager
 def on_two_cpus() -> Iterator[int]:
-    """Let the calling thread, and what it starts, use two CPUs only. Yields how many those are: the machine may have fewer.
+    """Let the calling thread, and its children, use two CPUs only. Yields the number of CPUs: the machine may have fewer.
 
     The limit is inherited, so it also holds for processes that a child starts. Code between fork and exec is not safe in a
     program with threads, so the thread that forks takes the limit on itself.
@@ -139,7 +139,7 @@ def _run(name: str, command: list[str], environment: dict[str, str], time_limit:
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    """Kill what is left of the command's processes: Java and Python workers. Mostly there is nothing."""
+    """Kill the remaining processes of the command, such as Java and Python workers. Usually there are none."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -129,7 +129,7 @@ def words_of(stream: DataFrame) -> DataFrame:
 
 
 def file_stream(session: SparkSession, directory: Path, files_per_batch: int) -> DataFrame:
-    """The lines of the files in a directory, so many files in a batch."""
+    """The lines of the files in a directory, this many files in a batch."""
     return (
         session.readStream.format("text")
         .schema("value string")
@@ -139,7 +139,7 @@ def file_stream(session: SparkSession, directory: Path, files_per_batch: int) ->
 
 
 class CorpusLinks:
-    """The files of a corpus in a directory that Spark watches, over and over: links, as many as wanted."""
+    """The files of a corpus in a directory that Spark watches, repeated as often as needed through links."""
 
     def __init__(self, directory: Path, corpus: Corpus) -> None:
         self.directory = directory
@@ -175,7 +175,7 @@ def start(writer: DataStreamWriter, checkpoint: Path, **trigger: Any) -> Streami
 
 
 def measure(session: SparkSession, scratch: Path, request: RunRequest, counting: Counting) -> list[dict[str, Any]]:
-    """Run what was requested. Returns the figures and what was checked."""
+    """Carry out the request. Returns the figures and the result of the check."""
     return (measure_latency if request.rate else measure_throughput)(session, scratch, request, counting)
 
 

@@ -33,7 +33,7 @@ def _count(key: tuple[str], occurrences: Iterator[pd.DataFrame], state: GroupSta
 
 
 class CountProcessor(StatefulProcessor):
-    """The same for the newer operator."""
+    """Counts one word, for the newer operator."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._count = handle.getValueState("count", "count long")
@@ -45,7 +45,7 @@ class CountProcessor(StatefulProcessor):
         yield pd.DataFrame({"word": [key[0]], "count": [count]})
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def apply_in_pandas(words: DataFrame) -> DataFrame:

@@ -1,7 +1,7 @@
 """Structured Streaming on the word count with another number of state partitions: stop, repartition, start again.
 
 The number of partitions is fixed by a query's checkpoint. Since Spark 4.2 it can be changed there while the query is down, if
-the last batch was committed. Everything is made easy for Spark: the query ends by itself just after a batch, so nothing is
+the last batch was committed. Everything is made easy for Spark: the query ends on its own just after a batch, so nothing is
 drained or run again, the next input is there already, and the session stays up.
 
 A gap lasts from the moment the sink had the last batch before it to the moment it had the first one after it.

@@ -1,7 +1,7 @@
-"""Carries out the steps of a batch: calls the driver's action for each step, classifies what it raises, reports the outcome.
+"""Carries out the steps of a batch: calls the driver's action for each step, classifies its errors, reports the outcome.
 
-Every driver runs this loop, so an error means the same to all of them. Its own part is the transport: its actions raise
-`CheckpointMissing` if a process has missed a part of the state, and one of its `transport_errors` if it failed otherwise.
+Every driver runs this loop, so an error means the same to all of them. A driver adds the transport: its actions raise
+`CheckpointMissing` if a process lacked a part of the state, and one of its `transport_errors` if a job failed otherwise.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from millrace.state.checkpoint import TaskRecord
 
 
 class BatchFailed(MillraceError):
-    """The attempt cannot be finished; the batch is run again as a whole."""
+    """The attempt cannot be finished; the whole batch is run again."""
 
 
-ATTEMPT_ERRORS = BatchFailed, CheckpointMissing, OSError  # that fail an attempt, with any driver
+ATTEMPT_ERRORS = BatchFailed, CheckpointMissing, OSError  # errors that fail an attempt, with any driver
 
 
 class Attempted(NamedTuple):
@@ -52,12 +52,12 @@ class Attempted(NamedTuple):
 class BatchActions(Protocol):
     """The actions of a driver, one for each step. An action that fails raises."""
 
-    transport_errors: tuple[type[Exception], ...]  # by which jobs fail
+    transport_errors: tuple[type[Exception], ...]  # errors with which jobs fail
 
     def life(self) -> Life: ...
 
     def entering(self, step: BatchStep) -> None:
-        """Note that the step is about to be carried out."""
+        """Called before the step is carried out."""
         ...
 
     def note_failure(self, error: Exception) -> Life:
@@ -113,22 +113,22 @@ def _next_step(step: BatchStep, batches: Batches, actions: BatchActions) -> Batc
         failure = error
     else:
         return report()
-    # Outside of the handler, so that nothing raised from here on has the failure as its context: Spark chokes on an exception
-    # whose causes have long texts.
+    # Called outside the handler, so that nothing raised from here on has the failure as its context: Spark fails on exceptions
+    # with long chained causes.
     return batches.failed(lacks_state(failure), actions.note_failure(failure))
 
 
 def is_fatal(step: BatchStep, error: Exception, transport_errors: tuple[type[Exception], ...]) -> bool:
-    """True if the error ends the run; otherwise the step fails and may be tried again. After the attempt, a store, a job or a
-    function of the user's may raise anything. Nothing is tried again by a run that another one has replaced."""
+    """True if the error ends the run; otherwise the step has failed and may be retried. After the attempt, a store, a job or a
+    user's function may raise anything. A run that another one has replaced retries nothing."""
     if isinstance(error, NotTheAuthor) or not isinstance(step, MAY_FAIL):
         return True
     return isinstance(step, AwaitPlan | RunAttempt) and not isinstance(error, (*ATTEMPT_ERRORS, *transport_errors))
 
 
 def lacks_state(error: BaseException) -> bool:
-    """True if a part of the state was missing: the error, or one that it was raised from, is CheckpointMissing. An error that
-    merely came up while another was handled does not count."""
+    """True if a part of the state was missing: the error, or one that it was raised from, is CheckpointMissing. An error merely
+    raised while another was handled does not count."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CheckpointMissing):
@@ -138,8 +138,8 @@ def lacks_state(error: BaseException) -> bool:
 
 
 def _carry_out(step: BatchStep, batches: Batches, actions: BatchActions) -> Callable[[], BatchStep]:
-    """Carry out the step. Returns the report of its outcome, to be called by itself: what it raises is an error of the batch,
-    not of the step."""
+    """Carry out the step. Returns a function that reports the outcome and returns the next step. Call it outside the error
+    handling of the step: an exception from it is fatal for the batch, not a failed step."""
     match step:
         case AwaitPlan():
             return partial(batches.planned, actions.await_plan(), actions.life())
@@ -170,4 +170,4 @@ def _carry_out(step: BatchStep, batches: Batches, actions: BatchActions) -> Call
         case Collect():
             actions.collect(step)
             return batches.collected
-    raise AssertionError(f"{step} is not carried out")
+    raise AssertionError(f"no action for {step}")

@@ -1,27 +1,27 @@
-"""The batches of one topology, decided: attempts, the commit point, publishing, collecting, repair, resumption.
+"""Decides the batches of one topology: attempts, the commit point, publishing, collecting, repair, resumption.
 
-Spark offers batches by number. One step is under way at a time: the driver carries it out and reports the outcome, which
-gives the next step.
+Spark offers batches by number. There is one current step: the driver carries it out and reports the outcome, which gives the
+next step.
 
     AwaitPlan        wait until the topology has a plan                        planned
     RunAttempt       run the batch, all or nothing, in a new epoch             attempted, plan_moved
     CommitPoint      write the manifest                                        stored
     Announce         tell the master that the batch is committed               announced
-    CommitSinks      sinks make visible what they prepared                     sinks_committed
+    CommitSinks      sinks publish their prepared output                       sinks_committed
     WriteRows        the driver writes the rows that sinks kept for it         rows_written
-    Collect          delete what the kept manifests do not need                collected
+    Collect          delete blobs that the kept manifests do not need          collected
     FindLost         ask the store which blobs of a manifest it has lost       lost
-    Rewrite          tasks write again what the store has lost                 rewritten
+    Rewrite          tasks rewrite the blobs that the store has lost           rewritten
     ReplaceManifest  write the committed manifest again, repaired              stored
     Rest             pause before a step is tried again                        rested
     BatchDone        the offered batch is committed and published              -
     StopBatches      the topology is ending                                    -
 
-A step that fails is reported with `failed`. Before the commit point a failure discards the attempt: the batch is run again
-as a whole, in a new epoch, from the wave before it. The commit point, publishing (CommitSinks, WriteRows) and repair are
-retried by themselves; what is committed is published by this run or by the one that resumes the topology. Announce and
-Collect are not retried: an error in them ends the run. A store that cannot delete is no such error: Spark's driver logs it,
-and a later collection deletes what was left.
+A step that fails is reported with `failed`. Before the commit point a failure discards the attempt: the whole batch is run
+again, in a new epoch, from the wave before it. The commit point, publishing (CommitSinks, WriteRows) and repair are retried
+step by step; a committed batch is published by this run or by the one that resumes the topology. Announce and Collect are not
+retried: an error in them ends the run. A store that cannot delete is no such error: Spark's driver logs it, and a later
+collection deletes the leftovers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ FIRST_PAUSE, LAST_PAUSE = 0.1, 30.0  # seconds before a failed step is tried aga
 LACKING = 5  # consecutive attempts that miss a part of the state, before it counts as lost
 REPAIR_ROUNDS = 3  # a round may miss the process that has the state
 GOOD_KNOWN = 200  # committed epochs that are remembered; a process idle for longer recreates its components
-LISTED = 100  # batches between two listings of all names: only a listing finds what writers that died left behind
+LISTED = 100  # batches between two listings of all names: only a listing finds blobs of writers that died
 
 
 # ---- resuming ----
@@ -86,15 +86,15 @@ def start_from(checkpoint: Manifest | None, epoch: int, sources: Collection[str]
     if checkpoint is None:
         return Start(None, batch_offsets(epoch, 0))
     if sources and not checkpoint.of_batches:
-        raise TopologyError(f"the checkpoint of {checkpoint.topology!r} was made by the resident engine, which keeps elsewhere "
-                            f"how far {', '.join(sources)} was read: it would be read from its start once more. Resume "
-                            "it there, or start it under another name")
+        raise TopologyError(f"the checkpoint of {checkpoint.topology!r} was made by the resident engine, which stores the read "
+                            f"position of {', '.join(sources)} elsewhere, so this engine would read it from the beginning "
+                            "again. Resume it with --engine resident, or start it under another name")
     offsets = checkpoint.offsets if checkpoint.of_batches else batch_offsets(epoch, checkpoint.wave)
     return Start(msgspec.structs.replace(checkpoint, epoch=epoch), offsets)
 
 
 def needs_offsets(checkpoint: Manifest) -> bool:
-    """Batches were committed since Spark began to read, so its offsets must still be there to resume."""
+    """True if batches were committed since Spark began to read, so that resuming needs its offsets."""
     return checkpoint.of_batches and checkpoint.wave > base_wave(checkpoint.offsets)
 
 
@@ -129,18 +129,18 @@ class Batches:
         self._attempted = graph  # as the last attempt has run it
         self.base, self.committed = start.base, committed
         self.epoch = committed.epoch if committed is not None else 0
-        self.attempts = 0  # at the batch under way
+        self.attempts = 0  # at the current batch
         self.good: deque[int] = deque(maxlen=GOOD_KNOWN)
         self._step: BatchStep = BatchDone(ran=False)
         self.batch = -1  # the one that Spark has offered
-        self._ran = False  # it was committed since it was offered
-        self._lacking = 0  # its last consecutive attempts that missed a part of the state
-        self._failures = 0  # of the step under way
+        self._ran = False  # the batch was committed since it was offered
+        self._lacking = 0  # consecutive attempts, up to the last one, that missed a part of the state
+        self._failures = 0  # of the current step
         self._batch_failures = 0  # attempts at the batch, and waits for its plan, that have failed
         self._whole = False
         self._repair_rounds, self._rounds_left = repair_rounds, 0
-        self._version = 0  # of the plan by which the batch is to run
-        self._resident: int | None = None  # the plan by which processes have the committed state; None: it may be gone
+        self._version = 0  # of the plan for the batch
+        self._resident: int | None = None  # the plan under which processes have the committed state; None: it may be gone
         self._published = committed is None
         self._kept: deque[Manifest] = deque(maxlen=keep)
         self._collections = 0
@@ -163,8 +163,8 @@ class Batches:
     # -- a batch is offered --------------------------------------------------------------------------------------------
 
     def offered(self, batch: int) -> BatchStep:
-        """Spark offers a batch. After a crash Spark may offer the last batch again. First the sinks publish what an earlier
-        run has committed."""
+        """Begin a batch that Spark offers; after a crash Spark may offer the last one again. If output that an earlier run has
+        committed is not published yet, the first step publishes it."""
         self._expect(BatchDone)
         self.batch, self._ran = batch, False
         return self._next(self._publish() if not self._published else self._check_offered())
@@ -175,17 +175,18 @@ class Batches:
         if wave == committed:
             return BatchDone(self._ran)
         if wave != committed + 1:
-            raise CorruptCheckpoint(f"Spark continues {self._topology!r} with batch {self.batch}, and the last one in the "
-                                    f"store is batch {self.batch_of(committed)}: the two do not belong together. Restore the "
-                                    "store from a backup, or start without its checkpoints (--fresh)")
+            raise CorruptCheckpoint(f"Spark continues {self._topology!r} with batch {self.batch}, but the last batch in "
+                                    f"the store is {self.batch_of(committed)}: offsets and checkpoints do not match. Restore "
+                                    "the store from a backup, or start without its checkpoints (--fresh)")
         self.attempts, self._batch_failures, self._lacking, self._whole = 0, 0, 0, False
         return AwaitPlan()
 
     # -- attempts ------------------------------------------------------------------------------------------------------
 
     def planned(self, version: int, life: Life = Life.RUNNING) -> BatchStep:
-        """The topology has a plan, or is ending. Under a new plan tasks leave their processes, which then forget their
-        state: what the store has lost of it is rewritten first, once for each plan."""
+        """Record the version of the topology's plan, and return the step that begins an attempt; stop if the topology is
+        ending. Under a new plan tasks leave their processes, which then forget their state, so lost blobs are rewritten first,
+        once for each plan."""
         self._expect(AwaitPlan)
         if life is not Life.RUNNING:
             return self._next(StopBatches())
@@ -201,14 +202,15 @@ class Batches:
                           tuple(self.good))
 
     def plan_moved(self, life: Life = Life.RUNNING) -> BatchStep:
-        """The attempt was not begun: there is a newer plan, for which lost blobs may have to be rewritten first."""
+        """Wait for the plan again: the attempt was not begun, because there is a newer plan, for which lost blobs may have to
+        be rewritten first."""
         self._expect(RunAttempt)
         self.attempts -= 1
         return self._next(AwaitPlan() if life is Life.RUNNING else StopBatches())
 
     def attempted(self, graph: TopologyGraph, records: Iterable[TaskRecord], now: float,
                   life: Life = Life.RUNNING) -> BatchStep:
-        """Every partition has reported. `now`: unix time."""
+        """Make the manifest of a finished attempt, and return the step that commits it. `now`: unix time."""
         step = self._expect(RunAttempt)
         if life is Life.GONE:
             return self._next(StopBatches())
@@ -220,7 +222,7 @@ class Batches:
         return self._next(CommitPoint(manifest))
 
     def _check_groups(self, manifest: Manifest) -> None:
-        """A key group that had state still has some, or a piece that empties it."""
+        """Raise `CorruptCheckpoint` if a key group that had a chain in the last manifest has none in this one."""
         if self.committed is None:
             return
         for component in manifest.parallelism:
@@ -232,7 +234,7 @@ class Batches:
     # -- commit --------------------------------------------------------------------------------------------------------
 
     def stored(self) -> BatchStep:
-        """The manifest is in the store."""
+        """Record that the manifest is stored, and return the step that announces it."""
         step = self._expect(CommitPoint, ReplaceManifest)
         self.committed = step.manifest
         if isinstance(step, CommitPoint):
@@ -241,7 +243,7 @@ class Batches:
         return self._next(Announce(step.manifest))
 
     def announced(self, life: Life = Life.RUNNING) -> BatchStep:
-        """The next step publishes the batch, or begins the attempt that a repair has delayed."""
+        """Return the step that publishes the batch, or begins the attempt that a repair has delayed."""
         self._expect(Announce)
         if not self._published:
             return self._next(self._publish())
@@ -250,7 +252,7 @@ class Batches:
     # -- publish -------------------------------------------------------------------------------------------------------
 
     def _publish(self) -> BatchStep:
-        """Sinks make visible what was committed, in this run or before it."""
+        """The first step that publishes committed output, of this run or an earlier one."""
         tasks = tuple(TaskId(component.name, index) for component in self._graph.components if component.commits
                       for index in range(component.par))
         return CommitSinks(self._graph, tasks, self._advance_epoch()) if tasks else self._write_rows()
@@ -270,8 +272,8 @@ class Batches:
     # -- collect -------------------------------------------------------------------------------------------------------
 
     def _collect(self) -> Collect:
-        """Delete what only the oldest kept manifest needed. All names are listed instead if writers may have left something
-        that is in no manifest: an earlier run, a failed attempt, a repair; and now and then."""
+        """Delete blobs that only the oldest kept manifest needs. List all names instead, periodically and whenever an earlier
+        run, a failed attempt or a repair may have left blobs that are in no manifest."""
         assert self.committed is not None
         self._published = True
         oldest = self._kept[0] if len(self._kept) == self._kept.maxlen else None
@@ -293,7 +295,7 @@ class Batches:
     # -- repair --------------------------------------------------------------------------------------------------------
 
     def lost(self, blobs: Collection[str], life: Life = Life.RUNNING) -> BatchStep:
-        """The blobs of the manifest that the store has lost."""
+        """Return the step that follows a search for lost blobs. `blobs`: those of the manifest that the store has lost."""
         step = self._expect(FindLost)
         if _is_to_stop(step, life):
             return self._next(StopBatches())
@@ -306,27 +308,30 @@ class Batches:
         return self._next(Rewrite(step.manifest, tuple(records), frozenset(blobs), self._advance_epoch(), step.reason))
 
     def rewritten(self, records: Iterable[TaskRecord], life: Life = Life.RUNNING) -> BatchStep:
-        """Records of the tasks that still had their state. A topology that is being killed still writes the manifest: the
-        state that was rewritten would be lost without it."""
+        """Put the rewritten records into the manifest, and return the step that writes it. `records`: those of the tasks that
+        still had their state. A topology that is being killed still writes the manifest, or the rewritten state would be
+        lost."""
         step = self._expect(Rewrite)
         if life in (Life.ENDED, Life.GONE):
             return self._next(StopBatches())
-        self._list_all = True  # blobs that were rewritten and are still there are in no manifest
+        self._list_all = True  # blobs that were replaced but are still in the store are in no manifest
         manifest = repaired(step.manifest, records, step.epoch)
         return self._next(CommitPoint(manifest) if step.reason is Reason.COMMIT else ReplaceManifest(manifest))
 
     def _refuse_lost(self, manifest: Manifest, lost: Collection[str]) -> None:
-        """State that no attempt has found and the store does not have will not come back by itself."""
+        """Raise `CheckpointMissing` if the store has lost blobs: no attempt found that state, so retrying cannot help."""
         if lost:
             tasks = ", ".join(str(record.task) for record in damaged(manifest, lost))
-            raise CheckpointMissing(f"the state of {tasks} of {self._topology!r} as of wave {manifest.wave} is in no process, "
-                                    f"in no fragments and not in the store, which has lost {shown(lost)}. Restore the store "
-                                    "from a backup and start with --resume, or start without state with --fresh")
+            raise CheckpointMissing(f"the state of {tasks} of {self._topology!r} as of wave {manifest.wave} is lost: no "
+                                    f"process holds it, its fragments are not enough, and the store has lost {shown(lost)}. "
+                                    "Restore the store from a backup and start with --resume, or start without state with "
+                                    "--fresh")
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
     def failed(self, missing: bool = False, life: Life = Life.RUNNING) -> BatchStep:
-        """The step could not be carried out. `missing`: a part of the state was neither in the store nor in a process."""
+        """Return the step that follows a failed one: a retry, a repair, or the end. `missing`: a part of the state was neither
+        in the store nor in a process."""
         step = self._expect(*MAY_FAIL)
         if isinstance(step, AwaitPlan):
             self._batch_failures += 1
@@ -342,7 +347,7 @@ class Batches:
         return self._step
 
     def _blobs_missing(self, step: CommitPoint, life: Life) -> BatchStep:
-        """Tasks that still have the state rewrite it. Failing that, the next attempt writes all state whole."""
+        """Have tasks that still have the state rewrite it. If that does not help, the next attempt writes all state in full."""
         if self._rounds_left:
             self._rounds_left -= 1
             return FindLost(step.manifest, Reason.COMMIT)
@@ -379,28 +384,28 @@ class Batches:
         return step
 
     def _expect(self, *kinds: type) -> Any:
-        """The step under way, which must be of one of these kinds."""
+        """The current step, which must be of one of these kinds."""
         if not isinstance(self._step, kinds):
-            raise RuntimeError(f"the outcome of {' or '.join(kind.__name__ for kind in kinds)} was reported, and the step "
-                               f"under way is {type(self._step).__name__}")
+            raise RuntimeError(f"the outcome of {' or '.join(kind.__name__ for kind in kinds)} was reported, but the "
+                               f"current step is {type(self._step).__name__}")
         return self._step
 
     def _advance_epoch(self) -> int:
-        """Nothing that is written under one epoch can be taken for what another has written."""
+        """Begin a new epoch, so that blobs of one attempt cannot be mistaken for those of another."""
         epoch = self._new_epoch()
         if epoch <= self.epoch:
-            raise RuntimeError(f"epoch {epoch} of {self._topology!r} does not rise above {self.epoch}")
+            raise RuntimeError(f"epoch {epoch} of {self._topology!r} is not larger than {self.epoch}")
         self.epoch = epoch
         return epoch
 
 
 def pause_after(failures: int) -> float:
-    """Seconds to wait after so many failures: `FIRST_PAUSE` after one, doubled with each further one up to `LAST_PAUSE`."""
+    """Seconds to wait after this many failures: `FIRST_PAUSE` after one, doubled with each further one up to `LAST_PAUSE`."""
     return doubled_pause(failures, FIRST_PAUSE, LAST_PAUSE)
 
 
 def _is_to_stop(step: BatchStep, life: Life) -> bool:
-    """The step is not tried again, and nothing follows it."""
+    """True if the step must not be retried because the topology is ending."""
     return life in (Life.ENDED, Life.GONE) or (life is Life.STOPPING and not is_of_commit(step))
 
 

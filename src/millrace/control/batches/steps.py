@@ -1,4 +1,4 @@
-"""The steps of a batch: what `millrace.control.batches.decisions` decides and a driver carries out."""
+"""The steps of a batch, decided by `millrace.control.batches.decisions` and carried out by a driver."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from millrace.state.checkpoint import Manifest, TaskRecord
 
 
 class Life(enum.Enum):
-    """The topology's condition when a step has ended. STOPPING: it is being killed; the batch under way is finished, and not
-    run again. ENDED: the query is stopping; abandon the batch. GONE: the master has no such topology; nothing may be
-    committed."""
+    """The topology's condition when a step has ended. STOPPING: it is being killed; the current batch is finished, but not run
+    again. ENDED: the query is stopping; abandon the batch. GONE: the master has no such topology; nothing may be committed."""
 
     RUNNING = enum.auto()
     STOPPING = enum.auto()
@@ -62,27 +61,28 @@ class CommitPoint:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell the master. Sinks may take long to publish, so this does not wait for them."""
+    """Tell the master. Sinks may take a long time to publish, so this does not wait for them."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class CommitSinks:
-    """These tasks make visible what they prepared for the committed wave. `graph`: the topology as it was committed."""
+    """Have these sink tasks publish their prepared output of the committed wave. `graph`: the topology as it was committed."""
 
     graph: TopologyGraph
     tasks: tuple[TaskId, ...]
     epoch: int
-    doing: ClassVar[str] = "commit what the sinks have prepared"
+    doing: ClassVar[str] = "commit the prepared output of the sinks"
 
 
 @dataclass(frozen=True, slots=True)
 class WriteRows:
-    """The driver writes the rows that sinks kept in the checkpoint. A topology that is killed leaves this to its resumption."""
+    """Write the rows that sinks kept in the checkpoint, in the driver. If the topology is killed, the run that resumes it
+    writes them."""
 
     manifest: Manifest
-    doing: ClassVar[str] = "write what the sinks have kept"
+    doing: ClassVar[str] = "write the rows kept by the sinks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +104,15 @@ class FindLost:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """The tasks of these records write again what the store has lost, in an epoch of its own. They ran in the attempt whose
-    epoch is the manifest's `wave_epoch`, and may still have their state in memory."""
+    """Have the tasks of these records rewrite their lost blobs, in a new epoch. They ran in the attempt whose epoch is the
+    manifest's `wave_epoch`, and may still have their state in memory."""
 
     manifest: Manifest
     records: tuple[TaskRecord, ...]
     lost: frozenset[str]
     epoch: int
     reason: Reason
-    doing: ClassVar[str] = "write again what the store has lost"
+    doing: ClassVar[str] = "rewrite the blobs that the store has lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class ReplaceManifest:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Pause before `step` is tried again. `patient`: also while the topology is being killed. `failed`: what has failed, for
+    """Pause before `step` is tried again. `patient`: even while the topology is being killed. `failed`: the failure, for
     messages."""
 
     seconds: float
@@ -136,14 +136,15 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """The offered batch is committed and published. `ran`: by this offer; not by one that Spark has forgotten."""
+    """The offered batch is committed and published. `ran`: True if it was committed during this offer; False if it had been
+    committed before and Spark offered it again."""
 
     ran: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StopBatches:
-    """The topology is ending; no further step. `unwritten`: what was left to the resumption."""
+    """The topology is ending; no further step. `unwritten`: the step left to the run that resumes the topology."""
 
     unwritten: str = ""
 
@@ -155,7 +156,7 @@ MAY_FAIL = AwaitPlan, RunAttempt, *RETRIED  # an error in any other step ends th
 
 
 def is_of_commit(step: BatchStep) -> bool:
-    """The step finishes the batch under way, so it is retried also while the topology is being killed. Rows can wait for the
-    resumption."""
+    """True if the step is part of the commit, so that it is retried even while the topology is being killed. WriteRows is not:
+    the resumed run can write the rows."""
     return isinstance(step, CommitPoint | CommitSinks) or (isinstance(step, FindLost | Rewrite)
                                                            and step.reason is Reason.COMMIT)

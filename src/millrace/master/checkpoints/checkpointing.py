@@ -43,10 +43,10 @@ class CheckpointingPort(Protocol):
         """Run the work on the master's thread soon; callable from any thread."""
 
     def tell(self, event: Event) -> None:
-        """Let the master decide; on its thread."""
+        """Let the master decide on an event; called on its thread."""
 
     def give_way(self, error: NotTheAuthor) -> None:
-        """Another master has taken over; on the master's thread."""
+        """Stop deciding, because another master has taken over; called on the master's thread."""
 
 
 class Checkpointing:

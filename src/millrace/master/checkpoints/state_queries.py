@@ -29,7 +29,7 @@ class Workers(Protocol):
 
     @property
     def connections(self) -> Mapping[int, Any]:
-        """By slot."""
+        """The connections to workers, by slot."""
 
     def send(self, slot: int, message: Any) -> None:
         """Send to a connected worker."""

@@ -24,7 +24,7 @@ class DistributionPort(Protocol):
         """Report something to users."""
 
     def give_way(self, error: NotTheAuthor) -> None:
-        """Another master has taken over."""
+        """Stop deciding, because another master has taken over."""
 
 
 class Agents(Protocol):

@@ -61,7 +61,7 @@ def cluster_running(topology: str) -> str:
 
 
 def _has(cluster: str, topology: str) -> bool:
-    """False also for a master that does not answer or is ending: nothing can be read from it."""
+    """True if the cluster runs the topology. False if its master does not answer or is ending: nothing can be read from it."""
     try:
         return bool(ask(cluster, "has", topology=topology))
     except MillraceError:

@@ -41,7 +41,7 @@ class TopologyVerbs:
         return str(request["topology"])
 
     def _move(self, request: MasterRequest) -> dict[str, Any]:
-        """Without a topology: the one that has the task."""
+        """Move a task. `topology` defaults to the one that has the task."""
         try:
             task, slot = TaskId.parse(str(request["task"])), int(request["slot"])
         except ValueError as error:
@@ -55,7 +55,7 @@ class TopologyVerbs:
                 "waves": topology.waves is not None, "batched": topology.batched}
 
     def _scale(self, request: MasterRequest) -> dict[str, Any]:
-        """`par`: component -> tasks. Without a topology: the one that has these components."""
+        """Change the parallelism. `par`: component -> tasks. `topology` defaults to the one that has these components."""
         par: dict[str, int] = dict(request["par"])
         name: str = request.get("topology") or self._topology_with_components(par)
         topology = self._state.topology(name)

@@ -103,7 +103,7 @@ class RequestServer:
     def _answer(self, request: MasterRequest) -> Any:
         verb = str(request.get("verb"))
         if verb not in self._verbs:
-            raise MillraceError(f"unknown verb {verb!r}; there are {', '.join(self._verbs)}")
+            raise MillraceError(f"unknown command {verb!r}; commands: {', '.join(self._verbs)}")
         return self._verbs[verb](request)
 
     def _reply_later(self, sender: list[bytes], future: Future[Any]) -> None:

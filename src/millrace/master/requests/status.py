@@ -107,7 +107,7 @@ def _component(state: TopologyState, observed: TopologyObserved, name: str, kind
 
 
 def plans_of(state: MasterView) -> dict[str, Any]:
-    """The plans in force: what `plan` prints."""
+    """The current plans, as `plan` prints them."""
     slots = {slot: {"node": worker.node.name, "executor": worker.executor} for slot, worker in sorted(state.workers.items())}
     return {"revision": state.revision, "author": state.author, "agents": state.agents, "workers": slots,
             "topologies": {name: {"status": topology.status, **topology.plan.to_json()}
@@ -115,7 +115,7 @@ def plans_of(state: MasterView) -> dict[str, Any]:
 
 
 def load_of(state: MasterView, scheduling: SchedulingLoop, topology: str | None) -> dict[str, Any]:
-    """The last window and the estimates that schedulers see: what `load` prints."""
+    """The last window and the estimates that schedulers see, as `load` prints them."""
     names = [topology] if topology else list(state.topologies)
     for name in names:
         state.topology(name)  # raises if there is none

@@ -15,7 +15,8 @@ from millrace.runtime.wire.transport import Keys
 
 
 class TapDirectory:
-    """`connected`: slots of the connected workers. `endpoint`: that of the master's port for workers."""
+    """Tells readers where taps are. `connected`: slots of the connected workers. `endpoint`: that of the master's port for
+    workers."""
 
     def __init__(self, state: MasterView, observed: Mapping[str, TopologyObserved], connected: Container[int],
                  endpoint: Callable[[], str], keys: Keys) -> None:
@@ -23,7 +24,7 @@ class TapDirectory:
         self._endpoint, self._keys = endpoint, keys
 
     def answer(self, request: wire.AskTaps) -> wire.Taps:
-        """For readers on other hosts, which cannot use the request socket."""
+        """Answer a reader on another host, which cannot use the request socket."""
         try:
             _tap_of(self._state.topology(request.topology).graph, request.component)
             return wire.Taps(self._addresses(request.topology, request.component))
@@ -31,7 +32,7 @@ class TapDirectory:
             return wire.Taps({}, str(error))
 
     def describe(self, topology: str, component: str) -> dict[str, Any]:
-        """All that a reader needs; the keys, too, since only their owner can use the request socket."""
+        """Everything a reader needs, including the keys: only the user who owns them can use the request socket."""
         graph = self._state.topology(topology).graph
         tap = _tap_of(graph, component)
         first = tap.inputs[0]

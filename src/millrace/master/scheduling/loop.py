@@ -68,7 +68,7 @@ class SchedulingPort(Protocol):
         """All processes that report, by slot."""
 
     def tell(self, event: Event) -> None:
-        """Let the master decide."""
+        """Let the master decide on an event."""
 
     def say(self, message: Say) -> None:
         """Report something to users."""
@@ -264,7 +264,7 @@ class SchedulingLoop:
         self._trials.ask({"scheduler": name, "parameters": parameters}, CHECK_SECONDS, done)
 
     def settings(self) -> dict[str, Any]:
-        """Scheduler, policy and estimator in use: what `scheduler show` prints."""
+        """Scheduler, policy and estimator in use, as `scheduler show` prints them."""
         generator = self.generator
         return {"scheduler": generator.choice.name, "parameters": dict(generator.choice.parameters),
                 "policy": {**parameters_of(generator.policy), "period": generator.period, "min_gain": generator.min_gain},

@@ -165,11 +165,11 @@ class WorkerPort:
         self._handlers.tell(WorkerJoined(hello.slot, welcome.generation, hello.node, hello.boot, hello.executor, hello.data_ipc,
                                          hello.data_tcp, hello.backup_ipc, hello.backup_tcp))
 
-    def give_up_silent(self, now: float) -> None:
-        """Called at each tick: a worker silent for longer than the heartbeat timeout is presumed dead."""
-        away, self._ticked = now - self._ticked, now
+    def drop_silent(self, now: float) -> None:
+        """Drop workers that were silent for longer than the heartbeat timeout; called at each tick."""
+        elapsed, self._ticked = now - self._ticked, now
         for slot, connection in list(self.connections.items()):
-            if away > self.heartbeat_timeout / 2:  # the master itself was suspended: heartbeats wait to be read
+            if elapsed > self.heartbeat_timeout / 2:  # the master itself was suspended: heartbeats wait to be read
                 connection.heard = now
             if now - connection.heard > self.heartbeat_timeout:
                 self._lose(slot, f"no heartbeat for {now - connection.heard:.1f} s")

@@ -35,7 +35,7 @@ class Threads(Protocol):
 
 
 class Alarms(Protocol):
-    """Calls at a time."""
+    """Calls functions at given times."""
 
     def at(self, at: float, call: Callable[[], None]) -> None: ...
 
@@ -52,7 +52,7 @@ class TaskHost(Protocol):
     counters: Counter[str]
     errors: ErrorLog
     frame_limit: int
-    grace: float  # seconds for roots to finish by themselves after a worker was lost
+    grace: float  # seconds for roots to finish on their own after a worker was lost
     tell_master: Callable[[Any], None]
 
     @property
@@ -68,17 +68,17 @@ class TaskHost(Protocol):
         """Start the ticks and timers of the task's component."""
 
     def consumed(self, task: BoltTask, inlet: Inlet) -> None:
-        """A chunk has been consumed: credit its sender."""
+        """Credit the sender of a chunk that has been consumed."""
 
     def credit(self, task: BoltTask, inlet: Inlet) -> None:
         """Credit a task of another worker."""
 
     def broken(self, task: Task, reason: str) -> None:
-        """Report that tuples are missing and that only a roll-back can recover them."""
+        """Report that tuples are missing and that only a rollback can recover them."""
 
 
 class TaskTopology(Protocol):
-    """The topology of a task, as far as its worker has it."""
+    """The topology of a task, as its worker knows it."""
 
     number: int
     graph: TopologyGraph
@@ -89,7 +89,7 @@ class TaskTopology(Protocol):
     window: int
     losses: int
     broken: str
-    tasks: dict[int, Task]  # those that run in this worker
+    tasks: dict[int, Task]  # the tasks that run in this worker
     places: dict[TaskId, Place]
     positions: dict[TaskId, int]
     holders: dict[TaskId, list[int]]  # slots that keep blocks of a task's snapshots

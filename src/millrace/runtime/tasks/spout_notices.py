@@ -26,7 +26,7 @@ class SpoutNotices:
         self.wants_acks = self.wants_untracked_acks = False
 
     def start(self, active: bool) -> None:
-        """The component is ready."""
+        """Begin once the component is ready."""
         component = self._task.component
         self.wants_acks = type(component).ack is not Spout.ack
         self.wants_untracked_acks = self.wants_acks and not isinstance(component, ReliableSpout)
@@ -41,7 +41,7 @@ class SpoutNotices:
         return bool(self.waiting or (room and self.failures))
 
     def take(self, room: bool) -> list[Notice]:
-        """Take what can be delivered; one failed root at a time, so that its replay fits into the room."""
+        """Take the notices that can be delivered; one failed root at a time, so that there is room for its replay."""
         notices, self.waiting = self.waiting, []
         if room and self.failures:
             notices.append(self.failures.popleft())

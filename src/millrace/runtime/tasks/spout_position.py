@@ -9,11 +9,11 @@ from millrace.api.spout import ReplayableSpout
 if TYPE_CHECKING:
     from millrace.runtime.tasks.spout import SpoutTask
 
-POSITION_SECONDS = 0.2  # between two looks at the position of a spout that blocks
+POSITION_SECONDS = 0.2  # between two reads of the position of a blocking spout
 
 
 class SpoutPosition:
-    """The last known position of one spout. Reading it runs the spout's code, which may be busy on a thread of its own."""
+    """The last known position of one spout. Reading it runs the spout's code, which may be busy on its own thread."""
 
     def __init__(self, task: SpoutTask) -> None:
         self._task = task
@@ -21,7 +21,7 @@ class SpoutPosition:
         self._known_at = 0.0
 
     def restore(self) -> None:
-        """Continue at the position that the master has kept."""
+        """Continue from the position that the master has kept."""
         task = self._task
         if isinstance(task.component, ReplayableSpout) and task.name in task.topology.positions:
             position = task.topology.positions[task.name]
@@ -35,7 +35,7 @@ class SpoutPosition:
         return self._known
 
     def refresh(self, now: float) -> None:
-        """Read it on the thread of a spout that blocks, so that the report need not wait for the spout."""
+        """Read it on the thread of a blocking spout, so that the report need not wait for the spout."""
         if now - self._known_at > POSITION_SECONDS:
             self._read()
 

@@ -22,14 +22,14 @@ QUICK_SECONDS, SLOW_SECONDS = 0.25, 1.0
 
 class ChunkSize:
     """The number of tuples in a spout's chunks. Behind a slow bolt, large chunks would outlast the message timeout and be
-    replayed for ever. So a tracked spout starts with small chunks and adapts their size to the time they take."""
+    replayed forever. So a tracked spout starts with small chunks and adapts their size to the time they take."""
 
     def __init__(self, most: int, adaptive: bool) -> None:
         self._most = most
         self.limit = min(FIRST_CHUNK, most) if adaptive else most
 
     def finished(self, seconds: float) -> None:
-        """A root has finished after this time."""
+        """Adapt the size to the time that a root took."""
         if seconds < QUICK_SECONDS:
             self.limit = min(self.limit * 2, self._most)
         elif seconds > SLOW_SECONDS:
@@ -154,10 +154,10 @@ class SpoutTracking:
             self._task.worker.ready(self._task)
 
     def worker_lost(self, deadline: float) -> None:
-        """Roots that are unfinished at `deadline` count as lost with the worker."""
+        """Count roots that are unfinished at `deadline` as lost with the worker."""
         self.flight.doom(deadline)
         self.be_wary(deadline)
 
     def be_wary(self, deadline: float) -> None:
-        """Some workers may not know of a loss yet."""
+        """Count roots sent shortly after a loss as lost, too, if they stay unfinished: some workers may not know of it yet."""
         self.flight.be_wary(self._task.worker.clock.now() + WARY_SECONDS, deadline + WARY_SECONDS)

@@ -1,4 +1,4 @@
-"""The Spark jobs of a topology's batches: places partitions on executors and their Python processes, and reports what runs."""
+"""The Spark jobs of a topology's batches: places partitions on executors and their Python processes, reports running tasks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class BatchJobs:
     def running(self, group: str) -> list[TaskId]:
         """The tasks that have a core now, by Spark's slightly delayed account; `group` names the query's jobs."""
         stages = self._under_way
-        # A DataFrame may have stages of its own before ours.
+        # A DataFrame may have its own stages before ours.
         return sorted({task for stage, partition in self._placement.running(group)
                        if -stage <= len(stages) and partition < len(stages[stage]) for task in stages[stage][partition]})
 
@@ -87,7 +87,7 @@ class BatchJobs:
 
     def _first_stage(self, attempt: Attempt, dataframe: DataFrame) -> tuple[Any, list[int]]:
         """The input RDD of the spouts, and the partition of the stage that each of its partitions stands for. A DataFrame may
-        have fewer partitions than its spout has tasks, but has at least one: bolts also run in an empty batch."""
+        have fewer partitions than its spout has tasks, but has at least one: bolts run even in an empty batch."""
         placement, rdds, partitions = self._placement, [], []
         heads = [tasks[0] for tasks in attempt.stages.partitions[0]]
         for spout in attempt.graph.spouts:

@@ -18,8 +18,8 @@ CORE_SECONDS = 5.0  # without any core, after which a batch checks who holds the
 
 
 class LongBatch:
-    """The batches of one topology. The thread that runs them notes what it does and another thread looks: short batches pay
-    nothing."""
+    """Watches the batches of one topology. The thread that runs them notes its progress and another thread looks, so that short
+    batches cost nothing."""
 
     def __init__(self, topology: str, master: BatchPort, jobs: BatchJobs, cores: FreeCores) -> None:
         self._topology, self._master, self._jobs, self._cores = topology, master, jobs, cores
@@ -38,12 +38,12 @@ class LongBatch:
         self._error = error
 
     def is_committed(self, number: int) -> None:
-        """The batch is committed and not published yet."""
+        """Note that the batch is committed but not published yet."""
         self._number, self._committed, self._error = number, True, ""
         self._since = self._since or time.monotonic()
 
     def over(self) -> None:
-        """The batch is done, or the topology is paused."""
+        """Note that the batch is done, or that the topology is paused."""
         self._since = 0.0
 
     def look(self, group: str) -> None:
@@ -59,7 +59,7 @@ class LongBatch:
             if not tasks and self.doing == RUN_TASKS and now - since >= CORE_SECONDS:
                 self._warn_of_held_cores()
         except SPARK_ERRORS as error:  # the job is over by now
-            log.debug("Spark cannot tell what runs: %s", first_line(error))
+            log.debug("cannot read the running tasks from Spark: %s", first_line(error))
             return
         batch = UnderWay(batch=self._number, attempt=self._attempt, since=since, doing=self.doing, tasks=tasks,
                          committed=self._committed, error=self._error)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BatchStatePort(Protocol):
-    """The master's state, to look at."""
+    """A read-only view of the master's state."""
 
     @property
     def topologies(self) -> Mapping[str, TopologyState]: ...
@@ -31,7 +31,7 @@ class BatchStatePort(Protocol):
 
 
 class BatchNotesPort(Protocol):
-    """Takes notes of batches, on the master's thread."""
+    """Records facts about batches, on the master's thread."""
 
     def under_way(self, name: str, batch: UnderWay | None) -> None: ...
 
@@ -39,7 +39,7 @@ class BatchNotesPort(Protocol):
 
 
 class DeletingPort(Protocol):
-    """Deletes checkpoints, later and on another thread; errors are logged."""
+    """Deletes checkpoints in the background, on another thread; errors are logged."""
 
     def collect(self, topology: str, epoch: int) -> None: ...
 
@@ -104,11 +104,11 @@ class BatchEnginePort(Protocol):
 
     @property
     def lost(self) -> str:
-        """The reason why Spark is gone; empty while it is there."""
+        """The error to report once Spark has ended; empty until then."""
         ...
 
     def spark_is_gone(self) -> None:
-        """A query has found that Spark has ended."""
+        """Called by a query that has noticed that Spark has ended."""
         ...
 
     def next_epoch(self) -> int: ...

@@ -1,7 +1,7 @@
 """Runs one topology as a Structured Streaming query.
 
 For each batch that Spark offers, `millrace.control.batches.decisions` decides the steps: attempts, the commit point,
-publishing, collecting, repair. Here they are carried out, with Spark jobs, the checkpoint store and the master.
+publishing, collecting, repair. This module carries them out, with Spark jobs, the checkpoint store and the master.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ _record = msgspec.msgpack.Decoder(TaskRecord)
 
 
 class Stopped(MillraceError):
-    """The topology is being killed; the batch under way is abandoned."""
+    """The topology is being killed; the current batch is abandoned."""
 
 
 class BatchQuery(BatchDriver):
-    """One run of a topology. Spark calls `on_batch` on a thread of its own; another thread watches the query."""
+    """One run of a topology. Spark calls `on_batch` on its own thread; another thread watches the query."""
 
     transport_errors: tuple[type[Exception], ...] = SPARK_ERRORS
 
@@ -94,8 +94,8 @@ class BatchQuery(BatchDriver):
         self._dataframe: Any = None  # the batch that Spark has offered
         self._is_cached = False
         self._error = ""  # of the step that failed last
-        self._noted = ""  # the last error of a sink's function that the master was told
-        self._unwritten = ""  # what is left to the resumption because the topology is being killed
+        self._noted = ""  # the last error of a sink's function reported to the master
+        self._unwritten = ""  # the step left to the resumed run because the topology is being killed
         self._busy = threading.Lock()  # held while a batch runs
         self._ended = threading.Event()
         self._query: Any = None
@@ -113,11 +113,11 @@ class BatchQuery(BatchDriver):
         try:
             self._query = writer.trigger(processingTime=f"{interval:g} milliseconds").start()
         except SPARK_ERRORS as error:
-            raise TopologyError(f"Spark does not begin to read for {self.name!r}: {first_words(error)}") from error
+            raise TopologyError(f"Spark could not start the query of {self.name!r}: {first_words(error)}") from error
         self._thread.start()
 
     def _watch(self) -> None:
-        """Wait until the query ends or the topology is killed. A batch under way is finished first, unless that takes longer
+        """Wait until the query ends or the topology is killed. The current batch is finished first, unless that takes longer
         than the kill allows."""
         try:
             error = self._watch_query()
@@ -150,7 +150,8 @@ class BatchQuery(BatchDriver):
             self._say(self._engine.lost, "warning")
             how = "Spark has ended"
         elif self._unwritten:
-            self._say(f"it ends before it could {self._unwritten}: the checkpoint has the rows, for --resume to write", "error")
+            self._say(f"it ended before it could {self._unwritten}; the rows are in the checkpoint, and --resume writes them",
+                      "error")
         elif error is not None and self._status() != STOPPING:
             self._say(f"the query ended: {first_words(error)}. --resume continues from the last committed batch", "error")
         self._master.finish(self.name, how)
@@ -161,7 +162,7 @@ class BatchQuery(BatchDriver):
             self._thread.join(timeout=STOP_SECONDS)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end; returns whether it has come."""
+        """Wait for the end; returns False if it has not come within `seconds`."""
         self._thread.join(timeout=seconds)
         return self.over
 
@@ -192,7 +193,7 @@ class BatchQuery(BatchDriver):
     # -- a batch -----------------------------------------------------------------------------------------------------
 
     def on_batch(self, dataframe: DataFrame, number: int) -> None:
-        """Called by Spark for every batch, and again for one that it does not know to be done."""
+        """Called by Spark for every batch, and again for one that Spark has not recorded as done."""
         with self._busy:
             self._dataframe = dataframe
             try:
@@ -213,7 +214,7 @@ class BatchQuery(BatchDriver):
                 log.warning("the rows of a batch of %s stay cached: %s", self.name, first_words(error))
 
     def _run_batch(self, number: int) -> bool:
-        """Returns whether the batch has run and brought no tuples."""
+        """Returns True if the batch has run and had no tuples."""
         decider = self.decider
         step = decider.offered(number)
         if decider.committed is not None and isinstance(step, CommitSinks | WriteRows):  # of an earlier run
@@ -239,7 +240,7 @@ class BatchQuery(BatchDriver):
         return Life.ENDED if is_gone(self._engine.spark) else self.life()
 
     def rest(self, step: Rest) -> None:
-        """Pause, but not while someone waits for the end."""
+        """Pause, unless the topology is ending."""
         if isinstance(step.step, AwaitPlan):
             self._long.doing = REST
         self._say(f"{step.failed}; retrying in {step.seconds:g} s: {self._error}", "warning")
@@ -271,7 +272,7 @@ class BatchQuery(BatchDriver):
     def _prepare(self, step: RunAttempt) -> BatchWork:
         topology, dataframe = self._topology(), self._dataframe
         if topology is None:
-            raise BatchFailed(f"there is no topology {self.name!r} any longer")
+            raise BatchFailed(f"topology {self.name!r} no longer exists")
         if len(self._sources) > 1 and not self._is_cached:
             dataframe.persist()  # each spout selects its own rows
             self._is_cached = True
@@ -297,7 +298,7 @@ class BatchQuery(BatchDriver):
                          holds=engine.executors.several and backup_shape(assignment.graph) != (0, 0))
 
     def _assignment(self, topology: TopologyState, epoch: int, graph: TopologyGraph) -> TopologyAssignment:
-        """The plan in force; called on the master's thread."""
+        """The current plan; called on the master's thread."""
         slots = {task: place.slot for task, place in topology.places.items()}
         nodes = {slot: worker.node.name for slot, worker in self._master.state.workers.items()}
         blocks, holders = backups(topology.graph, slots, nodes)
@@ -309,8 +310,8 @@ class BatchQuery(BatchDriver):
     def _rewrite(self, attempt: Attempt, work: BatchWork, step: Rewrite) -> list[TaskRecord]:
         answers = self._jobs.run_in_place(attempt.graph, attempt.slots, [record.task for record in step.records], work,
                                           run_rewrite, step.lost)
-        self._say(f"the store has lost {shown(step.lost)}: {len(answers)} of the {len(step.records)} tasks that need it have "
-                  "written their state again", "warning")
+        self._say(f"the store has lost {shown(step.lost)}: {len(answers)} of {len(step.records)} affected tasks have "
+                  "rewritten their state", "warning")
         return [_record.decode(answer) for answer in answers]
 
     # -- after the commit point --------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ class BatchQuery(BatchDriver):
     def commit_sinks(self, step: CommitSinks) -> None:
         topology = self._topology()
         if topology is None:
-            raise BatchFailed(f"there is no topology {self.name!r} any longer")
+            raise BatchFailed(f"topology {self.name!r} no longer exists")
         assignment = self._master.call(lambda: self._assignment(topology, step.epoch, step.graph))
         work = self._work(assignment, self.decider.restore[0], [], {})
         slots = {task: place.slot for task, place in assignment.places}
@@ -366,8 +367,8 @@ def schema_of(dataframe: DataFrame) -> bytes:
 
 
 def _keep_quiet(record: logging.LogRecord) -> bool:
-    """Filter Py4J's log, which has a stack trace of everything that the function called by Spark raises: also when a topology
-    was killed or the JVM is gone."""
+    """Filter Py4J's log, which has a stack trace of every exception of the function that Spark calls, even if the topology was
+    killed or the JVM has ended."""
     return not (record.exc_info and isinstance(record.exc_info[1], (Stopped, Py4JNetworkError, ConnectionError)))
 
 

@@ -16,7 +16,7 @@ TAG = "__spout"
 
 
 def stream_of(spark: SparkSession, graph: TopologyGraph, sources: Mapping[str, DataFrame]) -> DataFrame:
-    """One streaming DataFrame: a query has just one, so several are united, each row under the name of its spout."""
+    """Union of the DataFrames, because a query reads just one; each row carries the name of its spout."""
     beats = any(not spout.dataframe for spout in graph.spouts)
     if len(sources) == 1 and not beats:
         return next(iter(sources.values()))

@@ -21,7 +21,7 @@ from millrace.spark.session.errors import mark_missing_state
 
 def run_stage(data: Carried, stage: int, partitions: list[int], index: int, arrived: Iterable[bytes]) -> Iterator[bytes]:
     """Run a partition. Spark's partition n is `partitions[n]` of the stage; `index` is only its number in a lane. Yields
-    partitions and records by turns; in the last stage records alone."""
+    partitions and records alternately; in the last stage records alone."""
     context = TaskContext.get()
     assert context is not None
     _refuse_repeats(context)
@@ -39,7 +39,7 @@ def run_stage(data: Carried, stage: int, partitions: list[int], index: int, arri
 
 
 def run_commit(data: Carried, tasks: list[TaskId], index: int, arrived: Iterable[bytes]) -> Iterator[bytes]:
-    """Make visible what a sink has prepared."""
+    """Publish the prepared output of a sink."""
     work, _ = _read(data)
     context = TaskContext.get()
     assert context is not None
@@ -49,7 +49,7 @@ def run_commit(data: Carried, tasks: list[TaskId], index: int, arrived: Iterable
 
 
 def run_rewrite(data: Carried, lost: frozenset[str], index: int, arrived: Iterable[bytes]) -> Iterator[bytes]:
-    """Rewrite what the store has lost of a task's state, if it is here. Partition n is the work's record n."""
+    """Rewrite the lost blobs of a task, if its state is here. Partition n is the work's record n."""
     work, _ = _read(data)
     context = TaskContext.get()
     assert context is not None
@@ -67,7 +67,7 @@ def _host(work: BatchWork) -> Any:
 
 
 def _refuse_repeats(context: TaskContext) -> None:
-    """Fail if Spark retries one task of a batch by itself: other tasks may have used the output of its first attempt, and the
+    """Fail if Spark retries one task of a batch on its own: other tasks may have used the output of its first attempt, and the
     second may differ. The whole batch is run again instead."""
     if context.attemptNumber():
         raise BatchFailed("a task of the batch failed, or its executor was lost")

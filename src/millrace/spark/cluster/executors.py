@@ -35,7 +35,7 @@ class ExecutorPort(Protocol):
         """Register an executor that fills this slot."""
 
     def dismiss(self, slot: int, cause: str) -> None:
-        """The executor is gone."""
+        """Remove an executor that has ended."""
 
 
 class Executors:

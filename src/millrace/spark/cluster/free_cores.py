@@ -15,7 +15,7 @@ FEEDING = "millrace "  # prefix of the names of queries that feed spouts
 
 
 class FreeCores:
-    """Counts free cores on the executors that are alive. A core is what runs one Spark task. `slots`: workers of the engine
+    """Counts free cores on the executors that are alive. A core runs one Spark task at a time. `slots`: workers of the engine
     that counts; workers of other engines on the same session are found among Spark's jobs."""
 
     def __init__(self, context: SparkContext, slots: int) -> None:

@@ -1,4 +1,4 @@
-"""The identity of a Spark executor, as a Python task that runs on it finds it."""
+"""The identity of a Spark executor, determined by a Python task that runs on it."""
 
 from __future__ import annotations
 

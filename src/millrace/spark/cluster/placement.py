@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 SEEDS_KEPT = 100
-ASIDE = 1 << 16  # most bytes that Spark sends in addition to the data that a job carries
-MOST_TASKS = 1000  # of a stage that are searched for running ones
+ASIDE = 1 << 16  # maximum number of bytes that Spark sends in addition to a job's data
+MOST_TASKS = 1000  # maximum number of tasks of a stage that are searched for running ones
 LANE = "MILLRACE_LANE"
 LOCAL_EXECUTOR = "driver"  # its id where driver and executor are one process
 Carried = bytes | Broadcast[bytes]

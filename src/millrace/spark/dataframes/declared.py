@@ -74,7 +74,7 @@ def _check_type(label: str, column: str, kind: types.DataType) -> None:
 
 
 def check_dataframes(graph: TopologyGraph, dataframes: dict[str, Any]) -> None:
-    """`TopologyError` for DataFrame spouts that the resident engine cannot feed as the topology asks."""
+    """Raise `TopologyError` for DataFrame spouts that the resident engine cannot feed with the requested guarantee."""
     spouts = [component.name for component in graph.components if component.dataframe]
     if spouts and graph.exactly_once:
         raise TopologyError(f"{graph.name!r} asks for {EXACTLY_ONCE}, but {', '.join(spouts)} is fed by a DataFrame, which the "

@@ -58,8 +58,8 @@ class FeedingQueries:
         self.run = new_run() if dataframes else ""
 
     def prepare(self, resume: bool | None) -> None:
-        """Check all that can be checked before the topology is submitted. Without state, the positions are the whole checkpoint
-        of a run: resumed if asked for, and never discarded because a flag was left out."""
+        """Check everything that can be checked before submission. A topology without state has only Spark's positions as its
+        checkpoint: they are resumed on request, and never discarded just because --fresh and --resume are missing."""
         for query in self._queries:
             query.prepare()
         positions = [position for query in self._queries if (position := query.last_position()) is not None]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SPARK_ENCODED = {b"variant", b"geometry", b"geography"}  # Spark's marks on fields of structs in its own encoding
 
-STACK = 4000  # most characters of a traceback that are kept
+STACK = 4000  # maximum number of characters kept of a traceback
 
 _refs = msgspec.msgpack.Decoder(PieceRef)
 
@@ -81,7 +81,7 @@ def _writer(graph: TopologyGraph, component: ComponentDef) -> SinkWriter:
 
 
 def check_type(label: str, column: StructField) -> None:
-    """`TopologyError` for a type that Spark cannot make an Arrow column of, or only one in an encoding of its own."""
+    """Raise `TopologyError` for a type that Spark cannot convert to a plain Arrow column."""
     try:
         unusable = _is_spark_encoded(to_arrow_schema(StructType([column]), timezone="UTC").field(0))
     except PySparkException:

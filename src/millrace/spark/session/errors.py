@@ -19,8 +19,8 @@ GONE = ("Spark ended before the engine: its JVM died, or was stopped together wi
         "topology with state continues from its last checkpoint with --resume")
 _PYTHON_ERROR = re.compile(r"(?!org\.apache|java\.|py4j)[A-Za-z_][\w.]*"
                            r"(Error|Exception|Failed|Missing|Unreachable|Checkpoint)\b.*: ")
-_STATE_MISSING = "millrace: a part of the state is missing"  # a line of its own in the text of an error
-_CALL = "An error occurred while calling "  # Py4J's own first line, which does not tell what happened
+_STATE_MISSING = "millrace: a part of the state is missing"  # its own line in the message of an error
+_CALL = "An error occurred while calling "  # Py4J's own first line, which does not name the error
 _CAUSE = "Caused by: "
 _LOST_TASK = re.compile(r".*most recent failure: Lost task [^:]*: ")
 
@@ -35,7 +35,7 @@ def is_gone(spark: SparkSession) -> bool:
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """The lines of the error's text, which may be pages of stack traces; its type if it has no text."""
+    """The lines of the error's message, which may be pages of stack traces; its type if it has no message."""
     return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 
 
@@ -55,7 +55,7 @@ def first_words(error: BaseException) -> str:
 
 
 def mark_missing_state(error: Exception) -> None:
-    """Mark an error in a Python process if a part of the state was missing. Its text is all that the driver gets."""
+    """Mark an error in a Python process if a part of the state was missing. Its message is all that the driver gets."""
     if lacks_state(error):
         error.add_note(_STATE_MISSING)
 

@@ -55,7 +55,7 @@ class Rejected:
 
 
 def ensure_java() -> Path:
-    """The directory to use as JAVA_HOME for Spark. Raises JavaNotFound with what to install."""
+    """The directory to use as JAVA_HOME for Spark. Raises JavaNotFound, which names the package to install."""
     java = choose(candidates(os.environ))
     return wrapped(java, wrapper_directory())
 

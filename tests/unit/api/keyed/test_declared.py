@@ -320,7 +320,7 @@ def test_a_loop_over_the_entries_does_not_renew_them(look: Callable[[Any], Any])
     assert bolt.seen == {}
 
 
-def test_what_a_loop_changes_is_in_the_delta_and_expires_as_before() -> None:
+def test_changes_in_a_loop_are_in_the_delta_and_expire_as_before() -> None:
     bolt, clock = Recent(), FakeClock()
     task = opened(bolt, now=clock)
     bolt.seen["a"] = [1]
@@ -342,7 +342,7 @@ def test_what_a_loop_changes_is_in_the_delta_and_expires_as_before() -> None:
     lambda state: state.__setitem__("a", [2]), lambda state: state.append("a", 2), lambda state: state["a"],
     lambda state: state.get("a"), lambda state: state.setdefault("a", []), lambda state: state.update(a=[2]),
 ])
-def test_what_renews_an_entry(write: Callable[[Any], Any]) -> None:
+def test_writes_that_renew_an_entry(write: Callable[[Any], Any]) -> None:
     bolt, clock = Recent(), FakeClock()
     opened(bolt, now=clock)
     bolt.seen["a"] = [1]

@@ -83,7 +83,7 @@ def test_windows_are_differences(watched: Watched) -> None:
     assert second.loads["t"].window_seconds == 1.0
 
 
-def test_what_came_for_each_key_group_is_the_sum_over_those_who_sent_it(watched: Watched) -> None:
+def test_tuples_per_key_group_are_summed_over_senders(watched: Watched) -> None:
     watched.report(A, groups={"b": [5, 0, 2]})
     watched.report(B0, groups={"b": [1, 1, 1], "c": [9]})
     assert watched.end_window().loads["t"].key_groups == {"b": (6, 1, 3), "c": (9,)}
@@ -254,7 +254,7 @@ def test_memory_is_shared_out_by_tuples(watched: Watched) -> None:
     assert window.nodes["n0"].memory_used_mb == 300.0
 
 
-def test_what_a_spout_has_in_flight_is_no_queue(watched: Watched) -> None:
+def test_tuples_in_flight_of_a_spout_are_not_its_queue(watched: Watched) -> None:
     watched.report(A, queue=5000)
     window = watched.end_window()
     assert (window.loads["t"].tasks[A].queue_length, window.workers[0].queue_length) == (0, 0)

@@ -64,7 +64,7 @@ def test_another_worker_in_the_slot_gets_another_link() -> None:
     assert links.to(1) is not before and peers.made == [at(1), at(1, generation=2)]
 
 
-def test_a_worker_that_is_gone_is_forgotten_and_what_is_for_it_is_not_sent() -> None:
+def test_messages_to_a_lost_worker_are_dropped() -> None:
     links, peers, _ = reaching(at(0), at(1))
     links.to(1)
     links.reach([at(0)])

@@ -96,7 +96,8 @@ def test_every_loss_of_a_tiny_blob(length: int) -> None:
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("r, c", SHAPES)
 def test_every_pattern_of_bad_fragments(r: int, c: int, bad: Change) -> None:
-    """Any c may be bad, and the blob comes. With one more bad an error does, or all of an older version if r are of that."""
+    """The blob is restored despite any c bad fragments. With c + 1 bad ones, an error is raised, or an older version is
+    restored if r of its fragments remain."""
     fragments = cut(BLOB, DATA, r, c)
     older = {stale: DATA[::-1], shorter_version: DATA[:-100]}.get(bad) if c + 1 >= r else None
     for count in range(c + 1):
@@ -112,7 +113,8 @@ def test_every_pattern_of_bad_fragments(r: int, c: int, bad: Change) -> None:
 
 @pytest.mark.parametrize("r, c", SHAPES)
 def test_wrong_fragments_with_a_valid_crc(r: int, c: int) -> None:
-    """Found by trying: one, if one more than needed is good. Of more, what was not cut up is never given out."""
+    """Fetching tries combinations: it detects one wrong fragment if r + 1 good ones exist. With more wrong ones it may fail,
+    but never returns other data."""
     fragments = cut(BLOB, DATA, r, c)
     for count in range(1, c + 2):
         for came in with_some(fragments, renamed, count):
@@ -163,7 +165,7 @@ def test_old_and_new_with_too_few_of_each() -> None:
 
 
 def test_good_fragments_are_used_after_bad_ones_that_agree() -> None:
-    """r of them agree on what they belong to and are no blob; then r of the true one must still do."""
+    """r fragments share an identity but do not form a blob; r fragments of the real blob must still restore it."""
     never = [replace(fragment, whole_crc=fragment.whole_crc ^ 1) for fragment in cut(BLOB, DATA, 2, 2)]
     true = cut(BLOB, DATA, 2, 2)
     for good in combinations(range(4), 2):

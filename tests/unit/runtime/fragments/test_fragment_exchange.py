@@ -97,7 +97,7 @@ def holders_of(workers: list[FakeWorker]) -> Holders:
 
 
 @pytest.mark.parametrize("length", [0, 1, 1000, 3 * PART_BYTES, len(DATA)])
-def test_what_was_saved_is_fetched(length: int, workers: list[FakeWorker]) -> None:
+def test_a_saved_blob_is_fetched(length: int, workers: list[FakeWorker]) -> None:
     assert workers[0].save(DATA[:length], 3, 2, holders_of(workers)) == 5
     assert workers[0].fetch(3, 2, holders_of(workers)) == DATA[:length]
     assert workers[4].fetch(3, 2, holders_of(workers)) == DATA[:length]

@@ -53,7 +53,7 @@ def test_the_newest_is_read(stores: tuple[PlanStore, PlanStore]) -> None:
 
 
 @pytest.mark.parametrize("stamp", [Stamp(5, 5), Stamp(5, 4), Stamp(4, 99)])
-def test_what_is_not_newer_changes_nothing(stores: tuple[PlanStore, PlanStore], stamp: Stamp) -> None:
+def test_a_plan_that_is_not_newer_changes_nothing(stores: tuple[PlanStore, PlanStore], stamp: Stamp) -> None:
     writer, reader = stores
     assert writer.write(Stamp(5, 5), b"kept")
     assert not writer.write(stamp, b"late")
@@ -74,12 +74,12 @@ def test_only_the_last_ones_are_kept(stores: tuple[PlanStore, PlanStore], tmp_pa
 def test_the_file_takes_up_only_what_is_in_it(stores: tuple[PlanStore, PlanStore], tmp_path: Path) -> None:
     for revision in range(100):
         assert stores[0].write(Stamp(1, revision), b"x" * 10_000)
-    found = (tmp_path / "node" / "data.mdb").stat()
-    assert found.st_size == MAP_SIZE
-    assert found.st_blocks * 512 < 2 << 20
+    status = (tmp_path / "node" / "data.mdb").stat()
+    assert status.st_size == MAP_SIZE
+    assert status.st_blocks * 512 < 2 << 20
 
 
-def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_plans_survive_a_restart(tmp_path: Path) -> None:
     for revision in range(3):
         writer = PlanStore(tmp_path, writer=True)
         assert writer.write(Stamp(1, revision), part_of(Stamp(1, revision)))

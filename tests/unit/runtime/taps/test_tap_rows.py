@@ -72,7 +72,7 @@ def test_rows_of_a_wave_can_be_read_when_it_is_committed() -> None:
     assert read(rows, 0, ALL, 10) == (0, [("before",)])
 
 
-def test_a_wave_that_was_given_up_is_covered_by_the_next() -> None:
+def test_an_abandoned_wave_is_covered_by_the_next() -> None:
     rows = TapRows()
     for wave in (1, 2, 3):
         rows.add((wave,))
@@ -83,7 +83,7 @@ def test_a_wave_that_was_given_up_is_covered_by_the_next() -> None:
     assert rows.unread == 3
 
 
-def test_numbers_go_on_after_a_restore() -> None:
+def test_numbering_continues_after_a_restore() -> None:
     rows = TapRows()
     for number in range(4):
         rows.add((number,))

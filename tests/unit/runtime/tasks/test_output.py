@@ -86,7 +86,7 @@ def test_named_tuples_and_lists_of_ones_own_are_taken() -> None:
     assert {type(row) for row in to.rows} == {tuple}
 
 
-def test_everything_unusual_is_left_to_the_slow_path_with_all_that_was_given() -> None:
+def test_unusual_calls_go_to_the_slow_path_with_all_arguments() -> None:
     _, slow, emit = emitter()
     assert emit([1], "other") == "from the slow path"
     emit([2], anchors=["t"])

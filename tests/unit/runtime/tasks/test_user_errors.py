@@ -30,7 +30,7 @@ def test_every_error_has_a_line_that_can_be_sent(error: Exception, words: str) -
     wire.encode(describe(error))
 
 
-def test_what_user_code_raises_is_caught_but_not_an_interrupt() -> None:
+def test_exceptions_of_user_code_are_caught_but_not_an_interrupt() -> None:
     def stop() -> None:
         raise SystemExit(3)
 
@@ -50,7 +50,7 @@ def test_an_outage_is_not_blamed_on_the_data(error: Exception, expected: bool) -
     assert is_about_the_data(error) is expected
 
 
-def test_a_report_takes_what_came_since_the_last_one() -> None:
+def test_a_report_takes_the_errors_since_the_last_one() -> None:
     log = ErrorLog(Counter())
     log.add(TASK, ValueError("seven"), ["a line\n", "another"], Tuple.of("1", "split", "default", 1, ("a", 1)))
     expected = [{"topology": "words", "task": str(TASK.name), "error": "ValueError: seven", "traceback": "a line\nanother",

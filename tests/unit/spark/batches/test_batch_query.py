@@ -171,7 +171,7 @@ def test_batch_query_publishes_again_until_the_sinks_have_committed(words: Fixtu
     words.jobs.errors = [None, LookupError("the table is locked")]
     words.offer(0)
     assert len(words.jobs.attempts) == 1 and [wave for wave, _ in words.jobs.published] == [1]
-    assert "cannot commit what the sinks have prepared; retrying in 0.1 s: the table is locked" in words.texts()
+    assert "cannot commit the prepared output of the sinks; retrying in 0.1 s: the table is locked" in words.texts()
 
 
 def test_batch_query_says_that_there_is_no_plan_when_the_wait_for_it_fails(words: Fixture) -> None:
@@ -297,7 +297,7 @@ def test_a_blob_that_is_lost_and_not_rewritten_fails_the_attempt_and_the_next_wr
     words.offer(1)
     assert words.jobs.rewrites == REPAIR_ROUNDS
     assert [attempt.work.whole for attempt in words.jobs.attempts] == [False, False, True]
-    assert "0 of the 1 tasks that need it have written their state again" in words.texts()
+    assert "0 of 1 affected tasks have rewritten their state" in words.texts()
     assert words.master.committed_waves == [1, 2] and words.master.batches[-1].attempts == 2
 
 
@@ -305,7 +305,7 @@ def test_state_that_attempts_miss_and_the_store_has_lost_ends_the_query(words: F
     words.offer(0)
     words.store.delete(words.store.names("words/count/"))
     words.jobs.errors = [job_error(CheckpointMissing("no such blob"))] * LACKING
-    with pytest.raises(CheckpointMissing, match=r"the state of count\[0\] of 'words' as of wave 1 is in no process"):
+    with pytest.raises(CheckpointMissing, match=r"the state of count\[0\] of 'words' as of wave 1 is lost: no process"):
         words.offer(1)
     assert len(words.jobs.attempts) == 1 + LACKING
 
