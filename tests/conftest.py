@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from millrace.bench import results
 from support import surroundings
 from support.examples import EXPLORE, MAIN
 from support.order import sort_longest_first
@@ -55,10 +56,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _private_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The history's default database and the sockets of masters; processes that tests start inherit them."""
+    """The history's default database and the sockets of masters, which processes that tests start inherit, and the results of
+    benchmarks: `bench page` must not show the figures of a test."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="run") as runtime:  # sockets: a short path
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("XDG_RUNTIME_DIR", runtime)
+        patch.setattr(results, "RESULTS", tmp_path_factory.mktemp("bench-results"))
         yield
 
 

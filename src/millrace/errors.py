@@ -11,7 +11,7 @@
     ├── NotEnoughSlots           fewer workers started than requested
     ├── AddressInUse             a port or socket that another process holds
     ├── UnknownName              no component, stream, task or slot of that name (also a KeyError)
-    ├── UnknownTopology          no running topology of that name
+    ├── UnknownTopology          no running topology of that name (also a KeyError)
     ├── BadParameter             a scheduler's parameter that is unknown or out of range (also a ValueError)
     ├── BadSituation             a file or value that is not a situation to schedule (also a ValueError)
     ├── SchedulerFailed          a scheduler that raised, took too long or returned an invalid plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Queue
@@ -21,6 +22,7 @@ from millrace.runtime.wire.transport import Keys, boot_id
 BLOB = "words/count/0/1-1"
 DATA = Random(3).randbytes(20_000_003)
 PATIENT = 60.0
+SHORT = 2.0  # of silence, where holders are gone
 
 
 def hold(name: str, directory: str, keys: tuple[bytes, bytes], pipe: Connection) -> None:
@@ -58,26 +60,29 @@ def holders(tmp_path: Path) -> Iterator[list[Holder]]:
 
 def test_a_blob_outlives_holders_that_are_killed(holders: list[Holder], tmp_path: Path) -> None:
     answers: Queue[Any] = Queue()
-    with zmq.Context() as context:
-        exchange = FragmentExchange(context, "here", tmp_path, "", Keys.make(), boot_id(), lambda call: call(), silence=PATIENT)
-        try:
-            where = [(index, holder.address()) for index, holder in enumerate(holders)]
-            exchange.save(BLOB, [DATA], 3, 2, where, answers.put)
-            assert answers.get(timeout=PATIENT) == 5
-            exchange.fetch(BLOB, 3, 2, where, answers.put)
-            holders[0].process.kill()  # perhaps in the middle of an answer
-            exchange.forget(where[0][1])  # as the master does when it notices
-            assert answers.get(timeout=PATIENT) == DATA
-            holders[2].process.kill()
-            exchange.fetch(BLOB, 3, 2, where, answers.put)
-            for dead in (0, 2):
-                exchange.forget(where[dead][1])
-            assert answers.get(timeout=PATIENT) == DATA
-            holders[4].process.kill()
-            exchange.fetch(BLOB, 3, 2, where, answers.put)
-            for dead in (0, 2, 4):
-                exchange.forget(where[dead][1])
-            error = answers.get(timeout=PATIENT)
-            assert isinstance(error, NotEnoughFragments) and "0: its holder does not answer" in str(error)
-        finally:
-            exchange.close()
+    where = [(index, holder.address()) for index, holder in enumerate(holders)]
+
+    @contextmanager
+    def exchange(name: str, silence: float) -> Iterator[FragmentExchange]:
+        with zmq.Context() as context:
+            opened = FragmentExchange(context, name, tmp_path, "", Keys.make(), boot_id(), lambda call: call(), silence=silence)
+            try:
+                yield opened
+            finally:
+                opened.close()
+
+    with exchange("saving", PATIENT) as saving:
+        saving.save(BLOB, [DATA], 3, 2, where, answers.put)
+        assert answers.get(timeout=PATIENT) == 5
+        saving.fetch(BLOB, 3, 2, where, answers.put)
+        holders[0].process.kill()  # perhaps in the middle of an answer
+        assert answers.get(timeout=PATIENT) == DATA
+    holders[2].process.kill()
+    with exchange("with-enough", PATIENT) as fetching:  # three fragments are enough: nobody waits for the dead
+        fetching.fetch(BLOB, 3, 2, where, answers.put)
+        assert answers.get(timeout=PATIENT) == DATA
+    holders[4].process.kill()
+    with exchange("with-too-few", SHORT) as fetching:  # only the silence of the dead ends the wait
+        fetching.fetch(BLOB, 3, 2, where, answers.put)
+        error = answers.get(timeout=PATIENT)
+        assert isinstance(error, NotEnoughFragments) and "0: its holder does not answer" in str(error)

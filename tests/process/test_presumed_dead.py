@@ -1,4 +1,7 @@
-"""A live worker that is stopped (SIGSTOP) until it is presumed dead: it is fenced, restarts and is used again."""
+"""A live worker that is stopped (SIGSTOP) until it is presumed dead: it is fenced, restarts and is used again.
+
+These tests do not wait for the silence itself; test_exactly_once.py and test_tcp.py do.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.patience import HEARTBEAT_SECONDS
 from support.processes.ending import given_up
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
@@ -92,6 +96,7 @@ def test_its_slot_was_given_to_another_process(cluster: ForkedCluster, stream: A
 def test_a_shorter_stop_changes_nothing(tmp_path: Path) -> None:
     """Stopped for less than the timeout: no worker is lost, and nothing is sent twice."""
     with ForkedCluster(2) as cluster:
+        assert cluster.master.worker_port.heartbeat_timeout == HEARTBEAT_SECONDS > 1.0
         stream = AuditedStream(cluster.master, tmp_path)
         stream.advance(500)
         os.kill(cluster.processes[1].pid, signal.SIGSTOP)

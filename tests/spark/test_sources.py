@@ -128,6 +128,7 @@ def test_at_least_once_nothing_is_lost(engine: ResidentEngine, submit: Callable[
     kill_worker_of(engine, "tapped", "out")
     reader.start()
     reader.until(lambda: sum(running.positions().values()) == ROWS)  # everything committed is acked
+    assert engine.master.state.topologies["tapped"].losses == 1, "the kill hit a worker"
     reader.stop()
     assert numbers(reader.rows()).keys() == set(range(ROWS))
     assert {row for row in reader.rows()} == {(number, WORDS[number % len(WORDS)]) for number in range(ROWS)}
@@ -149,6 +150,7 @@ def test_exactly_once_through_a_killed_worker(engine: ResidentEngine, submit: Ca
         return bool(killed)
 
     reader.until(kill_in_the_middle)
+    reader.until(lambda: engine.master.state.topologies["counted"].losses == 1)
     reader.until(lambda: len(reader.rows()) > ROWS // 2)
     reader.stop()
     reader.start()

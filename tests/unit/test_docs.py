@@ -4,6 +4,7 @@ samples are run by tests/spark/test_samples.py."""
 from __future__ import annotations
 
 import ast
+import html
 import re
 import shlex
 import subprocess
@@ -150,7 +151,7 @@ def test_files_that_pages_name_exist(page: Path) -> None:
 
 
 def test_the_map_of_the_code_says_where_things_are() -> None:
-    """What a newcomer looks for first must stay in the map."""
+    """The map keeps the subjects that a newcomer looks for first."""
     rows = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", (DOCS / "ARCHITECTURE.md").read_text(), re.M))
     for subject in ("the XOR ledger", "T-Storm's choice of a slot", "the smoothing of measured loads", "lazy killing",
                     "the worker's diff of plans", "the commit point of a batch"):
@@ -158,11 +159,23 @@ def test_the_map_of_the_code_says_where_things_are() -> None:
 
 
 def test_rooms_of_the_code_are_on_the_page() -> None:
-    """Every folder of the package is in the table of folders, and so is every room."""
-    page = (DOCS / "ARCHITECTURE.md").read_text()
-    folders = [path for path in PACKAGE.rglob("*") if path.is_dir() and any(path.glob("*.py")) and path.name != "other_engines"]
-    missing = [path.relative_to(PACKAGE).as_posix() for path in folders if f"`{path.name}/`" not in page]
+    """Every folder of the package has a row in the table of folders, which names its rooms."""
+    rows = re.findall(r"^\| (`[^|]+?/`) \| ([^|]+?) \|", (DOCS / "ARCHITECTURE.md").read_text(), re.M)
+    missing = []
+    for path in PACKAGE.rglob("*"):
+        if path.is_dir() and any(path.glob("*.py")) and path.name != "other_engines":
+            folder, *room = path.relative_to(PACKAGE).parts
+            texts = [text for names, text in rows if f"`{folder}/`" in names]
+            if not texts or (room and f"`{room[0]}/`" not in texts[0]):
+                missing.append("/".join((folder, *room)))
     assert not missing, f"docs/ARCHITECTURE.md does not name {missing}"
+
+
+def test_the_lines_of_the_demo_are_those_of_its_picture() -> None:
+    (lines,) = re.findall(r"```\n(\S+ words went in.*?)```", (ROOT / "README.md").read_text(), re.S)
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (DOCS / "demo.svg").read_text())
+    picture = " ".join("".join(html.unescape(text) for text in texts).split())
+    assert " ".join(lines.split()) in picture
 
 
 def test_the_flowchart_of_the_page_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:

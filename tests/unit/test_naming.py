@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src" / "millrace"
+PROJECT = Path(__file__).parents[2]
+SOURCE, TESTS = PROJECT / "src" / "millrace", PROJECT / "tests"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # A docstring that opens with one of these names its subject too late.
 QUESTIONS = {"What", "Who", "Whose", "Where", "When", "Why", "How", "Whether", "Which"}
@@ -24,10 +25,10 @@ SHARED_IMPORTS = {
 }
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Each module of the package, with its place."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        yield f"src/millrace/{path.relative_to(SOURCE)}", ast.parse(path.read_text(), str(path))
+def modules(folder: Path = SOURCE) -> Iterator[tuple[str, ast.Module]]:
+    """Each module of the package, or of another folder, with its path in the project."""
+    for path in sorted(folder.rglob("*.py")):
+        yield path.relative_to(PROJECT).as_posix(), ast.parse(path.read_text(), str(path))
 
 
 def opens_with_a_question(docstring: str) -> bool:
@@ -35,8 +36,9 @@ def opens_with_a_question(docstring: str) -> bool:
 
 
 def test_no_docstring_opens_with_a_question_word() -> None:
-    wrong = [f"{path}:{getattr(node, 'lineno', 1)}" for path, tree in modules() for node in ast.walk(tree)
-             if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and opens_with_a_question(text)]
+    wrong = [f"{path}:{getattr(node, 'lineno', 1)}" for folder in (SOURCE, TESTS)
+             for path, tree in modules(folder) for node in ast.walk(tree) if isinstance(node, DOCUMENTED)
+             and (text := ast.get_docstring(node)) and opens_with_a_question(text)]
     assert not wrong, "begin these docstrings with their subject, as 'True if' or 'Seconds until':\n" + "\n".join(wrong)
 
 

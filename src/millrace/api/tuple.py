@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -14,16 +14,6 @@ SYSTEM_COMPONENT = "__system"
 TICK_STREAM = "__tick"
 
 
-class Origin(Protocol):
-    """The source of a tuple. All tuples of a chunk share one object, so a tuple costs three references."""
-
-    component: str
-    stream: str
-    task: int
-
-    def tuple_id(self, index: int) -> str: ...
-
-
 class Tuple(msgspec.Struct, gc=False, eq=False):
     """A tuple as a bolt sees it: `id`, `component`, `stream`, `task` and `values`, in that order.
 
@@ -31,7 +21,7 @@ class Tuple(msgspec.Struct, gc=False, eq=False):
     """
 
     values: Any
-    origin: Any
+    origin: Any  # has component, stream, task and tuple_id(index); shared by all tuples of a chunk
     index: int = 0
 
     @classmethod

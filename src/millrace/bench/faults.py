@@ -147,7 +147,7 @@ class LongestGap:
             self.longest = max(self.longest, now - self._since)
         self._since = None
 
-    def resume(self, now: float) -> None:
+    def unpause(self, now: float) -> None:
         self._since = now
 
 
@@ -185,8 +185,8 @@ class Soak:
         began_at = time.monotonic()
         end = began_at + seconds
         self._committed(2, "at the start")
-        self.sink.resume(time.monotonic())
-        self.commits.resume(time.monotonic())
+        self.sink.unpause(time.monotonic())
+        self.commits.unpause(time.monotonic())
         recovered = True
         for fault in plan_of_faults(seed):
             self._pass(fault.quiet)
@@ -358,7 +358,7 @@ class Soak:
         paused = self._shows(lambda: self._state.status == PAUSED)
         self._pass(PAUSE_SECONDS)
         self._running.unpause()
-        self.sink.resume(time.monotonic())
+        self.sink.unpause(time.monotonic())
         return paused
 
 

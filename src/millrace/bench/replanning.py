@@ -75,8 +75,8 @@ def _traffic(engine: ResidentEngine, console: Console, what: str) -> dict[str, f
 def _wait_for(engine: ResidentEngine, name: str, outcome: str = "", more_than: int = 0) -> None:
     """Wait until the scheduler has decided once more (with this outcome): a busy machine may be late."""
     if not engine.master.wait_until(lambda: _decided(engine, name, outcome) > more_than, DECIDE_SECONDS):
-        raise MillraceError(f"the scheduler {name} has not decided within {DECIDE_SECONDS:g} s; its last decisions: "
-                            f"{engine.decisions(3)}")
+        raise MillraceError(f"the scheduler {name} has no new {outcome or 'decision'} within {DECIDE_SECONDS:g} s; the last "
+                            f"decisions: {engine.decisions(3)}")
 
 
 def _decided(engine: ResidentEngine, name: str, outcome: str = "") -> int:

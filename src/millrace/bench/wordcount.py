@@ -31,7 +31,7 @@ from millrace.config import AT_MOST_ONCE, GUARANTEE
 from millrace.errors import MillraceError
 
 HOP_SECONDS = 2.5  # at least: the workers report every second
-# Pairs with the same guarantee and the same kind of program.
+# Pairs with the same guarantee. The tables say which of them are also the same kind of program.
 RATIOS = {
     "process_to_bytewax_per_item": ("process", "bytewax_per_item"),
     "process_to_bytewax": ("process", "bytewax"),

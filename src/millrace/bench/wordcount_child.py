@@ -40,7 +40,7 @@ from millrace.bench.topologies import (
     words_of_dataframe,
 )
 from millrace.bench.topology_runs import MASTER, end_run, microbatch_engine, resident_engine, start_run, window_rates
-from millrace.config import AT_LEAST_ONCE, AT_MOST_ONCE, BATCH_INTERVAL, EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
+from millrace.config import AT_LEAST_ONCE, AT_MOST_ONCE, BATCH_INTERVAL, CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
 from millrace.errors import MillraceError
 from millrace.master.batch_log import BatchRecord
 from millrace.spark.microbatch import MicrobatchEngine
@@ -181,7 +181,8 @@ def measure_dataframe(request: RunRequest) -> RunResult:
         # Batches that were committed since: each has a wave and the same number of files.
         later = newest_manifest(store, NAME).wave - recorded[-1].wave
         lines = lines_in(recorded) + later * size * corpus.lines_per_file
-        checked = check_counts(stored_counts(store, NAME), corpus.counts([lines]))
+        read = links.counts_after(lines, Path(str(CHECKPOINTS.of(engine.master.settings))))
+        checked = check_counts(stored_counts(store, NAME), read)
     return {**figures, **checked}
 
 

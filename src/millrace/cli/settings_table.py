@@ -29,21 +29,24 @@ INTRODUCTION = [
 def settings_page() -> str:
     """The text of the page; a test compares it with the file."""
     rows = ["# Settings", "", *INTRODUCTION, "", "| key | default | meaning |", "| --- | --- | --- |"]
-    rows += [f"| `{setting.key}` | {'unset' if setting.default is None else setting.default} | {setting.about} |"
-             for setting in SETTINGS]
+    rows += [f"| `{setting.key}` | {_shown(setting.default)} | {setting.about} |" for setting in SETTINGS]
     rows += ["", "## When a scheduler runs", "", "Options of `millrace scheduler set`, the same for every scheduler.", ""]
-    rows += _table([("", Policy)])
+    rows += ["| option | default | meaning |", "| --- | --- | --- |"]
+    rows += [f"| `--{key.replace('_', '-')}` | {_shown(default)} | {about} |" for key, default, about in described(Policy)]
     rows += ["", "## Schedulers", "", *_table([(name, scheduler_class(name)) for name in SCHEDULERS])]
     rows += ["", "## Estimators", "", *_table([(name, estimator_class(name)) for name in ESTIMATORS])]
     return "\n".join(rows) + "\n"
+
+
+def _shown(default: Any) -> Any:
+    return "unset" if default is None else default
 
 
 def _table(classes: list[tuple[str, type[Any]]]) -> list[str]:
     rows = ["| of | parameter | default | meaning |", "| --- | --- | --- | --- |"]
     for name, cls in classes:
         parameters = described(cls)
-        rows += [f"| {f'`{name}`' if name else ''} | `{key}` | {'unset' if default is None else default} | {about} |"
-                 for key, default, about in parameters]
+        rows += [f"| `{name}` | `{key}` | {_shown(default)} | {about} |" for key, default, about in parameters]
         if not parameters:
             rows.append(f"| `{name}` | | | no parameters |")
     return rows

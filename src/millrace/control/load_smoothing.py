@@ -58,8 +58,8 @@ class EstimatorParameters(Protocol):
 class Ewma:
     """Exponentially weighted moving average, as in T-Storm: Y = a·Y + (1 - a)·sample."""
 
-    a: float = parameter(0.5, "Weight of the past, from 0 up to but not including 1; smaller values react faster.", low=0.0,
-                         high=1.0)
+    a: float = parameter(0.5, "Weight of the past; smaller values react faster, and 1 is refused: it would never react.",
+                         low=0.0, high=1.0)
 
     def __post_init__(self) -> None:
         check_parameters(self)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from millrace.master.service import Master
 
+LIMIT_SECONDS = 60.0
 
 def kill_and_wait(pid: int) -> None:
     """Kill -9, and wait until the process has ended. Called on the master's thread, this makes the loss the first thing that
@@ -20,7 +21,9 @@ def kill_and_wait(pid: int) -> None:
         return
     try:
         signal.pidfd_send_signal(ended, signal.SIGKILL)
-        select.select([ended], [], [])
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        assert poll.poll(LIMIT_SECONDS * 1000), f"process {pid} outlives kill -9"
     finally:
         os.close(ended)
 

@@ -112,6 +112,22 @@ def test_spark_gets_the_files_of_the_corpus_over_and_over(tmp_path: Path) -> Non
     assert links.files == 4 + 2 * BATCHES_AHEAD
 
 
+def test_the_files_that_spark_has_read_are_in_its_log(tmp_path: Path) -> None:
+    """Spark takes links to one file together, whatever their names; its log is compacted now and then."""
+    corpus = job.write_corpus(tmp_path / "corpus", seed=1, files=2, lines_per_file=5)
+    links = CorpusLinks(tmp_path / "links", corpus)
+    links.add(6)
+    log = tmp_path / "checkpoint" / "sources" / "0"
+    log.mkdir(parents=True)
+    entries = [f'{{"path":"file:///links/{number:06d}.txt","timestamp":1,"batchId":{batch}}}'
+               for batch, numbers in enumerate([(0, 2), (4, 1), (3, 5)]) for number in numbers]
+    (log / "1.compact").write_text("\n".join(["v1", *entries[:4]]))
+    (log / "2").write_text("\n".join(["v1", *entries[4:]]))
+    (log / ".2.crc").write_bytes(b"\xff\xfe")
+    assert links.counts_after(20, tmp_path) == corpus.counts_in([0, 0, 0, 1])
+    assert links.counts_after(30, tmp_path) == links.counts()
+
+
 def test_spark_reads_whole_files(tmp_path: Path) -> None:
     corpus = job.write_corpus(tmp_path, seed=1, files=2, lines_per_file=5)
     assert files_per_batch(corpus, 15) == 3

@@ -92,14 +92,14 @@ def test_a_store_that_was_taken_away_is_not_made_again(tmp_path: Path) -> None:
 def test_the_longest_gap() -> None:
     gap = LongestGap()
     gap.look(1, 0.0)  # before it begins to count
-    gap.resume(10.0)
+    gap.unpause(10.0)
     gap.look(5, 10.5)
     gap.look(5, 12.0)
     gap.look(6, 13.5)
     assert gap.longest == 3.0
     gap.pause(14.0)
     gap.look(6, 100.0)
-    gap.resume(100.0)
+    gap.unpause(100.0)
     gap.look(7, 101.0)
     assert gap.longest == 3.0
     gap.pause(106.0)  # a gap that has not ended counts

@@ -56,16 +56,16 @@ class TestFused:
         assert shape(staged(component("a", par=1), component("b", {"a": Grouping.fields("word")}, 1))) == [["a+b"]]
 
     @pytest.mark.parametrize(("grouping", "par", "apart"), [(SHUFFLE, 2, 0), (LOCAL, 3, 0), (LOCAL, 2, 1)])
-    def test_not_what_is_spread_or_more_or_elsewhere(self, grouping: Grouping, par: int, apart: int) -> None:
+    def test_a_bolt_that_is_spread_or_elsewhere_is_not_fused(self, grouping: Grouping, par: int, apart: int) -> None:
         stages = staged(component("a"), component("b", {"a": grouping}, par), b=apart)
         assert shape(stages) == [["a"], ["b"]]
 
-    def test_not_what_reads_from_two(self) -> None:
+    def test_a_bolt_with_two_inputs_is_not_fused(self) -> None:
         stages = staged(component("a"), component("b"), component("c", {"a": LOCAL, "b": LOCAL}))
         assert shape(stages) == [["a", "b"], ["c"]]
 
     def test_the_rest_of_a_chain_begins_anew(self) -> None:
-        """What is fused behind a bolt of its own stage is not in the stage of the spout."""
+        """A task fused behind a bolt with its own stage is not in the stage of the spout."""
         stages = staged(component("a"), component("b", {"a": SHUFFLE}), component("c", {"b": LOCAL}))
         assert shape(stages) == [["a"], ["b+c"]]
 

@@ -1,4 +1,4 @@
-"""What the queries that feed a topology get from the master, with a state machine and no master."""
+"""The master's port for the queries that feed a topology, tested with a state machine and no master."""
 
 from __future__ import annotations
 

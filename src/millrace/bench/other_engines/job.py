@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -96,7 +96,12 @@ class Corpus:
             visited = [reader + turn * len(lines_read) for turn in range(whole + 1)]
             times.update(number % len(self.files) for number in visited[:-1])
             total.update(" ".join(self.file(visited[-1]).read_text().splitlines()[:rest]).split())
-        for number, repeats in times.items():
+        return total + self.counts_in(times.elements())
+
+    def counts_in(self, numbers: Iterable[int]) -> Counter[str]:
+        """Count the words of whole files, by their numbers in the endless sequence."""
+        total: Counter[str] = Counter()
+        for number, repeats in Counter(number % len(self.files) for number in numbers).items():
             words = Counter(self.file(number).read_text().split())
             total.update({word: occurrences * repeats for word, occurrences in words.items()})
         return total

@@ -6,12 +6,14 @@ is compared. They are removed at the end, unless the script is killed.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -156,9 +158,30 @@ class CorpusLinks:
         """Add the files of the next batches, if they are not there yet."""
         self.add(max(0, files_read + BATCHES_AHEAD * files_per_batch - self.files))
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> Counter[str]:
         """The right counts when all files have been read."""
-        return self._corpus.counts([self.files * self._corpus.lines_per_file])
+        return self._corpus.counts_in(range(self.files))
+
+    def counts_after(self, lines: int, checkpoint: Path) -> Counter[str]:
+        """The right counts when a query with this checkpoint has read so many lines, all of them in whole batches.
+
+        Spark reads files in the order of their modification times, and all links to a file have the same. So its own log
+        tells which files it has read.
+        """
+        read = files_read(checkpoint)[: lines // self._corpus.lines_per_file]
+        return self._corpus.counts_in(int(Path(path).stem) for path in read)
+
+
+def files_read(checkpoint: Path) -> list[str]:
+    """The files that the queries with a checkpoint below this directory have planned to read, batch by batch."""
+    batches: dict[str, int] = {}
+    for log in checkpoint.rglob("sources/*/*"):
+        if not log.name.startswith("."):  # a checksum
+            for line in log.read_text().splitlines():
+                if line.startswith('{"path"'):
+                    entry = json.loads(line)
+                    batches[entry["path"]] = entry["batchId"]
+    return sorted(batches, key=lambda path: (batches[path], path))
 
 
 def files_per_batch(corpus: Corpus, batch_lines: int) -> int:
@@ -209,7 +232,7 @@ def measure_throughput(session: SparkSession, scratch: Path, request: RunRequest
     # The state as of the last batch that was reported: the query was stopped in the middle of another one.
     counted = batches_of(query)
     counts = stored_counts(session, checkpoint, counting, counted[-1].number)
-    return [meter.as_fields(), check_counts(counts, corpus.counts([sum(batch.lines for batch in counted)]))]
+    return [meter.as_fields(), check_counts(counts, links.counts_after(sum(batch.lines for batch in counted), checkpoint))]
 
 
 def measure_latency(session: SparkSession, scratch: Path, request: RunRequest, counting: Counting) -> list[dict[str, Any]]:
