@@ -161,6 +161,7 @@ def test_a_stopped_agent_is_replaced_and_returns_as_a_plain_worker(cluster: Fork
                                                                    stream: AuditedStream) -> None:
     victim = agent_of(cluster, 0)
     pid = cluster.processes[victim].pid
+    stream.until(reached(cluster))  # stopped while it writes a plan, it would block the plan store of its node
     os.kill(pid, signal.SIGSTOP)
     try:
         move(cluster, stream)

@@ -39,7 +39,9 @@ def generation(cluster: ForkedCluster, slot: int) -> int | None:
 
 
 def stop_until_presumed_dead(cluster: ForkedCluster, stream: AuditedStream, slot: int) -> None:
-    """Stop the process until the master presumes it dead."""
+    """Stop the process until the master presumes it dead, but not while it writes a plan: that would block the plan store."""
+    state = cluster.master.state
+    stream.until(lambda: all(worker.revision == state.revision for worker in state.workers.values()))
     os.kill(cluster.processes[slot].pid, signal.SIGSTOP)
     stream.until(given_up(cluster.master, slot))
     assert slot not in stream.slots()
