@@ -151,6 +151,10 @@ CHECKPOINTS = Setting("checkpoint.store", None, text=True,
                       about="Store of snapshots: a directory shared by all hosts, a URI of a file system (hdfs://, s3://, "
                             "gs://), or redis://HOST:PORT. Unset: a directory in the user's state directory, which is "
                             "sufficient on one host.")
+LOCAL_COPIES = Setting("checkpoint.local.mb", None, low=0,
+                       about="Maximum size of a worker's local copies of its tasks' snapshots, in MB; after a failure, tasks "
+                             "that survive are restored from these. 0: no copies. Unset: 1024, or 0 if the checkpoint store is "
+                             "a directory; set it if that directory is on a network file system.")
 BACKUP_MEMORY = Setting("backup.memory.mb", 1024.0, low=1,
                         about="Maximum memory of a worker for fragments of other workers' snapshots, in MB.")
 LOAD_PERIOD = Setting("load.period.secs", 20.0, low=0.1,

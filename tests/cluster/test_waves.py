@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -45,8 +46,9 @@ def fresh() -> Iterator[None]:
 
 
 def start(topology: Any = Exact, workers: int = 3, limit: int = LIMIT, store: MemoryStore | None = None,
-          resume: bool | None = None, par: dict[str, int] | None = None, **config: Any) -> LocalCluster:
-    cluster = LocalCluster(workers, nodes=workers, store=store)
+          resume: bool | None = None, par: dict[str, int] | None = None, copies: Path | None = None,
+          **config: Any) -> LocalCluster:
+    cluster = LocalCluster(workers, nodes=workers, store=store, copies=copies)
     parts.Numbers.clock = staticmethod(cluster.clock.now)  # `rate` is in virtual time too
     cluster.submit(topology, resume=resume, config={"limit": limit, "rate": 3000.0, **config}, par=par)
     return cluster

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from millrace.config import HEARTBEAT_TIMEOUT
@@ -43,6 +44,7 @@ from millrace.errors import CheckpointMissing, MillraceError
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
 from millrace.runtime.checkpoints.access import CheckpointAccess
+from millrace.runtime.checkpoints.local_copies import LocalCopies
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.tasks.snapshots import StoreThread
@@ -145,11 +147,11 @@ class MemoryStore:
 
 class LocalCluster:
     """A cluster of `workers` slots on `nodes` hosts. A step takes a virtual millisecond; workers report every hundred steps.
-    Pass the `store` on to the next cluster to simulate a restarted driver."""
+    Pass the `store` on to the next cluster to simulate a restarted driver. `copies`: directory of the workers' local copies."""
 
     def __init__(self, workers: int = 2, nodes: int = 1, scheduler: Scheduler | None = None,
-                 settings: dict[str, Any] | None = None, store: MemoryStore | None = None) -> None:
-        self.store = store or MemoryStore()
+                 settings: dict[str, Any] | None = None, store: MemoryStore | None = None, copies: Path | None = None) -> None:
+        self.store, self._copies = store or MemoryStore(), copies
         self.store_seconds = 0.0  # duration of writing or reading a snapshot
         self.lose: Callable[[Any], bool] = lambda message: False  # chooses control messages, either way, to lose
         self._from_workers: deque[Any] = deque()
@@ -183,8 +185,10 @@ class LocalCluster:
         """Start a worker on the slot, as Spark does, even after a loss."""
         self._generation += 1
         threads = self._threads[slot] = _NoThreads(self)
+        copies = LocalCopies(self._copies / f"copies-{slot}", 2**30) if self._copies is not None else None
         worker = Worker(slot, self._generation, self.clock, _Peers(self, slot), threads, self._settings,
-                        checkpoints=CheckpointAccess(lambda: self.store), tell_master=self._from_workers.append)
+                        checkpoints=CheckpointAccess(lambda: self.store, copies=copies),
+                        tell_master=self._from_workers.append)
         self.workers[slot] = worker
         self._mail[(slot, self._generation)] = deque()
         self._heard[slot] = self.clock.now()

@@ -1,4 +1,4 @@
-"""A worker's access to checkpoints: the checkpoint store, and fragments in the memory of other workers.
+"""A worker's access to checkpoints: copies on its own disk, fragments in the memory of other workers, the checkpoint store.
 
 `save`, `manifest` and `fetch` block: they run on the store threads of the worker's tasks. Everything else returns at once.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from millrace.control.assignment import WorkerAddress
 from millrace.errors import CorruptCheckpoint, NotEnoughFragments, StoreUnreachable
 from millrace.model.graph import TaskId
+from millrace.runtime.checkpoints.local_copies import LocalCopies
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.fragments.exchange import FragmentExchange
@@ -30,8 +31,9 @@ def _nowhere() -> CheckpointStore:
 class CheckpointAccess:
     """Saves and restores the snapshots of a worker's tasks. The store is opened on first use: most topologies keep no state."""
 
-    def __init__(self, open_store: Callable[[], CheckpointStore] = _nowhere, exchange: FragmentExchange | None = None) -> None:
-        self._open_store, self._exchange = open_store, exchange
+    def __init__(self, open_store: Callable[[], CheckpointStore] = _nowhere, exchange: FragmentExchange | None = None,
+                 copies: LocalCopies | None = None) -> None:
+        self._open_store, self._exchange, self._copies = open_store, exchange, copies
         self._store: CheckpointStore | None = None
         self._lock = threading.Lock()
         self._addresses: dict[int, WorkerAddress] = {}
@@ -42,6 +44,8 @@ class CheckpointAccess:
 
     def save(self, topology: str, blob: str, parts: Sequence[bytes]) -> None:
         self._checkpoints(topology).save(blob, parts)
+        if self._copies is not None:
+            self._copies.add(blob, parts)
 
     def manifest(self, topology: str, epoch: int, wave: int) -> Manifest:
         """The manifest of a wave, read once for all tasks of the worker."""
@@ -53,19 +57,25 @@ class CheckpointAccess:
                 self._manifests[topology] = known
         return known
 
-    def fetch(self, topology: str, refs: Iterable[PieceRef], held: Mapping[str, Blocks]) -> dict[PieceRef, bytes]:
-        """Fetch and check pieces: from fragments where there are enough, otherwise from the store."""
+    def fetch(self, topology: str, refs: Collection[PieceRef], held: Mapping[str, Blocks]) -> dict[PieceRef, bytes]:
+        """Fetch and check pieces: from local copies, then from fragments where there are enough, otherwise from the store."""
+        local = self._copies.read(refs) if self._copies is not None else {}
+        fetched = self._from_fragments([ref for ref in refs if ref not in local], held)
+        missing = [ref for ref in refs if ref not in local and ref not in fetched]
+        stored = dict(zip(missing, self._checkpoints(topology).read_chain(missing), strict=True)) if missing else {}
+        for source, pieces in (("copies", local), ("fragments", fetched), ("store", stored)):
+            self.counters[f"blobs_from_{source}"] += len({ref.blob for ref in pieces})
+        if self._copies is not None:
+            self._copies.add_pieces(fetched | stored)
+        return local | fetched | stored
+
+    def _from_fragments(self, refs: Iterable[PieceRef], held: Mapping[str, Blocks]) -> dict[PieceRef, bytes]:
         wanted: dict[str, list[PieceRef]] = {}
         for ref in refs:
             wanted.setdefault(ref.blob, []).append(ref)
         fetched: dict[PieceRef, bytes] = {}
         for blob, answer in self._request({blob: held[blob] for blob in wanted if blob in held}).items():
             fetched.update(self._pieces(blob, answer.result(), wanted[blob]))
-        missing = [ref for pieces in wanted.values() for ref in pieces if ref not in fetched]
-        if missing:
-            fetched.update(zip(missing, self._checkpoints(topology).read_chain(missing), strict=True))
-        self.counters["blobs_from_fragments"] += len({ref.blob for ref in fetched} - {ref.blob for ref in missing})
-        self.counters["blobs_from_store"] += len({ref.blob for ref in missing})
         return fetched
 
     def _request(self, held: Mapping[str, Blocks]) -> dict[str, Future[memoryview | NotEnoughFragments]]:
@@ -119,10 +129,17 @@ class CheckpointAccess:
             addresses = [address for _, address in self._holders(sorted(slots))]
             self._exchange.keep(task_prefix(topology, *task), sorted(blobs), addresses, lambda count: None)
 
+    def keep_copies(self, topology: str, task: TaskId, blobs: Collection[str], wave: int) -> None:
+        """Remove local copies of the task, up to this wave, that are no longer needed."""
+        if self._copies is not None:
+            self._copies.keep(task_prefix(topology, *task), blobs, wave)
+
     def forget(self, topology: str) -> None:
         """Discard everything of a topology that has ended, even in workers that only hold fragments of it."""
         with self._lock:
             self._manifests.pop(topology, None)
+        if self._copies is not None:
+            self._copies.drop(topology_prefix(topology))
         if self._exchange is not None:
             self._exchange.drop(topology_prefix(topology), self._all_addresses(), lambda count: None)
 

@@ -236,10 +236,12 @@ class Snapshots:
     # -- COMMIT --------------------------------------------------------------------------------------------------------
 
     def committed(self, mark: WaveMark) -> None:
-        """Release fragments that the committed wave no longer needs, and answer the master. Runs on the loop."""
+        """Release fragments and local copies that the committed wave no longer needs, and answer the master. Runs on the
+        loop."""
         if not self._saving:
             self._changed.clear()
         self._release_fragments()
+        self.task.worker.checkpoints.keep_copies(self.task.topology.graph.name, self.task.name, self.blobs(), mark.wave)
         self.answer(mark)
 
     # -- INIT ----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from millrace.config import (
 )
 from millrace.errors import MasterUnreachable, WireError
 from millrace.runtime.checkpoints.access import CheckpointAccess
+from millrace.runtime.checkpoints.local_copies import LocalCopies, limit_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import SystemClock
 from millrace.runtime.feeds.feed import SocketFeeds
@@ -148,6 +149,7 @@ class WorkerProcess:
         self._exchange = FragmentExchange(
             self.context, f"b{slot}-{uuid.uuid4().hex[:12]}", private_directory(setup.directory()), bind, setup.keys, self.boot,
             self.threads.post, int(BACKUP_MEMORY.of(setup.settings) * 2**20))
+        self._copies: LocalCopies | None = None
         self._taps = TapPort(self.context, Path(setup.directory()) / f"t{slot}-{uuid.uuid4().hex[:12]}.ipc", bind, setup.keys,
                              self.boot)
         open_here(self._taps)
@@ -163,6 +165,8 @@ class WorkerProcess:
             self._taps.close()
             self._exchange.close()
             self.threads.close()
+            if self._copies is not None:
+                self._copies.close()
             if self._gate is not None:
                 self._gate.close()
             self.context.destroy(linger=200)
@@ -187,7 +191,9 @@ class WorkerProcess:
             if welcome is None:
                 return "stopped"
             self._former = welcome.generation
-            checkpoints = CheckpointAccess(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange)
+            if limit := limit_of(welcome.settings):
+                self._copies = LocalCopies(Path(directory, f"copies-{self.slot}"), limit)
+            checkpoints = CheckpointAccess(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange, self._copies)
             worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings, welcome.author,
                             checkpoints, lambda message: control.send(wire.encode(message)))
             worker.feeds = SocketFeeds(self.context, directory, self._bind, self.setup.keys, self.boot, worker.counters,
