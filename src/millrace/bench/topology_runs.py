@@ -24,7 +24,8 @@ DRAIN_SECONDS = 20.0
 END_SECONDS = 60.0
 
 
-def start_run(engine: ResidentEngine, topology: type[Topology], config: dict[str, Any], warm_up: float) -> RunningTopology:
+def start_run(engine: ResidentEngine | MicrobatchEngine, topology: type[Topology], config: dict[str, Any],
+              warm_up: float) -> RunningTopology:
     running = engine.submit(topology, config=config, resume=False)  # every measurement starts without state
     if not running.wait_running():
         raise MillraceError(f"{running.name} did not start: {engine.status()['events'][-3:]}")

@@ -324,14 +324,15 @@ def bench_faults(minutes: Annotated[float, typer.Option(help="Minutes to run.", 
                  seed: Annotated[int, typer.Option(help="Seed of the plan of faults.")] = 1,
                  guarantee: Annotated[str, typer.Option(metavar="NAME", help="exactly-once or "
                                                                              "at-least-once.")] = "exactly-once",
+                 engine: Annotated[str, typer.Option(metavar="NAME", help="resident or microbatch.")] = "resident",
                  as_json: Json = False) -> None:
-    """Break a word count near saturation and check every word."""
-    from millrace.bench.faults import broken_promise, run_faults
+    """Break a word count near saturation and its driver; check every word."""
+    from millrace.bench.faults.run import broken_promises, run_faults
 
-    result = run_faults(minutes, seed, guarantee, live=not as_json)
+    result = run_faults(minutes, seed, guarantee, engine, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
-    if broken := broken_promise(result):
+    if broken := broken_promises(result):
         raise MillraceError(f"{guarantee} was not kept: {broken}")
 
 
