@@ -19,6 +19,7 @@ from typing import Any
 from millrace.bench.results import RESULTS
 from millrace.bench.wordcount_rows import GROUPS
 from millrace.checkout import project_root
+from millrace.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from millrace.errors import MillraceError
 
 Result = dict[str, Any]
@@ -31,6 +32,10 @@ COMPARISON = "comparison"  # name of the marks in the README
 SHOWN = ("process", "process_arrow", "bytewax_per_item", "bytewax", "pathway", "process_acked", "process_checkpointed",
          "process_arrow_combined_checkpointed", "microbatch", "microbatch_arrow", "bytewax_per_item_checkpointed",
          "bytewax_checkpointed", "pathway_checkpointed", "spark_sql", "spark_python")
+# The results of `bench faults`.
+FAULTS = {f"faults-{EXACTLY_ONCE}": "exactly once", f"faults-{AT_LEAST_ONCE}": "at least once",
+          f"faults-microbatch-{EXACTLY_ONCE}": "microbatch engine, exactly once",
+          f"faults-microbatch-{AT_LEAST_ONCE}": "microbatch engine, at least once"}
 _STAMP = re.compile(r"-\d{8}-\d{6}$")
 
 
@@ -62,7 +67,11 @@ def _restore_ratio(other: str) -> Callable[[Result], float | None]:
 
 def _forbidden(*names: str) -> Callable[[Result], float | None]:
     """The number of results that a guarantee forbids; without end if the run got stuck."""
-    return lambda result: float("inf") if result["stuck"] else sum(result[name] for name in names)
+    def forbidden(result: Result) -> float | None:
+        if result["stuck"]:
+            return float("inf")
+        return sum(part[name] for part in (result, result["drivers"]["compared"]) for name in names)
+    return forbidden
 
 
 def _planning_seconds(scheduler: str) -> Callable[[Result], float | None]:
@@ -99,10 +108,11 @@ ALL_AIMS = (
     Aim("state", "largest state: fragments to a local file, seconds", _restore_ratio("directory"), 1.0, at_most=True),
     Aim("state", "share of the throughput that a wave every second takes", lambda result: result["wave_cost"], 0.10,
         at_most=True),
-    Aim("faults-exactly-once", "words lost, repeated, torn or wrong, and wrong counts, exactly once",
-        _forbidden("lost", "repeated", "wrong", "beyond", "torn_bytes", "counts_wrong"), 0, at_most=True),
-    Aim("faults-at-least-once", "words lost or wrong, and counts too low, at least once",
-        _forbidden("lost", "wrong", "counts_less"), 0, at_most=True),
+    *(Aim(name, f"words lost, repeated, torn or wrong, and wrong counts: {text}",
+          _forbidden("lost", "repeated", "wrong", "beyond", "torn_bytes", "counts_wrong"), 0, at_most=True)
+      for name, text in FAULTS.items() if name.endswith(EXACTLY_ONCE)),
+    *(Aim(name, f"words lost or wrong, and counts too low: {text}", _forbidden("lost", "wrong", "counts_less"), 0, at_most=True)
+      for name, text in FAULTS.items() if name.endswith(AT_LEAST_ONCE)),
 )
 
 
@@ -305,18 +315,24 @@ def state_tables(result: Result) -> list[str]:
 def faults_tables(result: Result) -> list[str]:
     if result["stuck"]:
         return ["", f"**The run got stuck:** {result['stuck'].splitlines()[0]}"]
-    recovery, missing = result["recovery_ms"], result["kinds_without_effect"]
+    missing, drivers = result["kinds_without_effect"], result["drivers"]
     never = f", except for: {', '.join(missing)}" if missing else ""
-    return ["", f"{result['seconds'] / 60:.1f} minutes of faults with seed {result['seed']}. Each kind had an effect{never}.",
-            *table(("fault", "with effect", "without", "two waves committed after, at worst, s"),
-                   ((kind, count, result["without_effect"][kind], f"{recovery[kind] / 1000:.1f}" if kind in recovery else "")
-                    for kind, count in result["faults"].items())),
-            *table(("rate, lines/s", "highest rate", "words in", "out", "lost", "repeated", "torn bytes", "counts wrong",
-                    "longest gap at the sink", "longest time between commits"),
-                   [(f"{result['rate']:,}", f"{result['saturation']:,}", f"{result['tuples_in']:,}",
-                     f"{result['tuples_out']:,}", result["lost"], f"{result['repeated']:,}", result["torn_bytes"],
-                     f"{result['counts_wrong']:,} of {result['words']:,}",
-                     f"{result['longest_gap_ms'] / 1000:.1f} s", f"{result['longest_uncommitted_ms'] / 1000:.1f} s")])]
+    return ["", f"{result['seconds'] / 60:.1f} minutes of faults with seed {result['seed']}, then those of the driver. Each "
+            f"kind had an effect{never}.",
+            *table(("fault", "with effect", "without", "gap at the sink, median, s", "worst", "recovered after, median, s"),
+                   ((kind, of["n"], result["without_effect"].get(kind, 0), *(_seconds(of[figure]) for figure in (
+                       "gap_p50_ms", "gap_max_ms", "recovery_p50_ms"))) for kind, of in result["kinds"].items())),
+            *table(("", "words in", "out", "lost", "repeated", "torn bytes", "counts wrong"),
+                   [(part, f"{of['tuples_in']:,}", f"{of['tuples_out']:,}", of["lost"], f"{of['repeated']:,}", of["torn_bytes"],
+                     f"{of['counts_wrong']:,} of {of['words']:,}")
+                    for part, of in (("faults of the topology", result), ("faults of the driver", drivers["compared"]))]),
+            "", f"{result['rate']:,} lines/s of {result['saturation']:,} at most; longest gap at the sink "
+            f"{_seconds(result['longest_gap_ms'])} s, between two commits {_seconds(result['longest_uncommitted_ms'])} s; "
+            f"{drivers['no_takeover'] or 'an overtaken driver ended ' + _seconds(drivers['overtaken_ended_ms']) + ' s later'}."]
+
+
+def _seconds(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else f"{milliseconds / 1000:.1f}"
 
 
 def _figure(value: float | None, spec: str) -> str:
@@ -326,4 +342,4 @@ def _figure(value: float | None, spec: str) -> str:
 TABLES: dict[str, Callable[[Result], list[str]]] = {
     "wordcount": wordcount_tables, "engines": engines_tables, "memory": memory_tables,
     "scheduler": scheduler_tables, "replanning": replanning_tables, "state": state_tables,
-    "faults-exactly-once": faults_tables, "faults-at-least-once": faults_tables}
+    **dict.fromkeys(FAULTS, faults_tables)}

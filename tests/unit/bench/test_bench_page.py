@@ -24,11 +24,15 @@ WORDCOUNT = {
     "seconds": 90.0,
     "ratios": {name: 1.5 for name in RATIOS}, "latency_ms": {"process": {"p50": 0.5, "p99": 2.0}},
     "hop_us": {"inside_a_worker": {"p50": 40.0, "p99": 200.0}}}
+COMPARED = {"tuples_in": 10, "tuples_out": 10, "words": 5, "lost": 0, "repeated": 0, "wrong": 0, "beyond": 0, "torn_bytes": 0,
+            "counts_wrong": 0, "counts_less": 0}
 FAULTS = {
-    **AT, "stuck": None, "minutes": 2.0, "seconds": 150.0, "seed": 1, "kinds_without_effect": [],
-    "guarantee": "exactly-once", "rate": 800, "saturation": 1000, "faults": {"worker killed": 3},
-    "without_effect": {"worker killed": 1}, "recovery_ms": {"worker killed": 1500}, "tuples_in": 10, "tuples_out": 10,
-    "words": 5, "lost": 0, "repeated": 0, "wrong": 0, "beyond": 0, "torn_bytes": 0, "counts_wrong": 0, "counts_less": 0,
+    **AT, **COMPARED, "stuck": None, "minutes": 2.0, "seconds": 150.0, "seed": 1, "kinds_without_effect": [],
+    "engine": "resident", "guarantee": "exactly-once", "rate": 800, "saturation": 1000, "faults": {"worker killed": 3},
+    "without_effect": {"worker killed": 1}, "recovery_ms": {"worker killed": 1500},
+    "kinds": {"worker killed": {"n": 3, "gap_p50_ms": 700, "gap_max_ms": 900, "recovery_p50_ms": 1400},
+              "driver overtaken": {"n": 0, "gap_p50_ms": None, "gap_max_ms": None, "recovery_p50_ms": None}},
+    "drivers": {"compared": COMPARED, "no_takeover": "", "overtaken_ended_ms": 1200},
     "longest_gap_ms": 2500, "longest_uncommitted_ms": 3500}
 STATE = {**AT, "shape": [7, 3], "encode_mb_s": 1000, "decode_mb_s": 400, "wave_cost": 0.05, "skipped": {"redis": "no Redis"},
          "restore_s": {"2": {"fragments": 0.5, "redis": None, "directory": 0.4}},
@@ -48,7 +52,7 @@ REPLANNING = {**AT, "slots": 4, "before": {"inter_node_share": 0.25, "largest_wo
               "tuples_out": 9, "lost": 1, "repeated": 0, "wrong": 0}
 RESULTS: dict[str, dict[str, Any]] = {
     "wordcount": WORDCOUNT, "engines": ENGINES, "memory": MEMORY, "scheduler": SCHEDULER,
-    "replanning": REPLANNING, "state": STATE, "faults-exactly-once": FAULTS, "faults-at-least-once": FAULTS}
+    "replanning": REPLANNING, "state": STATE, **dict.fromkeys(page.FAULTS, FAULTS)}
 
 
 @pytest.fixture
@@ -68,10 +72,12 @@ def test_every_result_has_its_place_on_the_page(root: Path) -> None:
     assert set(page.run_page([], root)) == set(RESULTS)
     text = (root / page.PAGE).read_text()
     assert "No figures yet" not in text
-    for expected in ("| 1,234,568 |", "**Checkpointed.**", "| worker killed | 3 | 1 | 1.5 |", "no Redis", "| 1.5 | 76% |",
+    for expected in ("| 1,234,568 |", "**Checkpointed.**", "no Redis", "| 1.5 | 76% |",
                      "| `tstorm` | 0.100 | 2.500 |", "| `tstorm` | 1.020 | 2.00 | 7 |", "1 lost",
                      "20,000: 5, 80,000: 5, 320,000: 5 | 5,000 | it was slower |", "`microbatch` (200,000)",
-                     "2.5 minutes of faults with seed 1. Each kind had", "took 1.5 minutes"):
+                     "2.5 minutes of faults with seed 1, then those of the driver. Each kind had",
+                     "| worker killed | 3 | 1 | 0.7 | 0.9 | 1.4 |", "| driver overtaken | 0 | 0 |  |  |  |",
+                     "took 1.5 minutes"):
         assert expected in text, expected
 
 
@@ -136,7 +142,7 @@ def test_a_run_that_got_stuck_is_shown_as_such(root: Path) -> None:
     page.run_page([], root)
     text = (root / page.PAGE).read_text()
     assert "**The run got stuck:** no wave was committed\n" in text
-    assert "| words lost, repeated, torn or wrong, and wrong counts, exactly once | inf | at most 0 | **missed** |" in text
+    assert "| words lost, repeated, torn or wrong, and wrong counts: exactly once | inf | at most 0 | **missed** |" in text
 
 
 def test_unknown_results_and_missing_marks_are_refused(root: Path) -> None:

@@ -132,9 +132,10 @@ class DriverSoak:
     def _wait(self, condition: Callable[[], bool], driver: Driver, seconds: float, otherwise: str) -> None:
         until = time.monotonic() + seconds
         while not condition():
-            if driver.code is not None or time.monotonic() > until:
-                raise Stuck(f"a driver {otherwise} within {seconds:g} s; exit code {driver.code}, last lines:\n"
-                            f"{driver.last_lines()}")
+            if driver.code is not None:
+                raise Stuck(f"a driver {otherwise} and ended with exit code {driver.code}; last lines:\n{driver.last_lines()}")
+            if time.monotonic() > until:
+                raise Stuck(f"a driver {otherwise} within {seconds:g} s; last lines:\n{driver.last_lines()}")
             time.sleep(LOOK_SECONDS)
 
     def finish(self) -> None:

@@ -25,7 +25,7 @@ from millrace.bench.faults.surroundings import TakenAway
 from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.results import keep
 from millrace.bench.topology_runs import end_run, start_run, window_rates
-from millrace.config import AT_LEAST_ONCE, CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, HISTORY, NODE_BY, WAVE_INTERVAL
+from millrace.config import AT_LEAST_ONCE, BATCH_TUPLES, CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, HISTORY, NODE_BY, WAVE_INTERVAL
 from millrace.errors import MillraceError
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
@@ -39,6 +39,7 @@ SATURATION = {RESIDENT: Rule(warm_up=5.0, seconds=5.0, rounds=2), MICROBATCH: Ru
 SHARE = 0.8  # of the highest rate
 DRIVER_SHARE = 0.4  # of the highest rate: Java starts on the same cores
 INTERVAL_SECONDS = 1.0
+BATCH_LINES = 5_000  # of one spout task in a batch: short batches recover sooner
 
 
 def saturation(engine: ResidentEngine | MicrobatchEngine, directory: Path, config: dict[str, Any], rule: Rule) -> float:
@@ -47,6 +48,8 @@ def saturation(engine: ResidentEngine | MicrobatchEngine, directory: Path, confi
     rate = max(window_rates(running, rule)) / WORDS_PER_LINE
     end_run(running)
     shutil.rmtree(directory)
+    if not rate:
+        raise MillraceError(f"no word was counted in {rule.seconds:g} s: this machine is too busy to measure anything")
     return rate
 
 
@@ -93,7 +96,7 @@ def _run_soak(base: Path, kind: str, guarantee: str, seed: int, minutes: float, 
     """Faults on a running topology."""
     store, output = TakenAway(base), base / "output"
     settings = {NODE_BY.key: "executor", HISTORY.key: "none", CHECKPOINTS.key: str(store.path)}
-    config = {GUARANTEE.key: guarantee, WAVE_INTERVAL.key: INTERVAL_SECONDS}
+    config = {GUARANTEE.key: guarantee, WAVE_INTERVAL.key: INTERVAL_SECONDS, BATCH_TUPLES.key: BATCH_LINES}
     master, slots = MASTERS[kind]
     make = ResidentEngine if kind == RESIDENT else MicrobatchEngine
     with make(master, slots, name=f"faults-{os.getpid()}", settings=settings) as engine:
