@@ -132,7 +132,7 @@ class RedisStore:
     def close(self) -> None:
         self._client.close()
 
-    def _rename(self, unfinished: str, name: str, id: str, guard: tuple[str, bytes] | None) -> bool:
+    def _rename(self, unfinished: str, name: str, id: str, guard: tuple[str, bytes] | None = None) -> bool:
         """False if the guard has another content."""
         keys, args = [unfinished, PREFIX + name, _names_key(name)], [name.encode()]
         if guard is not None:

@@ -45,12 +45,12 @@ class Beginning(NamedTuple):
         upto = before.epoch - 1 if before is not None and begun else None
         if resume is False:
             return self._replaced(upto)
-        manifest = self.checkpoints.latest(upto)
+        manifest, is_newest = self.checkpoints.found(upto)
         if begun:
             check_begun(resume, manifest, before.at if before is not None else 0.0, self.place)
         check_choice(resume, manifest, self.place)
         if resume:
-            self._check_usable(manifest, upto, resume)
+            self._check_usable(manifest, is_newest, resume)
         return manifest
 
     def _replaced(self, upto: int | None) -> Manifest | None:
@@ -62,14 +62,14 @@ class Beginning(NamedTuple):
                         self.graph.name, error)
             return None
 
-    def _check_usable(self, manifest: Manifest | None, upto: int | None, resume: Resume) -> None:
+    def _check_usable(self, manifest: Manifest | None, is_newest: bool, resume: Resume) -> None:
         graph = self.graph
         if manifest is None:
             raise TopologyError(f"there is no checkpoint of {graph.name!r} in {self.place} to resume from: start it without "
                                 f"--resume{'-older' if resume == OLDER else ''}, or name the store and the cluster that it ran "
                                 "in")
         check_fit(manifest, graph)
-        if graph.exactly_once and not self.checkpoints.is_newest(manifest, upto):
+        if graph.exactly_once and not is_newest:
             raise CorruptCheckpoint(f"the newest checkpoint of {graph.name!r} in {self.place} cannot be used. "
                                     f"Resuming from an older one (wave {manifest.wave}) would republish output that its sinks "
                                     "have published since: restore the newest from a backup, or delete its manifest to accept "

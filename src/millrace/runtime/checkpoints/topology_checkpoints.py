@@ -127,6 +127,10 @@ class Checkpoints:
     def latest(self, upto: int | None = None) -> Manifest | None:
         """The newest usable manifest; None if none was ever committed. Raises `CorruptCheckpoint` if all are damaged: starting
         without state is then for the operator to decide. `upto`: ignore later epochs."""
+        return self.found(upto)[0]
+
+    def found(self, upto: int | None = None) -> tuple[Manifest | None, bool]:
+        """What `latest` returns, and True if no other manifest, usable or not, is newer."""
         names = _of_epochs(self._names(), upto)
         manifest = next(self._usable(names), None)
         committed = manifest_names(names)
@@ -134,12 +138,7 @@ class Checkpoints:
             raise CorruptCheckpoint(f"the store has {len(committed)} checkpoints of {self.topology!r} and none can be used; "
                                     f"the log has the error of each ({shown(committed)}). Restore the store's files "
                                     "from a backup, or start without state with --fresh (resume=False)")
-        return manifest
-
-    def is_newest(self, manifest: Manifest, upto: int | None = None) -> bool:
-        """True if no manifest was committed after this one, usable or not."""
-        newest = manifest_names(_of_epochs(self._names(), upto))[0]
-        return newest == manifest_name(self.topology, manifest.epoch, manifest.wave)
+        return manifest, manifest is None or manifest_name(self.topology, manifest.epoch, manifest.wave) == committed[0]
 
     def replaces_nothing_yet(self, author: Author) -> bool:
         """True if this author began without the checkpoints of earlier runs, which are still there, and has committed no
@@ -193,7 +192,7 @@ class Checkpoints:
     def _check_epoch(self, names: Iterable[str], epoch: int) -> None:
         later = max((epoch_of(name) for name in manifest_names(names)), default=0)
         if later > epoch:
-            raise NotTheAuthor(f"another master has continued {self.topology!r}: the store has a checkpoint of epoch "
+            raise NotTheAuthor(f"another driver took over {self.topology!r}: the store has a checkpoint of epoch "
                                f"{later}, and this is epoch {epoch}. This one can no longer commit")
 
     def _names(self) -> list[str]:
