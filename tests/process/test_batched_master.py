@@ -127,8 +127,10 @@ def committed(master: Master, wave: int, hits: dict[str, int]) -> Manifest:
         bolt.hits[word] += times
     parts, refs = pack(state.snapshot(), name)
     store = Checkpoints(open_store(master.checkpointing.place), "words")
+    author = store.current_author()
+    epoch = author.epoch if author is not None else 1
     store.save(name, parts)
-    manifest = Manifest("words", wave, master.checkpointing.author("words").epoch, GROUPS, {"lines": 1, "count": 2},
+    manifest = Manifest("words", wave, epoch, GROUPS, {"lines": 1, "count": 2},
                         [TaskRecord("lines", 0, position=wave * 10),
                          TaskRecord("count", 0, {group: [ref] for group, ref in refs.items()})], 0.0, 1)
     store.commit(manifest)

@@ -38,7 +38,7 @@ def test_the_overtaken_driver_ends_and_nothing_is_lost_or_repeated(place: str, t
     with cluster_on(place) as first, cluster_on(place) as second:
         StatefulStream(first.master, tmp_path, NAME, rate=RATE, interval=interval).wave(1)
         stream = StatefulStream(second.master, tmp_path, NAME, rate=RATE, interval=0.1, resume=True)
-        with pytest.raises(NotTheAuthor, match=rf"another driver took over '{NAME}': the .* epoch \d+"):
+        with pytest.raises(NotTheAuthor, match=rf"another driver took over '{NAME}': the .*epoch \d+"):
             RunningTopology(first.master, NAME).wait(SECONDS)
         assert first.master.wait_until(lambda: not first.master.connections, SECONDS), "its workers end too"
         stream.wave(2)

@@ -1,5 +1,5 @@
 """A driver is overtaken while it commits: every interleaving of the two, on stores that compare and write in one step and on
-those that do not. What the first has published, every later driver continues from; what a later one has discarded, none does."""
+those that do not. Every later driver continues from what the first has published, and none from what a later one discarded."""
 
 from __future__ import annotations
 

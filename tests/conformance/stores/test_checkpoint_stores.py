@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -118,13 +119,12 @@ class TestEveryStore:
         for turn in range(20):
             writer, changer = open_another(), open_another()
             writer.write("t/guard", [b"old"])
-            name, written, seen = f"t/{turn}", list[bool](), list[str]()
-            writing = threading.Thread(target=lambda: written.append(writer.write_if(name, [b"x"], "t/guard", b"old")))
-            writing.start()
-            changer.write("t/guard", [b"new"])
-            seen += changer.names(name)
-            writing.join()
-            assert seen == [name] or written == [False]
+            name = f"t/{turn}"
+            with ThreadPoolExecutor(1) as writing:
+                written = writing.submit(writer.write_if, name, [b"x"], "t/guard", b"old")
+                changer.write("t/guard", [b"new"])
+                seen = changer.names(name)
+            assert seen == [name] or not written.result()
 
     def test_writers_of_one_name_do_not_mix(self, open_another: Open) -> None:
         contents = [bytes([65 + number]) * (1000 + number) for number in range(4)]

@@ -71,7 +71,7 @@ class OvertakenEngine:
 @pytest.mark.parametrize("at_once", [True, False], ids=["while it runs", "in its last wave"])
 def test_run_fails_if_another_driver_takes_over(monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
     monkeypatch.setattr(running, "start_engine", lambda *arguments: OvertakenEngine(at_once))
-    options = RunOptions("millrace.workloads.wordcount:WordCount", "local[2]", None, "words", {}, {}, 0.001, None, None, 0, False,
-                         {}, {}, None, {}, None)
+    options = RunOptions("millrace.workloads.wordcount:WordCount", "local[2]", None, "words", {}, {}, 0.001, None, None, 0,
+                         False, {}, {}, None, {}, None)
     with pytest.raises(NotTheAuthor, match="another driver took over 'words'"):
         run_topology(options, live=False)
