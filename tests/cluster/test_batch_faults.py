@@ -77,7 +77,7 @@ def test_a_run_that_is_replaced_ends_at_its_commit_point(tmp_path: Path) -> None
     batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"))
     batches.batch()
     later = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), resume=True)
-    with pytest.raises(NotTheAuthor, match="another run has taken over"):
+    with pytest.raises(NotTheAuthor, match="another driver took over"):
         batches.batch()
     assert isinstance(batches.decider.step, CommitPoint), "not a pause before it is tried again"
     run_to_the_end(later)

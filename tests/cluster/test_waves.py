@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from millrace.control.events import Paused, Submitted, Unpaused, WaveRequested
+from millrace.control.submission import Resume
 from millrace.control.waves import IDLE
 from millrace.errors import StoreUnreachable, TopologyError
 from millrace.model.graph import TaskId, graph_of
@@ -46,7 +47,7 @@ def fresh() -> Iterator[None]:
 
 
 def start(topology: Any = Exact, workers: int = 3, limit: int = LIMIT, store: MemoryStore | None = None,
-          resume: bool | None = None, par: dict[str, int] | None = None, copies: Path | None = None,
+          resume: Resume = None, par: dict[str, int] | None = None, copies: Path | None = None,
           **config: Any) -> LocalCluster:
     cluster = LocalCluster(workers, nodes=workers, store=store, copies=copies)
     parts.Numbers.clock = staticmethod(cluster.clock.now)  # `rate` is in virtual time too
@@ -423,7 +424,7 @@ def test_a_superseded_master_commits_nothing() -> None:
     seen = visible()
     zombie.run(2.0)  # with its own workers, unaware of its successor
     assert visible() == seen
-    assert any("another master has continued" in text for text in zombie.said)
+    assert any("another driver took over 'exact'" in text for text in zombie.said)
     parts.Numbers.clock = staticmethod(again.clock.now)
     finish(again)
     assert_exact()
@@ -441,15 +442,63 @@ def test_a_submission_without_a_choice_is_refused() -> None:
     assert_exact()
 
 
-def test_a_run_can_be_resumed_after_a_hasty_fresh_start() -> None:
+def test_a_run_that_a_fresh_one_began_to_replace_is_resumed_only_by_name() -> None:
     store = MemoryStore()
     until_wave(start(store=store), 3)
-    before = visible()
     hasty = start(store=store, resume=False)
     hasty.run(0.02)  # before it commits anything
-    finish(start(store=store, resume=True))
-    # The fresh start discarded prepared rows, so only rows that were visible before may come again.
-    assert expected_rows(LIMIT, 2) <= visible() <= before + expected_rows(LIMIT, 2)
+    names = store.names("")
+    for resume in (True, None):
+        with pytest.raises(TopologyError, match=r"'exact' was started with --fresh, at .* up to wave 3.* "
+                                                r"--resume-older \(resume='older'\) .* --fresh \(resume=False\)"):
+            start(store=store, resume=resume)
+    assert store.names("") == names
+    finish(start(store=store, resume="older"))
+    assert_exact()
+
+
+def test_a_fresh_run_that_committed_a_wave_is_resumed() -> None:
+    store = MemoryStore()
+    until_wave(start(store=store), 3)
+    begun = start(store=store, resume=False)
+    until_wave(begun, 1)
+    with pytest.raises(TopologyError, match=r"--resume .*--fresh"):
+        start(store=store)
+    again = start(store=store, resume=True)
+    assert again.master.topologies["exact"].checkpoint == begun.master.topologies["exact"].checkpoint
+
+
+def test_a_fresh_run_that_rolled_back_before_its_first_commit_replaces_nothing() -> None:
+    """Its roll-back leaves a manifest without a wave in the store."""
+    store = MemoryStore()
+    until_wave(start(store=store), 3)
+    hasty = start(store=store, resume=False)
+    hasty.run(0.02)
+    hasty.kill(1)
+    hasty.run_until(lambda: len(manifest_names(store.names("exact/"))) > 2)
+    assert waves(hasty).committed == 0
+    with pytest.raises(TopologyError, match="--resume-older"):
+        start(store=store, resume=True)
+    finish(start(store=store, resume="older"))
+    assert_exact()
+
+
+def test_a_fresh_run_publishes_what_the_earlier_one_committed() -> None:
+    """The driver died between the commit and the sinks' publishing."""
+    store = MemoryStore()
+    cluster = start(store=store)
+    until_wave(cluster, 2)
+    parts.FAIL_COMMIT.update(range(1, 100))
+    cluster.run_until(lambda: waves(cluster).committed == 3)
+    committed, seen = waves(cluster).committed, visible()
+    assert waves(cluster).phase == "commit"
+    parts.FAIL_COMMIT.clear()
+    fresh = start(store=store, resume=False)
+    fresh.run_until(lambda: fresh.master.topologies["exact"].status == "running")
+    published = visible() - seen
+    assert published, f"rows of wave {committed}"
+    finish(fresh)
+    assert visible() == seen + published + expected_rows(LIMIT, 2)
 
 
 def test_an_epoch_without_a_wave_is_not_resumed() -> None:

@@ -33,6 +33,7 @@ from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, Meters
 from millrace.runtime.wire import messages as wire
+from millrace.state.author import STEP
 from millrace.state.checkpoint import Manifest, TaskRecord, blob_name, pack
 from millrace.state.task_state import open_states
 
@@ -126,8 +127,10 @@ def committed(master: Master, wave: int, hits: dict[str, int]) -> Manifest:
         bolt.hits[word] += times
     parts, refs = pack(state.snapshot(), name)
     store = Checkpoints(open_store(master.checkpointing.place), "words")
+    author = store.current_author()
+    epoch = author.epoch if author is not None else 1
     store.save(name, parts)
-    manifest = Manifest("words", wave, 1, GROUPS, {"lines": 1, "count": 2},
+    manifest = Manifest("words", wave, epoch, GROUPS, {"lines": 1, "count": 2},
                         [TaskRecord("lines", 0, position=wave * 10),
                          TaskRecord("count", 0, {group: [ref] for group, ref in refs.items()})], 0.0, 1)
     store.commit(manifest)
@@ -239,7 +242,7 @@ def test_it_resumes_from_its_last_batch(master: Master) -> None:
     master.committed("words", manifest)
     master.finish("words")
     event = master.checkpointing.submission(words(), resume=True)
-    assert event.checkpoint == manifest and event.after == (1, 3)
+    assert event.checkpoint == manifest and event.after == (manifest.epoch + STEP, 3)
     master.submit_batched(event)
     assert master.state.topologies["words"].positions == {LINES: 30}
     assert only(master.status())["batches"]["count"] == 0

@@ -82,6 +82,8 @@ def run(topology: DeclaredTopology,
         fresh: Annotated[bool, typer.Option("--fresh", help="Start empty, and delete the checkpoints of earlier runs. "
                                                             "--resume or --fresh is required if an earlier run left "
                                                             "checkpoints.")] = False,
+        resume_older: Annotated[bool, typer.Option("--resume-older", help="Continue the run that a --fresh one, stopped before "
+                                                   "its first commit, was to replace.")] = False,
         cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Name by which other commands find this "
                                                                          "cluster.")] = None,
         scheduler: Annotated[str | None, typer.Option(metavar="NAME", help="Scheduler that moves tasks while they run; "
@@ -104,7 +106,7 @@ def run(topology: DeclaredTopology,
     settings = sorted_settings(setting)
     options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), settings.topology, seconds, cluster,
                          bind, port, one_worker_per_node, settings.spark, settings.engine, scheduler,
-                         pairs("--scheduler-set", scheduler_set), resume_choice(resume, fresh), engine)
+                         pairs("--scheduler-set", scheduler_set), resume_choice(resume, fresh, resume_older), engine)
     result = run_topology(options, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.config import ENGINE_SETTINGS, OTHER_KEYS, SETTINGS, TOPOLOGY_SETTINGS
+from millrace.control.submission import OLDER, Resume
 from millrace.errors import MillraceError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end and nothing else on stdout.")]
@@ -83,8 +84,13 @@ def _value(option: str, key: str, text: str) -> Any:
     return value
 
 
-def resume_choice(resume: bool, fresh: bool) -> bool | None:
-    """True for --resume, False for --fresh, None for neither."""
+def resume_choice(resume: bool, fresh: bool, older: bool = False) -> Resume:
+    """True for --resume, "older" for --resume-older, False for --fresh, None for neither."""
+    if older and (resume or fresh):
+        raise MillraceError("--resume-older continues the run that a --fresh one was to replace: give it without --resume and "
+                            "--fresh")
+    if older:
+        return OLDER
     if resume and fresh:
         raise MillraceError("--resume continues from the checkpoints of an earlier run, --fresh deletes them: give only one "
                             "of the two")

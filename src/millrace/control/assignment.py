@@ -67,6 +67,12 @@ class TopologyAssignment:
     restore: tuple[int, int, int] = (0, 0, 0)  # wave to restore, epoch it was prepared in, epoch of its manifest
     blocks: tuple[int, int] = (0, 0)  # raw and check blocks that a snapshot is cut into; 0, 0 for none
     holders: list[tuple[TaskId, list[int]]] = field(default_factory=list)  # slots that keep a task's blocks, by block
+    earlier: tuple[int, int] = (0, 0)  # last wave, and its epoch, of the run that a fresh one replaces: sinks publish it
+
+    @property
+    def recovers(self) -> tuple[int, int]:
+        """The wave whose output sinks publish when they start, and the epoch it was prepared in."""
+        return self.restore[:2] if self.restore[0] else self.earlier
 
 
 @dataclass(frozen=True, slots=True)

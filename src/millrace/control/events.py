@@ -51,12 +51,14 @@ class WorkerReported:
 class Submitted:
     """A user submitted a topology. `checkpoint`: resume from it; None starts fresh. `after`: (epoch, wave) of the newest
     checkpoint of the topology in the store, resumed or not; new checkpoints are numbered after it. `offsets`: for a topology
-    fed by DataFrames, the run under which Spark's positions are recorded, unless the checkpoint names one."""
+    fed by DataFrames, the run under which Spark's positions are recorded, unless the checkpoint names one. `earlier`: for a
+    fresh start, the last committed wave of the run that it replaces, and the epoch that prepared it."""
 
     graph: TopologyGraph
     checkpoint: Manifest | None = None
     after: tuple[int, int] = (0, 0)
     offsets: str = ""
+    earlier: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

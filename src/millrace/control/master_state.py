@@ -203,7 +203,7 @@ class MasterState:
         check_guarantee(graph)
         self._numbers += 1
         graph = replace(graph, ackers=ackers_for(graph, max(1, len(self.workers))))
-        topology = TopologyState(self._numbers, graph)
+        topology = TopologyState(self._numbers, graph, earlier=event.earlier)
         if graph.batched:
             self._prepare_batches(topology, event)
         elif graph.waves:
@@ -216,7 +216,7 @@ class MasterState:
             raise
         keys = {key for config in (graph.config, *(component.config for component in graph.components)) for key in config}
         notes = [Say(text, graph.name, "warning") for text in (*settings_without_effect(keys), *weak_points(graph))]
-        if event.checkpoint is None and event.after != (0, 0):
+        if event.checkpoint is None and event.after[1]:
             notes.append(Say(f"starts fresh: checkpoints of earlier runs, up to wave {event.after[1]}, are deleted once this "
                              "run has committed its own waves", graph.name))
         return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *notes, *placed, self.distribute()]

@@ -14,6 +14,9 @@ from millrace.model.graph import ComponentDef, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
 from millrace.state.checkpoint import Manifest, base_wave
 
+OLDER = "older"  # resume the run that a fresh one had begun to replace
+Resume = bool | str | None  # True, or `OLDER`: resume; False: start fresh; None: refuse to start if there is a choice
+
 
 def check_not_running(name: str, running: Container[str]) -> None:
     """Raise `TopologyError` if a topology of that name is running."""
@@ -72,12 +75,23 @@ def ackers_for(graph: TopologyGraph, workers: int) -> int:
     return workers if configured is None else int(configured)
 
 
-def check_choice(resume: bool | None, manifest: Manifest | None, store: str) -> None:
+def check_choice(resume: Resume, manifest: Manifest | None, store: str) -> None:
     """Raise `TopologyError` if there is a checkpoint to resume from and the user chose neither --resume nor --fresh. A fresh
     epoch that has committed no wave is nothing to resume from."""
     if resume is None and manifest is not None and manifest.wave > 0:
         raise choice_required(f"{store} has checkpoints of {manifest.topology!r}, the last of "
                               f"{_which(manifest)}{when(manifest.at)}")
+
+
+def check_begun(resume: Resume, manifest: Manifest | None, at: float, store: str) -> None:
+    """Raise `TopologyError` if a fresh run was begun and stopped before its first commit, and the user did not choose one of
+    the two runs. `at`: when it was begun. `manifest`: the last of the run that it was to replace."""
+    if manifest is None or resume is False or resume == OLDER:
+        return
+    raise TopologyError(f"{manifest.topology!r} was started with --fresh{when(at, 'at')}, and stopped before that run had "
+                        f"committed anything; {store} still has the run before it, up to {_which(manifest)}"
+                        f"{when(manifest.at)}. Choose --resume-older (resume={OLDER!r}) to continue with that one, or --fresh "
+                        "(resume=False) to start over again")
 
 
 def choice_required(remains: str) -> TopologyError:
@@ -87,9 +101,9 @@ def choice_required(remains: str) -> TopologyError:
                          "over; the data of the old run is deleted once the new run has committed its own")
 
 
-def when(at: float) -> str:
+def when(at: float, verb: str = "made") -> str:
     """The time as part of a sentence; empty if it is not known."""
-    return f", made {datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}" if at else ""
+    return f", {verb} {datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}" if at else ""
 
 
 def _which(manifest: Manifest) -> str:

@@ -37,6 +37,7 @@ class TopologyState:
     epoch: int = 0
     waves: Waves | None = None  # None: nothing to snapshot, or each batch is a wave
     checkpoint: Manifest | None = None  # the last one committed
+    earlier: tuple[int, int] = (0, 0)  # as in `Submitted`
     offsets: str = ""  # the run under which Spark's positions are recorded; also in the manifests
     moves: dict[TaskId, int] = field(default_factory=dict)  # requested; they wait for the current wave
     storing: Manifest | None = None  # the manifest being written
@@ -90,7 +91,7 @@ class TopologyState:
         blocks, holders = backups(self.graph, {task: place.slot for task, place in self.places.items()}, nodes)
         positions = plain.positions if self.never_repeats else []  # the others take theirs from the checkpoint
         return replace(plain, positions=positions, epoch=self.epoch, blocks=blocks, holders=holders,
-                       restore=self.restore_point)
+                       restore=self.restore_point, earlier=self.earlier)
 
     def note_hosts(self, node_of: Mapping[int, str]) -> None:
         for task, place in self.places.items():

@@ -34,6 +34,7 @@ from millrace.control.events import (
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
+from millrace.control.submission import Resume
 from millrace.errors import NotEnoughSlots, NotTheAuthor
 from millrace.master.batch_log import BatchLog, BatchRecord
 from millrace.master.batches import Batching, Enlisted
@@ -110,6 +111,7 @@ class Master:
         self._request_socket = RequestSocket.open(self.name)
         self._requests = RequestServer(self._request_socket.listen(self._context), self._verbs(taps), self.later)
         self.state.author = self.distribution.publisher.claim()  # last, since it ends any other master of this name
+        self.checkpointing.least_epoch = self.state.author
 
     def _verbs(self, taps: TapDirectory) -> dict[str, Verb]:
         return {"status": lambda request: status_of(self),
@@ -169,7 +171,7 @@ class Master:
 
     # -- requests, on any thread -------------------------------------------------------------------------------------
 
-    def submit(self, graph: TopologyGraph, resume: bool | None = None, offsets: str = "") -> None:
+    def submit(self, graph: TopologyGraph, resume: Resume = None, offsets: str = "") -> None:
         """Start a topology. `resume`: as in `Checkpointing.submission`. `offsets`: as in `Submitted`."""
         event = replace(self.checkpointing.submission(graph, resume), offsets=offsets)
         try:
@@ -272,6 +274,7 @@ class Master:
         self.tell(Ticked(now))
         self.state_queries.tick(now)
         if not self.superseded:
+            self.checkpointing.tick(now)
             self.scheduling.tick(now)
 
     def tell(self, event: Event) -> None:
@@ -326,6 +329,8 @@ class Master:
 
     def give_way(self, error: NotTheAuthor) -> None:
         """Stop deciding, because another master has taken over the coordination store or the checkpoints."""
+        if self.superseded:
+            return
         self.superseded = str(error)
         self.say(Say(f"another master has taken over cluster {self.name!r}; this one stops its workers: {error}",
                      level="error"))

@@ -217,7 +217,7 @@ class TopologyHost:
         if not is_same:
             task.snapshots.restore_component()
         elif task.commits and self.work.again:
-            task.component.recover(*plan.restore[:2])  # discards the staged output of the failed attempt
+            task.component.recover(*plan.recovers)  # discards the staged output of the failed attempt
         if task.definition.stateful:
             counters["resident" if is_same and not has_read else "restored"] += 1
 

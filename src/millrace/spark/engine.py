@@ -13,9 +13,9 @@ from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
 from millrace.control.events import Say
-from millrace.control.submission import check_not_running
+from millrace.control.submission import Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
-from millrace.errors import MillraceError, NotEnoughSlots, TopologyError, UnknownTopology
+from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, TopologyError, UnknownTopology
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.service import Master
@@ -117,10 +117,10 @@ class ResidentEngine:
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None,
-               resume: bool | None = None) -> RunningTopology:
+               resume: Resume = None) -> RunningTopology:
         """Start a topology. `resume`: True continues from its last committed wave; False starts fresh and deletes the
-        checkpoints of an earlier run; None is refused if there are any. Returns at once; `RunningTopology.wait_running`
-        waits for its tasks."""
+        checkpoints of an earlier run; None is refused if there are any; "older" continues the run that a fresh one, stopped
+        before its first commit, was to replace. Returns at once; `RunningTopology.wait_running` waits for its tasks."""
         check_topology_config(config or {})
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
         check_code(graph, "resident")
@@ -129,11 +129,11 @@ class ResidentEngine:
         dataframes = resolve_dataframes(self.spark, topology) if isinstance(topology, type) and declared else {}
         queries = FeedingQueries(self.spark, self.master.fed(graph.name), graph, dataframes, self.slots)
         check_not_running(graph.name, self.master.state.topologies)  # else its own positions would pass for an earlier run's
-        queries.prepare(resume)
+        queries.prepare(resume if resume is None else bool(resume))
         # Without state the master has nothing to resume; Spark's positions are resumed by the queries.
         self.master.submit(graph, resume if graph.waves or not dataframes else None, queries.run)
         if dataframes:
-            self._feed(queries, resume)
+            self._feed(queries, resume if resume is None else bool(resume))
         return RunningTopology(self.master, graph.name)
 
     def _feed(self, queries: FeedingQueries, resume: bool | None) -> None:
@@ -224,6 +224,10 @@ class TopologyPort(Protocol):
     """The part of the master that a handle on a topology uses; callable from any thread."""
 
     @property
+    def superseded(self) -> str:
+        """The reason why this master has stopped deciding; empty until another driver takes over."""
+
+    @property
     def state(self) -> MasterView:
         """Workers and topologies."""
 
@@ -285,11 +289,18 @@ class RunningTopology:
         return self.measured(lambda observed: observed.load(time.monotonic()))
 
     def wait_running(self, seconds: float = 60.0) -> bool:
-        return self._master.wait_until(lambda: self.status == RUNNING, seconds)
+        return self._wait_until(lambda: self.status == RUNNING, seconds)
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` for its end. Returns True if it has ended."""
-        return self._master.wait_until(lambda: self.status == ENDED, seconds)
+        """Wait up to `seconds` for its end. Returns True if it has ended. Raises `NotTheAuthor` if another driver has taken
+        over."""
+        return self._wait_until(lambda: self.status == ENDED, seconds)
+
+    def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        reached = self._master.wait_until(lambda: bool(self._master.superseded) or condition(), seconds)
+        if self._master.superseded:
+            raise NotTheAuthor(self._master.superseded)
+        return reached
 
     def move(self, task: TaskId | str, slot: int) -> None:
         """Move one running task to the worker in `slot`. No other task moves, but others may restart: with state and at least

@@ -15,7 +15,7 @@ from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
 from millrace.control.batches.decisions import needs_offsets, start_from
 from millrace.control.events import Say, Submitted
-from millrace.control.submission import as_scaled, check_guarantee, check_settings
+from millrace.control.submission import Resume, as_scaled, check_guarantee, check_settings
 from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, TopologyError
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.service import Master
@@ -103,11 +103,12 @@ class MicrobatchEngine:
             raise
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None, config: dict[str, Any] | None = None,
-               par: dict[str, int] | None = None, resume: bool | None = None,
+               par: dict[str, int] | None = None, resume: Resume = None,
                sources: dict[str, DataFrame] | None = None) -> RunningTopology:
         """Start a topology. `resume`: True continues from its last committed batch, with the parallelism that it was scaled to
         unless `par` names another (a graph keeps its own); False starts without state and discards the checkpoints of earlier
-        runs; None is refused if there are any. `sources`: streaming DataFrames by component, for a graph with DataFrame
+        runs; None is refused if there are any; "older" continues the run that a fresh one, stopped before its first commit,
+        was to replace. `sources`: streaming DataFrames by component, for a graph with DataFrame
         spouts; a class declares its own."""
         check_topology_config(config or {})
         graph = batched(topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par))
@@ -145,7 +146,8 @@ class MicrobatchEngine:
 
     def _query(self, graph: TopologyGraph, sources: dict[str, DataFrame], event: Submitted,
                writers: list[SinkWriter]) -> BatchQuery:
-        checkpoints = Checkpoints(open_store(str(CHECKPOINTS.of(self.master.settings))), graph.name)
+        checkpoints = Checkpoints(open_store(str(CHECKPOINTS.of(self.master.settings))), graph.name,
+                                  self.master.checkpointing.author(graph.name))
         if event.checkpoint is not None:
             self._check_offsets(graph.name, event.checkpoint)
         start = start_from(event.checkpoint, self.next_epoch(event.after[0]), sources)

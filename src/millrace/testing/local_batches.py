@@ -25,6 +25,7 @@ from millrace.control.batches.steps import (
     RunAttempt,
     WriteRows,
 )
+from millrace.control.submission import Resume
 from millrace.errors import CheckpointMissing
 from millrace.microbatch import records
 from millrace.microbatch.batch_checkpoints import BatchCheckpoints
@@ -34,6 +35,7 @@ from millrace.microbatch.host import Out, TopologyHost
 from millrace.microbatch.work import Attempt, BatchWork, PartitionReport, check_single_run, read_report
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
+from millrace.runtime.checkpoints.resumption import Beginning
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import KEPT, Checkpoints
 from millrace.runtime.clock import Clock
@@ -69,7 +71,7 @@ class LocalBatches(BatchDriver):
     transport_errors: tuple[type[Exception], ...] = (AttemptFailed,)
 
     def __init__(self, graph: TopologyGraph, store: str, processes: int = 2, seed: int = 0, most_tuples: int = 100,
-                 clock: Clock | None = None, holds: bool = False, resume: bool = False,
+                 clock: Clock | None = None, holds: bool = False, resume: Resume = False,
                  repair_rounds: int = REPAIR_ROUNDS) -> None:
         self.graph, self.store, self.most_tuples, self.clock = graph, store, most_tuples, clock
         self.setup = WorkerSetup(f"local-{uuid.uuid4().hex[:8]}", "", Keys.make() if holds else Keys(b"", b""),
@@ -80,9 +82,11 @@ class LocalBatches(BatchDriver):
                            for component in graph.bolts if component.keyed}
         self.version = 1
         self.checkpoints = Checkpoints(open_store(store), graph.name)
-        epochs = itertools.count(self.checkpoints.newest()[0] + 1)
-        start = start_from(self.checkpoints.latest() if resume else None, next(epochs))
-        super().__init__(BatchCheckpoints(self.checkpoints, self.setup.cluster),
+        began = Beginning(graph, self.checkpoints, store, self.setup.cluster).submission(resume)
+        self.earlier = began.earlier
+        epochs = itertools.count(began.after[0] + 1)
+        start = start_from(began.checkpoint, next(epochs))
+        super().__init__(BatchCheckpoints(self.checkpoints),
                          Batches(graph, start, lambda: next(epochs), keep=KEPT, repair_rounds=repair_rounds))
         self._store.begin(start.committed)
         self.random = random.Random(seed)
@@ -191,7 +195,7 @@ class LocalBatches(BatchDriver):
         nodes = {slot: f"node-{slot}" for slot in range(len(self.processes))} if self.holds else {}
         assignment = TopologyAssignment(1, graph, self.version, True,
                                         [(task, Place(slot, 1)) for task, slot in slots.items()], self.key_groups, [], 0, epoch,
-                                        self.decider.restore, *backups(graph, slots, nodes))
+                                        self.decider.restore, *backups(graph, slots, nodes), self.earlier)
         return BatchWork("run", ["run"], wave, assignment, self.committed.records if self.committed is not None else [], {},
                          list(self.addresses.values()), self.setup, self.most_tuples, 60.0, holds=self.holds)
 

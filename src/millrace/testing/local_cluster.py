@@ -11,6 +11,7 @@ Only the test advances it, so a failure can be placed between any two steps and 
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -39,12 +40,14 @@ from millrace.control.events import (
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
-from millrace.control.submission import check_choice
+from millrace.control.submission import Resume
 from millrace.errors import CheckpointMissing, MillraceError
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
 from millrace.runtime.checkpoints.access import CheckpointAccess
+from millrace.runtime.checkpoints.guarded import write_and_look
 from millrace.runtime.checkpoints.local_copies import LocalCopies
+from millrace.runtime.checkpoints.resumption import Beginning
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.tasks.snapshots import StoreThread
@@ -120,6 +123,9 @@ class MemoryStore:
         self._check()
         self.blobs[name] = b"".join(parts)
 
+    def write_if(self, name: str, parts: Sequence[bytes | memoryview], guard: str, content: bytes) -> bool:
+        return write_and_look(self, name, parts, guard, content)
+
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         self._check()
         if name not in self.blobs:
@@ -158,6 +164,7 @@ class LocalCluster:
         self.clock = ManualClock(1000.0)
         self.master = MasterState(scheduler)
         self.workers: dict[int, Worker] = {}
+        self._checkpoints: dict[str, Checkpoints] = {}  # by topology that takes waves
         self.said: list[str] = []
         self.ended: list[str] = []
         self.delivered = 0
@@ -173,12 +180,15 @@ class LocalCluster:
 
     # -- called by tests -----------------------------------------------------------------------------------------------
 
-    def submit(self, topology: Any, resume: bool | None = None, **options: Any) -> TopologyGraph:
+    def submit(self, topology: Any, resume: Resume = None, **options: Any) -> TopologyGraph:
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, **options)
+        if not graph.waves:
+            self.tell(Submitted(graph))
+            return graph
         checkpoints = Checkpoints(self.store, graph.name)
-        checkpoint = checkpoints.latest() if resume is not False else None
-        check_choice(resume, checkpoint, "the store")
-        self.tell(Submitted(graph, checkpoint if resume else None, checkpoints.newest()))
+        event = Beginning(graph, checkpoints, "the store", uuid.uuid4().hex).submission(resume)
+        self._checkpoints[graph.name] = checkpoints
+        self.tell(event)
         return graph
 
     def start(self, slot: int) -> None:
@@ -232,7 +242,7 @@ class LocalCluster:
                 self._store(command)
             elif isinstance(command, CollectCheckpoints):
                 with suppress(MillraceError):  # as in the master: the next wave retries
-                    Checkpoints(self.store, command.name).collect(epoch=command.epoch)
+                    self._of(command.name).collect(epoch=command.epoch)
 
     def _send_wave(self, command: SendWave) -> None:
         send = command.send
@@ -245,11 +255,14 @@ class LocalCluster:
     def _store(self, command: StoreManifest) -> None:
         manifest, error = command.manifest, ""
         try:
-            checkpoints = Checkpoints(self.store, manifest.topology)
+            checkpoints = self._of(manifest.topology)
             (checkpoints.claim if command.claim else checkpoints.commit)(manifest)
         except MillraceError as failure:
             error = str(failure)
         self._from_workers.append(ManifestStored(manifest.topology, manifest.epoch, manifest.wave, error))
+
+    def _of(self, topology: str) -> Checkpoints:
+        return self._checkpoints.get(topology) or Checkpoints(self.store, topology)
 
     def _listen(self) -> None:
         """Pass on the messages of workers since the last step, and the outcome of manifests."""

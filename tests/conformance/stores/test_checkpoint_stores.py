@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,30 @@ class TestEveryStore:
         thread.join()
         assert seen <= set(contents)
         assert reader.names("") == ["t/a"]
+
+    def test_a_guarded_write_needs_the_guard_s_content(self, open_another: Open) -> None:
+        first, other = open_another(), open_another()
+        assert not first.write_if("t/a", [b"one"], "t/guard", b"me")
+        first.write("t/guard", [b"me"])
+        assert first.write_if("t/a", [b"one", b"two"], "t/guard", b"me")
+        assert other.read("t/a") == b"onetwo"
+        other.write("t/guard", [b"you"])
+        for name in ("t/a", "t/b"):
+            assert not first.write_if(name, [b"three"], "t/guard", b"me")
+        assert other.write_if("t/a", [b"four"], "t/guard", b"you")
+        assert first.names("") == ["t/a", "t/guard"] and first.read("t/a") == b"four"
+
+    def test_whoever_changes_the_guard_finds_what_was_written_under_it(self, open_another: Open) -> None:
+        """A guarded write succeeds, or it is too late for whoever changes the guard; never both."""
+        for turn in range(20):
+            writer, changer = open_another(), open_another()
+            writer.write("t/guard", [b"old"])
+            name = f"t/{turn}"
+            with ThreadPoolExecutor(1) as writing:
+                written = writing.submit(writer.write_if, name, [b"x"], "t/guard", b"old")
+                changer.write("t/guard", [b"new"])
+                seen = changer.names(name)
+            assert seen == [name] or not written.result()
 
     def test_writers_of_one_name_do_not_mix(self, open_another: Open) -> None:
         contents = [bytes([65 + number]) * (1000 + number) for number in range(4)]

@@ -162,9 +162,9 @@ def test_no_room_for_a_name_keeps_the_old_blob(redis: RedisStore, redis_client: 
     redis.write("t/a", [OLD])
     rename = redis._rename
 
-    def full(unfinished: str, name: str, id: str) -> None:
+    def full(*arguments: Any) -> bool:
         redis_client.config_set("maxmemory", 1)
-        rename(unfinished, name, id)
+        return rename(*arguments)
 
     monkeypatch.setattr(redis, "_rename", full)
     try:

@@ -1,12 +1,16 @@
-"""The rates that `run` shows."""
+"""The rates that `run` shows, and its end when another driver has taken over."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from millrace.cli.running import RATE_SECONDS, Rates
+from millrace.cli import running
+from millrace.cli.running import RATE_SECONDS, Rates, RunOptions, run_topology
+from millrace.errors import NotTheAuthor
+from millrace.spark.engine import RunningTopology
 
 
 def status(lines: int, count: int) -> dict[str, Any]:
@@ -36,3 +40,38 @@ def test_batches_give_an_even_rate() -> None:
         shown.append(rates.of(status(int(now) * 1000, 0))["words"]["lines"])
     settled = shown[int(RATE_SECONDS * 2) + 1:]
     assert 800 <= min(settled) <= max(settled) <= 1200
+
+
+class OvertakenEngine:
+    """An engine whose master is overtaken when its topology is killed, or at once."""
+
+    lost = ""
+
+    def __init__(self, at_once: bool) -> None:
+        self.reason = "another driver took over 'words'"
+        self.master: Any = SimpleNamespace(
+            name="test", superseded=self.reason if at_once else "", wait_until=lambda condition, seconds: condition(),
+            kill=self.kill, state=SimpleNamespace(topologies={"words": SimpleNamespace(status="running")}))
+
+    def kill(self, name: str, wait: float) -> None:
+        self.master.superseded = self.reason
+
+    def submit(self, *arguments: Any) -> RunningTopology:
+        return RunningTopology(self.master, "words")
+
+    def status(self) -> dict[str, Any]:
+        return {"topologies": []}
+
+    def __enter__(self) -> OvertakenEngine:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["while it runs", "in its last wave"])
+def test_run_fails_if_another_driver_takes_over(monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
+    monkeypatch.setattr(running, "start_engine", lambda *arguments: OvertakenEngine(at_once))
+    options = RunOptions("millrace.workloads.wordcount:WordCount", "local[2]", None, "words", {}, {}, 0.001, None, None, 0,
+                         False, {}, {}, None, {}, None)
+    with pytest.raises(NotTheAuthor, match="another driver took over 'words'"):
+        run_topology(options, live=False)

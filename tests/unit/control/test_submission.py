@@ -13,7 +13,7 @@ from millrace.config import check_engine_settings, check_topology_config
 from millrace.connectors.dataframe_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.control.events import Submitted
-from millrace.control.submission import check_choice, check_guarantee, weak_points
+from millrace.control.submission import check_begun, check_choice, check_guarantee, weak_points
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import graph_of
 from millrace.state.checkpoint import Manifest
@@ -115,6 +115,17 @@ def test_an_earlier_run_needs_a_choice_of_resume_or_fresh(latest: Manifest, says
 @pytest.mark.parametrize("resume", [True, False])
 def test_an_explicit_choice_is_accepted(resume: bool) -> None:
     check_choice(resume, manifest(7), "/store")
+
+
+@pytest.mark.parametrize("resume", [True, None])
+def test_a_fresh_run_that_committed_nothing_needs_another_choice(resume: bool | None) -> None:
+    with pytest.raises(TopologyError) as refused:
+        check_begun(resume, manifest(7), AT, "/store")
+    assert "started with --fresh, at 2026-03-01 12:30:00" in str(refused.value)
+    assert ("Choose --resume-older (resume='older') to continue with that one, or --fresh (resume=False) to start over again"
+            in str(refused.value))
+    for chosen in ("older", False):
+        check_begun(chosen, manifest(7), AT, "/store")
 
 
 def test_without_an_earlier_run_no_choice_is_needed() -> None:

@@ -15,7 +15,9 @@ from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord, blob_name
 
 
 def run_on(tmp_path: Path, name: str) -> BatchCheckpoints:
-    return BatchCheckpoints(Checkpoints(DirectoryStore(tmp_path), "words"), name)
+    checkpoints = Checkpoints(DirectoryStore(tmp_path), "words")
+    checkpoints.take_over(name)
+    return BatchCheckpoints(checkpoints)
 
 
 def piece(store: BatchCheckpoints, wave: int, index: int = 0) -> PieceRef:
@@ -32,21 +34,22 @@ def manifest(wave: int, *pieces: PieceRef, epoch: int | None = None) -> Manifest
 
 def test_a_later_run_ends_the_one_before(tmp_path: Path) -> None:
     """The epochs of the first run do not matter."""
-    first, second = run_on(tmp_path, "first"), run_on(tmp_path, "second")
+    first = run_on(tmp_path, "first")
     first.begin(None)
     first.commit(manifest(1))
+    second = run_on(tmp_path, "second")
     second.begin(manifest(1, epoch=2))
-    with pytest.raises(NotTheAuthor, match=r"is second, so this run \(first\)"):
+    with pytest.raises(NotTheAuthor, match=r"is process \d+ on .* \(epoch 1001\), so this one, process .* \(epoch 1\)"):
         first.commit(manifest(2, epoch=50))
     second.commit(manifest(2, epoch=3))
 
 
-def test_a_resident_engine_that_resumes_the_topology_ends_it_too(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_ends_it_too(tmp_path: Path) -> None:
     first = run_on(tmp_path, "first")
     first.begin(None)
     first.commit(manifest(1))
-    first.checkpoints.claim(manifest(1, epoch=2))
-    with pytest.raises(NotTheAuthor, match=r"is epoch 2, so this run \(first\)"):
+    first.checkpoints.store.write("words/author", [b"cluster/words/1234"])
+    with pytest.raises(NotTheAuthor, match="is cluster/words/1234, so this one"):
         first.commit(manifest(2, epoch=50))
 
 
@@ -55,7 +58,7 @@ def test_an_emptied_store_keeps_its_author(tmp_path: Path) -> None:
     run.begin(None)
     run.checkpoints.store.delete(run.checkpoints.store.names(""))
     run.commit(manifest(1))
-    assert run.checkpoints.store.read("words/author") == b"first"
+    assert run.checkpoints.current_author() == run.checkpoints.author
 
 
 def test_a_manifest_whose_blobs_are_gone_is_not_committed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -16,19 +17,22 @@ import msgspec
 
 from millrace.api.grouping import stable_hash
 from millrace.control.events import Event, ManifestStored, Submitted
-from millrace.control.submission import check_choice, check_not_running
+from millrace.control.submission import Resume, check_not_running
 from millrace.control.topology_state import TopologyState
-from millrace.errors import CorruptCheckpoint, MillraceError, NotTheAuthor, TopologyError, UnknownName
+from millrace.errors import MillraceError, NotTheAuthor, TopologyError, UnknownName
 from millrace.master.state_home import state_home
 from millrace.model.graph import TaskId, TopologyGraph, resolve
 from millrace.runtime.checkpoints.lock import Lock
+from millrace.runtime.checkpoints.resumption import Beginning
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store, shown_place
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.wire import messages as wire
+from millrace.state.author import Author
 from millrace.state.checkpoint import Manifest
 from millrace.state.task_state import TaskState, open_states
 
 log = logging.getLogger("millrace.master")
+LOOK_SECONDS = 2.0  # between two looks at the author in a store without locks
 
 
 def default_store(cluster: str) -> str:
@@ -58,6 +62,10 @@ class Checkpointing:
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._store: CheckpointStore | None = None
         self._locks: dict[str, Lock | None] = {}  # by name of a running topology
+        self._authors: dict[str, Author] = {}  # the same; what this master has written to the store
+        self.least_epoch = 0  # of this master
+        self._looking = False
+        self._look_at = 0.0
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -88,9 +96,20 @@ class Checkpointing:
         tasks have the same value in memory."""
         return self._thread.submit(self._looked_up, topology, task, group, state, key)
 
+    def tick(self, now: float) -> None:
+        """Look regularly whether another driver has taken over: a wave, which would notice, may not be due for long. Where
+        there is a lock no other driver can."""
+        if now >= self._look_at and not self._looking and self._authors:
+            self._looking, self._look_at = True, now + LOOK_SECONDS
+            self._thread.submit(self._look)
+
     # -- from other threads ------------------------------------------------------------------------------------------
 
-    def submission(self, graph: TopologyGraph, resume: bool | None) -> Submitted:
+    def author(self, topology: str) -> Author:
+        """This master as the author of a topology that it has a submission for."""
+        return self._authors[topology]
+
+    def submission(self, graph: TopologyGraph, resume: Resume) -> Submitted:
         """The event that starts the topology, with its checkpoint in the store. `resume`: True resumes from it, False starts
         fresh, None raises if there is a checkpoint. Waits for the store."""
         if not graph.waves:
@@ -110,42 +129,45 @@ class Checkpointing:
     def _checkpoints(self, topology: str) -> Checkpoints:
         if self._store is None:
             self._store = open_store(self.place)
-        return Checkpoints(self._store, topology)
+        return Checkpoints(self._store, topology, self._authors.get(topology))
 
-    def _submission(self, graph: TopologyGraph, resume: bool | None) -> Submitted:
+    def _submission(self, graph: TopologyGraph, resume: Resume) -> Submitted:
         check_not_running(graph.name, self._running)  # the store has checkpoints of a running topology, too
+        check_not_running(graph.name, self._locks)  # it is just being started
         checkpoints = self._checkpoints(graph.name)
-        take_lock = graph.name not in self._locks  # else it was just started here, and the submission will be refused
-        if take_lock:
-            self._locks[graph.name] = checkpoints.store.lock(graph.name)
+        self._locks[graph.name] = checkpoints.store.lock(graph.name)
         try:
             return self._resumption(graph, checkpoints, resume)
         except BaseException:
-            if take_lock:
-                self._unlock(graph.name)
+            self._unlock(graph.name)
             raise
 
     def _unlock(self, topology: str) -> None:
         lock = self._locks.pop(topology, None)
+        self._authors.pop(topology, None)
         if lock is not None:
             lock.close()
 
-    def _resumption(self, graph: TopologyGraph, checkpoints: Checkpoints, resume: bool | None) -> Submitted:
-        manifest = checkpoints.latest() if resume is not False else None  # a fresh start works with damaged ones, too
-        check_choice(resume, manifest, shown_place(self.place))
-        if resume:
-            self._check_usable(graph, checkpoints, manifest)
-        return Submitted(graph, manifest if resume else None, checkpoints.newest())
+    def _resumption(self, graph: TopologyGraph, checkpoints: Checkpoints, resume: Resume) -> Submitted:
+        beginning = Beginning(graph, checkpoints, shown_place(self.place), uuid.uuid4().hex, self.least_epoch)
+        event = beginning.submission(resume)
+        assert checkpoints.author is not None
+        self._authors[graph.name] = checkpoints.author
+        return event
 
-    def _check_usable(self, graph: TopologyGraph, checkpoints: Checkpoints, manifest: Manifest | None) -> None:
-        if manifest is None:
-            raise TopologyError(f"there is no checkpoint of {graph.name!r} in {shown_place(self.place)} to resume from: start "
-                                "it without --resume, or name the store and the cluster that it ran in")
-        if graph.exactly_once and not checkpoints.is_newest(manifest):
-            raise CorruptCheckpoint(f"the newest checkpoint of {graph.name!r} in {shown_place(self.place)} cannot be used. "
-                                    f"Resuming from an older one (wave {manifest.wave}) would republish output that its sinks "
-                                    "have published since: restore the newest from a backup, or delete its manifest to accept "
-                                    "that")
+    def _look(self) -> None:
+        try:
+            for topology in [name for name, lock in self._locks.items() if lock is None and name in self._authors]:
+                self._checkpoints(topology).check_author()
+        except NotTheAuthor as overtaken:
+            self._give_way(overtaken)
+        except Exception as error:  # of any store: waves report that it is away
+            log.info("the author in the checkpoint store is not known: %s", error)
+        finally:
+            self._looking = False
+
+    def _give_way(self, error: NotTheAuthor) -> None:
+        self._port.later(lambda: self._port.give_way(error))
 
     def _write(self, manifest: Manifest, claim: bool) -> None:
         error = ""
@@ -153,8 +175,7 @@ class Checkpointing:
             checkpoints = self._checkpoints(manifest.topology)
             (checkpoints.claim if claim else checkpoints.commit)(msgspec.structs.replace(manifest, at=time.time()))
         except NotTheAuthor as overtaken:
-            taken_over = overtaken
-            self._port.later(lambda: self._port.give_way(taken_over))
+            self._give_way(overtaken)
             return
         except Exception as failure:  # of any store: the wave is not committed, and the stream continues
             error = str(failure) if isinstance(failure, MillraceError) else f"{type(failure).__name__}: {failure}"

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from millrace.errors import CheckpointMissing, MillraceError, StoreUnreachable
+from millrace.runtime.checkpoints.guarded import write_and_look
 from millrace.runtime.checkpoints.lock import Lock
 from millrace.state.checkpoint import topology_prefix
 
@@ -48,6 +49,9 @@ class DirectoryStore:
                     unfinished.unlink(missing_ok=True)
                 raise
             _sync(path.parent)
+
+    def write_if(self, name: str, parts: Sequence[bytes | memoryview], guard: str, content: bytes) -> bool:
+        return write_and_look(self, name, parts, guard, content)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         with self._translated(f"read {name}"):

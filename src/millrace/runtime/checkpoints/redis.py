@@ -5,7 +5,8 @@
     millrace:checkpoint-names:<first step>  a set: the names that begin with this step, a topology, so that listing them does
                                             not depend on the number of other keys
 
-A hash is written under a temporary key, then renamed and added to the set in one script. A large one is read in several steps;
+A hash is written under a temporary key, then renamed and added to the set in one script, which can also compare the content of
+another name, the guard. A large one is read in several steps;
 each also reads the `id`, so that a reader notices if the content was replaced meanwhile.
 """
 
@@ -28,11 +29,17 @@ RETRIES = 2  # of a command whose connection broke
 FIELD = 1 << 20  # bytes: reading a small piece fetches less than two of these in excess
 STEP = 16  # fields written or read by one command: Redis serves nobody else meanwhile
 SCAN_COUNT = 1000
+REFUSED = -1  # by the guard
 
-# KEYS: the temporary key, the final key, the set of names. ARGV: the name. Returns 0 if the temporary key does not exist.
+# KEYS: the temporary key, the final key, the set of names, and the guard, if there is one. ARGV: the name, the content that the
+# guard must have. Returns 0 if the temporary key does not exist, -1 if the guard has another content.
 # The set comes first: a Redis without memory refuses that step, and then nothing has been changed.
 _RENAME = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+if KEYS[4] and redis.call('HGET', KEYS[4], '0') ~= ARGV[2] then
+  redis.call('UNLINK', KEYS[1])
+  return -1
+end
 redis.call('SADD', KEYS[3], ARGV[1])
 redis.call('PERSIST', KEYS[1])
 redis.call('RENAME', KEYS[1], KEYS[2])
@@ -64,6 +71,14 @@ class RedisStore:
             self._client.ping()
 
     def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        self._write(name, parts)
+
+    def write_if(self, name: str, parts: Sequence[bytes | memoryview], guard: str, content: bytes) -> bool:
+        """Compares and writes in one step. The content of a guard fits into one field."""
+        check_name(guard)
+        return self._write(name, parts, (guard, content))
+
+    def _write(self, name: str, parts: Sequence[bytes | memoryview], guard: tuple[str, bytes] | None = None) -> bool:
         check_name(name)
         id = uuid.uuid4().hex
         unfinished, count = UNFINISHED_PREFIX + id, 0
@@ -78,7 +93,7 @@ class RedisStore:
                 count += len(fields)
             if self._client.hlen(unfinished) != len(head) + count:
                 raise self._emptied(name)
-            self._rename(unfinished, name, id)
+            return self._rename(unfinished, name, id, guard)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         check_name(name)
@@ -117,12 +132,16 @@ class RedisStore:
     def close(self) -> None:
         self._client.close()
 
-    def _rename(self, unfinished: str, name: str, id: str) -> None:
-        if self._renaming(keys=[unfinished, PREFIX + name, _names_key(name)], args=[name]):
-            return
+    def _rename(self, unfinished: str, name: str, id: str, guard: tuple[str, bytes] | None = None) -> bool:
+        """False if the guard has another content."""
+        keys, args = [unfinished, PREFIX + name, _names_key(name)], [name.encode()]
+        if guard is not None:
+            keys, args = [*keys, PREFIX + guard[0]], [*args, guard[1]]
+        done = self._renaming(keys=keys, args=args)
         # The client repeats a command whose connection broke before the answer: then the rename is done already.
-        if self._client.hget(PREFIX + name, "id") != id.encode():
+        if done == 0 and self._client.hget(PREFIX + name, "id") != id.encode():
             raise self._emptied(name)
+        return bool(done != REFUSED)
 
     def _delete(self, key: str, names: list[str]) -> None:
         with self._client.pipeline(transaction=True) as pipe:

@@ -21,6 +21,7 @@ from pyarrow import fs
 
 from millrace.errors import MillraceError, StoreUnreachable
 from millrace.runtime.checkpoints.directory import UNFINISHED, UNFINISHED_SECONDS, check_name, not_there, refused
+from millrace.runtime.checkpoints.guarded import write_and_look
 
 _NO_FILE = (fs.FileType.NotFound, fs.FileType.Directory)
 
@@ -63,6 +64,10 @@ class RemoteStore:
                 with contextlib.suppress(OSError, pyarrow.ArrowException):  # the first error matters
                     self._files.delete_file(unfinished)
                 raise
+
+    def write_if(self, name: str, parts: Sequence[bytes | memoryview], guard: str, content: bytes) -> bool:
+        """Looks before and after it writes: pyarrow offers no conditional request of these systems."""
+        return write_and_look(self, name, parts, guard, content)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         with self._translated(f"read {name}"):

@@ -30,6 +30,12 @@ class CheckpointStore(Protocol):
         content, or nothing if there was none, until they see all of the new."""
         ...
 
+    def write_if(self, name: str, parts: Sequence[bytes | memoryview], guard: str, content: bytes) -> bool:
+        """Write as `write` does, if the name `guard` has this content. False: it has another one, or none. Then the name may
+        have been written nevertheless, unless the store compares and writes in one step; but whenever this returns True, the
+        guard had the content while the name could be read."""
+        ...
+
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Read from `offset` to the end, or up to `length` bytes. Raises `CheckpointMissing`."""
         ...

@@ -1,14 +1,33 @@
-"""The checkpoints of one topology in a store: saves blobs, commits manifests, finds the newest usable manifest."""
+"""The checkpoints of one topology in a store: saves blobs, commits manifests, finds the newest usable manifest.
+
+    <topology>/author       the driver that may commit: the one that took the topology over last
+
+A driver takes over by writing its name there, and only then looks for the newest manifest. A manifest counts, and sinks publish
+what it commits, only if `author` still named its driver while the manifest could be read (`CheckpointStore.write_if`). With A
+the earlier driver and B the later one:
+
+    A: write the manifest, then look at the author
+    B: write the author,   then look for manifests
+
+Either A's look comes after B's write: then A finds B and publishes nothing. Or it comes before, and A's manifest was written
+earlier still: then B finds it and continues from it, which publishes what A prepared. A third driver treats both alike.
+A claim, the manifest with which an epoch begins, is written in the same way: so it always continues from the newest wave of
+which anything can have been published, even if its driver dies at once.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from millrace.control.wording import shown
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
 from millrace.runtime.checkpoints.store import CheckpointStore
+from millrace.state.author import Author, first_epoch
 from millrace.state.checkpoint import (
     Manifest,
     PieceRef,
@@ -19,6 +38,7 @@ from millrace.state.checkpoint import (
     manifest_names,
     read_piece,
     topology_prefix,
+    wave_of,
 )
 
 KEPT = 2  # the newest, and one to fall back to if it is damaged
@@ -28,11 +48,40 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Blocking calls: use it from a thread that may wait for the store."""
+    """Blocking calls: use it from a thread that may wait for the store. `author`: the driver that commits; None for readers."""
 
-    def __init__(self, store: CheckpointStore, topology: str) -> None:
-        self.store, self.topology = store, topology
-        self.author = f"{topology_prefix(topology)}/author"  # see microbatch.batch_checkpoints
+    def __init__(self, store: CheckpointStore, topology: str, author: Author | None = None) -> None:
+        self.store, self.topology, self.author = store, topology, author
+        self._author_name = f"{topology_prefix(topology)}/author"
+
+    # -- authors -------------------------------------------------------------------------------------------------------
+
+    def take_over(self, run: str, fresh: bool = False, least: int = 0) -> Author:
+        """Become the author: no other driver can commit from now on. Look for the newest manifest afterwards. `run`: a name
+        that no other driver has; `least`: the least epoch of this driver."""
+        while True:
+            before = self.current_author()  # it may have written nothing else, and its sinks may have staged rows
+            epoch = first_epoch(max(self.newest()[0], before.epoch if before is not None else 0), least)
+            self.author = Author(run, epoch, fresh, time.time(), f"process {os.getpid()} on {socket.gethostname()}")
+            self.store.write(self._author_name, [self.author.encode()])
+            if self.newest()[0] < epoch:  # else the driver before has rolled back meanwhile
+                return self.author
+
+    def current_author(self) -> Author | None:
+        """The author in the store."""
+        try:
+            return Author.decode(self.store.read(self._author_name))
+        except CheckpointMissing:
+            return None
+
+    def check_author(self) -> None:
+        """Raise `NotTheAuthor` if another driver has taken over."""
+        current = self.current_author()
+        if current is not None and current != self.author:
+            raise NotTheAuthor(f"another driver took over {self.topology!r}: the author in the store is {current}, so this "
+                               f"one, {self.author}, can no longer commit")
+
+    # -- writing -------------------------------------------------------------------------------------------------------
 
     def save(self, blob_name: str, parts: Sequence[bytes | memoryview]) -> None:
         """Durable when this returns."""
@@ -58,29 +107,45 @@ class Checkpoints:
         """Record an epoch that resumes from an older wave. Blobs are not checked: fragments may have blobs that the store
         lost."""
         self.check_epoch(manifest.epoch)
-        if not self.store.missing([self.author]):  # another process may still run batches, and checks only this name
-            self.store.write(self.author, [f"epoch {manifest.epoch}".encode()])
         self.enter(manifest)
 
     def enter(self, manifest: Manifest) -> None:
-        """Write a manifest. The caller has checked that no other master continued the topology."""
-        self.store.write(manifest_name(self.topology, manifest.epoch, manifest.wave), [manifest.encode()])
+        """Write a manifest without checking its blobs. Raises `NotTheAuthor` if another driver has taken over: then nothing
+        may be published, even if the manifest is in the store."""
+        name, parts = manifest_name(self.topology, manifest.epoch, manifest.wave), [manifest.encode()]
+        if self.author is None:
+            self.store.write(name, parts)
+            return
+        content = self.author.encode()
+        while not self.store.write_if(name, parts, self._author_name, content):
+            self.check_author()
+            self.check_epoch(manifest.epoch)
+            self.store.write(self._author_name, [content])  # the store was emptied
 
-    def latest(self) -> Manifest | None:
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def latest(self, upto: int | None = None) -> Manifest | None:
         """The newest usable manifest; None if none was ever committed. Raises `CorruptCheckpoint` if all are damaged: starting
-        without state is then for the operator to decide."""
-        names = self._names()
+        without state is then for the operator to decide. `upto`: ignore later epochs."""
+        return self.found(upto)[0]
+
+    def found(self, upto: int | None = None) -> tuple[Manifest | None, bool]:
+        """What `latest` returns, and True if no other manifest, usable or not, is newer."""
+        names = _of_epochs(self._names(), upto)
         manifest = next(self._usable(names), None)
         committed = manifest_names(names)
         if manifest is None and committed:
             raise CorruptCheckpoint(f"the store has {len(committed)} checkpoints of {self.topology!r} and none can be used; "
                                     f"the log has the error of each ({shown(committed)}). Restore the store's files "
                                     "from a backup, or start without state with --fresh (resume=False)")
-        return manifest
+        return manifest, manifest is None or manifest_name(self.topology, manifest.epoch, manifest.wave) == committed[0]
 
-    def is_newest(self, manifest: Manifest) -> bool:
-        """True if no manifest was committed after this one, usable or not."""
-        return manifest_names(self._names())[0] == manifest_name(self.topology, manifest.epoch, manifest.wave)
+    def replaces_nothing_yet(self, author: Author) -> bool:
+        """True if this author began without the checkpoints of earlier runs, which are still there, and has committed no
+        wave."""
+        waves = [(epoch_of(name), wave_of(name.removesuffix(".manifest"))) for name in manifest_names(self._names())]
+        committed = [epoch for epoch, wave in waves if wave]
+        return author.fresh and bool(committed) and max(committed) < author.epoch
 
     def manifest(self, epoch: int, wave: int) -> Manifest:
         """The manifest of one wave. Raises `CheckpointMissing` and `CorruptCheckpoint`."""
@@ -127,7 +192,7 @@ class Checkpoints:
     def _check_epoch(self, names: Iterable[str], epoch: int) -> None:
         later = max((epoch_of(name) for name in manifest_names(names)), default=0)
         if later > epoch:
-            raise NotTheAuthor(f"another master has continued {self.topology!r}: the store has a checkpoint of epoch "
+            raise NotTheAuthor(f"another driver took over {self.topology!r}: the store has a checkpoint of epoch "
                                f"{later}, and this is epoch {epoch}. This one can no longer commit")
 
     def _names(self) -> list[str]:
@@ -155,6 +220,10 @@ class Checkpoints:
             raise CorruptCheckpoint(f"{name} holds the manifest of wave {manifest.wave} of epoch {manifest.epoch} of "
                                     f"{manifest.topology!r}: it was copied or renamed")
         return manifest
+
+
+def _of_epochs(names: list[str], upto: int | None) -> list[str]:
+    return names if upto is None else [name for name in names if epoch_of(name) <= upto]
 
 
 def _runs(refs: Sequence[PieceRef]) -> Iterator[list[int]]:

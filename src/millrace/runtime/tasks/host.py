@@ -103,5 +103,8 @@ class TaskTopology(Protocol):
     @property
     def restore(self) -> tuple[int, int, int]: ...
 
+    @property
+    def recovers(self) -> tuple[int, int]: ...
+
     def context(self, task: TaskId) -> dict[str, Any]:
         """The topology context of a component, under Storm's names."""

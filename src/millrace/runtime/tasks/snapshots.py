@@ -299,7 +299,7 @@ class Snapshots:
 
     def restore_component(self) -> None:
         """Give the component its own snapshot and its position. Called where the task runs, after `initialize`."""
-        component, (wave, epoch, _) = self.task.component, self.task.topology.restore
+        component = self.task.component
         own, position = self._restored or (None, None)
         if own is not None:
             component.restore(own)
@@ -309,7 +309,7 @@ class Snapshots:
             component._next_position = position
             component.seek(position)
         if self.task.commits:
-            component.recover(wave, epoch)
+            component.recover(*self.task.topology.recovers)
 
     def initialized(self, error: str = "") -> None:
         wave, epoch, _ = self.task.topology.restore

@@ -50,6 +50,7 @@ class TopologyRun:
         self.places = dict(plan.places)
         self.positions = dict(plan.positions)
         self.restore, self.blocks, self.holders = plan.restore, plan.blocks, dict(plan.holders)
+        self.recovers = plan.recovers
         ackers = [self.places.get(TaskId(ACKER, index)) for index in range(self.graph.ackers)]
         self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]
         self.tracker.version = plan.version

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from millrace.control.events import Say
 from millrace.control.topology_state import TopologyState
 from millrace.control.workers import WorkerView
+from millrace.errors import NotTheAuthor
 from millrace.master.batch_log import BatchRecord, UnderWay
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker.process import WorkerSetup
@@ -53,6 +54,11 @@ class BatchPort(Protocol):
     def settings(self) -> Mapping[str, Any]: ...
 
     @property
+    def superseded(self) -> str:
+        """The reason why this master has stopped deciding; empty until another driver takes over."""
+        ...
+
+    @property
     def state(self) -> BatchStatePort: ...
 
     @property
@@ -76,6 +82,10 @@ class BatchPort(Protocol):
     def note_batch(self, name: str, record: BatchRecord) -> None: ...
 
     def finish(self, name: str, how: str) -> None: ...
+
+    def give_way(self, error: NotTheAuthor) -> None:
+        """Stop deciding, because another driver has taken over; called on the master's thread."""
+        ...
 
 
 class BatchEnginePort(Protocol):

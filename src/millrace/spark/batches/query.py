@@ -41,7 +41,7 @@ from millrace.control.events import Say
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, STOPPING, WAITING
 from millrace.control.wording import shown
-from millrace.errors import CheckpointMissing, MillraceError, TopologyError
+from millrace.errors import CheckpointMissing, MillraceError, NotTheAuthor, TopologyError
 from millrace.master.batch_log import REST, RUN_TASKS
 from millrace.microbatch.batch_checkpoints import BatchCheckpoints
 from millrace.microbatch.driver import BatchDriver
@@ -82,7 +82,7 @@ class BatchQuery(BatchDriver):
     def __init__(self, engine: BatchEnginePort, graph: TopologyGraph, sources: Mapping[str, DataFrame], run: str,
                  checkpoints: Checkpoints, start: Start, place: str, writers: list[SinkWriter],
                  jobs: BatchJobs | None = None) -> None:
-        super().__init__(BatchCheckpoints(checkpoints, run),
+        super().__init__(BatchCheckpoints(checkpoints),
                          Batches(graph, start, engine.next_epoch, keep=KEPT, writes_rows=bool(writers)))
         self._engine, self._master, self.name, self._graph = engine, engine.master, graph.name, graph
         self._jobs = jobs or BatchJobs(engine.placement, engine.executors, sources, engine.number)
@@ -133,7 +133,7 @@ class BatchQuery(BatchDriver):
         """Returns the error that ended the query, if one did."""
         while self._query.isActive and not self._ended.wait(LOOK_SECONDS):
             status = self._status()
-            if status is None:
+            if status is None or self._master.superseded:
                 break
             self._long.look(str(self._query.runId))
             if status == STOPPING and self._busy.acquire(timeout=LOOK_SECONDS):
@@ -146,7 +146,9 @@ class BatchQuery(BatchDriver):
 
     def _report_end(self, error: Exception | None) -> None:
         how = "its last batch is committed"
-        if self._engine.lost:
+        if self._master.superseded:
+            how = "another driver took over"
+        elif self._engine.lost:
             self._say(self._engine.lost, "warning")
             how = "Spark has ended"
         elif self._unwritten:
@@ -198,6 +200,10 @@ class BatchQuery(BatchDriver):
             self._dataframe = dataframe
             try:
                 is_empty = self._run_batch(number)
+            except NotTheAuthor as error:
+                overtaken = error
+                self._master.call(lambda: self._master.give_way(overtaken))
+                raise
             finally:
                 self._free_rows()
                 self._dataframe = None
@@ -303,7 +309,8 @@ class BatchQuery(BatchDriver):
         nodes = {slot: worker.node.name for slot, worker in self._master.state.workers.items()}
         blocks, holders = backups(topology.graph, slots, nodes)
         return TopologyAssignment(topology.number, graph, topology.version, True, sorted(topology.places.items()),
-                                  dict(topology.key_groups), [], 0, epoch, self.decider.restore, blocks, holders)
+                                  dict(topology.key_groups), [], 0, epoch, self.decider.restore, blocks, holders,
+                                  topology.earlier)
 
     # -- repair ------------------------------------------------------------------------------------------------------
 

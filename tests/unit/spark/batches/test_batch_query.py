@@ -45,6 +45,7 @@ class FakeMaster:
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
+        self.superseded = ""
         self.topology = TopologyState(1, GRAPH, version=1, places={task: Place(0, 1) for task in GRAPH.tasks()})
         self.topology.become(RUNNING)
         self.state = SimpleNamespace(topologies={"words": self.topology}, workers={})
@@ -60,6 +61,9 @@ class FakeMaster:
 
     def say(self, message: Say) -> None:
         self.messages.append(message)
+
+    def give_way(self, error: NotTheAuthor) -> None:
+        self.superseded = str(error)
 
     def begin_batch(self, name: str) -> None: ...
 
@@ -126,6 +130,7 @@ class Fixture:
             setup=WorkerSetup("cluster", "", Keys(b"", b"")), free_cores=None, lost="",
             placement=SimpleNamespace(delete_beside=lambda place, names: None), number=0)
         checkpoints = Checkpoints(self.store, "words")
+        checkpoints.take_over(f"run {epochs}")
         start = start_from(checkpoints.latest() if resume else None, next(numbers))
         jobs: Any = self.jobs
         self.query = BatchQuery(engine, GRAPH, {}, f"run {epochs}", checkpoints, start, "place", [], jobs)
@@ -278,6 +283,7 @@ def test_a_run_that_is_replaced_commits_nothing(words: Fixture, tmp_path: Path) 
     later = Fixture(tmp_path, resume=True, epochs=100)
     with pytest.raises(NotTheAuthor):
         words.offer(1)
+    assert "another driver took over 'words'" in words.master.superseded
     later.offer(1)
     assert [wave for wave, _ in later.jobs.published] == [1, 2], "first what was committed before it"
 

@@ -1,0 +1,76 @@
+"""The start of a topology on a store: chooses the checkpoint to continue from, and takes the topology over."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from millrace.control.events import Submitted
+from millrace.control.submission import OLDER, Resume, check_begun, check_choice
+from millrace.errors import CorruptCheckpoint, TopologyError
+from millrace.model.graph import TopologyGraph
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
+from millrace.state.author import Author
+from millrace.state.checkpoint import Manifest, check_fit
+
+log = logging.getLogger(__name__)
+
+
+class Beginning(NamedTuple):
+    """A driver that is about to start the topology. `place`: the store, for messages; `run`, `least`: see
+    `Checkpoints.take_over`."""
+
+    graph: TopologyGraph
+    checkpoints: Checkpoints
+    place: str
+    run: str
+    least: int = 0
+
+    def submission(self, resume: Resume) -> Submitted:
+        """The event that starts the topology. A start that is refused leaves the store, and a driver that still runs, alone:
+        so the choice is checked first. A driver that still runs may commit a wave until this one has taken over: so the
+        checkpoint is looked up again after that."""
+        before = self.checkpoints.current_author()
+        self._found(resume, before)
+        author = self.checkpoints.take_over(self.run, not resume, self.least)
+        manifest = self._found(resume, before)
+        after = author.epoch, self.checkpoints.newest()[1]
+        if resume:
+            return Submitted(self.graph, manifest, after)
+        return Submitted(self.graph, None, after, earlier=(manifest.wave, manifest.wave_epoch) if manifest else (0, 0))
+
+    def _found(self, resume: Resume, before: Author | None) -> Manifest | None:
+        """The checkpoint to resume from; for a fresh start, the last one of the run that it replaces."""
+        begun = before is not None and self.checkpoints.replaces_nothing_yet(before)
+        upto = before.epoch - 1 if before is not None and begun else None
+        if resume is False:
+            return self._replaced(upto)
+        manifest, is_newest = self.checkpoints.found(upto)
+        if begun:
+            check_begun(resume, manifest, before.at if before is not None else 0.0, self.place)
+        check_choice(resume, manifest, self.place)
+        if resume:
+            self._check_usable(manifest, is_newest, resume)
+        return manifest
+
+    def _replaced(self, upto: int | None) -> Manifest | None:
+        """A fresh start works with damaged checkpoints, too."""
+        try:
+            return self.checkpoints.latest(upto)
+        except CorruptCheckpoint as error:
+            log.warning("%s starts fresh, and output that its earlier run committed last may be unpublished: %s",
+                        self.graph.name, error)
+            return None
+
+    def _check_usable(self, manifest: Manifest | None, is_newest: bool, resume: Resume) -> None:
+        graph = self.graph
+        if manifest is None:
+            raise TopologyError(f"there is no checkpoint of {graph.name!r} in {self.place} to resume from: start it without "
+                                f"--resume{'-older' if resume == OLDER else ''}, or name the store and the cluster that it ran "
+                                "in")
+        check_fit(manifest, graph)
+        if graph.exactly_once and not is_newest:
+            raise CorruptCheckpoint(f"the newest checkpoint of {graph.name!r} in {self.place} cannot be used. "
+                                    f"Resuming from an older one (wave {manifest.wave}) would republish output that its sinks "
+                                    "have published since: restore the newest from a backup, or delete its manifest to accept "
+                                    "that")
