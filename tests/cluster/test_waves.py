@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from millrace.control.events import Paused, Submitted, Unpaused, WaveRequested
 from millrace.control.waves import IDLE
-from millrace.errors import StoreUnreachable, TopologyError
+from millrace.errors import RowsLost, StoreUnreachable, TopologyError
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.wire import messages as wire
@@ -490,6 +490,26 @@ def test_a_failed_write_of_a_sink_rolls_back_to_the_last_wave() -> None:
     finish(cluster)
     assert_exact()
     assert any("could not write (OSError: the disk is full): rolled back to the last" in text for text in cluster.said)
+
+
+def test_staged_rows_that_a_sink_has_lost_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a roll-back the next wave would be committed without them."""
+    cluster = start()
+    until_wave(cluster, 2)
+    prepare, lost = parts.FakeLedger.prepare, []
+
+    def lose_rows(sink: Any, wave: int) -> None:
+        rows = [key for key in parts.STAGED if key[:3] == (sink.task_index, sink.epoch, -1)]
+        if not lost and rows:
+            lost.extend(parts.STAGED.pop(key) for key in rows)
+            raise RowsLost("the disk has failed")
+        prepare(sink, wave)
+
+    monkeypatch.setattr(parts.FakeLedger, "prepare", lose_rows)
+    finish(cluster)
+    assert lost
+    assert_exact()
+    assert any("has lost staged rows (RowsLost: the disk has failed): rolled back to the last" in text for text in cluster.said)
 
 
 def test_a_sink_may_be_down_for_long() -> None:
