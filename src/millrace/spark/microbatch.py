@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
-from millrace.control.batches.decisions import needs_offsets, start_from
+from millrace.control.batches.decisions import check_digest, needs_offsets, start_from
 from millrace.control.events import Say, Submitted
 from millrace.control.submission import as_scaled, check_guarantee, check_settings
 from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, TopologyError
@@ -23,6 +23,7 @@ from millrace.model.graph import TopologyGraph, batched, graph_of
 from millrace.runtime.checkpoints.store import open_store, shown_place
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.schedulers.same_slot import SameSlot
+from millrace.spark.batches.offsets import SparkOffsets
 from millrace.spark.batches.query import BatchQuery
 from millrace.spark.cluster.executors import Executors
 from millrace.spark.cluster.free_cores import FreeCores
@@ -35,7 +36,7 @@ from millrace.spark.session.errors import GONE
 from millrace.spark.session.master_url import LOOPBACK, parse_master
 from millrace.spark.session.session import make_batch_session, stop_session
 from millrace.spark.session.settings import EXCLUDING
-from millrace.state.checkpoint import Manifest, check_fit
+from millrace.state.checkpoint import Manifest, base_wave, check_fit
 from millrace.state.path_step import path_step
 
 if TYPE_CHECKING:
@@ -183,6 +184,9 @@ class MicrobatchEngine:
             raise CorruptCheckpoint(f"the checkpoint of {name!r} belongs to Spark's offsets in {place}, which do not exist. "
                                     "Restore them from a backup together with the checkpoints; without them the sources would "
                                     "be read from the wrong position")
+        digest = SparkOffsets(self.placement, place).digest(committed.wave - base_wave(committed.offsets) - 1)
+        if digest:  # without one Spark plans the batch again, perhaps with the same rows: checked when it offers the batch
+            check_digest(committed, digest)
 
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
