@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.control.submission import Resume
 from millrace.control.topology_status import ENDED
 from millrace.errors import CorruptCheckpoint
 from millrace.model.graph import batched, graph_of
@@ -30,7 +31,7 @@ class Runs:
         self.engine, self.store, self.files = engine, directory / "store", TextFiles(directory / "source")
         self.before = 0  # lines counted by earlier runs
 
-    def start(self, resume: bool) -> RunningTopology:
+    def start(self, resume: Resume) -> RunningTopology:
         return self.engine.submit(DataFrameCount, "lost", resume=resume)
 
     def finish(self, running: RunningTopology) -> None:
@@ -77,7 +78,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
 def test_a_committed_batch_comes_back_as_it_was_or_is_refused(runs: Runs) -> None:
     """The same topology goes through all cases, because a Spark session takes long to start."""
     runs.files.write(3)
-    runs.finish(runs.start(resume=False))
+    runs.finish(runs.start(resume="auto"))  # nothing to resume
     check_the_same_batch_again(runs)
     check_changed_offsets(runs)
     check_a_larger_batch(runs)
@@ -89,7 +90,7 @@ def check_the_same_batch_again(runs: Runs) -> None:
     entry = max(int(path.name) for path in (place / "sources" / "0").iterdir() if path.name.isdigit())
     runs.lose("offsets/{batch}", "commits/{batch}", f"sources/0/{entry}")
     runs.before = runs.files.lines
-    running = runs.start(resume=True)
+    running = runs.start(resume="auto")
     done = place / "commits" / str(batch)
     assert runs.engine.master.wait_until(lambda: done.exists() or running.status == ENDED, SECONDS)
     assert done.exists(), runs.events()

@@ -11,10 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from millrace.cli.options import (
+    RESUME,
+    RESUME_AUTO,
     ClusterName,
     Json,
     OneTopology,
     Pairs,
+    RunCommand,
     TopologyName,
     json_or_text,
     pairs,
@@ -61,7 +64,7 @@ def demo(seconds: Annotated[float, typer.Option(metavar="S", help="Seconds that 
         raise MillraceError(f"{result['lost']} words were lost and {result['wrong']} are wrong: that must never happen")
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def run(topology: DeclaredTopology,
         engine: Annotated[str, typer.Option(metavar="NAME", help="resident: long-lived workers, latency of milliseconds. "
                                                                  "microbatch: one Spark job per batch.")] = "resident",
@@ -78,7 +81,9 @@ def run(topology: DeclaredTopology,
                                                "any other key to the components. The value is JSON or a string.")] = None,
         seconds: Annotated[float, typer.Option(metavar="S", help="Stop after this many seconds; 0: run until Ctrl-C.",
                                                min=0)] = 0,
-        resume: Annotated[bool, typer.Option("--resume", help="Restart from the last checkpoint of an earlier run.")] = False,
+        resume: Annotated[bool, typer.Option(RESUME, help="Restart from the last checkpoint of an earlier run. --resume auto: "
+                                                          "if there is one, else start; for service managers.")] = False,
+        resume_auto: Annotated[bool, typer.Option(RESUME_AUTO, hidden=True, help="The same as --resume auto.")] = False,
         fresh: Annotated[bool, typer.Option("--fresh", help="Start empty, and delete the checkpoints of earlier runs. "
                                                             "--resume or --fresh is required if an earlier run left "
                                                             "checkpoints.")] = False,
@@ -104,7 +109,7 @@ def run(topology: DeclaredTopology,
     settings = sorted_settings(setting)
     options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), settings.topology, seconds, cluster,
                          bind, port, one_worker_per_node, settings.spark, settings.engine, scheduler,
-                         pairs("--scheduler-set", scheduler_set), resume_choice(resume, fresh), engine)
+                         pairs("--scheduler-set", scheduler_set), resume_choice(resume, resume_auto, fresh), engine)
     result = run_topology(options, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))

@@ -8,8 +8,10 @@ from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from millrace.config import ENGINE_SETTINGS, OTHER_KEYS, SETTINGS, TOPOLOGY_SETTINGS
+from millrace.control.submission import AUTO, Resume
 from millrace.errors import MillraceError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end and nothing else on stdout.")]
@@ -19,6 +21,7 @@ TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="Name of t
 Pairs = list[str] | None
 OneTopology = Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="Name of the topology; default: all.")]
 
+RESUME, RESUME_AUTO = "--resume", "--resume-auto"
 SPARK = "spark."  # begins the names of Spark's own settings
 
 
@@ -83,9 +86,29 @@ def _value(option: str, key: str, text: str) -> Any:
     return value
 
 
-def resume_choice(resume: bool, fresh: bool) -> bool | None:
-    """True for --resume, False for --fresh, None for neither."""
-    if resume and fresh:
+class RunCommand(TyperCommand):
+    """The command `run`, which understands `--resume auto`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_resume_auto(args))
+
+
+def with_resume_auto(arguments: list[str]) -> list[str]:
+    """The arguments with `--resume auto` as one option: an option of Typer has a value always or never."""
+    joined: list[str] = []
+    for argument in arguments:
+        if argument == AUTO and joined[-1:] == [RESUME]:
+            joined[-1] = RESUME_AUTO
+        else:
+            joined.append(RESUME_AUTO if argument == f"{RESUME}={AUTO}" else argument)
+    return joined
+
+
+def resume_choice(resume: bool, auto: bool, fresh: bool) -> Resume:
+    """The choice that the options --resume, --resume auto and --fresh make; None for none of them."""
+    if auto and not fresh:
+        return AUTO
+    if (resume or auto) and fresh:
         raise MillraceError("--resume continues from the checkpoints of an earlier run, --fresh deletes them: give only one "
                             "of the two")
     return resume if resume or fresh else None

@@ -16,7 +16,7 @@ from rich.live import Live
 from millrace.api.topology import Topology
 from millrace.cli.dashboard import dashboard
 from millrace.config import check_engine_settings, check_topology_config
-from millrace.control.submission import check_settings
+from millrace.control.submission import Resume, check_settings
 from millrace.control.topology_status import ENDED
 from millrace.errors import MillraceError, NotTheAuthor, TopologyError
 from millrace.master.scheduling.loop import OFF
@@ -52,7 +52,7 @@ class RunOptions:
     settings: dict[str, Any]
     scheduler: str | None
     scheduler_parameters: dict[str, Any]
-    resume: bool | None  # None: refuse to start if an earlier run left checkpoints
+    resume: Resume
     engine: str = RESIDENT
 
 

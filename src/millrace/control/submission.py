@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import replace
 from datetime import datetime
+from typing import Literal
 
 from millrace.api.tuple import DEAD_LETTERS
 from millrace.config import ACKERS, AT_LEAST_ONCE, EXACTLY_ONCE, GUARANTEE, SETTINGS
@@ -13,6 +14,11 @@ from millrace.errors import TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
 from millrace.state.checkpoint import Manifest, base_wave
+
+# True: resume from the checkpoint, which must exist. False: start fresh. None: refuse if there is a checkpoint. "auto": resume
+# if there is a checkpoint, otherwise start; the choice of a supervisor, which restarts with the same command whatever happened.
+Resume = bool | Literal["auto"] | None
+AUTO: Literal["auto"] = "auto"
 
 
 def check_not_running(name: str, running: Container[str]) -> None:
@@ -70,6 +76,14 @@ def ackers_for(graph: TopologyGraph, workers: int) -> int:
         return 0
     configured = ACKERS.of(graph.config)
     return workers if configured is None else int(configured)
+
+
+def chosen(resume: Resume, manifest: Manifest | None) -> bool | None:
+    """The choice that "auto" stands for; other choices as they are. A fresh epoch that has committed no wave is nothing to
+    resume from."""
+    if resume == AUTO:
+        return True if manifest is not None and manifest.wave > 0 else None
+    return resume
 
 
 def check_choice(resume: bool | None, manifest: Manifest | None, store: str) -> None:

@@ -34,6 +34,7 @@ from millrace.control.events import (
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
+from millrace.control.submission import Resume
 from millrace.errors import NotEnoughSlots, NotTheAuthor
 from millrace.master.batch_log import BatchLog, BatchRecord
 from millrace.master.batches import Batching, Enlisted
@@ -169,14 +170,15 @@ class Master:
 
     # -- requests, on any thread -------------------------------------------------------------------------------------
 
-    def submit(self, graph: TopologyGraph, resume: bool | None = None, offsets: str = "") -> None:
-        """Start a topology. `resume`: as in `Checkpointing.submission`. `offsets`: as in `Submitted`."""
+    def submit(self, graph: TopologyGraph, resume: Resume = None, offsets: str = "") -> bool:
+        """Start a topology. `offsets`: as in `Submitted`. Returns True if it resumes from a checkpoint."""
         event = replace(self.checkpointing.submission(graph, resume), offsets=offsets)
         try:
             self.call(lambda: self._submit(event))
         except BaseException:
             self.checkpointing.refused(graph.name)
             raise
+        return event.checkpoint is not None
 
     def pause(self, name: str) -> None:
         self.call(lambda: self.tell(Paused(name)))

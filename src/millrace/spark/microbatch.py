@@ -15,7 +15,7 @@ from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
 from millrace.control.batches.decisions import check_digest, needs_offsets, start_from
 from millrace.control.events import Say, Submitted
-from millrace.control.submission import as_scaled, check_guarantee, check_settings
+from millrace.control.submission import Resume, as_scaled, check_guarantee, check_settings
 from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, TopologyError
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.service import Master
@@ -104,12 +104,12 @@ class MicrobatchEngine:
             raise
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None, config: dict[str, Any] | None = None,
-               par: dict[str, int] | None = None, resume: bool | None = None,
+               par: dict[str, int] | None = None, resume: Resume = None,
                sources: dict[str, DataFrame] | None = None) -> RunningTopology:
         """Start a topology. `resume`: True continues from its last committed batch, with the parallelism that it was scaled to
         unless `par` names another (a graph keeps its own); False starts without state and discards the checkpoints of earlier
-        runs; None is refused if there are any. `sources`: streaming DataFrames by component, for a graph with DataFrame
-        spouts; a class declares its own."""
+        runs; None is refused if there are any; "auto" continues if there are any, and starts otherwise. `sources`: streaming
+        DataFrames by component, for a graph with DataFrame spouts; a class declares its own."""
         check_topology_config(config or {})
         graph = batched(topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par))
         check_code(graph, "microbatch")

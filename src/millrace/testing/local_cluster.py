@@ -38,7 +38,7 @@ from millrace.control.events import (
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
-from millrace.control.submission import check_choice
+from millrace.control.submission import Resume, check_choice, chosen
 from millrace.errors import CheckpointMissing, MillraceError
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
@@ -171,10 +171,11 @@ class LocalCluster:
 
     # -- called by tests -----------------------------------------------------------------------------------------------
 
-    def submit(self, topology: Any, resume: bool | None = None, **options: Any) -> TopologyGraph:
+    def submit(self, topology: Any, resume: Resume = None, **options: Any) -> TopologyGraph:
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, **options)
         checkpoints = Checkpoints(self.store, graph.name)
         checkpoint = checkpoints.latest() if resume is not False else None
+        resume = chosen(resume, checkpoint)
         check_choice(resume, checkpoint, "the store")
         self.tell(Submitted(graph, checkpoint if resume else None, checkpoints.newest()))
         return graph

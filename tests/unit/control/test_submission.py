@@ -13,7 +13,7 @@ from millrace.config import check_engine_settings, check_topology_config
 from millrace.connectors.dataframe_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.control.events import Submitted
-from millrace.control.submission import check_choice, check_guarantee, weak_points
+from millrace.control.submission import check_choice, check_guarantee, chosen, weak_points
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import graph_of
 from millrace.state.checkpoint import Manifest
@@ -110,6 +110,14 @@ def test_an_earlier_run_needs_a_choice_of_resume_or_fresh(latest: Manifest, says
         check_choice(None, latest, "/store")
     assert says in str(refused.value)
     assert "Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start over" in str(refused.value)
+
+
+@pytest.mark.parametrize(("latest", "choice"), [(None, None), (manifest(0), None), (manifest(7), True)])
+def test_auto_resumes_what_there_is(latest: Manifest | None, choice: bool | None) -> None:
+    """A supervisor restarts with the same command before the first wave and after it."""
+    assert chosen("auto", latest) is choice
+    check_choice(chosen("auto", latest), latest, "/store")
+    assert [chosen(resume, latest) for resume in (True, False, None)] == [True, False, None]
 
 
 @pytest.mark.parametrize("resume", [True, False])

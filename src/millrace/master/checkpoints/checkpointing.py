@@ -16,7 +16,7 @@ import msgspec
 
 from millrace.api.grouping import stable_hash
 from millrace.control.events import Event, ManifestStored, Submitted
-from millrace.control.submission import check_choice, check_not_running
+from millrace.control.submission import Resume, check_choice, check_not_running, chosen
 from millrace.control.topology_state import TopologyState
 from millrace.errors import CorruptCheckpoint, MillraceError, NotTheAuthor, TopologyError, UnknownName
 from millrace.master.state_home import state_home
@@ -90,11 +90,10 @@ class Checkpointing:
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
-    def submission(self, graph: TopologyGraph, resume: bool | None) -> Submitted:
-        """The event that starts the topology, with its checkpoint in the store. `resume`: True resumes from it, False starts
-        fresh, None raises if there is a checkpoint. Waits for the store."""
+    def submission(self, graph: TopologyGraph, resume: Resume) -> Submitted:
+        """The event that starts the topology, with its checkpoint in the store if it resumes. Waits for the store."""
         if not graph.waves:
-            if resume:
+            if resume is True:
                 raise TopologyError(f"{graph.name!r} keeps no state and is not exactly-once: there is nothing to resume. Start "
                                     "it without --resume")
             return Submitted(graph)
@@ -112,7 +111,7 @@ class Checkpointing:
             self._store = open_store(self.place)
         return Checkpoints(self._store, topology)
 
-    def _submission(self, graph: TopologyGraph, resume: bool | None) -> Submitted:
+    def _submission(self, graph: TopologyGraph, resume: Resume) -> Submitted:
         check_not_running(graph.name, self._running)  # the store has checkpoints of a running topology, too
         checkpoints = self._checkpoints(graph.name)
         take_lock = graph.name not in self._locks  # else it was just started here, and the submission will be refused
@@ -130,8 +129,9 @@ class Checkpointing:
         if lock is not None:
             lock.close()
 
-    def _resumption(self, graph: TopologyGraph, checkpoints: Checkpoints, resume: bool | None) -> Submitted:
+    def _resumption(self, graph: TopologyGraph, checkpoints: Checkpoints, resume: Resume) -> Submitted:
         manifest = checkpoints.latest() if resume is not False else None  # a fresh start works with damaged ones, too
+        resume = chosen(resume, manifest)
         check_choice(resume, manifest, shown_place(self.place))
         if resume:
             self._check_usable(graph, checkpoints, manifest)
