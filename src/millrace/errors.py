@@ -134,6 +134,10 @@ class StoreInUse(MillraceError):
     """Another process uses the checkpoints of this topology, and each would overwrite those of the other."""
 
 
+class RowsLost(MillraceError):
+    """Rows that a sink has staged are gone, or may not be on the disk: only a roll-back to the last wave brings them back."""
+
+
 class CheckpointMissing(MillraceError):
     """A part of a checkpoint is not in the store: it was deleted, or the store restarted empty."""
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from millrace.control.events import Paused, Submitted, Unpaused, WaveRequested
 from millrace.control.submission import Resume
 from millrace.control.waves import IDLE
-from millrace.errors import StoreUnreachable, TopologyError
+from millrace.errors import RowsLost, StoreUnreachable, TopologyError
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.wire import messages as wire
@@ -450,10 +450,20 @@ def test_a_run_that_a_fresh_one_began_to_replace_is_resumed_only_by_name() -> No
     names = store.names("")
     for resume in (True, None):
         with pytest.raises(TopologyError, match=r"'exact' was started with --fresh, at .* up to wave 3.* "
-                                                r"--resume-older \(resume='older'\) .* --fresh \(resume=False\)"):
+                                                r"--resume older \(resume='older'\) .* --fresh \(resume=False\)"):
             start(store=store, resume=resume)
     assert store.names("") == names
     finish(start(store=store, resume="older"))
+    assert_exact()
+
+
+def test_auto_starts_a_fresh_run_over_again_that_committed_nothing() -> None:
+    """A person chose --fresh, and its supervisor restarts it with --resume auto."""
+    store = MemoryStore()
+    until_wave(start(store=store), 3)
+    start(store=store, resume=False).run(0.02)
+    parts.forget()  # rows of the earlier run
+    finish(start(store=store, resume="auto"))
     assert_exact()
 
 
@@ -477,7 +487,7 @@ def test_a_fresh_run_that_rolled_back_before_its_first_commit_replaces_nothing()
     hasty.kill(1)
     hasty.run_until(lambda: len(manifest_names(store.names("exact/"))) > 2)
     assert waves(hasty).committed == 0
-    with pytest.raises(TopologyError, match="--resume-older"):
+    with pytest.raises(TopologyError, match="--resume older"):
         start(store=store, resume=True)
     finish(start(store=store, resume="older"))
     assert_exact()
@@ -541,6 +551,26 @@ def test_a_failed_write_of_a_sink_rolls_back_to_the_last_wave() -> None:
     finish(cluster)
     assert_exact()
     assert any("could not write (OSError: the disk is full): rolled back to the last" in text for text in cluster.said)
+
+
+def test_staged_rows_that_a_sink_has_lost_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a roll-back the next wave would be committed without them."""
+    cluster = start()
+    until_wave(cluster, 2)
+    prepare, lost = parts.FakeLedger.prepare, []
+
+    def lose_rows(sink: Any, wave: int) -> None:
+        rows = [key for key in parts.STAGED if key[:3] == (sink.task_index, sink.epoch, -1)]
+        if not lost and rows:
+            lost.extend(parts.STAGED.pop(key) for key in rows)
+            raise RowsLost("the disk has failed")
+        prepare(sink, wave)
+
+    monkeypatch.setattr(parts.FakeLedger, "prepare", lose_rows)
+    finish(cluster)
+    assert lost
+    assert_exact()
+    assert any("has lost staged rows (RowsLost: the disk has failed): rolled back to the last" in text for text in cluster.said)
 
 
 def test_a_sink_may_be_down_for_long() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, RowsLost
 from support.examples import examples
 from support.suites.two_phase import Engine, Files, Redis, Sql, Target, Wire
 
@@ -233,7 +233,8 @@ class TestEverySink:
         assert target.seen() == {0: target.wanted(list(range(1, 601)))}
 
     def test_an_error_is_not_a_crash(self, make: Make) -> None:
-        """After an error, the engine resends a chunk, starts another wave after a failed prepare, and repeats a commit."""
+        """After an error, the engine resends a chunk, starts another wave after a failed prepare, and repeats a commit. It
+        rolls back if the rows are lost: a file whose sync has failed is not trusted again."""
         fired = []
         for at in range(14):
             with make() as target:
@@ -250,6 +251,13 @@ class TestEverySink:
                     try:
                         sink.prepare(1)
                     except ConnectionError:
+                        sink.prepare(2)
+                    except RowsLost:
+                        with pytest.raises(RowsLost):
+                            sink.prepare(2)
+                        engine.crash()
+                        sink = engine.sinks[0]
+                        sink.process_rows(target.rows(0, [1, 2, 3]))
                         sink.prepare(2)
                     try:
                         sink.commit(2)

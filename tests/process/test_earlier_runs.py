@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.config import CHECKPOINTS, HEARTBEAT_TIMEOUT
+from millrace.control.submission import AUTO
 from millrace.errors import CorruptCheckpoint, TopologyError
 from millrace.model.graph import TopologyGraph, graph_of
 from millrace.runtime.checkpoints.store import open_store
@@ -15,6 +16,7 @@ from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.processes import ProcessCluster
 from millrace.workloads.audit import StatefulWordCount
+from millrace.workloads.wordcount import WordCount
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact
 
@@ -76,6 +78,23 @@ def test_a_fresh_start_deletes_old_checkpoints(cluster: ProcessCluster, tmp_path
     assert_all_exact(stream.finish_both())
 
 
+def test_auto_starts_and_resumes_as_there_is_need(cluster: ProcessCluster, tmp_path: Path) -> None:
+    """The first start, a restart after a clean stop, and a topology that has nothing to resume."""
+    with cluster_on(tmp_path / "store") as first:
+        stream = StatefulStream(first.master, tmp_path, NAME, resume="auto", **GENTLE)
+        stream.wave(2)
+        first.master.kill(NAME, wait=SECONDS)
+        assert first.master.wait_until(lambda: NAME not in first.master.state.topologies, SECONDS)
+    with cluster_on(tmp_path / "store") as second:
+        stream = StatefulStream(second.master, tmp_path, NAME, resume="auto", **GENTLE)
+        stream.wave(2)
+        assert_all_exact(stream.finish_both())
+    for _ in range(2):
+        assert cluster.master.submit(graph_of(WordCount, "stateless"), "auto") is False
+        cluster.master.kill("stateless", wait=0)
+        assert cluster.master.wait_until(lambda: "stateless" not in cluster.master.state.topologies, SECONDS)
+
+
 def test_a_running_topology_is_reported_as_running(cluster: ProcessCluster, tmp_path: Path) -> None:
     stream = StatefulStream(cluster.master, tmp_path, NAME, **GENTLE)
     stream.wave(1)
@@ -91,7 +110,7 @@ def test_unreadable_checkpoints_need_a_decision(cluster: ProcessCluster, tmp_pat
     store = open_store(cluster.master.checkpointing.place)
     for name in manifests(cluster):
         store.write(name, [b"torn"])
-    for resume in (None, True):
+    for resume in (None, True, AUTO):
         with pytest.raises(CorruptCheckpoint, match=r"none can be used; .* without state with --fresh \(resume=False\)"):
             cluster.master.submit(words(tmp_path), resume)
     stream = StatefulStream(cluster.master, tmp_path / "second", NAME, resume=False, **GENTLE)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.spark.engine import check_code
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.workloads.audit import StatefulWordCount, audit, true_counts
-from millrace.workloads.wordcount import expected_counts, table_words
+from millrace.workloads.wordcount import expected_counts
 from support.processes.family import in_session
 from support.suites.kept_state import state_of
 from support.topologies.audited import assert_exact
@@ -39,34 +38,17 @@ from support.topologies.dataframe_parts import (
     TappedCount,
     WrongSchema,
 )
+from support.topologies.text_files import TextFiles
 
 SECONDS = 120.0
 LOOK_SECONDS = 0.1
 
 
-class Files:
-    """Text files, written one after the other, and the counts of all words in them."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.number, self.counts = directory, 0, Counter[str]()
-        directory.mkdir()
-        self._table = table_words(words=200)
-
-    def write(self, files: int) -> None:
-        for _ in range(files):
-            lines = self._table[self.number * 40 : self.number * 40 + 40]
-            part = self.directory.with_name("part")
-            part.write_text("\n".join(" ".join(words) for words in lines))
-            part.rename(self.directory / f"{self.number:04}.txt")  # atomic
-            self.counts.update(word for words in lines for word in words)
-            self.number += 1
-
-
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Files, Path]:
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TextFiles, Path]:
     monkeypatch.setenv(SOURCE, str(tmp_path / "source"))
     monkeypatch.setenv(TARGET, str(tmp_path / "target"))
-    return Files(tmp_path / "source"), tmp_path / "target"
+    return TextFiles(tmp_path / "source"), tmp_path / "target"
 
 
 @pytest.fixture
@@ -92,7 +74,7 @@ def counted(engine: MicrobatchEngine, name: str, rows: int) -> None:
     assert engine.master.wait_until(done, SECONDS), [event["text"] for event in list(engine.master.events)]
 
 
-def test_from_files_to_a_table_and_resumed_after_a_restart(places: tuple[Files, Path],
+def test_from_files_to_a_table_and_resumed_after_a_restart(places: tuple[TextFiles, Path],
                                                            engine: Callable[[], MicrobatchEngine], tmp_path: Path) -> None:
     files, target = places
     first = engine()
@@ -123,8 +105,8 @@ def test_from_files_to_a_table_and_resumed_after_a_restart(places: tuple[Files, 
     check_dead_letters(second, files, tmp_path)
 
 
-def check_several_sources(engine: MicrobatchEngine, files: Files, tmp_path: Path) -> None:
-    others = Files(files.directory.with_name("source-others"))
+def check_several_sources(engine: MicrobatchEngine, files: TextFiles, tmp_path: Path) -> None:
+    others = TextFiles(files.directory.with_name("source-others"))
     others.write(2)
     running = engine.submit(Mixed, "mixed")
     counted(engine, "mixed", (files.counts.total() + others.counts.total()) // 10 + 100)
@@ -150,7 +132,7 @@ def check_refusals(engine: MicrobatchEngine, target: Path) -> None:
         check_code(graph_of(DataFrameCount), "resident")
 
 
-def check_dead_letters(engine: MicrobatchEngine, files: Files, tmp_path: Path) -> None:
+def check_dead_letters(engine: MicrobatchEngine, files: TextFiles, tmp_path: Path) -> None:
     """Only rows that do not fit the schema go to the dead letters."""
     (files.directory / "odd.txt").write_text("one odd none three")
     engine.submit(OddDataFrame, "odd", {"path": str(tmp_path / "letters")})

@@ -196,7 +196,7 @@ def test_state_is_resumed_with_the_positions_of_its_own_run(engine: ResidentEngi
     """A later run that was killed before it saved any state does not count."""
     config = {"path": str(tmp_path / "out")}
     incoming.add(files=2, lines=50)
-    running = engine.submit(counting(lines_of(spark, incoming)), "again", config)
+    running = engine.submit(counting(lines_of(spark, incoming)), "again", config, resume="auto")
     read_all(spark, running)
     end(running)
     with pytest.raises(TopologyError, match=r"checkpoints of 'again', the last of wave \d+.*--resume \(.*--fresh \("):
@@ -217,7 +217,7 @@ def test_positions_are_resumed_or_discarded_as_submitted(engine: ResidentEngine,
     """A topology without state has only Spark's positions to resume."""
     config = {"path": str(tmp_path / "out")}
     incoming.add(files=2, lines=50)
-    running = engine.submit(writing(lines_of(spark, incoming)), "resumed", config)
+    running = engine.submit(writing(lines_of(spark, incoming)), "resumed", config, resume="auto")
     read_all(spark, running)
     with pytest.raises(TopologyError, match="'resumed' is running already"):
         engine.submit(writing(lines_of(spark, incoming)), "resumed", config)
@@ -227,7 +227,7 @@ def test_positions_are_resumed_or_discarded_as_submitted(engine: ResidentEngine,
         engine.submit(writing(lines_of(spark, incoming)), "resumed", config)
     assert "resumed" not in engine.master.state.topologies and not queries_of(spark, running)
     incoming.add(files=1, lines=50)
-    running = engine.submit(writing(lines_of(spark, incoming)), "resumed", config, resume=True)
+    running = engine.submit(writing(lines_of(spark, incoming)), "resumed", config, resume="auto")
     read_all(spark, running)
     end(running)
     assert written(tmp_path / "out") == Counter(incoming.lines), "nothing is read twice"

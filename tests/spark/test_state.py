@@ -97,11 +97,11 @@ def committed(process: subprocess.Popen[str], after: int) -> int:
 
 
 def test_the_driver_is_killed_and_resumed(driver: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    first = driver()
+    first = driver("--resume", "auto")
     wave = committed(first, 3)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    second = driver("--resume")  # while workers of the first may still be alive
+    second = driver("--resume", "auto")  # while workers of the first may still be alive
     committed(second, wave + 3)
     os.killpg(second.pid, signal.SIGINT)
     _, err = second.communicate(timeout=START_SECONDS)

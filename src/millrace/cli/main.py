@@ -11,10 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from millrace.cli.options import (
+    RESUME,
+    RESUME_AUTO,
+    RESUME_OLDER,
     ClusterName,
     Json,
     OneTopology,
     Pairs,
+    RunCommand,
     TopologyName,
     json_or_text,
     pairs,
@@ -61,7 +65,7 @@ def demo(seconds: Annotated[float, typer.Option(metavar="S", help="Seconds that 
         raise MillraceError(f"{result['lost']} words were lost and {result['wrong']} are wrong: that must never happen")
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def run(topology: DeclaredTopology,
         engine: Annotated[str, typer.Option(metavar="NAME", help="resident: long-lived workers, latency of milliseconds. "
                                                                  "microbatch: one Spark job per batch.")] = "resident",
@@ -78,12 +82,15 @@ def run(topology: DeclaredTopology,
                                                "any other key to the components. The value is JSON or a string.")] = None,
         seconds: Annotated[float, typer.Option(metavar="S", help="Stop after this many seconds; 0: run until Ctrl-C.",
                                                min=0)] = 0,
-        resume: Annotated[bool, typer.Option("--resume", help="Restart from the last checkpoint of an earlier run.")] = False,
+        resume: Annotated[bool, typer.Option(RESUME, help="Restart from the last checkpoint of an earlier run. --resume auto: "
+                                                          "if there is one, else start; for service managers. --resume older: "
+                                                          "continue the run that a --fresh one, stopped before its first "
+                                                          "commit, was to replace.")] = False,
+        resume_auto: Annotated[bool, typer.Option(RESUME_AUTO, hidden=True, help="The same as --resume auto.")] = False,
+        resume_older: Annotated[bool, typer.Option(RESUME_OLDER, hidden=True, help="The same as --resume older.")] = False,
         fresh: Annotated[bool, typer.Option("--fresh", help="Start empty, and delete the checkpoints of earlier runs. "
                                                             "--resume or --fresh is required if an earlier run left "
                                                             "checkpoints.")] = False,
-        resume_older: Annotated[bool, typer.Option("--resume-older", help="Continue the run that a --fresh one, stopped before "
-                                                   "its first commit, was to replace.")] = False,
         cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Name by which other commands find this "
                                                                          "cluster.")] = None,
         scheduler: Annotated[str | None, typer.Option(metavar="NAME", help="Scheduler that moves tasks while they run; "
@@ -106,7 +113,8 @@ def run(topology: DeclaredTopology,
     settings = sorted_settings(setting)
     options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), settings.topology, seconds, cluster,
                          bind, port, one_worker_per_node, settings.spark, settings.engine, scheduler,
-                         pairs("--scheduler-set", scheduler_set), resume_choice(resume, fresh, resume_older), engine)
+                         pairs("--scheduler-set", scheduler_set),
+                         resume_choice(resume, resume_auto, resume_older, fresh), engine)
     result = run_topology(options, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))

@@ -8,9 +8,10 @@ from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from millrace.config import ENGINE_SETTINGS, OTHER_KEYS, SETTINGS, TOPOLOGY_SETTINGS
-from millrace.control.submission import OLDER, Resume
+from millrace.control.submission import AUTO, OLDER, Resume
 from millrace.errors import MillraceError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end and nothing else on stdout.")]
@@ -20,6 +21,8 @@ TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="Name of t
 Pairs = list[str] | None
 OneTopology = Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="Name of the topology; default: all.")]
 
+RESUME, RESUME_AUTO, RESUME_OLDER = "--resume", "--resume-auto", "--resume-older"
+RESUME_VALUES = {AUTO: RESUME_AUTO, OLDER: RESUME_OLDER}
 SPARK = "spark."  # begins the names of Spark's own settings
 
 
@@ -84,16 +87,34 @@ def _value(option: str, key: str, text: str) -> Any:
     return value
 
 
-def resume_choice(resume: bool, fresh: bool, older: bool = False) -> Resume:
-    """True for --resume, "older" for --resume-older, False for --fresh, None for neither."""
-    if older and (resume or fresh):
-        raise MillraceError("--resume-older continues the run that a --fresh one was to replace: give it without --resume and "
-                            "--fresh")
-    if older:
-        return OLDER
-    if resume and fresh:
+class RunCommand(TyperCommand):
+    """The command `run`, which understands `--resume auto` and `--resume older`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_resume_value(args))
+
+
+def with_resume_value(arguments: list[str]) -> list[str]:
+    """The arguments with --resume and its value as one option: an option of Typer has a value always or never."""
+    joined: list[str] = []
+    for argument in arguments:
+        if argument in RESUME_VALUES and joined[-1:] == [RESUME]:
+            joined[-1] = RESUME_VALUES[argument]
+        else:
+            option, _, value = argument.partition("=")
+            joined.append(RESUME_VALUES.get(value, argument) if option == RESUME else argument)
+    return joined
+
+
+def resume_choice(resume: bool, auto: bool, older: bool, fresh: bool) -> Resume:
+    """The choice that --resume, --resume auto, --resume older and --fresh make; None for none of them."""
+    if auto and older:
+        raise MillraceError("--resume auto and --resume older: give only one of the two")
+    if (resume or auto or older) and fresh:
         raise MillraceError("--resume continues from the checkpoints of an earlier run, --fresh deletes them: give only one "
                             "of the two")
+    if auto or older:
+        return AUTO if auto else OLDER
     return resume if resume or fresh else None
 
 

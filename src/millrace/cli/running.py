@@ -52,7 +52,7 @@ class RunOptions:
     settings: dict[str, Any]
     scheduler: str | None
     scheduler_parameters: dict[str, Any]
-    resume: Resume  # None: refuse to start if an earlier run left checkpoints
+    resume: Resume
     engine: str = RESIDENT
 
 

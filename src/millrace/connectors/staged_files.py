@@ -12,16 +12,17 @@ from typing import NamedTuple
 
 from millrace.api.component import Component
 from millrace.connectors.staging import Staging, gone, staged_name
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, RowsLost
+from millrace.runtime.durable import make_directory, sync_directory
 
-_NAME = re.compile(r"(\d+)-(\d+)-(?:open|(\d+)-([0-9a-f]+))")
+_NAME = re.compile(r"(\d+)-(\d+)-(?:open|unsynced|(\d+)-([0-9a-f]+))")
 
 
 class _Staged(NamedTuple):
     path: Path
     task: int
     epoch: int
-    wave: int | None  # None: open
+    wave: int | None  # None: not prepared
     token: str | None
 
 
@@ -31,21 +32,27 @@ class StagedFiles(Staging):
     sorted by name, a task's files are in order.
 
     A random token in each name keeps the files of different sinks and runs in one directory apart. A crash may tear an open
-    file; a prepared one was synced before it got its name.
+    file; a prepared one was synced before it got its name. A file whose sync has failed becomes
+    `<task>-<epoch>-unsynced<suffix>`, and this epoch of the task prepares nothing more: a second sync of it would succeed, even
+    though the disk does not have all of its rows. They are computed again, in the next epoch.
     """
 
     def __init__(self, directory: Path, suffix: str, owner: Component) -> None:
         self._visible, self._suffix, self._owner = directory, suffix, owner
         self._hidden = directory / f".staged-{staged_name(owner)}"
-        _make(self._hidden)
+        make_directory(directory, 0o777)  # as visible as the user's umask allows
+        make_directory(self._hidden)
         self._prepared: set[_Staged] = set()  # by this instance, which has not yet published them
         self._file: tuple[int, Path] | None = None  # descriptor and name of the open one
         self._size = 0  # of the whole chunks in it
+        self._unsynced = self._path("unsynced").exists()  # an earlier instance may have left one
+        self._publishing = False  # files were renamed, and their directories are not synced yet
 
     def add(self, data: bytes) -> None:
         """Stages one chunk, completely or not at all."""
         if not data:
             return
+        self._check_synced()
         (fd, _), view = self._file or self._open(os.O_CREAT), memoryview(data)
         offset = self._size
         try:
@@ -58,12 +65,17 @@ class StagedFiles(Staging):
         self._size = offset
 
     def prepare(self, wave: int) -> None:
+        self._check_synced()
         try:
             fd, path = self._file or self._open(0)  # an earlier instance may have left one
         except FileNotFoundError:
             return  # nothing was staged
         os.ftruncate(fd, self._size)
-        os.fsync(fd)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            self._give_up(path)
+            raise self._not_on_disk(error) from error
         token = secrets.token_hex(4)
         prepared = self._path(f"{wave}-{token}")
         try:
@@ -71,7 +83,7 @@ class StagedFiles(Staging):
         except FileNotFoundError:
             raise gone(self._owner, str(self._hidden)) from None
         self._file = fd, prepared  # until it is durable, so that the next wave includes it if this one fails here
-        _sync(self._hidden)
+        sync_directory(self._hidden)
         self._prepared.add(_Staged(prepared, self._owner.task_index, self._owner.epoch, wave, token))
         self.close()
 
@@ -79,13 +91,15 @@ class StagedFiles(Staging):
         """Raises if a file that this instance prepared is neither staged nor visible; this is unknown for other instances."""
         prepared = [staged for staged in self._files() if (staged.task, staged.epoch) == (task, epoch)
                     and staged.wave is not None and staged.wave <= wave]
+        self._publishing |= bool(prepared)
         for staged in sorted(prepared, key=lambda staged: staged.wave or 0):
             with contextlib.suppress(FileNotFoundError):  # another incarnation has published it
                 staged.path.rename(self._final(staged))
                 self._prepared.discard(staged)
-        if prepared:
-            _sync(self._visible)
-            _sync(self._hidden)
+        if self._publishing:  # in this call, or in one that failed
+            sync_directory(self._visible)
+            sync_directory(self._hidden)
+            self._publishing = False
         if (task, epoch) == (self._owner.task_index, self._owner.epoch):
             self._account(wave)
 
@@ -101,6 +115,21 @@ class StagedFiles(Staging):
         if self._file is not None:
             os.close(self._file[0])
             self._file = None
+
+    def _check_synced(self) -> None:
+        if self._unsynced:
+            raise self._not_on_disk()
+
+    def _give_up(self, path: Path) -> None:
+        """Note, for a later instance too, that the open file may never be prepared."""
+        self._unsynced = True
+        self.close()
+        path.rename(self._path("unsynced"))
+
+    def _not_on_disk(self, error: OSError | None = None) -> RowsLost:
+        return RowsLost(f"{self._owner.component_name}: rows staged in {self._hidden} (task {self._owner.task_index} in epoch "
+                        f"{self._owner.epoch}) could not be written to the disk{f' ({error})' if error else ''}, and the "
+                        "topology must roll back to its last committed wave to compute them again. Check that disk")
 
     def _account(self, wave: int) -> None:
         """Checks files that this instance prepared up to the wave and did not publish: another incarnation must have."""
@@ -132,19 +161,3 @@ class StagedFiles(Staging):
             if match := _NAME.fullmatch(path.name.removesuffix(self._suffix)):
                 task, epoch, wave, token = match.groups()
                 yield _Staged(path, int(task), int(epoch), int(wave) if wave else None, token)
-
-
-def _make(directory: Path) -> None:
-    """Creates the directory and its missing parents, and syncs each parent so that they survive a crash."""
-    if not directory.parent.is_dir():
-        _make(directory.parent)
-    directory.mkdir(exist_ok=True)
-    _sync(directory.parent)  # even if another task created it: it may not have synced yet
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

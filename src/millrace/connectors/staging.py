@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from millrace.api.component import Component
 from millrace.api.sink import TwoPhaseSink
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, RowsLost
 from millrace.state.path_step import path_step
 
 
@@ -81,7 +81,7 @@ def staged_name(component: Component) -> str:
     return f"{path_step(component.topology_name)}+{path_step(component.component_name)}"
 
 
-def gone(component: Component, where: str) -> MillraceError:
-    return MillraceError(f"{component.component_name}: rows staged in {where} are missing (task {component.task_index} "
+def gone(component: Component, where: str) -> RowsLost:
+    return RowsLost(f"{component.component_name}: rows staged in {where} are missing (task {component.task_index} "
                          f"in epoch {component.epoch}). Either a later epoch has discarded them, and this incarnation will "
                          "end; or someone else has, and the topology must roll back to its last committed wave.")

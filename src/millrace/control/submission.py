@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import replace
 from datetime import datetime
+from typing import Literal
 
 from millrace.api.tuple import DEAD_LETTERS
 from millrace.config import ACKERS, AT_LEAST_ONCE, EXACTLY_ONCE, GUARANTEE, SETTINGS
@@ -14,8 +15,12 @@ from millrace.model.graph import ComponentDef, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
 from millrace.state.checkpoint import Manifest, base_wave
 
-OLDER = "older"  # resume the run that a fresh one had begun to replace
-Resume = bool | str | None  # True, or `OLDER`: resume; False: start fresh; None: refuse to start if there is a choice
+# True: resume from the checkpoint, which must exist. False: start fresh. None: refuse if there is a checkpoint. "auto": resume
+# if there is a checkpoint, otherwise start; the choice of a supervisor, which restarts with the same command whatever happened.
+# "older": resume the run that a fresh one had begun to replace.
+Resume = bool | Literal["auto", "older"] | None
+AUTO: Literal["auto"] = "auto"
+OLDER: Literal["older"] = "older"
 
 
 def check_not_running(name: str, running: Container[str]) -> None:
@@ -75,6 +80,14 @@ def ackers_for(graph: TopologyGraph, workers: int) -> int:
     return workers if configured is None else int(configured)
 
 
+def chosen(resume: Resume, manifest: Manifest | None) -> Resume:
+    """The choice that "auto" stands for; other choices as they are. A fresh epoch that has committed no wave is nothing to
+    resume from."""
+    if resume == AUTO:
+        return True if manifest is not None and manifest.wave > 0 else None
+    return resume
+
+
 def check_choice(resume: Resume, manifest: Manifest | None, store: str) -> None:
     """Raise `TopologyError` if there is a checkpoint to resume from and the user chose neither --resume nor --fresh. A fresh
     epoch that has committed no wave is nothing to resume from."""
@@ -90,7 +103,7 @@ def check_begun(resume: Resume, manifest: Manifest | None, at: float, store: str
         return
     raise TopologyError(f"{manifest.topology!r} was started with --fresh{when(at, 'at')}, and stopped before that run had "
                         f"committed anything; {store} still has the run before it, up to {_which(manifest)}"
-                        f"{when(manifest.at)}. Choose --resume-older (resume={OLDER!r}) to continue with that one, or --fresh "
+                        f"{when(manifest.at)}. Choose --resume older (resume={OLDER!r}) to continue with that one, or --fresh "
                         "(resume=False) to start over again")
 
 

@@ -171,14 +171,15 @@ class Master:
 
     # -- requests, on any thread -------------------------------------------------------------------------------------
 
-    def submit(self, graph: TopologyGraph, resume: Resume = None, offsets: str = "") -> None:
-        """Start a topology. `resume`: as in `Checkpointing.submission`. `offsets`: as in `Submitted`."""
+    def submit(self, graph: TopologyGraph, resume: Resume = None, offsets: str = "") -> bool:
+        """Start a topology. `offsets`: as in `Submitted`. Returns True if it resumes from a checkpoint."""
         event = replace(self.checkpointing.submission(graph, resume), offsets=offsets)
         try:
             self.call(lambda: self._submit(event))
         except BaseException:
             self.checkpointing.refused(graph.name)
             raise
+        return event.checkpoint is not None
 
     def pause(self, name: str) -> None:
         self.call(lambda: self.tell(Paused(name)))

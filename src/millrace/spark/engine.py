@@ -13,7 +13,7 @@ from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
 from millrace.control.events import Say
-from millrace.control.submission import Resume, check_not_running
+from millrace.control.submission import AUTO, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
 from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, TopologyError, UnknownTopology
 from millrace.master.checkpoints.checkpointing import default_store
@@ -119,8 +119,9 @@ class ResidentEngine:
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None,
                resume: Resume = None) -> RunningTopology:
         """Start a topology. `resume`: True continues from its last committed wave; False starts fresh and deletes the
-        checkpoints of an earlier run; None is refused if there are any; "older" continues the run that a fresh one, stopped
-        before its first commit, was to replace. Returns at once; `RunningTopology.wait_running` waits for its tasks."""
+        checkpoints of an earlier run; None is refused if there are any; "auto" continues if there are any, and starts
+        otherwise; "older" continues the run that a fresh one, stopped before its first commit, was to replace. Returns at
+        once; `RunningTopology.wait_running` waits for its tasks."""
         check_topology_config(config or {})
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
         check_code(graph, "resident")
@@ -129,11 +130,11 @@ class ResidentEngine:
         dataframes = resolve_dataframes(self.spark, topology) if isinstance(topology, type) and declared else {}
         queries = FeedingQueries(self.spark, self.master.fed(graph.name), graph, dataframes, self.slots)
         check_not_running(graph.name, self.master.state.topologies)  # else its own positions would pass for an earlier run's
-        queries.prepare(resume if resume is None else bool(resume))
+        queries.prepare(resume)
         # Without state the master has nothing to resume; Spark's positions are resumed by the queries.
-        self.master.submit(graph, resume if graph.waves or not dataframes else None, queries.run)
+        resumed = self.master.submit(graph, resume if graph.waves or not dataframes else None, queries.run)
         if dataframes:
-            self._feed(queries, resume if resume is None else bool(resume))
+            self._feed(queries, (resumed or not graph.waves) if resume == AUTO else resume if resume is None else bool(resume))
         return RunningTopology(self.master, graph.name)
 
     def _feed(self, queries: FeedingQueries, resume: bool | None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
-from millrace.control.batches.decisions import needs_offsets, start_from
+from millrace.control.batches.decisions import check_digest, needs_offsets, start_from
 from millrace.control.events import Say, Submitted
 from millrace.control.submission import Resume, as_scaled, check_guarantee, check_settings
 from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, TopologyError
@@ -23,6 +23,7 @@ from millrace.model.graph import TopologyGraph, batched, graph_of
 from millrace.runtime.checkpoints.store import open_store, shown_place
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.schedulers.same_slot import SameSlot
+from millrace.spark.batches.offsets import SparkOffsets
 from millrace.spark.batches.query import BatchQuery
 from millrace.spark.cluster.executors import Executors
 from millrace.spark.cluster.free_cores import FreeCores
@@ -35,7 +36,7 @@ from millrace.spark.session.errors import GONE
 from millrace.spark.session.master_url import LOOPBACK, parse_master
 from millrace.spark.session.session import make_batch_session, stop_session
 from millrace.spark.session.settings import EXCLUDING
-from millrace.state.checkpoint import Manifest, check_fit
+from millrace.state.checkpoint import Manifest, base_wave, check_fit
 from millrace.state.path_step import path_step
 
 if TYPE_CHECKING:
@@ -107,9 +108,9 @@ class MicrobatchEngine:
                sources: dict[str, DataFrame] | None = None) -> RunningTopology:
         """Start a topology. `resume`: True continues from its last committed batch, with the parallelism that it was scaled to
         unless `par` names another (a graph keeps its own); False starts without state and discards the checkpoints of earlier
-        runs; None is refused if there are any; "older" continues the run that a fresh one, stopped before its first commit,
-        was to replace. `sources`: streaming DataFrames by component, for a graph with DataFrame
-        spouts; a class declares its own."""
+        runs; None is refused if there are any; "auto" continues if there are any, and starts otherwise; "older" continues the
+        run that a fresh one, stopped before its first commit, was to replace. `sources`: streaming DataFrames by component,
+        for a graph with DataFrame spouts; a class declares its own."""
         check_topology_config(config or {})
         graph = batched(topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par))
         check_code(graph, "microbatch")
@@ -185,6 +186,9 @@ class MicrobatchEngine:
             raise CorruptCheckpoint(f"the checkpoint of {name!r} belongs to Spark's offsets in {place}, which do not exist. "
                                     "Restore them from a backup together with the checkpoints; without them the sources would "
                                     "be read from the wrong position")
+        digest = SparkOffsets(self.placement, place).digest(committed.wave - base_wave(committed.offsets) - 1)
+        if digest:  # without one Spark plans the batch again, perhaps with the same rows: checked when it offers the batch
+            check_digest(committed, digest)
 
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:

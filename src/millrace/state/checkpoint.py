@@ -94,6 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     at: float
     wave_epoch: int = 0
     offsets: str = ""  # names the directories with Spark's reading positions of its sources, or of the DataFrame spouts' feeds
+    offsets_digest: str = ""  # of Spark's reading positions of the batch; empty for a resident topology, and in older manifests
 
     @property
     def of_batches(self) -> bool:

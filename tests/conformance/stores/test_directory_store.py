@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,6 +134,68 @@ def test_a_blob_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pyte
     done.clear()
     store.write("t/b", [NEW])
     assert [step.partition(UNFINISHED)[0] for step in done] == ["force /store/t/", "rename to b", "force /store/t"]
+
+
+def test_every_directory_above_a_blob_is_synced_in_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        forced.append(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(str(tmp_path)))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    DirectoryStore(tmp_path / "made" / "by" / "us").write("t/c/a", [NEW])
+    assert forced[:3] == ["", "/made", "/made/by"]
+    assert [path for path in forced if UNFINISHED not in path][3:] == ["/made/by/us", "/made/by/us/t", "/made/by/us/t/c"]
+
+
+@pytest.mark.parametrize(("fails_at", "unsynced"), [(0, "t"), (1, "a"), (2, "a")], ids=["parent", "file", "directory"])
+def test_nothing_is_trusted_after_a_failed_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int,
+                                                unsynced: str) -> None:
+    """The kernel reports an error once: what was not synced is made again, with another file or directory entry."""
+    store, fsync, mkdir, replace = DirectoryStore(tmp_path), os.fsync, Path.mkdir, Path.replace
+    calls: list[int] = []
+    made: list[str] = []
+
+    def failing(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == fails_at + 1:
+            raise OSError(5, "Input/output error")
+        fsync(descriptor)
+
+    def noted_mkdir(path: Path, *args: Any, **named: Any) -> None:
+        made.extend([] if path.exists() else [path.name])
+        mkdir(path, *args, **named)
+
+    def noted_replace(path: Path, target: Path) -> Path:
+        made.append(target.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    monkeypatch.setattr(Path, "mkdir", noted_mkdir)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    with pytest.raises(StoreUnreachable, match="Input/output error"):
+        store.write("t/a", [NEW])
+    assert left_over(store) == []
+    made.clear()
+    store.write("t/a", [NEW])
+    assert store.read("t/a") == NEW and unsynced in made
+
+
+def test_only_the_user_can_read_checkpoints(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = DirectoryStore(tmp_path / "made" / "store")
+        store.write("t/c/a", [NEW])
+        lock = store.lock("t")
+        assert lock is not None
+        lock.close()
+    finally:
+        os.umask(before)
+    modes = {path.relative_to(tmp_path).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert modes == {"made": 0o700, "made/store": 0o700, "made/store/t": 0o700, "made/store/t/c": 0o700,
+                     "made/store/t/c/a": 0o600, "made/store/t.lock": 0o600}
 
 
 @pytest.mark.parametrize("kind", ["directory", "remote"])

@@ -11,6 +11,7 @@ import numpy as np
 
 from millrace.api.topology import Topology
 from millrace.bench.stored_counts import stored_counts
+from millrace.control.submission import Resume
 from millrace.control.topology_state import TopologyState
 from millrace.control.waves import IDLE, Waves
 from millrace.master.service import Master
@@ -36,7 +37,7 @@ class AuditedStream:
 
     topology: type[Topology] = AuditedWordCount
 
-    def __init__(self, master: Master, directory: Path, name: str = "audited", rate: float = RATE, resume: bool = False,
+    def __init__(self, master: Master, directory: Path, name: str = "audited", rate: float = RATE, resume: Resume = False,
                  par: dict[str, int] | None = None, **config: object) -> None:
         self.master, self.directory, self.name = master, directory, name
         master.submit(graph_of(self.topology, name, {"path": str(directory), "rate": rate, **config}, par), resume)

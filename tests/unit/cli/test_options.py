@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.cli.options import Settings, pairs, resume_choice, sorted_settings
+from millrace.cli.options import Settings, pairs, resume_choice, sorted_settings, with_resume_value
 from millrace.config import ENGINE_SETTINGS, OTHER_KEYS, TOPOLOGY_SETTINGS
 from millrace.errors import MillraceError
 
@@ -51,6 +51,21 @@ def test_numbers_of_tasks_are_whole() -> None:
 
 
 def test_resume_fresh_or_neither() -> None:
-    assert [resume_choice(*flags) for flags in ((True, False), (False, True), (False, False))] == [True, False, None]
-    with pytest.raises(MillraceError, match="give only one"):
-        resume_choice(True, True)
+    choices = [(1, 0, 0, 0), (0, 1, 0, 0), (1, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0, 0, 0, 0)]
+    assert [resume_choice(*map(bool, flags)) for flags in choices] == [True, "auto", "auto", "older", False, None]
+    for flags in ((1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (0, 1, 1, 0)):
+        with pytest.raises(MillraceError, match="give only one"):
+            resume_choice(*map(bool, flags))
+
+
+@pytest.mark.parametrize(("given", "joined"), [
+    (["run", "a:B", "--resume", "auto"], ["run", "a:B", "--resume-auto"]),
+    (["run", "--resume=auto", "a:B"], ["run", "--resume-auto", "a:B"]),
+    (["run", "a:B", "--resume", "older"], ["run", "a:B", "--resume-older"]),
+    (["run", "--resume", "a:B"], ["run", "--resume", "a:B"]),
+    (["run", "--resume=other", "a:B"], ["run", "--resume=other", "a:B"]),
+    (["run", "a:B", "--name", "auto", "--resume"], ["run", "a:B", "--name", "auto", "--resume"]),
+    (["auto"], ["auto"]),
+])
+def test_resume_has_a_value_only_if_it_is_a_known_one(given: list[str], joined: list[str]) -> None:
+    assert with_resume_value(given) == joined

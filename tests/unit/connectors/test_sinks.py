@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 
 import pyarrow as pa
 import pytest
 from recording import attach, rows
 
 from millrace.connectors.sinks import Drop, DropArrow, JsonLinesSink
-from millrace.errors import MillraceError, TopologyError
+from millrace.errors import MillraceError, RowsLost, TopologyError
 from millrace.workloads.audit import RECORD, AuditSink
 
 
@@ -167,7 +168,7 @@ def test_a_prepared_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeyp
     sink.process_rows(rows("word", [["tea"]]))
     sink.prepare(1)
     hidden = str(tmp_path / ".staged-test+under-test")
-    assert calls == [str(tmp_path), f"{hidden}/0-1-open.jsonl", "rename", hidden]
+    assert calls == [str(tmp_path.parent), str(tmp_path), f"{hidden}/0-1-open.jsonl", "rename", hidden]
     calls.clear()
     sink.commit(1)
     assert calls == ["rename", str(tmp_path), hidden]
@@ -181,7 +182,61 @@ def test_directories_that_are_made_are_on_the_disk(tmp_path, monkeypatch):
     assert forced == [str(tmp_path), str(tmp_path / "made"), str(tmp_path / "made" / "here")]
     forced.clear()
     staged_sink(tmp_path / "made" / "here", task_index=1)
-    assert forced == [str(tmp_path / "made" / "here")], "the one who made the hidden directory may not have come so far"
+    assert forced == [str(tmp_path / "made"), str(tmp_path / "made" / "here")], "the one who made them may not have come so far"
+
+
+def broken(fd):
+    raise OSError(5, "Input/output error")
+
+
+def test_a_file_whose_sync_has_failed_is_never_prepared(tmp_path, monkeypatch):
+    """The second sync would succeed, since the kernel reports an error once, and the rows would not be on the disk."""
+    sink = staged_sink(tmp_path)
+    sink.process_rows(rows("word", [["tea"]]))
+    with monkeypatch.context() as patched, pytest.raises(RowsLost, match=r"could not be written to the disk.*roll back"):
+        patched.setattr(os, "fsync", broken)
+        sink.prepare(1)
+    for again in (sink, staged_sink(tmp_path)):  # a new instance of the same epoch does not trust it either
+        with pytest.raises(RowsLost):
+            again.process_rows(rows("word", [["milk"]]))
+        with pytest.raises(RowsLost):
+            again.prepare(2)
+    after = staged_sink(tmp_path, epoch=2)
+    after.recover(0, 0)
+    after.process_rows(rows("word", [["tea"], ["milk"]]))
+    after.prepare(3)
+    after.commit(3)
+    assert [row["word"] for row in written(tmp_path)] == ["tea", "milk"]
+    assert list((tmp_path / ".staged-test+under-test").iterdir()) == []
+
+
+def test_a_repeated_commit_syncs_what_the_failed_one_has_renamed(tmp_path, monkeypatch):
+    sink = staged_sink(tmp_path)
+    sink.process_rows(rows("word", [["tea"]]))
+    sink.prepare(1)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output"):
+        patched.setattr(os, "fsync", broken)
+        sink.commit(1)
+    forced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (forced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    sink.commit(1)
+    assert forced == [str(tmp_path), str(tmp_path / ".staged-test+under-test")]
+    sink.commit(1)
+    assert len(forced) == 2
+
+
+def test_staged_rows_are_private_until_they_are_published(tmp_path):
+    before = os.umask(0o022)
+    try:
+        sink = staged_sink(tmp_path / "made" / "here")
+        sink.process_rows(rows("word", [["tea"]]))
+        sink.prepare(1)
+        sink.commit(1)
+    finally:
+        os.umask(before)
+    hidden = tmp_path / "made" / "here" / ".staged-test+under-test"
+    [part] = hidden.parent.glob("part-*")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (hidden.parent, hidden, part)] == [0o755, 0o700, 0o644]
 
 
 def test_a_prepared_file_that_someone_deleted_is_missed(tmp_path):
@@ -203,9 +258,6 @@ def test_what_is_visible_is_not_missed_when_it_is_taken_away(tmp_path, monkeypat
     sink = staged_sink(tmp_path)
     sink.process_rows(rows("word", [["tea"]]))
     sink.prepare(1)
-
-    def broken(fd):
-        raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output"):
         patched.setattr(os, "fsync", broken)

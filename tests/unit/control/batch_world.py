@@ -91,14 +91,15 @@ class World:
         self.keeps_state = False
         self.decider = self._started(self.newest())
 
-    def offer(self, batch: int | None = None, life: Life = Life.RUNNING, ends_at: int | None = None) -> BatchStep:
+    def offer(self, batch: int | None = None, life: Life = Life.RUNNING, ends_at: int | None = None,
+              digest: str = "") -> BatchStep:
         """Offer the next batch and carry out its steps up to the end. `life`: that of the topology as of the step of that
         number; without one, as of the first step that fails."""
         decider = self.decider
         if batch is None:
             batch = decider.batch_of((decider.committed.wave if decider.committed is not None else decider.base) + 1)
         self._ending, self._ends_at, self._number, self._life = life, ends_at, 0, Life.RUNNING
-        end = run_steps(decider.offered(batch), decider, self)
+        end = run_steps(decider.offered(batch, digest), decider, self)
         self.steps.append(end)
         return end
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 from batch_world import FAILS, KEEP, MISSES, OK, World, after, graph_with
 
@@ -448,3 +449,38 @@ def test_a_checkpoint_of_the_resident_engine_is_resumed_from_its_wave() -> None:
                          [(12, "3-9", True), (9, "3-9", False), (12, "", False), (12, "4", False)])
 def test_spark_s_offsets_are_needed_once_it_has_read(wave: int, offsets: str, needed: bool) -> None:
     assert needs_offsets(manifest(wave, offsets)) == needed
+
+
+# ---- Spark's offsets of a batch ----
+
+
+def committed_with(digest: str) -> World:
+    """A batch was committed while Spark's offsets of it had this digest, and the driver died before Spark knew."""
+    world = World()
+    assert world.offer(0, digest=digest) == BatchDone(ran=True)
+    world.resume()
+    return world
+
+
+def test_the_manifest_has_the_digest_of_the_offsets() -> None:
+    world = committed_with("d1")
+    assert world.decider.committed is not None and world.decider.committed.offsets_digest == "d1"
+    assert world.offer(0, digest="d1") == BatchDone(ran=False)
+    assert world.offer(1, digest="d2") == BatchDone(ran=True)
+    assert world.decider.committed.offsets_digest == "d2" and world.committed == [1, 2]
+
+
+@pytest.mark.parametrize(("found", "shown"), [("d2", "digest d2"), ("", "digest missing")])
+def test_a_committed_batch_with_other_offsets_is_refused(found: str, shown: str) -> None:
+    """To take it for done would skip the rows by which it is larger now."""
+    world = committed_with("d1")
+    with pytest.raises(CorruptCheckpoint, match=rf"batch 0 of 'words' is committed, but.*{shown}, not d1.*--fresh"):
+        world.offer(0, digest=found)
+    assert world.published == [1, 1], "what is committed is published all the same"
+
+
+def test_a_manifest_of_an_older_version_has_no_digest_to_compare() -> None:
+    world = committed_with("")
+    assert world.offer(0, digest="d2") == BatchDone(ran=False)
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(manifest(12, "3-9")))[:-1]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(older), type=Manifest) == manifest(12, "3-9")

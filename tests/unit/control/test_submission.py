@@ -13,7 +13,7 @@ from millrace.config import check_engine_settings, check_topology_config
 from millrace.connectors.dataframe_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.control.events import Submitted
-from millrace.control.submission import check_begun, check_choice, check_guarantee, weak_points
+from millrace.control.submission import check_begun, check_choice, check_guarantee, chosen, weak_points
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import graph_of
 from millrace.state.checkpoint import Manifest
@@ -112,6 +112,14 @@ def test_an_earlier_run_needs_a_choice_of_resume_or_fresh(latest: Manifest, says
     assert "Choose --resume (resume=True) to continue from there, or --fresh (resume=False) to start over" in str(refused.value)
 
 
+@pytest.mark.parametrize(("latest", "choice"), [(None, None), (manifest(0), None), (manifest(7), True)])
+def test_auto_resumes_what_there_is(latest: Manifest | None, choice: bool | None) -> None:
+    """A supervisor restarts with the same command before the first wave and after it."""
+    assert chosen("auto", latest) is choice
+    check_choice(chosen("auto", latest), latest, "/store")
+    assert [chosen(resume, latest) for resume in (True, False, None)] == [True, False, None]
+
+
 @pytest.mark.parametrize("resume", [True, False])
 def test_an_explicit_choice_is_accepted(resume: bool) -> None:
     check_choice(resume, manifest(7), "/store")
@@ -122,10 +130,10 @@ def test_a_fresh_run_that_committed_nothing_needs_another_choice(resume: bool | 
     with pytest.raises(TopologyError) as refused:
         check_begun(resume, manifest(7), AT, "/store")
     assert "started with --fresh, at 2026-03-01 12:30:00" in str(refused.value)
-    assert ("Choose --resume-older (resume='older') to continue with that one, or --fresh (resume=False) to start over again"
+    assert ("Choose --resume older (resume='older') to continue with that one, or --fresh (resume=False) to start over again"
             in str(refused.value))
-    for chosen in ("older", False):
-        check_begun(chosen, manifest(7), AT, "/store")
+    for choice in ("older", False):
+        check_begun(choice, manifest(7), AT, "/store")
 
 
 def test_without_an_earlier_run_no_choice_is_needed() -> None:

@@ -98,6 +98,18 @@ def needs_offsets(checkpoint: Manifest) -> bool:
     return checkpoint.of_batches and checkpoint.wave > base_wave(checkpoint.offsets)
 
 
+def check_digest(committed: Manifest, found: str) -> None:
+    """Raise `CorruptCheckpoint` if Spark's offsets of the committed batch are no longer those that it was committed with. Older
+    manifests have no digest."""
+    if committed.offsets_digest and found != committed.offsets_digest:
+        batch = committed.wave - base_wave(committed.offsets) - 1
+        raise CorruptCheckpoint(f"batch {batch} of {committed.topology!r} is committed, but Spark's offsets of it are not "
+                                f"those that it was committed with: offsets/{batch} in the directory {committed.offsets}, or "
+                                f"the lists of files in its sources, were lost or changed (digest {found or 'missing'}, not "
+                                f"{committed.offsets_digest}). To continue would skip or repeat rows. Restore the directory "
+                                "from a backup and start with --resume, or start over with --fresh and empty sinks")
+
+
 # ---- repair ----
 
 
@@ -132,7 +144,7 @@ class Batches:
         self.attempts = 0  # at the current batch
         self.good: deque[int] = deque(maxlen=GOOD_KNOWN)
         self._step: BatchStep = BatchDone(ran=False)
-        self.batch = -1  # the one that Spark has offered
+        self.batch, self._digest = -1, ""  # the one that Spark has offered, and the digest of its offsets
         self._ran = False  # the batch was committed since it was offered
         self._lacking = 0  # consecutive attempts, up to the last one, that missed a part of the state
         self._failures = 0  # of the current step
@@ -162,17 +174,19 @@ class Batches:
 
     # -- a batch is offered --------------------------------------------------------------------------------------------
 
-    def offered(self, batch: int) -> BatchStep:
+    def offered(self, batch: int, digest: str = "") -> BatchStep:
         """Begin a batch that Spark offers; after a crash Spark may offer the last one again. If output that an earlier run has
-        committed is not published yet, the first step publishes it."""
+        committed is not published yet, the first step publishes it. `digest`: of Spark's offsets of the batch."""
         self._expect(BatchDone)
-        self.batch, self._ran = batch, False
+        self.batch, self._digest, self._ran = batch, digest, False
         return self._next(self._publish() if not self._published else self._check_offered())
 
     def _check_offered(self) -> BatchStep:
         wave = self.base + self.batch + 1
         committed = self.committed.wave if self.committed is not None else self.base
         if wave == committed:
+            if self.committed is not None:
+                check_digest(self.committed, self._digest)
             return BatchDone(self._ran)
         if wave != committed + 1:
             raise CorruptCheckpoint(f"Spark continues {self._topology!r} with batch {self.batch}, but the last batch in "
@@ -216,7 +230,7 @@ class Batches:
             return self._next(StopBatches())
         manifest = Manifest(self._topology, step.wave, step.epoch, graph.key_groups,
                             {component.name: component.par for component in graph.components},
-                            sorted(records, key=lambda record: record.task), now, step.epoch, self._offsets)
+                            sorted(records, key=lambda record: record.task), now, step.epoch, self._offsets, self._digest)
         self._check_groups(manifest)
         self._attempted, self._rounds_left = graph, self._repair_rounds
         return self._next(CommitPoint(manifest))

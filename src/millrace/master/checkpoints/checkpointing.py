@@ -110,10 +110,9 @@ class Checkpointing:
         return self._authors[topology]
 
     def submission(self, graph: TopologyGraph, resume: Resume) -> Submitted:
-        """The event that starts the topology, with its checkpoint in the store. `resume`: True resumes from it, False starts
-        fresh, None raises if there is a checkpoint. Waits for the store."""
+        """The event that starts the topology, with its checkpoint in the store if it resumes. Waits for the store."""
         if not graph.waves:
-            if resume:
+            if resume is True:
                 raise TopologyError(f"{graph.name!r} keeps no state and is not exactly-once: there is nothing to resume. Start "
                                     "it without --resume")
             return Submitted(graph)

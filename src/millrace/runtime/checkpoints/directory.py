@@ -1,7 +1,7 @@
 """Checkpoints in a directory of this host, or one that all hosts have mounted.
 
 A file is written under a temporary name, synced, and renamed; then the directory is synced too. A crash of the process or the
-machine leaves at most the unfinished file, which is removed after an hour.
+machine leaves at most the unfinished file, which is removed after an hour. What is made here, only its user can read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from millrace.errors import CheckpointMissing, MillraceError, StoreUnreachable
 from millrace.runtime.checkpoints.guarded import write_and_look
 from millrace.runtime.checkpoints.lock import Lock
+from millrace.runtime.durable import make_directory, write_file
 from millrace.state.checkpoint import topology_prefix
 
 UNFINISHED = ".unfinished-"  # prefix of a file that is being written
@@ -38,17 +39,7 @@ class DirectoryStore:
         unfinished = path.with_name(f"{UNFINISHED}{uuid.uuid4().hex}")
         with self._translated(f"write {name}"):
             self._make(path.parent)
-            try:
-                with unfinished.open("xb") as file:
-                    file.writelines(parts)
-                    file.flush()
-                    os.fsync(file.fileno())
-                unfinished.replace(path)
-            except BaseException:
-                with contextlib.suppress(OSError):  # the first error matters; an old file is removed later
-                    unfinished.unlink(missing_ok=True)
-                raise
-            _sync(path.parent)
+            write_file(path, unfinished, parts)
 
     def write_if(self, name: str, parts: Sequence[bytes | memoryview], guard: str, content: bytes) -> bool:
         return write_and_look(self, name, parts, guard, content)
@@ -113,10 +104,9 @@ class DirectoryStore:
         """Make a directory that survives a crash: each is synced as an entry in its parent."""
         if directory in self._durable and directory.is_dir():  # it may have been deleted
             return
-        directory.mkdir(parents=True, exist_ok=True)
         if directory != self.root:
             self._make(directory.parent)
-        _sync(directory.parent)
+        make_directory(directory)
         self._durable.add(directory)
 
     @contextlib.contextmanager
@@ -154,15 +144,6 @@ def refused(place: str, action: str, error: Exception) -> StoreUnreachable:
         advice = "Check that it is mounted or reachable from every host, or name another one in checkpoint.store"
     line = " ".join(str(error).split())[:500]
     return StoreUnreachable(f"the checkpoint store {place} could not {action}: {line}. {advice}")
-
-
-def _sync(directory: Path) -> None:
-    """Sync the directory's entries to the disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_if_old(path: Path) -> None:

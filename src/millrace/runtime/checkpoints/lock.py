@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from millrace.errors import StoreInUse
+from millrace.runtime.durable import PRIVATE_FILE
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # errors of file systems without locks
 SHOWN = 200  # bytes of the holder's description
@@ -28,7 +29,7 @@ class Lock:
     @classmethod
     def take(cls, path: Path, topology: str) -> Lock | None:
         """Take the lock. Raises `StoreInUse` if another process has it; None if the file system has no locks."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)

@@ -6,7 +6,7 @@ import logging
 from typing import NamedTuple
 
 from millrace.control.events import Submitted
-from millrace.control.submission import OLDER, Resume, check_begun, check_choice
+from millrace.control.submission import AUTO, OLDER, Resume, check_begun, check_choice, chosen
 from millrace.errors import CorruptCheckpoint, TopologyError
 from millrace.model.graph import TopologyGraph
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
@@ -31,27 +31,29 @@ class Beginning(NamedTuple):
         so the choice is checked first. A driver that still runs may commit a wave until this one has taken over: so the
         checkpoint is looked up again after that."""
         before = self.checkpoints.current_author()
-        self._found(resume, before)
-        author = self.checkpoints.take_over(self.run, not resume, self.least)
-        manifest = self._found(resume, before)
+        choice, _ = self._found(resume, before)
+        author = self.checkpoints.take_over(self.run, not choice, self.least)
+        choice, manifest = self._found(resume, before)
         after = author.epoch, self.checkpoints.newest()[1]
-        if resume:
+        if choice:
             return Submitted(self.graph, manifest, after)
         return Submitted(self.graph, None, after, earlier=(manifest.wave, manifest.wave_epoch) if manifest else (0, 0))
 
-    def _found(self, resume: Resume, before: Author | None) -> Manifest | None:
-        """The checkpoint to resume from; for a fresh start, the last one of the run that it replaces."""
+    def _found(self, resume: Resume, before: Author | None) -> tuple[Resume, Manifest | None]:
+        """The choice that was made, and the checkpoint to resume from; for a fresh start, the last one of the run that it
+        replaces."""
         begun = before is not None and self.checkpoints.replaces_nothing_yet(before)
         upto = before.epoch - 1 if before is not None and begun else None
-        if resume is False:
-            return self._replaced(upto)
+        if resume is False or (resume == AUTO and begun):
+            return False, self._replaced(upto)
         manifest, is_newest = self.checkpoints.found(upto)
         if begun:
             check_begun(resume, manifest, before.at if before is not None else 0.0, self.place)
-        check_choice(resume, manifest, self.place)
-        if resume:
-            self._check_usable(manifest, is_newest, resume)
-        return manifest
+        choice = chosen(resume, manifest)
+        check_choice(choice, manifest, self.place)
+        if choice:
+            self._check_usable(manifest, is_newest, choice)
+        return choice, manifest
 
     def _replaced(self, upto: int | None) -> Manifest | None:
         """A fresh start works with damaged checkpoints, too."""
@@ -66,7 +68,7 @@ class Beginning(NamedTuple):
         graph = self.graph
         if manifest is None:
             raise TopologyError(f"there is no checkpoint of {graph.name!r} in {self.place} to resume from: start it without "
-                                f"--resume{'-older' if resume == OLDER else ''}, or name the store and the cluster that it ran "
+                                f"--resume{' older' if resume == OLDER else ''}, or name the store and the cluster that it ran "
                                 "in")
         check_fit(manifest, graph)
         if graph.exactly_once and not is_newest:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millrace.control.waves import INIT, PREPARE, ROLLBACK
+from millrace.errors import RowsLost
 from millrace.runtime.tasks.snapshots import Snapshot
 from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
@@ -94,6 +95,8 @@ class TaskWaves:
             assert self._error is not None
             task.report_error(self._error, None)
             task.snapshots.failed(mark, spoiled, describe(self._error))
+            if isinstance(self._error, RowsLost):  # the next wave would miss them too
+                task.worker.broken(task, f"{task.name} has lost staged rows ({describe(self._error)})")
         else:
             for channel in task.channels.values():
                 channel.send_mark(mark)

@@ -29,6 +29,7 @@ from millrace.control.batches.steps import (
     AwaitPlan,
     BatchStep,
     Collect,
+    CommitPoint,
     CommitSinks,
     Life,
     Rest,
@@ -50,6 +51,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.runtime.checkpoints.topology_checkpoints import KEPT, Checkpoints
 from millrace.spark.batches.jobs import BatchJobs
 from millrace.spark.batches.long_batch import LongBatch
+from millrace.spark.batches.offsets import SparkOffsets
 from millrace.spark.batches.ports import BatchEnginePort
 from millrace.spark.batches.reports import BatchReports
 from millrace.spark.batches.source import rows_of, stream_of
@@ -87,6 +89,7 @@ class BatchQuery(BatchDriver):
         self._engine, self._master, self.name, self._graph = engine, engine.master, graph.name, graph
         self._jobs = jobs or BatchJobs(engine.placement, engine.executors, sources, engine.number)
         self._sources, self.run, self._place, self._writers = dict(sources), run, place, writers
+        self._offsets = SparkOffsets(engine.placement, place)
         self.number = -1
         self._reports = BatchReports(graph.name, engine.master, engine.executors)
         self._long = LongBatch(graph.name, engine.master, self._jobs, engine.free_cores)
@@ -107,6 +110,7 @@ class BatchQuery(BatchDriver):
         """Start the query. `number`: the topology's, among all that its master has run."""
         self.number = number
         self._store.begin(self.decider.committed)
+        self._offsets.make()
         interval = BATCH_INTERVAL.of(self._graph.config)
         stream = stream_of(self._engine.spark, self._graph, self._sources)
         writer = stream.writeStream.foreachBatch(self.on_batch).option("checkpointLocation", self._place)
@@ -222,7 +226,7 @@ class BatchQuery(BatchDriver):
     def _run_batch(self, number: int) -> bool:
         """Returns True if the batch has run and had no tuples."""
         decider = self.decider
-        step = decider.offered(number)
+        step = decider.offered(number, self._offsets.digest(number))
         if decider.committed is not None and isinstance(step, CommitSinks | WriteRows):  # of an earlier run
             self._long.is_committed(decider.batch_of(decider.committed.wave))
         end = run_steps(step, decider, self)
@@ -320,6 +324,12 @@ class BatchQuery(BatchDriver):
         self._say(f"the store has lost {shown(step.lost)}: {len(answers)} of {len(step.records)} affected tasks have "
                   "rewritten their state", "warning")
         return [_record.decode(answer) for answer in answers]
+
+    # -- the commit point --------------------------------------------------------------------------------------------
+
+    def commit(self, step: CommitPoint) -> None:
+        self._offsets.sync()  # or Spark might plan another batch of this number after a power cut
+        super().commit(step)
 
     # -- after the commit point --------------------------------------------------------------------------------------
 

@@ -186,6 +186,17 @@ class Placement:
         path, files = self._file(place)
         return bool(files.exists(path))
 
+    def read(self, place: str) -> bytes | None:
+        """The content of a small file; None if it does not exist."""
+        path, files = self._file(place)
+        if not files.exists(path):
+            return None
+        stream = files.open(path)
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
+
     def delete_beside(self, place: str, names: re.Pattern[str]) -> list[str]:
         """Delete the siblings of `place` whose names match, recursively. Returns the names of those deleted."""
         path, files = self._file(place)

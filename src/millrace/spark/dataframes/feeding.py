@@ -23,7 +23,7 @@ from millrace.config import (
     GUARANTEE,
 )
 from millrace.control.events import Killed
-from millrace.control.submission import choice_required, when
+from millrace.control.submission import Resume, choice_required, when
 from millrace.errors import FeedingFailed, MillraceError
 from millrace.master.feeding import FedTopology
 from millrace.model.graph import ComponentDef, TopologyGraph
@@ -57,7 +57,7 @@ class FeedingQueries:
                          for name, dataframe in dataframes.items()]
         self.run = new_run() if dataframes else ""
 
-    def prepare(self, resume: bool | None) -> None:
+    def prepare(self, resume: Resume) -> None:
         """Check everything that can be checked before submission. A topology without state has only Spark's positions as its
         checkpoint: they are resumed on request, and never discarded just because --fresh and --resume are missing."""
         for query in self._queries:

@@ -29,6 +29,7 @@ from millrace.runtime.meters import Meters
 from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup
 from millrace.spark.batches import query
+from millrace.spark.batches.offsets import SparkOffsets
 from millrace.spark.batches.query import BatchQuery, Stopped
 from millrace.spark.batches.tasks import run_commit, run_rewrite
 from millrace.spark.cluster.placement import SparkTotals
@@ -352,3 +353,26 @@ def test_an_attempt_waits_for_a_plan_that_arrives_before_it_begins(words: Fixtur
     words.offer(1)
     assert [attempt.work.assignment.version for attempt in words.jobs.attempts] == [1, 5]
     assert words.master.batches[-1].attempts == 1 and not words.master.messages
+
+
+def test_spark_s_offsets_are_on_the_disk_before_the_manifest_that_has_their_digest(tmp_path: Path) -> None:
+    fixture, place = Fixture(tmp_path / "store"), tmp_path / "place"
+    (place / "offsets").mkdir(parents=True)
+    (place / "offsets" / "0").write_text("v1\n{}\n17")
+    manifests: list[int] = []  # in the store, at each sync
+
+    class Noted(SparkOffsets):
+        def sync(self) -> None:
+            manifests.append(sum(name.endswith(".manifest") for name in fixture.store.names("")))
+            super().sync()
+
+    fixture.query._offsets = Noted(SimpleNamespace(), place.as_uri())
+    fixture.offer(0)
+    assert manifests == [0]
+    committed = fixture.query.decider.committed
+    assert committed is not None and committed.offsets_digest == fixture.query._offsets.digest(0) != ""
+    again = Fixture(tmp_path / "store", resume=True, epochs=10)
+    again.query._offsets = fixture.query._offsets
+    (place / "offsets" / "0").write_text("v1\n{}\n18")
+    with pytest.raises(CorruptCheckpoint, match="batch 0 of 'words' is committed"):
+        again.offer(0)
