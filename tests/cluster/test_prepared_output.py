@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,12 @@ def test_a_fresh_run_of_batches_publishes_what_the_earlier_one_committed(tmp_pat
     fresh.batch()
     new = [path for path in (tmp_path / "out").glob("part-*") if path.name not in seen]
     assert [content for content in contents if content not in [path.read_bytes() for path in new]] == []
+
+
+def test_a_fresh_run_without_a_sink_of_the_earlier_one_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    batches = batches_on(tmp_path)
+    batches.batch()
+    graph = batches.graph
+    without = replace(graph, components=tuple(each for each in graph.components if each.name != "sink"))
+    LocalBatches(without, str(tmp_path / "store"))
+    assert [text for text in caplog.messages if "without the sinks sink of its earlier run" in text]
