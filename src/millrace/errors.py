@@ -23,6 +23,7 @@
     ├── StateNotKept             state that no wave saves
     ├── CheckpointMissing        a checkpoint, or a part of it, that is not in the store
     ├── CorruptCheckpoint        a checkpoint whose bytes have changed
+    ├── OutputMissing            committed output that a sink no longer has
     ├── NotEnoughFragments       a snapshot that cannot be rebuilt from the available fragments
     ├── FeedingFailed            rows of a DataFrame that a topology did not process
     └── WireError                a network message that cannot be read (also a ValueError)
@@ -140,6 +141,10 @@ class RowsLost(MillraceError):
 
 class CheckpointMissing(MillraceError):
     """A part of a checkpoint is not in the store: it was deleted, or the store restarted empty."""
+
+
+class OutputMissing(MillraceError):
+    """A sink has lost output that it had prepared for a committed wave."""
 
 
 class CorruptCheckpoint(MillraceError):

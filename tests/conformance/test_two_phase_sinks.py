@@ -134,6 +134,38 @@ class TestEverySink:
             target.sink(0, 2, epoch).recover(1, 1)
             assert target.seen() == {0: target.wanted([1, 2])}
 
+    def test_prepared_output_is_found_staged_and_published(self, target: Target) -> None:
+        """By the sink itself and by its successors, also when the last of them has discarded what was staged."""
+        sink = target.sink(0, 1, 1)
+        sink.recover(0, 0)
+        assert not sink.prepare(1), "nothing is staged"
+        sink.process_rows(target.rows(0, [1, 2]))
+        abandoned = sink.prepare(2)
+        sink.process_rows(target.rows(0, [3]))
+        tokens = sink.prepare(3)
+        assert abandoned and tokens and sink.prepare(4) == tokens
+        for epoch in (1, 2, 3):
+            later = target.sink(0, 1, epoch)
+            assert not later.missing(0, 4, 1, tokens)
+            later.recover(4, 1)
+            assert not later.missing(0, 4, 1, tokens)
+        assert target.seen() == {0: target.wanted([1, 2, 3])}
+
+    def test_prepared_output_that_is_gone_is_missed(self, target: Target) -> None:
+        sink = target.sink(0, 2, 1)
+        sink.recover(0, 0)
+        sink.process_rows(target.rows(0, [1, 2]))
+        tokens = sink.prepare(1)
+        sink.commit(1)
+        assert not sink.prepare(2), "nothing is staged since"
+        sink.process_rows(target.rows(0, [3]))
+        newer = sink.prepare(3)
+        sink.staging.discard(0, 1)
+        later = target.sink(0, 2, 2)
+        assert not later.missing(0, 1, 1, tokens), "it is published"
+        assert later.missing(0, 3, 1, newer) == newer
+        assert later.missing(1, 1, 1, tokens) == tokens, "another task's"
+
     def test_tasks_that_no_longer_exist(self, target: Target) -> None:
         engine = Engine(target, parallelism=3)
         engine.stage(2, 2)

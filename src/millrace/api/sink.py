@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from millrace.api.bolt import Bolt
 
 
@@ -25,15 +27,22 @@ class TwoPhaseSink(Bolt):
     An abandoned wave is never committed by its own number: the next committed wave covers it.
     """
 
-    def prepare(self, wave: int) -> None:
-        """Makes everything staged since the last call durable under this wave, still invisible."""
+    def prepare(self, wave: int) -> Sequence[str] | None:
+        """Makes everything staged since the last call durable under this wave, still invisible. May return tokens: names, with
+        sizes or counts, of all that the commit of this wave will publish. The checkpoint keeps them for `missing`."""
         raise NotImplementedError(f"{type(self).__name__} must define prepare")
 
     def commit(self, wave: int) -> None:
         """Publishes the output prepared in this epoch up to this wave. May be called twice."""
         raise NotImplementedError(f"{type(self).__name__} must define commit")
 
+    def missing(self, task: int, wave: int, epoch: int, tokens: Sequence[str]) -> Sequence[str]:
+        """Called before `recover` with the tokens that `prepare` returned to the sink's task of this index. Returns those that
+        are neither prepared nor published: then the task does not start."""
+        return ()
+
     def recover(self, wave: int, epoch: int) -> None:
         """Called when the task resumes from `wave`, which was prepared in `epoch` (0, 0: from the beginning). Publishes what
-        earlier incarnations prepared in that epoch up to that wave, and discards everything else that they staged."""
+        earlier incarnations prepared in that epoch up to that wave, and discards everything else that they staged. A run that
+        starts fresh gets the last wave of the run that it replaces."""
         raise NotImplementedError(f"{type(self).__name__} must define recover")

@@ -30,13 +30,14 @@ for i = 3, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
 return #ARGV - 2
 """
 
-# ARGV 3: the wave.
+# ARGV 3: the wave. Returns the number of commands that are not executed.
 _PREPARE = _FIT + """
 redis.call('HSET', KEYS[1], ARGV[3], wanted)
-return wanted
+return wanted - base
 """
 
-# KEYS: marks, list, target. ARGV: the wave, the maximum number of words. Returns the number of commands left to execute. A
+# KEYS: marks, list, target, hash of the waves published last. ARGV: the wave, the maximum number of words, the task, the epoch.
+# Returns the number of commands left to execute. A
 # command that the server refuses stays in the list, and those before it do not: nothing is executed twice.
 _PUBLISH = f"""
 local function words(text)
@@ -73,6 +74,7 @@ while base < upto do
   moved = moved + #command
 end
 for _, wave in ipairs(done) do redis.call('HDEL', KEYS[1], wave) end
+if #done > 0 then redis.call('HSET', KEYS[4], ARGV[3], ARGV[4] .. ':' .. ARGV[1]) end
 return 0
 """
 
@@ -80,7 +82,8 @@ return 0
 class StagedCommands(Staging):
     """`millrace:staged:{<topology>+<component>}` is the set of `<task>:<epoch>`; `...:<task>:<epoch>` the list of commands;
     `...:<task>:<epoch>:marks` a hash with the number of commands staged when each wave was prepared and, as `base`, the number
-    that were executed and removed from the list.
+    that were executed and removed from the list; `...:published` a hash with the `<epoch>:<wave>` that each task published
+    last.
 
     A command is stored without its key, which is `target`, as netstrings (`3:abc`): Redis' own decoders corrupt bytes.
     """
@@ -89,6 +92,7 @@ class StagedCommands(Staging):
         self._redis, self._target, self._owner = client, target, owner
         self._refused = optional_module("redis", "redis", owner).exceptions.ResponseError
         self._all = f"millrace:staged:{{{staged_name(owner)}}}"
+        self._published = f"{self._all}:published"
         self._add, self._prepare, self._publish = (client.register_script(script) for script in (_ADD, _PREPARE, _PUBLISH))
         self._counted: tuple[int, int] | None = None  # an epoch, and the number of commands staged in it
 
@@ -98,12 +102,24 @@ class StagedCommands(Staging):
         staged = self._fitted(self._add, count, [_netstrings(command) for command in commands])
         self._counted = self._owner.epoch, count + staged
 
-    def prepare(self, wave: int) -> None:
-        self._fitted(self._prepare, self._known(), [wave])
+    def prepare(self, wave: int) -> list[str]:
+        count = self._known()
+        return [_described(count)] if self._fitted(self._prepare, count, [wave]) else []
+
+    def missing(self, task: int, epoch: int, wave: int, tokens: Sequence[str]) -> list[str]:
+        published = self._redis.hget(self._published, str(task))
+        if published is not None and tuple(map(int, published.decode().split(":"))) >= (epoch, wave):
+            return []
+        marks, commands = self._keys(task, epoch)
+        with self._redis.pipeline(transaction=True) as pipe:
+            base, length = pipe.hget(marks, "base").llen(commands).execute()
+        have = int(base or 0) + length
+        return [token for token in tokens if have < _counted(token)]
 
     def publish(self, task: int, epoch: int, wave: int) -> None:
         marks, commands = self._keys(task, epoch)
-        while self._call(self._publish, [marks, commands, self._target], [wave, WORDS_AT_ONCE]):
+        keys = [marks, commands, self._target, self._published]
+        while self._call(self._publish, keys, [wave, WORDS_AT_ONCE, task, epoch]):
             continue
 
     def discard(self, task: int, epoch: int) -> None:
@@ -142,6 +158,15 @@ class StagedCommands(Staging):
     def _keys(self, task: int, epoch: int) -> tuple[str, str]:
         commands = f"{self._all}:{task}:{epoch}"
         return f"{commands}:marks", commands
+
+
+def _described(count: int) -> str:
+    """The token of the commands staged in an epoch so far."""
+    return f"{count} commands"
+
+
+def _counted(token: str) -> int:
+    return int(token.partition(" ")[0])
 
 
 def _netstrings(words: Sequence[Any]) -> bytes:

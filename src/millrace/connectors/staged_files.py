@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,8 @@ class StagedFiles(Staging):
     """In `<directory>/.staged-<topology>+<component>/` a file is `<task>-<epoch>-open<suffix>`, then
     `<task>-<epoch>-<wave>-<token><suffix>`, and visible as `<directory>/part-<task>-w<wave>-<epoch>-<token><suffix>`:
     sorted by name, a task's files are in order.
+
+    `<task>-published` has the epoch and the wave published last: visible files may be moved away.
 
     A random token in each name keeps the files of different sinks and runs in one directory apart. A crash may tear an open
     file; a prepared one was synced before it got its name. A file whose sync has failed becomes
@@ -64,8 +66,13 @@ class StagedFiles(Staging):
             raise
         self._size = offset
 
-    def prepare(self, wave: int) -> None:
+    def prepare(self, wave: int) -> list[str]:
         self._check_synced()
+        self._prepare(wave)
+        return [_described(staged, staged.path.stat().st_size) for staged in self._files()
+                if (staged.task, staged.epoch) == (self._owner.task_index, self._owner.epoch) and staged.wave is not None]
+
+    def _prepare(self, wave: int) -> None:
         try:
             fd, path = self._file or self._open(0)  # an earlier instance may have left one
         except FileNotFoundError:
@@ -98,10 +105,34 @@ class StagedFiles(Staging):
                 self._prepared.discard(staged)
         if self._publishing:  # in this call, or in one that failed
             sync_directory(self._visible)
+            self._note_published(task, epoch, wave)
             sync_directory(self._hidden)
             self._publishing = False
         if (task, epoch) == (self._owner.task_index, self._owner.epoch):
             self._account(wave)
+
+    def missing(self, task: int, epoch: int, wave: int, tokens: Sequence[str]) -> list[str]:
+        if self._published(task) >= (epoch, wave):
+            return []
+        staged = [each for each in self._files() if (each.task, each.epoch) == (task, epoch) and each.wave is not None]
+        found = {_described(each, each.path.stat().st_size) for each in staged}
+        for path in self._visible.glob(f"part-{task}-w*-{epoch}-*{self._suffix}"):
+            _, _, at, _, token = path.name.removesuffix(self._suffix).split("-")
+            found.add(_described(_Staged(path, task, epoch, int(at[1:]), token), path.stat().st_size))
+        return [token for token in tokens if token not in found]
+
+    def _note_published(self, task: int, epoch: int, wave: int) -> None:
+        note = self._hidden / f"{task}-published"
+        unfinished = note.with_name(f"{note.name}-{secrets.token_hex(4)}")
+        unfinished.write_text(f"{epoch} {wave}")
+        unfinished.replace(note)
+
+    def _published(self, task: int) -> tuple[int, int]:
+        try:
+            epoch, wave = (self._hidden / f"{task}-published").read_text().split()
+        except (FileNotFoundError, ValueError):  # a crash of the machine may leave it empty
+            return -1, -1
+        return int(epoch), int(wave)
 
     def discard(self, task: int, epoch: int) -> None:
         for staged in self._files():
@@ -161,3 +192,8 @@ class StagedFiles(Staging):
             if match := _NAME.fullmatch(path.name.removesuffix(self._suffix)):
                 task, epoch, wave, token = match.groups()
                 yield _Staged(path, int(task), int(epoch), int(wave) if wave else None, token)
+
+
+def _described(staged: _Staged, size: int) -> str:
+    """The token of a prepared file: its wave, its random token and its size."""
+    return f"wave {staged.wave}, {staged.token}, {size} bytes"

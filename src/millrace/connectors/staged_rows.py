@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from millrace.errors import EncodingError, TopologyError
 from millrace.runtime.wire.messages import BIG_INT, encode_rows
 
 TABLE = "millrace_staged"
+PUBLISHED = -1  # in place of an epoch
 # msgpack extension codes for types that a database has and msgpack lacks; 1 is used by the wire format
 _DATETIME, _DATE, _DECIMAL, _TIME, _TIMEDELTA, _UUID, _TUPLE = range(2, 9)
 _PLAIN = {bool, int, float, str, bytes, type(None)}
@@ -25,7 +26,8 @@ MakeReady = Callable[[tuple[str, ...], list[Any]], None]
 
 
 class StagedRows(Staging):
-    """A row of `millrace_staged` is a chunk: a *part*, numbered within its task and epoch. `wave` is null while it is open.
+    """A row of `millrace_staged` is a chunk: a *part*, numbered within its task and epoch. `wave` is null while it is open. One
+    row of each task, with the epoch `PUBLISHED`, has the wave published last, and its epoch as the part.
 
     `make_ready` creates the target table if necessary, `insert` writes rows to it in a transaction.
     """
@@ -53,7 +55,7 @@ class StagedRows(Staging):
                 "wave": None, "data": data}])
         self._span = first, following + 1
 
-    def prepare(self, wave: int) -> None:
+    def prepare(self, wave: int) -> list[str]:
         first, following = self._open_parts()
         with self._engine.begin() as connection:
             self._drop_doubtful(connection, following)
@@ -62,7 +64,20 @@ class StagedRows(Staging):
             marked = connection.execute(self._table.update().where(mine).values(wave=wave)).rowcount
             if marked != following - first:
                 raise gone(self._owner, f"table {TABLE}")
+            columns = self._table.c
+            prepared = self._of(self._owner.task_index, self._owner.epoch) & columns.wave.is_not(None)
+            lowest = connection.execute(self._sql.select(self._sql.func.min(columns.part)).where(prepared)).scalar_one()
         self._span = following, following
+        return [] if lowest is None else [f"parts {lowest} to {following - 1}"]
+
+    def missing(self, task: int, epoch: int, wave: int, tokens: Sequence[str]) -> list[str]:
+        columns = self._table.c
+        with self._engine.connect() as connection:
+            note = connection.execute(self._sql.select(columns.part, columns.wave).where(self._of(task, PUBLISHED))).first()
+            if note is not None and tuple(note) >= (epoch, wave):
+                return []
+            staged = set(connection.execute(self._sql.select(columns.part).where(self._of(task, epoch))).scalars())
+        return [token for token in tokens if not staged.issuperset(_parts(token))]
 
     def publish(self, task: int, epoch: int, wave: int) -> None:
         table = self._table
@@ -75,11 +90,17 @@ class StagedRows(Staging):
             return  # nothing is staged, or another incarnation has published it
         self._make_ready(*decode_part(sample))  # outside the transaction, which would block it
         with self._engine.begin() as connection:
+            is_published = False
             for part in parts:
                 taken = table.delete().where(self._of(task, epoch) & (table.c.part == part)).returning(table.c.data)
                 data = connection.execute(taken).scalar_one_or_none()
                 if data is not None:
                     self._insert(connection, *decode_part(data))
+                    is_published = True
+            if is_published:  # else another incarnation has published it, and noted that
+                connection.execute(table.delete().where(self._of(task, PUBLISHED)))
+                connection.execute(table.insert(), [{"sink": self._sink, "task": task, "epoch": PUBLISHED, "part": epoch,
+                                                     "wave": wave, "data": b""}])
 
     def discard(self, task: int, epoch: int) -> None:
         with self._engine.begin() as connection:
@@ -88,7 +109,8 @@ class StagedRows(Staging):
     def staged(self) -> list[tuple[int, int]]:
         columns = self._table.c
         with self._engine.connect() as connection:
-            query = self._sql.select(columns.task, columns.epoch).where(columns.sink == self._sink).distinct()
+            mine = (columns.sink == self._sink) & (columns.epoch != PUBLISHED)
+            query = self._sql.select(columns.task, columns.epoch).where(mine).distinct()
             return [(task, epoch) for task, epoch in connection.execute(query)]
 
     def close(self) -> None:
@@ -130,6 +152,12 @@ class StagedRows(Staging):
         except self._sql.exc.DBAPIError:
             if not self._sql.inspect(self._engine).has_table(TABLE):  # else another task created it
                 raise
+
+
+def _parts(token: str) -> range:
+    """The parts that a token of `prepare` names."""
+    _, first, _, last = token.split()
+    return range(int(first), int(last) + 1)
 
 
 def encode_part(component: str, names: tuple[str, ...], rows: list[Any]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from millrace.api.component import Component
 from millrace.api.sink import TwoPhaseSink
@@ -20,13 +20,18 @@ class Staging(ABC):
     """
 
     @abstractmethod
-    def prepare(self, wave: int) -> None:
-        """Makes the open rows of this task and epoch durable under this wave. Raises if any of them is gone."""
+    def prepare(self, wave: int) -> list[str]:
+        """Makes the open rows of this task and epoch durable under this wave. Raises if any of them is gone. Returns tokens
+        for all rows of this task and epoch that are prepared and not published."""
+
+    @abstractmethod
+    def missing(self, task: int, epoch: int, wave: int, tokens: Sequence[str]) -> list[str]:
+        """Those of the tokens, returned when the task prepared the wave, whose rows are neither staged nor published."""
 
     @abstractmethod
     def publish(self, task: int, epoch: int, wave: int) -> None:
-        """Makes the rows prepared up to this wave visible, in order. Published rows are no longer staged, so a second call,
-        even a concurrent one, does nothing."""
+        """Makes the rows prepared up to this wave visible, in order, and notes that for `missing`. Published rows are no longer
+        staged, so a second call, even a concurrent one, does nothing."""
 
     @abstractmethod
     def discard(self, task: int, epoch: int) -> None:
@@ -46,11 +51,14 @@ class StagedSink(TwoPhaseSink):
 
     staging: Staging | None = None
 
-    def prepare(self, wave: int) -> None:
-        self._two_phase().prepare(wave)
+    def prepare(self, wave: int) -> list[str]:
+        return self._two_phase().prepare(wave)
 
     def commit(self, wave: int) -> None:
         self._two_phase().publish(self.task_index, self.epoch, wave)
+
+    def missing(self, task: int, wave: int, epoch: int, tokens: Sequence[str]) -> list[str]:
+        return self._two_phase().missing(task, epoch, wave, tokens)
 
     def recover(self, wave: int, epoch: int) -> None:
         """Publishes or discards the rows of earlier incarnations. Task 0 also does this for tasks that no longer exist."""

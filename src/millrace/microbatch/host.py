@@ -293,6 +293,7 @@ class TopologyHost:
         task = self._new_task(name)
         self.kept.pop(task.number, None)
         task.life.build(empty_state=True)
+        task.snapshots.check_prepared(self.work.records)
         task.component.recover(wave, epoch)
         self._close(task)
         del self.run.tasks[task.number]

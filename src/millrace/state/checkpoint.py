@@ -59,6 +59,7 @@ class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
     own: PieceRef | None = None
     position: int | None = None
     blocks: dict[str, Blocks] = {}  # by blob that contains one of its pieces
+    prepared: list[str] = []  # tokens of the output that a sink has prepared and not published, see `TwoPhaseSink`
 
     @property
     def task(self) -> TaskId:

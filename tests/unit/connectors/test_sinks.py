@@ -112,7 +112,7 @@ def test_a_wave_is_one_file_with_task_wave_and_epoch_in_its_name(tmp_path):
     [part] = tmp_path.glob("part-*")
     assert re.fullmatch(r"part-3-w000000000017-2-[0-9a-f]{8}\.jsonl", part.name)
     assert part.read_text() == '{"word":"tea"}\n{"word":"fish"}\n'
-    assert list(hidden.iterdir()) == []
+    assert [(path.name, path.read_text()) for path in hidden.iterdir()] == [("3-published", "2 17")]
 
 
 def test_sinks_that_only_encode_are_two_phase_too(tmp_path):

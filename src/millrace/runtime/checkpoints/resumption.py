@@ -31,7 +31,9 @@ class Beginning(NamedTuple):
         so the choice is checked first. A driver that still runs may commit a wave until this one has taken over: so the
         checkpoint is looked up again after that."""
         before = self.checkpoints.current_author()
-        choice, _ = self._found(resume, before)
+        choice: Resume = False
+        if resume is not False:  # a fresh start is never refused
+            choice, _ = self._found(resume, before)
         author = self.checkpoints.take_over(self.run, not choice, self.least)
         choice, manifest = self._found(resume, before)
         after = author.epoch, self.checkpoints.newest()[1]
@@ -58,11 +60,18 @@ class Beginning(NamedTuple):
     def _replaced(self, upto: int | None) -> Manifest | None:
         """A fresh start works with damaged checkpoints, too."""
         try:
-            return self.checkpoints.latest(upto)
+            manifest = self.checkpoints.latest(upto)
         except CorruptCheckpoint as error:
             log.warning("%s starts fresh, and output that its earlier run committed last may be unpublished: %s",
                         self.graph.name, error)
             return None
+        sinks = {component.name for component in self.graph.components if component.commits}
+        gone = sorted({record.component for record in manifest.records if record.prepared} - sinks) if manifest else []
+        if gone:
+            log.warning("%s starts fresh without the sinks %s of its earlier run: output that they had prepared for wave %d is "
+                        "not published if that run ended before it could", self.graph.name, ", ".join(gone),
+                        manifest.wave if manifest else 0)
+        return manifest
 
     def _check_usable(self, manifest: Manifest | None, is_newest: bool, resume: Resume) -> None:
         graph = self.graph

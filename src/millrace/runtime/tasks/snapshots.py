@@ -6,7 +6,7 @@ store thread and answers the master; the microbatch engine does both in line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.api.bolt import Bolt
@@ -14,7 +14,7 @@ from millrace.api.component import Component
 from millrace.api.grouping import stable_hash
 from millrace.api.spout import ReplayableSpout
 from millrace.control.waves import INIT
-from millrace.errors import EncodingError
+from millrace.errors import EncodingError, OutputMissing
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.messages import WaveMark
 from millrace.state.checkpoint import OWN, Blocks, PieceRef, TaskRecord, blob_name, pack
@@ -28,10 +28,11 @@ Pieces = dict[int, tuple[bool, bytes]]
 
 
 class Snapshot(NamedTuple):
-    """A task's state at a wave. `position`: that of a replayable spout."""
+    """A task's state at a wave. `position`: that of a replayable spout; `prepared`: tokens of a sink's output."""
 
     pieces: Pieces
     position: int | None
+    prepared: list[str] = []
 
 
 class StoreThread:
@@ -64,6 +65,7 @@ class Snapshots:
         self._lost: set[int] = set()  # groups whose last piece was not written
         self._saving: dict[int, set[int]] = {}  # by wave: groups of a snapshot that is being written
         self._restored: tuple[Any, int | None] | None = None
+        self._promised: list[TaskRecord] = []  # of the component, at the wave to restore
 
     # -- keyed state -------------------------------------------------------------------------------------------------
 
@@ -110,12 +112,11 @@ class Snapshots:
         own = component.snapshot()
         pieces: Pieces = {} if own is None else {OWN: (True, self._encoded(own))}
         position = component.position() if isinstance(component, ReplayableSpout) else None
-        if self.task.commits:
-            component.prepare(mark.wave)
+        prepared = list(component.prepare(mark.wave) or ()) if self.task.commits else []
         if self.state is not None:
             self.state.spoil(spoiled)
             pieces.update(self.state.snapshot(mark.whole))
-        return Snapshot(pieces, position)
+        return Snapshot(pieces, position, prepared)
 
     def _encoded(self, own: Any) -> bytes:
         try:
@@ -134,7 +135,7 @@ class Snapshots:
         if OWN not in pieces:
             self._own = None
         if not pieces:
-            self._prepared(mark, snapshot.position)
+            self._prepared(mark, snapshot)
             return
         blob, parts, refs = self._packed(mark.wave, pieces)
         groups = self._saving[mark.wave] = {group for group in refs if group != OWN}
@@ -156,7 +157,7 @@ class Snapshots:
                 self.answer(mark, error=errors[0])
                 return
             self._extend(refs)
-            self._prepared(mark, snapshot.position)
+            self._prepared(mark, snapshot)
 
         worker.threads.run(self._thread, write, written)
         self._send_fragments(blob, parts)
@@ -166,7 +167,7 @@ class Snapshots:
         if OWN not in snapshot.pieces:
             self._own = None
         self._write_pieces(wave, snapshot.pieces)
-        return self.record(snapshot.position)
+        return self.record(snapshot.position, prepared=snapshot.prepared)
 
     def rewrite(self, wave: int, record: TaskRecord, lost: Collection[str]) -> TaskRecord | None:
         """Write again, whole, the key groups of the record that need a lost blob. None if the task's own snapshot is lost: it
@@ -175,7 +176,7 @@ class Snapshots:
             return None
         groups = {group for group, chain in record.chains.items() if any(ref.blob in lost for ref in chain)}
         self._write_pieces(wave, self.state.snapshot(groups))
-        return self.record(record.position)
+        return self.record(record.position, prepared=record.prepared)
 
     def _write_pieces(self, wave: int, pieces: Pieces) -> None:
         blob, parts, refs = self._packed(wave, pieces)
@@ -197,16 +198,16 @@ class Snapshots:
             else:
                 self._chains[group] = [*self._chains.get(group, ()), ref]
 
-    def _prepared(self, mark: WaveMark, position: int | None) -> None:
+    def _prepared(self, mark: WaveMark, snapshot: Snapshot) -> None:
         """Answer with the chains that changed; the master has the others."""
-        self.answer(mark, self.record(position, self._changed))
+        self.answer(mark, self.record(snapshot.position, self._changed, snapshot.prepared))
 
-    def record(self, position: int | None, groups: Collection[int] | None = None) -> TaskRecord:
+    def record(self, position: int | None, groups: Collection[int] | None = None, prepared: Sequence[str] = ()) -> TaskRecord:
         """The record to restore the task from: the chains of these key groups, or of all, its own snapshot, its position."""
         needed = self.blobs()
         self._blocks = {blob: blocks for blob, blocks in self._blocks.items() if blob in needed}
         chains = {group: chain for group, chain in self._chains.items() if groups is None or group in groups}
-        return TaskRecord(*self.task.name, chains, self._own, position, dict(self._blocks))
+        return TaskRecord(*self.task.name, chains, self._own, position, dict(self._blocks), list(prepared))
 
     def blobs(self) -> set[str]:
         """The blobs that the task's state is in."""
@@ -278,6 +279,7 @@ class Snapshots:
             self.state.restore_all({group: [pieces[ref] for ref in chain] for group, chain in stale.items()})
             self._chains = {group: chain for group, chain in {**self._chains, **stale}.items() if chain}
         if with_own:
+            self._promised = component
             self._own = own[0] if own else None
             self._restored = unpack_value(pieces[own[0]]) if own else None, record.position if record is not None else None
         needed = self.blobs()
@@ -309,7 +311,24 @@ class Snapshots:
             component._next_position = position
             component.seek(position)
         if self.task.commits:
+            self.check_prepared(self._promised)
             component.recover(*self.task.topology.recovers)
+
+    def check_prepared(self, records: Iterable[TaskRecord]) -> None:
+        """Raise `OutputMissing` if the sink finds less than it had prepared for the wave to restore. Task 0 also answers
+        for tasks that no longer exist."""
+        (name, component), (wave, epoch, _) = (self.task.name, self.task.component), self.task.topology.restore
+        for record in records:
+            mine = record.index == name.index or (name.index == 0 and record.index >= component.parallelism)
+            if not mine or record.component != name.component or not record.prepared:
+                continue
+            missing = component.missing(record.index, wave, epoch, record.prepared)
+            if missing:
+                raise OutputMissing(f"wave {wave} is committed, and {len(missing)} of {len(record.prepared)} parts of the "
+                                    f"output that {record.task} had prepared for it are neither staged nor published: "
+                                    f"{'; '.join(missing[:5])}. Someone has deleted them, or the sink writes to another place "
+                                    "now. Bring them back, resume with the settings that the sink had, or start over with "
+                                    "--fresh")
 
     def initialized(self, error: str = "") -> None:
         wave, epoch, _ = self.task.topology.restore

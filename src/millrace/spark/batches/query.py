@@ -347,7 +347,9 @@ class BatchQuery(BatchDriver):
         if topology is None:
             raise BatchFailed(f"topology {self.name!r} no longer exists")
         assignment = self._master.call(lambda: self._assignment(topology, step.epoch, step.graph))
-        work = self._work(assignment, self.decider.restore[0], [], {})
+        done = self.decider.committed
+        prepared = [TaskRecord(*record.task, prepared=record.prepared) for record in (done.records if done else [])]
+        work = self._work(assignment, self.decider.restore[0], prepared, {})
         slots = {task: place.slot for task, place in assignment.places}
         tasks = list(step.tasks)
         self._jobs.run_in_place(step.graph, slots, tasks, work, run_commit, tasks)
