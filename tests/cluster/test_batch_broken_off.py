@@ -17,8 +17,8 @@ from millrace.workloads.audit import AuditSink, NumberedLines, SplitNumbered, St
 from support.suites.batch_words import LINES, check, run_to_the_end
 
 
-class Torn(BaseException):
-    """Stands for a signal that ends the process: user code cannot catch it, and it is not an error of a tuple."""
+class Torn(KeyboardInterrupt):
+    """Stands for a signal that ends the process: it is not an error of a tuple."""
 
 
 LEFT: dict[str, int] = {}  # component -> tuples until it aborts

@@ -107,6 +107,7 @@ class ComponentLife:
     def _retry(self) -> None:
         assert self._error is not None
         task, worker = self._task, self._task.worker
+        task.meters.errors += 1
         worker.errors.start_failed(task, self._error)
         if task.topology.graph.waves:
             task.snapshots.initialized(describe(self._error))
