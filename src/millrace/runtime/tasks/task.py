@@ -116,7 +116,7 @@ class Task:
     def unsendable(self, output: Output, row: Any, error: BaseException) -> None:
         """Count, report and drop an emitted tuple that no attempt can send."""
         self.meters.dead_letters += 1
-        self.report_error(error, None)
+        self.report_error(error, Tuple.of("", self.name.component, output.name, self.number, row))
 
     # -- called by a host of batches ----------------------------------------------------------------------------------
 
