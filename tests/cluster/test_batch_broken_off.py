@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +28,9 @@ LEFT: dict[str, int] = {}  # component -> tuples until it aborts
 @pytest.fixture(autouse=True)
 def nothing_breaks() -> Iterator[None]:
     LEFT.clear()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
     yield
+    signal.signal(signal.SIGINT, before)
 
 
 def count_down(component: str) -> None:

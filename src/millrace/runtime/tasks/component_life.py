@@ -56,6 +56,7 @@ class ComponentLife:
         task = self._task
         task.component = self.make(empty_state)
         task.initialize()
+        task.component._timer_seconds()  # raises here, as a failed start, rather than on the loop
         for name in task.snapshots.replaced():
             text = (f"initialize of {task.name} replaces self.{name}, which is keyed state: the new object is not saved and is "
                     "lost with the worker. Use the state as it is, or give the attribute another name")
