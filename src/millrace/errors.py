@@ -26,12 +26,22 @@
     ├── OutputMissing            committed output that a sink no longer has
     ├── NotEnoughFragments       a snapshot that cannot be rebuilt from the available fragments
     ├── FeedingFailed            rows of a DataFrame that a topology did not process
+    ├── ThreadDied               a thread of a worker that ended with an error, and the worker with it (also a RuntimeError)
+    ├── UserCodeFailed           user code raised something that is no Exception
     └── WireError                a network message that cannot be read (also a ValueError)
 
 A message states the request, the cause and the fix.
 """
 
 from __future__ import annotations
+
+import signal
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """True if an exception that comes out of user code may be a Ctrl-C meant for this process. Where SIGINT has no handler in
+    Python, as in workers, only user code can have raised it."""
+    return isinstance(error, KeyboardInterrupt) and callable(signal.getsignal(signal.SIGINT))
 
 
 class MillraceError(Exception):
@@ -101,6 +111,14 @@ class WireError(MillraceError, ValueError):
 
 class FeedingFailed(MillraceError):
     """A micro-batch that feeds a DataFrame spout was not acked, and waiting longer would not help."""
+
+
+class ThreadDied(MillraceError, RuntimeError):
+    """A thread of a worker ended with an error: its task would hang, so the worker ends too and its tasks start elsewhere."""
+
+
+class UserCodeFailed(MillraceError):
+    """User code raised something that is no `Exception`, such as SystemExit, where no tuple can be blamed for it."""
 
 
 class BadParameter(MillraceError, ValueError):

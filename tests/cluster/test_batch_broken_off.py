@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +18,8 @@ from millrace.workloads.audit import AuditSink, NumberedLines, SplitNumbered, St
 from support.suites.batch_words import LINES, check, run_to_the_end
 
 
-class Torn(BaseException):
-    """Stands for a signal that ends the process: user code cannot catch it, and it is not an error of a tuple."""
+class Torn(KeyboardInterrupt):
+    """Stands for a signal that ends the process: it is not an error of a tuple."""
 
 
 LEFT: dict[str, int] = {}  # component -> tuples until it aborts
@@ -27,7 +28,9 @@ LEFT: dict[str, int] = {}  # component -> tuples until it aborts
 @pytest.fixture(autouse=True)
 def nothing_breaks() -> Iterator[None]:
     LEFT.clear()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
     yield
+    signal.signal(signal.SIGINT, before)
 
 
 def count_down(component: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millrace.api.component import Component
 from millrace.api.keyed.declared import State
 from millrace.api.tuple import SYSTEM_COMPONENT, TICK_STREAM, Tuple
+from millrace.errors import is_interrupt
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,8 +133,8 @@ class BatchingBolt(Bolt):
             self._current = tuple(tups)
             try:
                 self.process_batch(key, tups)
-            except Exception as error:
-                if self._commits:  # a sink that could not write: the engine handles the batch
+            except BaseException as error:  # of any kind: the tuples of the other batches must not be lost with these
+                if self._commits or is_interrupt(error):  # a sink that could not write: the engine handles the batch
                     raise
                 self.raise_exception(error, tups[0])
                 if self.auto_fail:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millrace.api.component import Component
+from millrace.errors import EmitError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 class Spout(Component):
     """A source of tuples. `next_tuple` is called repeatedly while there is room downstream."""
 
+    _repeats: Mapping[Any, Any] = {}  # tuples of a reliable spout in flight whose id another one has
     fail_cause: str = "error"  # the reason of a call of `fail`: "error", "timeout" or "lost" (a worker died)
 
     @classmethod
@@ -61,36 +63,104 @@ class Spout(Component):
         self._handle.emit_arrow(batch, tup_id, stream, None, direct_task)
 
 
+class Repeat:
+    """Stands for an id that is emitted while another tuple with the same id is in flight: each of them is acked or fails."""
+
+    __slots__ = ("tup_id",)
+
+    def __init__(self, tup_id: Any) -> None:
+        self.tup_id = tup_id
+
+
+Saved = tuple[Any, str | None, int | None, bool]  # values or batch, stream, direct_task, need_task_ids
+
+
 class ReliableSpout(Spout):
     """Remembers tuples in flight and sends them again when they fail.
 
     `max_fails` counts failures in user code only: a tuple that timed out, or was lost with a worker, is always sent again.
+    An id may be emitted several times, on one stream or several: only the tuple that failed is sent again.
     """
 
     max_fails: ClassVar[int] = 3
+    _notified: Repeat | None = None  # the repeat that `ack` or `fail` is being called for
+    _replaying = False  # the next emit sends a failed tuple again
 
     def __init__(self) -> None:
         super().__init__()
         self.failed_tuples: Counter[Any] = Counter()
-        self.unacked_tuples: dict[Any, tuple[Any, str | None, int | None, bool]] = {}
+        self.unacked_tuples: dict[Any, Saved] = {}
+        self._repeats: dict[Repeat, Saved] = {}
 
     def emit(self, tup: Sequence[Any], tup_id: Any = None, stream: str | None = None,
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:
         if tup_id is None:
             raise ValueError(f"{type(self).__name__} is reliable: emit needs a tup_id, to send {tup!r} again if it fails")
-        task_ids = self._handle.emit(tup, tup_id, stream, None, direct_task, need_task_ids)
-        if self.tracked:  # after the emit: a tuple that cannot be emitted is not in flight
-            kept = tup[:] if isinstance(tup, list) else tup  # the caller may reuse the list
-            self.unacked_tuples[tup_id] = (kept, stream, direct_task, need_task_ids)
-        return task_ids
+        if not self.tracked:
+            return self._handle.emit(tup, tup_id, stream, None, direct_task, need_task_ids)
+        kept = tup[:] if isinstance(tup, list) else tup  # the caller may reuse the list
+        saved = (kept, stream, direct_task, need_task_ids)
+        if self.unacked_tuples.setdefault(tup_id, saved) is not saved:
+            return self._emit_again(saved, tup_id)
+        try:
+            return self._handle.emit(tup, tup_id, stream, None, direct_task, need_task_ids)
+        except BaseException:
+            del self.unacked_tuples[tup_id]  # a tuple that cannot be emitted is not in flight
+            raise
 
     def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any = None, stream: str | None = None,
                    direct_task: int | None = None) -> None:
         if tup_id is None:
             raise ValueError(f"{type(self).__name__} is reliable: emit_arrow needs a tup_id, to send a failed batch again")
-        self._handle.emit_arrow(batch, tup_id, stream, None, direct_task)
-        if self.tracked:
-            self.unacked_tuples[tup_id] = (batch, stream, direct_task, False)
+        if not self.tracked:
+            self._handle.emit_arrow(batch, tup_id, stream, None, direct_task)
+            return
+        saved = (batch, stream, direct_task, False)
+        if self.unacked_tuples.setdefault(tup_id, saved) is not saved:
+            self._emit_again(saved, tup_id)
+            return
+        try:
+            self._handle.emit_arrow(batch, tup_id, stream, None, direct_task)
+        except BaseException:
+            del self.unacked_tuples[tup_id]
+            raise
+
+    def _emit_again(self, saved: Saved, tup_id: Any) -> list[int] | None:
+        """Send a tuple whose id is in flight: one that failed, which keeps its place, or another one with the same id."""
+        if self._replaying:
+            self._replaying = False
+            return self._send(saved, tup_id)
+        repeat = Repeat(tup_id)
+        task_ids = self._send(saved, repeat)
+        self._repeats[repeat] = saved
+        return task_ids
+
+    def _send(self, saved: Saved, key: Any) -> list[int] | None:
+        tup, stream, direct_task, need_task_ids = saved
+        if isinstance(tup, list | tuple):
+            return self._handle.emit(tup, key, stream, None, direct_task, need_task_ids)
+        self._handle.emit_arrow(tup, key, stream, None, direct_task)
+        return None
+
+    def _notify_of(self, repeat: Repeat, call: Callable[[Any], None], acked: bool) -> None:
+        """Calls `ack` or `fail` for one of several tuples with the same id; the others stay in flight."""
+        tup_id = repeat.tup_id
+        first, failures = self.unacked_tuples.get(tup_id), self.failed_tuples.get(tup_id)
+        self._notified = repeat
+        try:
+            call(tup_id)
+        finally:
+            self._notified = None
+            if first is not None:
+                self.unacked_tuples.setdefault(tup_id, first)
+            if failures:
+                self.failed_tuples[tup_id] = failures
+            if acked:
+                self._forget(repeat)
+
+    def _forget(self, repeat: Repeat) -> None:
+        self._repeats.pop(repeat, None)
+        self.failed_tuples.pop(repeat, None)
 
     def ack(self, tup_id: Any) -> None:
         if self.unacked_tuples.pop(tup_id, None) is None:
@@ -99,21 +169,30 @@ class ReliableSpout(Spout):
             self.failed_tuples.pop(tup_id, None)
 
     def fail(self, tup_id: Any) -> None:
-        saved = self.unacked_tuples.get(tup_id)
+        repeat = self._notified
+        key = tup_id if repeat is None else repeat
+        saved = self.unacked_tuples.get(tup_id) if repeat is None else self._repeats.get(repeat)
         if saved is None:
             self.logger.debug("fail for unknown tuple id %r", tup_id)
             return
         if self.fail_cause == "error":
-            self.failed_tuples[tup_id] += 1
-            if self.failed_tuples[tup_id] > self.max_fails:
-                self.logger.error("tuple %r failed %d times: abandoned", tup_id, self.failed_tuples[tup_id])
-                self.ack(tup_id)
+            self.failed_tuples[key] += 1
+            if self.failed_tuples[key] > self.max_fails:
+                self.logger.error("tuple %r failed %d times: abandoned", tup_id, self.failed_tuples[key])
+                self.ack(tup_id) if repeat is None else self._forget(repeat)
                 return
+        if repeat is not None:
+            self._send(saved, repeat)
+            return
         tup, stream, direct_task, need_task_ids = saved
-        if isinstance(tup, list | tuple):
-            self.emit(tup, tup_id, stream, direct_task, need_task_ids)
-        else:
-            self.emit_arrow(tup, tup_id, stream, direct_task)
+        self._replaying = True
+        try:
+            if isinstance(tup, list | tuple):
+                self.emit(tup, tup_id, stream, direct_task, need_task_ids)
+            else:
+                self.emit_arrow(tup, tup_id, stream, direct_task)
+        finally:
+            self._replaying = False
 
 
 class ReplayableSpout(ReliableSpout):
@@ -136,16 +215,29 @@ class ReplayableSpout(ReliableSpout):
         """The lowest position that is not fully processed."""
         return next(iter(self.unacked_tuples), self._next_position)  # a dict keeps the order in which they were sent
 
+    def _check_replay(self, position: int) -> None:
+        """Refuse a position that does not rise, unless its tuple has failed: a restart would skip it, or repeat others."""
+        if not self._replaying:
+            raise EmitError(f"{type(self).__name__} emitted position {position} after position {self._next_position - 1}: "
+                            "positions must rise from one tuple to the next. Use another tup_id, or derive the spout from "
+                            "ReliableSpout if its source has no positions")
+
     def emit(self, tup: Sequence[Any], tup_id: Any = None, stream: str | None = None,
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:
         if tup_id is not None:
             tup_id = operator.index(tup_id)  # a plain int, because it is sent to the master
-            self._next_position = max(self._next_position, tup_id + 1)
+            if tup_id < self._next_position:
+                self._check_replay(tup_id)
+            else:
+                self._next_position = tup_id + 1
         return super().emit(tup, tup_id, stream, direct_task, need_task_ids)
 
     def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any = None, stream: str | None = None,
                    direct_task: int | None = None) -> None:
         if tup_id is not None:
             tup_id = operator.index(tup_id)  # a plain int, because it is sent to the master
-            self._next_position = max(self._next_position, tup_id + 1)
+            if tup_id < self._next_position:
+                self._check_replay(tup_id)
+            else:
+                self._next_position = tup_id + 1
         super().emit_arrow(batch, tup_id, stream, direct_task)

@@ -13,7 +13,7 @@ from millrace.cli.figures import count, duration, number_of, p50_and_p99, share,
 from millrace.cli.listing import Column, Hanging, Listing, plain_console, short_hosts, shortened, task_names
 from millrace.master.batch_log import RUN_TASKS
 
-EVENTS_SHOWN, ERRORS_SHOWN, TRACEBACK_LINES = 8, 3, 4
+EVENTS_SHOWN, TRACEBACK_LINES = 8, 4
 TASKS_NAMED = 100  # characters; a worker whose task names need more shows how many tasks it has
 TROUBLE = {"failed": "failed", "dead_letters": "dead letters", "replayed": "replayed", "expired": "skipped after a timeout",
            "gaps": "chunks missing", "repeats": "chunks received twice"}
@@ -140,9 +140,14 @@ def running_lines(batch: dict[str, Any] | None) -> list[Hanging]:
 
 
 def error_lines(topology: dict[str, Any]) -> list[RenderableType]:
+    """The last error of each component, and how many there were."""
     lines: list[RenderableType] = []
-    for error in topology["last_errors"][-ERRORS_SHOWN:]:
-        lines.append(Hanging(f"{error['task']}: {error['error']}", "  ", "red"))
+    for row in topology["components"]:
+        error = row["last_error"]
+        if error is None:
+            continue
+        many = f", the last of {count(row['errors'])} errors" if row["errors"] > 1 else ""
+        lines.append(Hanging(f"{error['task']}{many}: {error['error']}", "  ", "red"))
         if error.get("tuple"):
             lines.append(Hanging(f"while processing {error['tuple']}", "    "))
         lines += [Hanging(line.strip(), " " * (4 + len(line) - len(line.lstrip())), "dim")

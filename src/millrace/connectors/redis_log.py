@@ -150,12 +150,14 @@ class RedisLogSpout(ReplayableSpout):
         emitted = False
         for id, data in entries:
             position = self._position_of(id)
-            self._next_position = position + 1  # before emit: a tuple that cannot be emitted is reported and skipped
             if self._seen is not None:
                 self._seen += 1
-            if self.parallelism == 1 or stable_hash(id.decode()) % self.parallelism == self.task_index:
-                self.emit((id.decode(), {text_of(name): text_of(value) for name, value in data.items()}), position)
-                emitted = True
+            try:
+                if self.parallelism == 1 or stable_hash(id.decode()) % self.parallelism == self.task_index:
+                    self.emit((id.decode(), {text_of(name): text_of(value) for name, value in data.items()}), position)
+                    emitted = True
+            finally:  # a tuple that cannot be emitted is reported and skipped
+                self._next_position = position + 1
         return emitted
 
     def _place(self) -> tuple[int, int]:

@@ -45,8 +45,9 @@ class InFlight:
             self.tuples -= known.tuples
             self.done_at, self.done_after = now, now - known.born
             if self.attempts:
-                for tup_id in known.ids:
-                    self.attempts.pop(_hashable(tup_id), None)
+                for tup_id in map(_hashable, known.ids):
+                    if self.attempts.get(tup_id, 0) <= known.attempt:  # else another tuple with this id has failed
+                        self.attempts.pop(tup_id, None)
         return known
 
     def failed(self, root: int, cause: str) -> Root | None:

@@ -34,8 +34,9 @@ from millrace.runtime.clock import SystemClock
 from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.tasks.task import Task
+from millrace.runtime.tasks.user_errors import as_exceptions
 from millrace.runtime.wire import messages as wire
-from millrace.runtime.worker.process import WorkerSetup
+from millrace.runtime.worker.process import WorkerSetup, ignore_interrupts
 from millrace.runtime.worker.topology_run import TopologyRun
 from millrace.state.checkpoint import TaskRecord
 
@@ -98,8 +99,9 @@ class TopologyHost:
         kept = [self._kept(name) for name in names]
         self.worker.enter(stages, stage, [each.task for each in kept])
         self.worker.counters.clear()
-        for each in kept:
-            self._restore(each, counters)
+        with as_exceptions():
+            for each in kept:
+                self._restore(each, counters)
         if stage == 0:
             yield from self._run_spout(kept[0].task, arrived)
         else:
@@ -113,7 +115,8 @@ class TopologyHost:
             yield from self._sent()
         reports = []
         for each in kept:
-            reports.append(self._report(each.task, self._snapshot(each)))
+            with as_exceptions():
+                reports.append(self._report(each.task, self._snapshot(each)))
             each.stamp = self.work.assignment.epoch
         after = len(stages.partitions[stage + 1]) if stage + 1 < stages.count else 0
         yield from ((number, records.pack_mark(partition, ran)) for number in range(after))
@@ -288,13 +291,15 @@ class TopologyHost:
         wave, epoch, _ = self.work.assignment.restore
         kept = self.kept.get(self.run.graph.number(name))
         if kept is not None and kept.stamp == epoch:
-            kept.task.component.commit(wave)
+            with as_exceptions():
+                kept.task.component.commit(wave)
             return
         task = self._new_task(name)
         self.kept.pop(task.number, None)
-        task.life.build(empty_state=True)
-        task.snapshots.check_prepared(self.work.records)
-        task.component.recover(wave, epoch)
+        with as_exceptions():
+            task.life.build(empty_state=True)
+            task.snapshots.check_prepared(self.work.records)
+            task.component.recover(wave, epoch)
         self._close(task)
         del self.run.tasks[task.number]
 
@@ -328,6 +333,7 @@ def host(work: BatchWork, slot: int) -> TopologyHost:
 
 
 def _set_up(path: Sequence[str]) -> None:
+    ignore_interrupts()
     for directory in reversed(path):
         if directory not in sys.path:
             sys.path.insert(0, directory)

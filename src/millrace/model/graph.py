@@ -17,7 +17,7 @@ from millrace.api.spout import ReplayableSpout, Spout
 from millrace.api.state_usage import uses_state
 from millrace.api.topology import ComponentSpec, Topology, checked_config, checked_par, mode_of
 from millrace.config import EXACTLY_ONCE, GUARANTEE, KEY_GROUP_COUNT
-from millrace.errors import TopologyError, UnknownName
+from millrace.errors import TopologyError, UnknownName, is_interrupt
 
 ACKER = "__acker"
 ENVIRONMENT = "topology.environment"
@@ -229,7 +229,9 @@ def resolve(code: str) -> Any:
         raise TopologyError(f'{code!r} is not of the form "module:qualified.name"')
     try:
         resolved: Any = importlib.import_module(module_name)
-    except Exception as error:  # user code runs here and may raise anything
+    except BaseException as error:  # user code runs here and may raise anything
+        if is_interrupt(error):
+            raise
         raise TopologyError(f"cannot import module {module_name!r} for {code!r}: {type(error).__name__}: {error}. "
                             "Install it, or put its directory on PYTHONPATH, wherever workers run") from error
     for part in qualified.split("."):

@@ -16,7 +16,7 @@ from millrace.api.keyed.changes import Changes
 from millrace.api.keyed.declared import declared_states
 from millrace.api.keyed.keys import ATOMS, KeyPlaces, is_key
 from millrace.api.keyed.plain import KeyedState, Loaded
-from millrace.errors import CorruptCheckpoint, EncodingError, UnknownName
+from millrace.errors import CorruptCheckpoint, EncodingError, UnknownName, is_interrupt
 from millrace.state.packing import TOO_ODD, UNREADABLE_VALUE, as_key, encode_msgpack, plain_value, unwrap, wrapped
 
 FORMAT = 1
@@ -124,11 +124,13 @@ class TaskState:
         for key, value in zip(keys, values, strict=True):
             try:
                 plain.append(plain_value(value if to_plain is None else to_plain(value)))
-            except Exception as error:  # a codec is the user's code
+            except BaseException as error:  # a codec is the user's code
+                if is_interrupt(error):
+                    raise
                 what = f"Does its codec, {state.codec!r}, fit the value?" if to_plain is not None else \
                     "Keep values of plain types, or give the state a codec: State(codec=Typed(...))"
                 raise EncodingError(f"{self._label}: the value of {key!r} in {state.name!r}, a {type(value).__name__}, cannot "
-                                    f"be put into a snapshot: {error}. {what}") from error
+                                    f"be put into a snapshot: {str(error) or type(error).__name__}. {what}") from error
         return plain
 
     def _written(self, pieces: dict[int, tuple[bool, bytes]]) -> None:
@@ -225,9 +227,12 @@ class TaskState:
         for key, plain in values.items():
             try:
                 decoded[key] = state.codec.decode(plain)
-            except Exception as error:  # a codec is the user's code
-                raise CorruptCheckpoint(f"{self._label}: the value of {key!r} in {state.name!r} cannot be restored: {error}. "
-                                        f"Has its codec, {state.codec!r}, changed since it was written?") from error
+            except BaseException as error:  # a codec is the user's code
+                if is_interrupt(error):
+                    raise
+                raise CorruptCheckpoint(f"{self._label}: the value of {key!r} in {state.name!r} cannot be restored: "
+                                        f"{str(error) or type(error).__name__}. Has its codec, {state.codec!r}, changed since "
+                                        "it was written?") from error
         return decoded
 
     def drop(self, group: int) -> None:

@@ -27,11 +27,11 @@ from millrace.api.grouping import stable_hash
 from millrace.api.spout import ReplayableSpout, Spout
 from millrace.api.topology import Topology
 from millrace.api.tuple import DEAD_LETTERS, DEFAULT_STREAM, Tuple
-from millrace.errors import EmitError, EncodingError, TopologyError
+from millrace.errors import EmitError, EncodingError, TopologyError, is_interrupt
 from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph, graph_of, resolve
 from millrace.state.task_state import TaskState, open_states
 
-USER_ERRORS = (Exception, SystemExit)
+USER_ERRORS = BaseException  # as in the engines, user code may raise anything
 FRUITLESS = 100  # consecutive calls in which a spout may raise without emitting before it counts as finished
 
 Row = tuple[Any, ...]
@@ -170,6 +170,8 @@ class _Task:
             try:
                 self.component.next_tuple()
             except USER_ERRORS as error:
+                if is_interrupt(error):
+                    raise
                 self.run.result.errors.append(error)
                 raised = True
             self.run.process_queue()
@@ -193,6 +195,8 @@ class _Task:
         try:
             self._call(message, tup)
         except USER_ERRORS as error:
+            if is_interrupt(error):
+                raise
             self.run.result.errors.append(error)
             if self.component.auto_fail:
                 self._reject(tup, f"{type(error).__name__}: {error}")
@@ -218,6 +222,8 @@ class _Task:
         try:
             self.component._before_wave()
         except USER_ERRORS as error:
+            if is_interrupt(error):
+                raise
             self.run.result.errors.append(error)
 
     def _reject(self, tup: Tuple, why: str) -> None:
@@ -301,6 +307,8 @@ class _Task:
                 self.run.tasks[component.name][index] for component, read in self._readers(stream)
                 for index in self._chosen(component, read, stream, row)]
         except USER_ERRORS as error:  # raised by a custom grouping
+            if is_interrupt(error):
+                raise
             self.run.result.errors.append(error)
             if isinstance(self.component, Bolt):
                 self._dead_letter(stream.name, row, f"{type(error).__name__}: {error}")

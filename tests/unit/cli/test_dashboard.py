@@ -19,11 +19,12 @@ Status = dict[str, Any]
 
 
 def component(name: str, kind: str = "bolt", **changed: Any) -> Status:
-    counters = dict.fromkeys(("transferred", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats"), 0)
+    counters = dict.fromkeys(("transferred", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats",
+                              "errors"), 0)
     latency = {"p50": 123.4, "p99": 98_765.4} if kind == "bolt" else None
     return {"name": name, "kind": kind, "par": 2, **counters, "emitted": 987_654_321, "queue_length": 12_345,
             "executed": 123_456_789 if kind == "bolt" else 0, "execute_latency_ms": latency, "process_latency_ms": latency,
-            "complete_latency_ms": None, "cpu_seconds": 12_345.6, "capacity": 0.987, **changed}
+            "complete_latency_ms": None, "last_error": None, "cpu_seconds": 12_345.6, "capacity": 0.987, **changed}
 
 
 def topology(name: str, components: list[Status], **changed: Any) -> Status:
@@ -165,11 +166,14 @@ def test_errors_are_shown_with_the_end_of_their_traceback() -> None:
     trace = "Traceback (most recent call last):\n" + "".join(calls)
     error = {"task": "count[1]", "error": "ValueError: [/bold] is no number", "tuple": "('a', 'b')", "traceback": trace}
     console = Console(file=io.StringIO(), width=80, markup=False)
-    console.print(dashboard(status([topology("words", [], last_errors=[error] * 5)], [])))
+    rows = [component("count", errors=12, last_error=error), component("split", errors=1, last_error=error | {"task": "split"}),
+            component("sink")]
+    console.print(dashboard(status([topology("words", rows)], [])))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert text.count("  count[1]: ValueError: [/bold] is no number\n") == 3
-    assert text.count("    while processing ('a', 'b')\n") == 3
+    assert "  count[1], the last of 12 errors: ValueError: [/bold] is no number\n" in text
+    assert "  split: ValueError: [/bold] is no number\n" in text, "every component with an error has its last one"
+    assert text.count("    while processing ('a', 'b')\n") == 2
     assert 'File "f8.py", line 1' in text and 'File "f6.py"' not in text
 
 

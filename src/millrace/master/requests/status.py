@@ -19,7 +19,8 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.runtime.meters import LATENCIES
 
-SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats")
+SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats",
+         "errors")
 ADDRESSES = (FEED, TAP_METRIC)  # reported as metrics, for feeders and readers only
 
 
@@ -97,6 +98,7 @@ def _component(state: TopologyState, observed: TopologyObserved, name: str, kind
                seconds: float) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "kind": kind, "par": par}
     row.update({key: int(observed.total(name, key)) for key in SHOWN})
+    row["last_error"] = observed.last_errors.get(name)
     row["queue_length"] = sum(task.queue_length for key, task in observed.tasks.items() if key.component == name)
     for latency in LATENCIES:
         measured = percentiles(observed.latency(name, latency))

@@ -146,7 +146,7 @@ class WorkerPort:
             case wire.Answer():
                 self._handlers.answer(message)
             case wire.Bye():
-                self._lose(message.slot, "it stopped", quiet=self._told_to_stop)
+                self._lose(message.slot, message.error or "it stopped", quiet=self._told_to_stop and not message.error)
 
     # -- joining and loss --------------------------------------------------------------------------------------------
 

@@ -69,13 +69,14 @@ class _Incoming:
 
 class FragmentExchange:
     """Saves, fetches and holds fragments. `post` runs a call on the worker's loop; all callbacks go through it. At most `limit`
-    bytes are held for others."""
+    bytes are held for others. `died` is told of an error that ends one of its threads."""
 
     def __init__(self, context: zmq.Context[Any], name: str, directory: Path, bind: str, keys: Keys, boot: str, post: Post,
-                 limit: int = HELD_BYTES, silence: float = SILENCE) -> None:
+                 limit: int = HELD_BYTES, silence: float = SILENCE,
+                 died: Callable[[BaseException], None] | None = None) -> None:
         self.malformed = 0  # frames that are not messages of ours, or unexpected answers
         self.tree = FragmentTree(limit)  # belongs to the exchange's thread
-        self._post, self._silence = post, silence
+        self._post, self._silence, self._died = post, silence, died
         self._path = directory / f"{name}.ipc"
         self._poller = zmq.Poller()
         self._servers: list[zmq.Socket[Any]] = []
@@ -95,8 +96,8 @@ class FragmentExchange:
         self._poller.register(self._wake_fd, zmq.POLLIN)
         self._ended = False
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._helper = threading.Thread(target=self._help, daemon=True, name="fragment helper")
-        self._thread = threading.Thread(target=self._run, daemon=True, name="fragment exchange")
+        self._helper = threading.Thread(target=self._watched, args=(self._help,), daemon=True, name="fragment helper")
+        self._thread = threading.Thread(target=self._watched, args=(self._run,), daemon=True, name="fragment exchange")
         self._helper.start()
         self._thread.start()
 
@@ -205,6 +206,15 @@ class FragmentExchange:
     def _wake(self) -> None:
         with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough
             os.write(self._signal_fd, b".")
+
+    def _watched(self, run: Callable[[], None]) -> None:
+        """Run a thread, and report an error that ends it."""
+        try:
+            run()
+        except BaseException as error:
+            if self._died is None:
+                raise
+            self._died(error)
 
     def _help(self) -> None:
         while (work := self._work.get()) is not None:

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,10 @@ class Agent(threading.Thread):
     """Runs in every worker; acts only while the worker is the agent. `errors` counts failures, which the next poll retries."""
 
     def __init__(self, context: zmq.Context[Any], master: str, keys: Keys, cluster: str, settings: dict[str, Any],
-                 slot: int, generation: int, node: str, directory: Path) -> None:
+                 slot: int, generation: int, node: str, directory: Path, died: Callable[[BaseException], None]) -> None:
         super().__init__(daemon=True, name="agent")
         self._context, self._master, self._keys, self._cluster = context, master, keys, cluster
-        self._slot, self._generation, self._node, self._directory = slot, generation, node, directory
+        self._slot, self._generation, self._node, self._directory, self._died = slot, generation, node, directory, died
         self._poll_seconds: float = AGENT_POLL.of(settings)
         self._url: str = COORDINATION.of(settings)
         self._store: PlanStore | None = None
@@ -68,6 +69,12 @@ class Agent(threading.Thread):
         return self._store is not None
 
     def run(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # without its agent a node gets no more plans
+            self._died(error)
+
+    def _run(self) -> None:
         control = self._context.socket(zmq.DEALER)
         control.linger = 0
         visit(control, self._keys)

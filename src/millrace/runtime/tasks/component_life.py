@@ -56,6 +56,7 @@ class ComponentLife:
         task = self._task
         task.component = self.make(empty_state)
         task.initialize()
+        task.component._timer_seconds()  # raises here, as a failed start, rather than on the loop
         for name in task.snapshots.replaced():
             text = (f"initialize of {task.name} replaces self.{name}, which is keyed state: the new object is not saved and is "
                     "lost with the worker. Use the state as it is, or give the attribute another name")
@@ -107,6 +108,7 @@ class ComponentLife:
     def _retry(self) -> None:
         assert self._error is not None
         task, worker = self._task, self._task.worker
+        task.meters.errors += 1
         worker.errors.start_failed(task, self._error)
         if task.topology.graph.waves:
             task.snapshots.initialized(describe(self._error))

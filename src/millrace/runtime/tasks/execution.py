@@ -35,9 +35,7 @@ class Execution:
         try:
             self._run(delivery)
         except wire.WireError as error:
-            delivery.failed = True  # an unreadable body: its root fails and is replayed
-            self._task.worker.counters["malformed"] += 1
-            self._task.report_error(error, None)
+            self._unreadable(delivery, error)
         elapsed = clock.now() - start
         meters = self._task.meters
         meters.cpu_seconds += clock.cpu() - cpu
@@ -97,6 +95,15 @@ class Execution:
                               lambda bolt, row: bolt.process_arrow(self._reader.as_batch(delivery, [row])))
 
     # -- exceptions --------------------------------------------------------------------------------------------------
+
+    def _unreadable(self, delivery: Delivery, error: wire.WireError) -> None:
+        """A body cannot be read: its root fails and is replayed. Exactly-once, only a roll-back brings its tuples back."""
+        task = self._task
+        delivery.failed = True
+        task.worker.counters["malformed"] += 1
+        task.report_error(error, None)
+        if task.topology.graph.exactly_once:
+            task.broken = f"{task.name} could not read its input ({describe(error)})"
 
     def _user_error(self, error: BaseException, delivery: Delivery, tup: Tuple | None) -> None:
         if self._rolls_back(error):

@@ -46,12 +46,14 @@ class Inbox:
 
     def _on_mark(self, delivery: Delivery) -> None:
         alignment = self.alignment
+        self._worker.consumed(self._task, delivery.inlet)
         try:
             mark = delivery.body if delivery.local else wire.decode_mark(delivery.body)
-        except wire.WireError:
+        except wire.WireError as error:
             self._worker.counters["malformed"] += 1
+            if self._task.topology.graph.exactly_once:  # a chunk that came as a mark is missing
+                self._worker.broken(self._task, f"{self._task.name} could not read its input ({error})")
             return
-        self._worker.consumed(self._task, delivery.inlet)
         if alignment.is_late(mark):
             return
         if alignment.is_other(mark):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from millrace.api.spout import ReliableSpout, Spout
+from millrace.api.spout import ReliableSpout, Repeat, Spout
 from millrace.runtime.tasks.user_errors import USER_ERRORS
 
 if TYPE_CHECKING:
@@ -56,8 +56,12 @@ class SpoutNotices:
             if kind != ACKED:
                 component.fail_cause = kind
             call = component.ack if kind == ACKED else component.fail
+            repeated = bool(component._repeats)  # a reliable spout must know which of the tuples with an id is meant
             for tup_id in ids:
-                self._call(call, tup_id)
+                if repeated and isinstance(tup_id, Repeat):
+                    self._call(component._notify_of, tup_id, call, kind == ACKED)  # type: ignore[attr-defined]
+                else:
+                    self._call(call, tup_id)
 
     def _call(self, call: Callable[..., None], *arguments: Any) -> None:
         try:

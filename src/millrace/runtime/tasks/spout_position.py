@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millrace.api.spout import ReplayableSpout
+from millrace.runtime.tasks.user_errors import USER_ERRORS
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.spout import SpoutTask
@@ -40,6 +41,10 @@ class SpoutPosition:
             self._read()
 
     def _read(self) -> None:
-        if isinstance(self._task.component, ReplayableSpout):
-            self._known = self._task.component.position()
-            self._known_at = self._task.worker.clock.now()
+        task = self._task
+        if isinstance(task.component, ReplayableSpout):
+            self._known_at = task.worker.clock.now()
+            try:
+                self._known = task.component.position()
+            except USER_ERRORS as error:  # the master keeps the position that it has
+                task.report_error(error, None)

@@ -27,6 +27,7 @@ from millrace.runtime.tasks.outbox import Outbox
 from millrace.runtime.tasks.output import Output
 from millrace.runtime.tasks.sender import Sender
 from millrace.runtime.tasks.snapshots import Snapshots
+from millrace.runtime.tasks.user_errors import spare_interrupts
 from millrace.runtime.tasks.waves import TaskWaves
 from millrace.runtime.wire import messages as wire
 
@@ -82,6 +83,9 @@ class Task:
         self.meters.custom[name] = value
 
     def report_error(self, error: BaseException, tup: Tuple | None) -> None:
+        """Count and record an error of user code. A Ctrl-C of the process is none, and passes through."""
+        spare_interrupts(error)
+        self.meters.errors += 1
         self.worker.errors.add(self, error, traceback.format_exception(error), tup)
 
     def ack(self, tup: Tuple | str) -> None:
@@ -112,7 +116,7 @@ class Task:
     def unsendable(self, output: Output, row: Any, error: BaseException) -> None:
         """Count, report and drop an emitted tuple that no attempt can send."""
         self.meters.dead_letters += 1
-        self.report_error(error, None)
+        self.report_error(error, Tuple.of("", self.name.component, output.name, self.number, row))
 
     # -- called by a host of batches ----------------------------------------------------------------------------------
 

@@ -6,26 +6,37 @@ import logging
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from millrace.api.tuple import Tuple
-from millrace.errors import EncodingError, MillraceError
+from millrace.errors import EncodingError, MillraceError, UserCodeFailed, is_interrupt
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
 
 log = logging.getLogger("millrace.worker")
-USER_ERRORS = (Exception, SystemExit)  # user code may raise these without ending the worker
+USER_ERRORS = BaseException  # user code may raise anything without ending the worker: CancelledError, SystemExit, a Rust panic
 ERRORS_KEPT = 20
+LONGEST_TEXT = 2000  # characters of an error's text: it may quote the whole tuple
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line of valid UTF-8, even if its own `__str__` raises."""
+    """The error's type and message, in valid UTF-8 and not too long, even if its own `__str__` raises."""
     try:
         text = f"{type(error).__name__}: {error}"
-    except Exception as worse:
+    except USER_ERRORS as worse:
+        spare_interrupts(worse)
         text = f"{type(error).__name__}, whose __str__ raises {type(worse).__name__}"
+    if len(text) > LONGEST_TEXT:
+        text = f"{text[:LONGEST_TEXT]}... ({len(text)} characters)"
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def spare_interrupts(error: BaseException) -> None:
+    """Raise the error again if it is a Ctrl-C of this process and not an error of user code."""
+    if is_interrupt(error):
+        raise error
 
 
 def error_of(call: Callable[[], None]) -> BaseException | None:
@@ -33,8 +44,22 @@ def error_of(call: Callable[[], None]) -> BaseException | None:
     try:
         call()
     except USER_ERRORS as error:
+        spare_interrupts(error)
         return error
     return None
+
+
+@contextmanager
+def as_exceptions() -> Iterator[None]:
+    """Turn what user code raises into an `Exception`: code in between handles those only, and a generator would take a
+    GeneratorExit for its own end."""
+    try:
+        yield
+    except Exception:
+        raise
+    except USER_ERRORS as error:
+        spare_interrupts(error)
+        raise UserCodeFailed(f"user code raised {describe(error)}") from error
 
 
 def is_about_the_data(error: BaseException) -> bool:

@@ -202,10 +202,11 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
 
 
 class Bye(msgspec.Struct, array_like=True, tag=18, tag_field="type"):
-    """Reports that a worker ended cleanly."""
+    """Reports that a worker ends, with the error if it did not end cleanly."""
 
     slot: int
     generation: int
+    error: str = ""
 
 
 class WaveMark(msgspec.Struct, array_like=True, frozen=True):

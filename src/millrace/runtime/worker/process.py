@@ -41,6 +41,7 @@ from millrace.runtime.fragments.exchange import FragmentExchange
 from millrace.runtime.node import this_node
 from millrace.runtime.plans.agent import Agent, PlanReader, node_directory
 from millrace.runtime.taps.port import TapPort, open_here
+from millrace.runtime.tasks.user_errors import describe
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import DataPort, Gate, Keys, SocketPeers, boot_id, private_directory, visit
 from millrace.runtime.worker.threads import TaskThreads
@@ -115,6 +116,12 @@ def end_process(reason: str) -> None:
     os._exit(3)
 
 
+def ignore_interrupts() -> None:
+    """Ignore SIGINT: Ctrl-C is for the driver, which stops the workers cleanly. A KeyboardInterrupt is user code's own then."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the pulse notices)."""
     try:
@@ -148,7 +155,7 @@ class WorkerProcess:
         # Kept across generations: fragments held for others stay valid when the worker is fenced.
         self._exchange = FragmentExchange(
             self.context, f"b{slot}-{uuid.uuid4().hex[:12]}", private_directory(setup.directory()), bind, setup.keys, self.boot,
-            self.threads.post, int(BACKUP_MEMORY.of(setup.settings) * 2**20))
+            self.threads.post, int(BACKUP_MEMORY.of(setup.settings) * 2**20), died=self.threads.died)
         self._copies: LocalCopies | None = None
         self._taps = TapPort(self.context, Path(setup.directory()) / f"t{slot}-{uuid.uuid4().hex[:12]}.ipc", bind, setup.keys,
                              self.boot)
@@ -201,19 +208,24 @@ class WorkerProcess:
             pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision)
             node_path = node_directory(directory, self.node.name)
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
-                          welcome.generation, self.node.name, node_path)
+                          welcome.generation, self.node.name, node_path, self.threads.died)
             plans = PlanReader(self.context, node_path)
             pulse.start()
             agent.start()
+            error = ""
             try:
                 return self._loop(worker, control, port, pulse, plans, agent)
+            except BaseException as failure:
+                error = describe(failure)
+                log.exception("worker %d ends with an error", self.slot)
+                raise
             finally:
                 agent.stop()
                 plans.close()
                 pulse.stop()
                 worker.close()
                 checkpoints.close()
-                control.send(wire.encode(wire.Bye(self.slot, welcome.generation)))
+                control.send(wire.encode(wire.Bye(self.slot, welcome.generation, error)))
         finally:
             peers.close()
             port.close()
@@ -322,8 +334,7 @@ def log_to_stderr(setup: WorkerSetup) -> None:
 
 def run_worker(setup: WorkerSetup, slot: int, executor: str = "") -> str:
     """Run a worker in this process until it ends."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which stops the workers cleanly
+    ignore_interrupts()
     die_with_parent()
     log_to_stderr(setup)
     for directory in reversed(setup.path):

@@ -10,6 +10,9 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+from millrace.errors import ThreadDied
+from millrace.runtime.tasks.user_errors import describe
+
 CLOSE_SECONDS = 2.0
 Job = tuple[Callable[[], None], Callable[[], None]]
 
@@ -56,8 +59,19 @@ class TaskThreads:
             work, done = job
             try:
                 work()
-            finally:  # even if user code ends this thread, the loop must learn that the task is free
-                self.post(done)
+            except BaseException as error:  # of the engine: errors of user code are caught where it is called
+                self.died(error)
+                return
+            self.post(done)
+
+    def died(self, error: BaseException) -> None:
+        """Let the loop raise an error that ends the calling thread: what the thread has not done would be missed by no one."""
+        name = threading.current_thread().name
+
+        def end_worker() -> None:
+            raise ThreadDied(f"its thread {name!r} died: {describe(error)}") from error
+
+        self.post(end_worker)
 
     def wake(self) -> None:
         with suppress(BlockingIOError):  # a pipe full of wake-ups: one is enough

@@ -13,7 +13,7 @@ from millrace.api.topology import Topology
 from millrace.config import AT_LEAST_ONCE, EXACTLY_ONCE, GUARANTEE
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import TopologyGraph, resolve
-from millrace.runtime.tasks.user_errors import USER_ERRORS
+from millrace.runtime.tasks.user_errors import USER_ERRORS, spare_interrupts
 from millrace.spark.dataframes.user_functions import raised
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def _call(label: str, function: Callable[[SparkSession], Any], spark: SparkSessi
     except MillraceError:
         raise
     except USER_ERRORS as error:
+        spare_interrupts(error)
         hint = NO_SOURCE_HINT if any(sign in str(error) for sign in NO_SOURCE) else ""
         raise TopologyError(f"{label} reads the DataFrame that {getattr(function, '__qualname__', repr(function))} returns, "
                             f"but that raised {raised(error)}{hint}") from error

@@ -20,7 +20,7 @@ from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph, resolve
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
-from millrace.runtime.tasks.user_errors import USER_ERRORS
+from millrace.runtime.tasks.user_errors import USER_ERRORS, spare_interrupts
 from millrace.spark.dataframes.map_in_arrow import map_in_arrow
 from millrace.spark.dataframes.user_functions import raised
 from millrace.state.checkpoint import Manifest, PieceRef
@@ -119,6 +119,7 @@ def write_dataframes(spark: SparkSession, writers: Iterable[SinkWriter], manifes
             try:
                 writer.write(dataframe, batch)
             except USER_ERRORS as error:
+                spare_interrupts(error)
                 raise WriteFailed(writer, error) from error
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from millrace.api.tuple import Tuple
 from millrace.errors import EncodingError, StateNotKept
 from millrace.model.graph import TaskId
-from millrace.runtime.tasks.user_errors import ERRORS_KEPT, ErrorLog, describe, error_of, is_about_the_data
+from millrace.runtime.tasks.user_errors import ERRORS_KEPT, ErrorLog, as_exceptions, describe, error_of, is_about_the_data
 from millrace.runtime.wire import messages as wire
 
 TASK: Any = SimpleNamespace(name=TaskId("count", 2), topology=SimpleNamespace(graph=SimpleNamespace(name="words")))
@@ -30,17 +32,8 @@ def test_every_error_has_a_line_that_can_be_sent(error: Exception, words: str) -
     wire.encode(describe(error))
 
 
-def test_exceptions_of_user_code_are_caught_but_not_an_interrupt() -> None:
-    def stop() -> None:
-        raise SystemExit(3)
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
+def test_a_call_that_raises_nothing_has_no_error() -> None:
     assert error_of(lambda: None) is None
-    assert isinstance(error_of(stop), SystemExit)
-    with pytest.raises(KeyboardInterrupt):
-        error_of(interrupt)
 
 
 @pytest.mark.parametrize(("error", "expected"), [
@@ -83,3 +76,51 @@ def test_values_too_large_to_show_and_long_traces_can_be_sent() -> None:
     assert entry["tuple"] == "split/default values that are too large to show"
     assert entry["traceback"].endswith("x\\ud800")
     wire.encode(entry)
+
+
+def test_a_long_text_is_cut() -> None:
+    text = describe(ValueError("x" * 1_000_000))
+    assert text.startswith("ValueError: xxx") and text.endswith("... (1000012 characters)") and len(text) < 3000
+
+
+class Silent(BaseException):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def test_a_text_that_raises_what_is_no_exception() -> None:
+    assert describe(Silent()) == "Silent, whose __str__ raises SystemExit"
+
+
+@pytest.fixture
+def ignored_interrupts() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ignored_interrupts")
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_what_user_code_raises_in_a_worker_is_its_error(kind: type[BaseException]) -> None:
+    error = kind("no")
+
+    def fail() -> None:
+        raise error
+
+    assert error_of(fail) is error
+    with pytest.raises(Exception, match="no"), as_exceptions():
+        fail()
+
+
+def test_a_ctrl_c_is_no_error_of_user_code() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            error_of(interrupt)
+        with pytest.raises(KeyboardInterrupt), as_exceptions():
+            interrupt()
+    finally:
+        signal.signal(signal.SIGINT, before)
