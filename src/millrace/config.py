@@ -126,6 +126,10 @@ HEARTBEAT_INTERVAL = Setting("worker.heartbeat.interval.secs", 0.25, low=0.01, a
 HEARTBEAT_TIMEOUT = Setting("worker.heartbeat.timeout.secs", 1.5, low=0.05,
                             about="Seconds of silence after which a worker is considered lost and its tasks are placed "
                                   "elsewhere. The death of a process on the master's own host is noticed at once.")
+SILENCE_LIMIT = Setting("worker.silence.limit.secs", 60.0, low=0.05,
+                        about="Maximum seconds of silence of a worker whose process still answers on the network: its code "
+                              "holds the interpreter lock. The limit starts at four heartbeat timeouts and doubles each time a "
+                              "worker has needed more than half of it.")
 LEASE = Setting("worker.lease.secs", 10.0, low=0.1,
                 about="Seconds without a message from the master after which a worker exits.")
 HELLO = Setting("worker.hello.secs", 20.0, low=0.1,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from millrace.config import HEARTBEAT_TIMEOUT
+from millrace.config import HEARTBEAT_TIMEOUT, SILENCE_LIMIT
 from millrace.control.assignment import WorkerAddress
 from millrace.control.events import (
     ChannelBroke,
@@ -39,6 +39,7 @@ from millrace.control.events import (
 )
 from millrace.control.master_state import MasterState
 from millrace.control.submission import check_choice
+from millrace.control.workers import Patience
 from millrace.errors import CheckpointMissing, MillraceError
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
@@ -162,10 +163,12 @@ class LocalCluster:
         self.drop: Callable[[int, int, list[bytes]], bool] = lambda sender, receiver, frames: False
         self.deaf: set[int] = set()  # slots that plans do not reach for now
         self.cut: set[int] = set()  # slots whose reports do not reach the master: they will be presumed dead
+        self.holding: set[int] = set()  # slots whose code holds the interpreter lock: they do nothing, and are silent
         self._threads: dict[int, _NoThreads] = {}
         self._mail: dict[tuple[int, int], deque[list[bytes]]] = {}
         self._nodes, self._settings, self._generation, self._steps = nodes, settings or {}, 0, 0
         self._heard: dict[int, float] = {}
+        self._patience = Patience(HEARTBEAT_TIMEOUT.of(self._settings), SILENCE_LIMIT.of(self._settings))
         for slot in range(workers):
             self.start(slot)
 
@@ -305,7 +308,7 @@ class LocalCluster:
 
     def _step_worker(self, slot: int) -> None:
         worker = self.workers.get(slot)
-        if worker is None:
+        if worker is None or slot in self.holding:
             return
         box = self._mail[(slot, worker.generation)]
         for _ in range(len(box)):
@@ -317,12 +320,16 @@ class LocalCluster:
     def _report(self) -> None:
         now = self.clock.now()
         for slot, worker in list(self.workers.items()):
+            if slot in self.holding:
+                continue
             report = worker.report()
             if slot not in self.cut:
+                if now - self._heard[slot] > self._patience.timeout:
+                    self._patience.spoke_again(now - self._heard[slot])
                 self._heard[slot] = now
                 self.tell(WorkerReported(slot, worker.generation, report.revision, tuple(report.in_flight),
                                          tuple(report.positions), tuple(report.starting)))
         for slot, known in list(self.master.workers.items()):
-            if now - self._heard[slot] > HEARTBEAT_TIMEOUT.of(self._settings):
+            if now - self._heard[slot] > self._patience.limit(slot in self.holding):
                 self.tell(WorkerLost(slot, known.address.generation, "no heartbeat"))
         self.tell(Ticked(now))
