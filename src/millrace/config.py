@@ -130,6 +130,10 @@ SILENCE_LIMIT = Setting("worker.silence.limit.secs", 60.0, low=0.05,
                         about="Maximum seconds of silence of a worker whose process still answers on the network: its code "
                               "holds the interpreter lock. The limit starts at four heartbeat timeouts and doubles each time a "
                               "worker has needed more than half of it.")
+CALL_LIMIT = Setting("worker.call.limit.secs", 0.0, low=0,
+                     about="Seconds that one call of user code may take, on a worker's loop or on the thread of a blocking "
+                           "task, before the worker is restarted. 0: no limit; `status` warns of calls that take 10 seconds or "
+                           "more.")
 LEASE = Setting("worker.lease.secs", 10.0, low=0.1,
                 about="Seconds without a message from the master after which a worker exits.")
 HELLO = Setting("worker.hello.secs", 20.0, low=0.1,

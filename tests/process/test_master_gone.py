@@ -166,6 +166,17 @@ def test_a_worker_stuck_in_user_code_is_alive_and_ends_with_its_master(tmp_path:
         assert stuck.exitcode == ENDED_ITSELF
 
 
+def test_a_worker_stuck_in_user_code_ends_after_the_limit_for_calls(tmp_path: Path) -> None:
+    with ForkedCluster(1, settings={"worker.call.limit.secs": 1.0}) as cluster:
+        stuck = cluster.processes[0]
+        cluster.master.submit(graph_of(Stuck, "stuck", {"path": str(tmp_path)}))
+        stuck.join(SECONDS)
+        assert stuck.exitcode == ENDED_ITSELF
+        assert cluster.master.wait_until(lambda: not cluster.master.state.workers, SECONDS)
+        [lost] = [event["text"] for event in cluster.master.events if "lost" in event["text"]]
+        assert lost.startswith("worker 0 lost: process of stuck[0] of 'stuck' (stuck.py:"), lost
+
+
 def test_a_worker_is_stopped_while_it_restarts(tmp_path: Path) -> None:
     """The master stops while a worker that was presumed dead restarts."""
     with ForkedCluster(2, settings={"worker.lease.secs": SHORT_LEASE}) as cluster:

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from millrace.control.assignment import WorkerAddress
 from millrace.model.cluster import Cluster, Node, Slot
 
+LONG_CALL_SECONDS = 10.0  # a call of this duration is worth a warning
 FIRST_LIMIT = 4  # heartbeat timeouts that a silent worker gets at first if its process answers
+
+
+class LongCall(NamedTuple):
+    """A call in a worker that has not returned for a while. `of_user`: it is user code and not, for example, the store's."""
+
+    what: str
+    seconds: float
+    of_user: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.what} has not returned for {self.seconds:.0f} s"
 
 
 @dataclass(slots=True)
@@ -20,6 +33,11 @@ class WorkerView:
     executor: str
     node: Node
     revision: int = 0
+    long_calls: tuple[LongCall, ...] = ()
+
+    def warnings(self) -> list[LongCall]:
+        """The calls that take so long that users should know."""
+        return [call for call in self.long_calls if call.seconds >= LONG_CALL_SECONDS]
 
 
 class Patience:

@@ -14,11 +14,12 @@ from typing import Any
 
 import zmq
 
-from millrace.config import CHECKPOINTS, COORDINATION
+from millrace.config import CALL_LIMIT, CHECKPOINTS, COORDINATION
 from millrace.control.events import (
     CollectCheckpoints,
     Distribute,
     Ended,
+    EndWorker,
     Event,
     Killed,
     Moved,
@@ -74,7 +75,7 @@ class Master:
         self.name = name
         self.settings = {CHECKPOINTS.key: default_store(name), **(settings or {})}
         self.superseded = ""  # the reason why this master has stopped deciding; empty until another master takes over
-        self.state = MasterState(scheduler)
+        self.state = MasterState(scheduler, call_limit=CALL_LIMIT.of(self.settings))
         self.observed: dict[str, TopologyObserved] = {}
         self.finished: dict[str, TopologyObserved] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
@@ -283,6 +284,8 @@ class Master:
                 self.distribution.distribute(command)
             elif isinstance(command, Say):
                 self.say(command)
+            elif isinstance(command, EndWorker):
+                self.worker_port.end_worker(command.slot, command.reason)
             elif isinstance(command, SendWave):
                 self.worker_port.send_wave(command)
             elif isinstance(command, StoreManifest):

@@ -61,6 +61,7 @@ def status_of(master: Overview) -> dict[str, Any]:
                        for name, state in master.state.topologies.items() if name in master.observed],
         "events": list(master.events)[-20:],
         "superseded": master.superseded,
+        "warnings": warnings_of(master),
         "scheduler": master.scheduling.generator.choice.name,
     }
 
@@ -72,7 +73,14 @@ def _worker(master: Overview, slot: int) -> dict[str, Any]:
     return {"slot": slot, "node": view.address.node, "agent": slot in master.state.agents.values(),
             "executor": view.executor, "generation": view.address.generation,
             "pid": connection.hello.pid if connection else None, "revision": view.revision, "tasks": tasks,
-            "counters": dict(process.counters) if process else {}}
+            "counters": dict(process.counters) if process else {},
+            "long_calls": [{"what": call.what, "seconds": round(call.seconds, 1)} for call in view.long_calls],
+            "silent_seconds": round(time.monotonic() - connection.heard, 1) if connection else 0.0}
+
+
+def warnings_of(master: Overview) -> list[str]:
+    """Conditions that last and that someone should look at."""
+    return [f"worker {slot}: {call}" for slot, view in sorted(master.state.workers.items()) for call in view.warnings()]
 
 
 def topology_status(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 import zmq
 
 from millrace.config import FRAME_LIMIT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, SILENCE_LIMIT
-from millrace.control.events import ChannelBroke, Event, SendWave, WaveAcked, WorkerJoined, WorkerLost
-from millrace.control.workers import Patience
+from millrace.control.events import ChannelBroke, Event, LongCallsSeen, SendWave, WaveAcked, WorkerJoined, WorkerLost
+from millrace.control.workers import LongCall, Patience
 from millrace.errors import WireError
 from millrace.master.workers.process_watch import PidWatch
 from millrace.runtime.wire import messages as wire
@@ -30,6 +30,7 @@ class Connection:
         self.identity, self.hello, self.generation, self.watch = identity, hello, generation, watch
         self.agent: bytes | None = None  # identity of its agent, once that has asked for a plan
         self.pulse = identity  # of its heartbeats, once there was one
+        self.long_calls = False  # its last heartbeat reported some
         self.cpu_seconds = self.memory_mb = 0.0
         self.heard = now
         self.counters: Counter[str] = Counter()
@@ -140,6 +141,7 @@ class WorkerPort:
         match message:
             case wire.Heartbeat():
                 connection.pulse = identity
+                self._note_calls(connection, tuple(message.long_calls))
                 self.reply(identity, wire.Beat(message.generation))
             case wire.Fetch():
                 connection.agent = identity
@@ -202,6 +204,11 @@ class WorkerPort:
         """True if the connection of its heartbeats stands: the process answers pings, whatever its code does."""
         return self.reply(connection.pulse, wire.Beat(connection.generation))
 
+    def _note_calls(self, connection: Connection, calls: tuple[LongCall, ...]) -> None:
+        if calls or connection.long_calls:
+            connection.long_calls = bool(calls)
+            self._handlers.tell(LongCallsSeen(connection.hello.slot, connection.generation, calls))
+
     def _hear_of(self, connection: Connection) -> None:
         now = time.monotonic()
         silence, connection.heard = now - connection.heard, now
@@ -222,6 +229,12 @@ class WorkerPort:
         self._told_to_stop = True
         for slot in self.connections:
             self.send(slot, wire.Stop())
+
+    def end_worker(self, slot: int, reason: str) -> None:
+        """End the process of a worker that is given up; its heartbeat thread does that, even if the loop is stuck."""
+        if slot in self.connections:
+            self.reply(self.connections[slot].pulse, wire.Fenced(reason))
+            self._lose(slot, reason, quiet=True)
 
     def send_wave(self, command: SendWave) -> None:
         send = command.send
