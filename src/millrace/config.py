@@ -83,6 +83,9 @@ WAVE_INTERVAL = Setting("topology.checkpoint.interval.secs", 5.0, low=0.01,
 WAVE_TIMEOUT = Setting("topology.checkpoint.timeout.secs", 60.0, low=0.1,
                        about="Timeout, in seconds, for all tasks to prepare a wave; a late wave is abandoned and the next one "
                              "covers it.")
+WAVE_FAILURES = Setting("topology.checkpoint.max.failures", 10, low=0,
+                        about="Waves in a row that may fail before the spouts of an exactly-once topology pause; they continue "
+                              "when a wave is committed. 0: they never pause.")
 BACKUP_BLOCKS = Setting("topology.backup.blocks", None, text=True,
                         about="Blocks of a snapshot in other workers' memory: r+c, for example 7+3 (any 7 of the 10 restore "
                               "it), or none. Unset: chosen by the number of workers.")
@@ -159,6 +162,9 @@ CHECKPOINTS = Setting("checkpoint.store", None, text=True,
                       about="Store of snapshots: a directory shared by all hosts, a URI of a file system (hdfs://, s3://, "
                             "gs://), or redis://HOST:PORT. Unset: a directory in the user's state directory, which is "
                             "sufficient on one host.")
+STORE_TIMEOUT = Setting("checkpoint.store.timeout.secs", 60.0, low=0.1,
+                        about="Seconds after which a call of the master to the checkpoint store is reported as hanging; a "
+                              "submission that waits for it is refused.")
 BACKUP_MEMORY = Setting("backup.memory.mb", 1024.0, low=1,
                         about="Maximum memory of a worker for fragments of other workers' snapshots, in MB.")
 LOAD_PERIOD = Setting("load.period.secs", 20.0, low=0.1,

@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from millrace.config import CALL_LIMIT, CHECKPOINTS, COORDINATION
+from millrace.config import CALL_LIMIT, CHECKPOINTS, COORDINATION, STORE_TIMEOUT
 from millrace.control.events import (
     CollectCheckpoints,
     Distribute,
@@ -90,7 +90,8 @@ class Master:
         self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.state, self.worker_port, self)
         self.scheduling = SchedulingLoop(name, self.settings, self)
         self.batching = Batching(self.state, self.observed, self.tell, self.take, self.new_generation)
-        self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self)
+        self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self,
+                                           STORE_TIMEOUT.of(self.settings))
         self.state_queries = StateQueries(self.state, self.worker_port, self.checkpointing, self.batching.logs)
         self._context = zmq.Context()
         self._gate = Gate(self._context, self.keys)
@@ -218,6 +219,11 @@ class Master:
         """The topology of that name, running or not, for the queries that feed it."""
         return FedTopology(name, self)
 
+    @property
+    def store_alarm(self) -> str:
+        """The call of the checkpoint store that does not return; empty if all is well."""
+        return self.checkpointing.alarm
+
     # -- from an engine that runs batches ----------------------------------------------------------------------------
 
     @property
@@ -272,6 +278,7 @@ class Master:
         self.worker_port.drop_silent(now)
         self.tell(Ticked(now))
         self.state_queries.tick(now)
+        self.checkpointing.tick()
         if not self.superseded:
             self.scheduling.tick(now)
 

@@ -98,7 +98,7 @@ class _NoThreads:
             work, done = self.waiting.popleft()
             work()
             done()
-        while self._storing and self._storing[0][0] <= self._cluster.clock.now():
+        while not self._cluster.store_hangs and self._storing and self._storing[0][0] <= self._cluster.clock.now():
             _, work, done = self._storing.popleft()
             work()
             done()
@@ -152,6 +152,8 @@ class LocalCluster:
                  settings: dict[str, Any] | None = None, store: MemoryStore | None = None) -> None:
         self.store = store or MemoryStore()
         self.store_seconds = 0.0  # duration of writing or reading a snapshot
+        self.store_hangs = False  # while it is set, calls of the store do not return
+        self._hanging: deque[StoreManifest] = deque()
         self.lose: Callable[[Any], bool] = lambda message: False  # chooses control messages, either way, to lose
         self._from_workers: deque[Any] = deque()
         self.clock = ManualClock(1000.0)
@@ -242,6 +244,9 @@ class LocalCluster:
                 self.workers[slot].on_wave(wave)
 
     def _store(self, command: StoreManifest) -> None:
+        if self.store_hangs:
+            self._hanging.append(command)
+            return
         manifest, error = command.manifest, ""
         try:
             checkpoints = Checkpoints(self.store, manifest.topology)
@@ -252,6 +257,8 @@ class LocalCluster:
 
     def _listen(self) -> None:
         """Pass on the messages of workers since the last step, and the outcome of manifests."""
+        while self._hanging and not self.store_hangs:
+            self._store(self._hanging.popleft())
         for _ in range(len(self._from_workers)):
             message = self._from_workers.popleft()
             if isinstance(message, ManifestStored):
