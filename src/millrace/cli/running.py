@@ -122,6 +122,8 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
             console.print("stopping ...")
         result = _final(engine, running)
         _stop(running, IN_FLIGHT_SECONDS[options.engine])
+    if running.name in engine.master.failures:
+        raise MillraceError(engine.master.failures[running.name])
     if engine.lost:
         raise MillraceError(engine.lost)
     return result
@@ -161,6 +163,8 @@ def _watch(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, 
             raise NotTheAuthor(engine.master.superseded)
         if engine.lost:
             raise MillraceError(engine.lost)
+        if running.name in engine.master.failures:
+            raise MillraceError(engine.master.failures[running.name])
         return running.wait(seconds) or time.monotonic() >= deadline
 
     if live:

@@ -201,7 +201,8 @@ def test_rows_that_the_table_refuses_go_to_the_table_of_rejects_and_the_others_a
     day = datetime.date(2024, 1, 2)
     bolt.process_rows(rows("word day count", [["a", day, 1]]))
     bolt.process_rows(rows("word day count", [["b", day, 1], ["a", None, 2], ["c", "someday", 1],
-                                              ["d", day, -1], ["e", day, 2**70], ["f", day, 1], ["g", day, decimal.Decimal(2)]]))
+                                              ["d", day, -1], ["e", day, 2**70], ["f", day, 1],
+                                              ["g", day, decimal.Decimal(2)]]))
     bolt.prepare(1)
     bolt.commit(1)
     bolt.commit(1)

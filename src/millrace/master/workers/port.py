@@ -120,7 +120,17 @@ class WorkerPort:
                 self.malformed += 1
                 log.warning("dropped a control message: %s", error)
                 continue
-            self._on_message(identity, message)
+            try:
+                self._on_message(identity, message)
+            except Exception as error:
+                self._failed_message(message, error)
+
+    def _failed_message(self, message: wire.ControlMessage, error: Exception) -> None:
+        """Give up the worker whose message could not be handled: what it reported is missing. It joins again."""
+        if not isinstance(message, FROM_WORKERS) or message.slot not in self.connections:
+            raise error
+        log.error("a %s of worker %d could not be handled", type(message).__name__, message.slot, exc_info=error)
+        self._lose(message.slot, f"its {type(message).__name__} could not be handled: {type(error).__name__}: {error}")
 
     def _on_message(self, identity: bytes, message: wire.ControlMessage) -> None:
         if isinstance(message, wire.Hello):
