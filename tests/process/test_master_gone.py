@@ -161,6 +161,9 @@ def test_a_worker_stuck_in_user_code_is_alive_and_ends_with_its_master(tmp_path:
         heard = cluster.master.connections[0].heard
         assert cluster.master.wait_until(lambda: cluster.master.connections[0].heard > heard + 2.0, SECONDS)
         assert cluster.master.state.topologies["stuck"].losses == 0
+        assert cluster.master.wait_until(lambda: cluster.master.state.workers[0].long_calls != (), SECONDS)
+        [call] = cluster.master.status()["workers"][0]["long_calls"]
+        assert call["what"].startswith("process of stuck[0] of 'stuck' (stuck.py:")
         cluster.master.stop(wait=0.1)
         stuck.join(SECONDS)
         assert stuck.exitcode == ENDED_ITSELF

@@ -30,6 +30,39 @@ def test_its_failure_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ends == ["its heartbeat thread failed: KeyError: 'revision'"]
 
 
+@pytest.mark.parametrize(("answer", "reason"), [
+    (wire.Fenced("process of a[0] hangs"), "process of a[0] hangs"),
+    (wire.Fenced(), "it was fenced, and its loop has not turned for 5 s")])
+def test_it_ends_the_worker_that_was_given_up_or_is_fenced_and_stuck(monkeypatch: pytest.MonkeyPatch, answer: wire.Fenced,
+                                                                     reason: str) -> None:
+    class Ended(Exception):
+        pass
+
+    ends: list[str] = []
+
+    def end(why: str) -> None:
+        ends.append(why)
+        if len(ends) == 1:  # the process would be gone by now
+            raise Ended
+
+    monkeypatch.setattr(process, "end_process", end)
+    keys, calls = Keys.make(), LongCalls(TaskThreads())
+    calls.turned -= 3600
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as master:
+        serve(master, keys)
+        settings = {"worker.heartbeat.interval.secs": 0.05, "worker.lease.secs": 5.0}
+        pulse = Pulse(context, WorkerSetup("c", bind_tcp(master, "127.0.0.1"), keys, settings=settings), slot=0, generation=1,
+                      revision=lambda: 0, calls=calls)
+        pulse.start()
+        assert master.poll(int(SECONDS * 1000))
+        identity, heartbeat = master.recv_multipart()
+        assert wire.decode_control(heartbeat).long_calls[0].seconds > 3600
+        master.send_multipart([identity, wire.encode(answer)])
+        pulse.join(SECONDS)
+        assert not pulse.is_alive()
+    assert ends[0] == reason
+
+
 @pytest.mark.parametrize("answers", [[wire.Fenced()] * 3, [wire.Fenced(), wire.Beat(1), wire.Beat(1)]])
 def test_it_ends_with_unread_messages_after_being_fenced(answers: list[object]) -> None:
     keys = Keys.make()
