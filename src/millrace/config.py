@@ -83,6 +83,9 @@ WAVE_INTERVAL = Setting("topology.checkpoint.interval.secs", 5.0, low=0.01,
 WAVE_TIMEOUT = Setting("topology.checkpoint.timeout.secs", 60.0, low=0.1,
                        about="Timeout, in seconds, for all tasks to prepare a wave; a late wave is abandoned and the next one "
                              "covers it.")
+WAVE_FAILURES = Setting("topology.checkpoint.max.failures", 10, low=0,
+                        about="Waves in a row that may fail before the spouts of an exactly-once topology pause; they continue "
+                              "when a wave is committed. 0: they never pause.")
 BACKUP_BLOCKS = Setting("topology.backup.blocks", None, text=True,
                         about="Blocks of a snapshot in other workers' memory: r+c, for example 7+3 (any 7 of the 10 restore "
                               "it), or none. Unset: chosen by the number of workers.")
@@ -126,6 +129,14 @@ HEARTBEAT_INTERVAL = Setting("worker.heartbeat.interval.secs", 0.25, low=0.01, a
 HEARTBEAT_TIMEOUT = Setting("worker.heartbeat.timeout.secs", 1.5, low=0.05,
                             about="Seconds of silence after which a worker is considered lost and its tasks are placed "
                                   "elsewhere. The death of a process on the master's own host is noticed at once.")
+SILENCE_LIMIT = Setting("worker.silence.limit.secs", 60.0, low=0.05,
+                        about="Maximum seconds of silence of a worker whose process still answers on the network: its code "
+                              "holds the interpreter lock. The limit starts at four heartbeat timeouts and doubles each time a "
+                              "worker has needed more than half of it.")
+CALL_LIMIT = Setting("worker.call.limit.secs", 0.0, low=0,
+                     about="Seconds that one call of user code may take, on a worker's loop or on the thread of a blocking "
+                           "task, before the worker is restarted. 0: no limit; `status` warns of calls that take 10 seconds or "
+                           "more.")
 LEASE = Setting("worker.lease.secs", 10.0, low=0.1,
                 about="Seconds without a message from the master after which a worker exits.")
 HELLO = Setting("worker.hello.secs", 20.0, low=0.1,
@@ -155,6 +166,9 @@ LOCAL_COPIES = Setting("checkpoint.local.mb", None, low=0,
                        about="Maximum size of a worker's local copies of its tasks' snapshots, in MB; after a failure, tasks "
                              "that survive are restored from these. 0: no copies. Unset: 1024, or 0 if the checkpoint store is "
                              "a directory; set it if that directory is on a network file system.")
+STORE_TIMEOUT = Setting("checkpoint.store.timeout.secs", 60.0, low=0.1,
+                        about="Seconds after which a call of the master to the checkpoint store is reported as hanging; a "
+                              "submission that waits for it is refused.")
 BACKUP_MEMORY = Setting("backup.memory.mb", 1024.0, low=1,
                         about="Maximum memory of a worker for fragments of other workers' snapshots, in MB.")
 LOAD_PERIOD = Setting("load.period.secs", 20.0, low=0.1,

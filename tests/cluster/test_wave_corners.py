@@ -58,7 +58,7 @@ def test_at_least_once_no_wave_starts_before_all_workers_have_the_plan() -> None
 
 
 def test_successive_abandoned_waves_leave_no_gap_in_the_checkpoint() -> None:
-    """The store is slower than a wave may take, then fails: snapshots overlap, and some of them are lost."""
+    """The store is slower than a wave may take, then fails: snapshots are refused meanwhile, and some of them are lost."""
     cluster = start(limit=30_000)
     until_wave(cluster, 1)
     cluster.store_seconds = 4.0

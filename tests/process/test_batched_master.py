@@ -163,7 +163,7 @@ def test_tasks_of_a_lost_executor_move_to_the_others(master: Master) -> None:
 
 
 def test_executors_need_no_heartbeats(master: Master) -> None:
-    master.worker_port.heartbeat_timeout = 0.0
+    master.worker_port.patience.timeout = 0.0
     assert not master.wait_until(lambda: len(master.state.workers) < 2, 0.5)
 
 

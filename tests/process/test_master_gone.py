@@ -161,9 +161,23 @@ def test_a_worker_stuck_in_user_code_is_alive_and_ends_with_its_master(tmp_path:
         heard = cluster.master.connections[0].heard
         assert cluster.master.wait_until(lambda: cluster.master.connections[0].heard > heard + 2.0, SECONDS)
         assert cluster.master.state.topologies["stuck"].losses == 0
+        assert cluster.master.wait_until(lambda: cluster.master.state.workers[0].long_calls != (), SECONDS)
+        [call] = cluster.master.status()["workers"][0]["long_calls"]
+        assert call["what"].startswith("process of stuck[0] of 'stuck' (stuck.py:")
         cluster.master.stop(wait=0.1)
         stuck.join(SECONDS)
         assert stuck.exitcode == ENDED_ITSELF
+
+
+def test_a_worker_stuck_in_user_code_ends_after_the_limit_for_calls(tmp_path: Path) -> None:
+    with ForkedCluster(1, settings={"worker.call.limit.secs": 1.0}) as cluster:
+        stuck = cluster.processes[0]
+        cluster.master.submit(graph_of(Stuck, "stuck", {"path": str(tmp_path)}))
+        stuck.join(SECONDS)
+        assert stuck.exitcode == ENDED_ITSELF
+        assert cluster.master.wait_until(lambda: not cluster.master.state.workers, SECONDS)
+        [lost] = [event["text"] for event in cluster.master.events if "lost" in event["text"]]
+        assert lost.startswith("worker 0 lost: process of stuck[0] of 'stuck' (stuck.py:"), lost
 
 
 def test_a_worker_is_stopped_while_it_restarts(tmp_path: Path) -> None:

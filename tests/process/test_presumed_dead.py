@@ -98,7 +98,7 @@ def test_its_slot_was_given_to_another_process(cluster: ForkedCluster, stream: A
 def test_a_shorter_stop_changes_nothing(tmp_path: Path) -> None:
     """Stopped for less than the timeout: no worker is lost, and nothing is sent twice."""
     with ForkedCluster(2) as cluster:
-        assert cluster.master.worker_port.heartbeat_timeout == HEARTBEAT_SECONDS > 1.0
+        assert cluster.master.worker_port.patience.timeout == HEARTBEAT_SECONDS > 1.0
         stream = AuditedStream(cluster.master, tmp_path)
         stream.advance(500)
         os.kill(cluster.processes[1].pid, signal.SIGSTOP)

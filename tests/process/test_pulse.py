@@ -7,8 +7,60 @@ import zmq
 
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys, bind_tcp, serve
+from millrace.runtime.worker import process
+from millrace.runtime.worker.long_calls import LongCalls
 from millrace.runtime.worker.process import Pulse, WorkerSetup
+from millrace.runtime.worker.threads import TaskThreads
 from support.topologies.audited import SECONDS
+
+
+def test_its_failure_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without heartbeats the worker would seem dead."""
+    ends: list[str] = []
+    monkeypatch.setattr(process, "end_process", ends.append)
+
+    def fail() -> int:
+        raise KeyError("revision")
+
+    with zmq.Context() as context:
+        setup = WorkerSetup("c", "tcp://127.0.0.1:9", Keys.make(), settings={"worker.heartbeat.interval.secs": 0.05})
+        pulse = Pulse(context, setup, slot=0, generation=1, revision=fail, calls=LongCalls(TaskThreads()))
+        pulse.start()
+        pulse.join(SECONDS)
+    assert ends == ["its heartbeat thread failed: KeyError: 'revision'"]
+
+
+@pytest.mark.parametrize(("answer", "reason"), [
+    (wire.Fenced("process of a[0] hangs"), "process of a[0] hangs"),
+    (wire.Fenced(), "it was fenced, and its loop has not turned for 5 s")])
+def test_it_ends_the_worker_that_was_given_up_or_is_fenced_and_stuck(monkeypatch: pytest.MonkeyPatch, answer: wire.Fenced,
+                                                                     reason: str) -> None:
+    class Ended(Exception):
+        pass
+
+    ends: list[str] = []
+
+    def end(why: str) -> None:
+        ends.append(why)
+        if len(ends) == 1:  # the process would be gone by now
+            raise Ended
+
+    monkeypatch.setattr(process, "end_process", end)
+    keys, calls = Keys.make(), LongCalls(TaskThreads())
+    calls.turned -= 3600
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as master:
+        serve(master, keys)
+        settings = {"worker.heartbeat.interval.secs": 0.05, "worker.lease.secs": 5.0}
+        pulse = Pulse(context, WorkerSetup("c", bind_tcp(master, "127.0.0.1"), keys, settings=settings), slot=0, generation=1,
+                      revision=lambda: 0, calls=calls)
+        pulse.start()
+        assert master.poll(int(SECONDS * 1000))
+        identity, heartbeat = master.recv_multipart()
+        assert wire.decode_control(heartbeat).long_calls[0].seconds > 3600
+        master.send_multipart([identity, wire.encode(answer)])
+        pulse.join(SECONDS)
+        assert not pulse.is_alive()
+    assert ends[0] == reason
 
 
 @pytest.mark.parametrize("answers", [[wire.Fenced()] * 3, [wire.Fenced(), wire.Beat(1), wire.Beat(1)]])
@@ -17,7 +69,7 @@ def test_it_ends_with_unread_messages_after_being_fenced(answers: list[object]) 
     with zmq.Context() as context, context.socket(zmq.ROUTER) as master:
         serve(master, keys)
         setup = WorkerSetup("c", bind_tcp(master, "127.0.0.1"), keys, settings={"worker.heartbeat.interval.secs": 0.05})
-        pulse = Pulse(context, setup, slot=0, generation=1, revision=lambda: 0)
+        pulse = Pulse(context, setup, slot=0, generation=1, revision=lambda: 0, calls=LongCalls(TaskThreads()))
         pulse.start()
         assert master.poll(int(SECONDS * 1000))
         identity, _ = master.recv_multipart()

@@ -84,7 +84,7 @@ def test_broken_connections_to_the_master(cluster: ForkedCluster, tmp_path: Path
     assert stream.state.losses == 0
     cluster.kill(2)  # on another host as far as the master knows, so only its silence shows the loss
     with monkeypatch.context() as patch:  # a late heartbeat of another worker would do no harm here
-        patch.setattr(cluster.master.worker_port, "heartbeat_timeout", HEARTBEAT_TIMEOUT.default)
+        patch.setattr(cluster.master.worker_port.patience, "timeout", HEARTBEAT_TIMEOUT.default)
         stream.until(lambda: 2 not in cluster.master.state.workers)
     assert 2 not in stream.slots()
     stream.advance(500)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import uuid
 from typing import Any
 
@@ -41,3 +42,26 @@ def test_staged_values_are_written_as_direct_ones(postgres_server: PostgresServe
         direct, staged = (connection.execute(sa.text(f"select t::text from {table} t")).all() for table in ("direct", "staged"))
     engine.dispose()
     assert len(staged) == 2 and staged == direct
+
+
+def test_refused_rows_are_rejected_in_the_transaction_that_publishes_the_others(postgres_server: PostgresServer) -> None:
+    for table in ("strict", "strict_rejects"):
+        postgres_server.execute(f"drop table if exists {table}")
+    postgres_server.execute("create table strict (id bigint primary key, word varchar(3) not null)")
+    config = {"url": postgres_server.url, "table": "strict", "rejects": "strict_rejects"}
+    sink, _ = attach(SqlSink, config, exactly_once=True, epoch=1)
+    sink.process_rows(rows("id word", [[1, "a"], [2, "long"], [3, None], [1, "b"], [2**63, "c"], [4, "d"], [5, {"no": 1}],
+                                       [6, "\0"]]))
+    sink.prepare(1)
+    sink.commit(1)
+    sink.close()
+    engine = sa.create_engine(postgres_server.url)
+    with engine.connect() as connection:
+        written = connection.execute(sa.text("select id, word from strict order by id")).all()
+        rejected = connection.execute(sa.text("select data, error from strict_rejects")).all()
+    engine.dispose()
+    assert written == [(1, "a"), (4, "d")]
+    assert [json.loads(data) for data, _ in rejected] == [
+        {"id": 2, "word": "long"}, {"id": 3, "word": None}, {"id": 1, "word": "b"}, {"id": 2**63, "word": "c"},
+        {"id": 5, "word": {"no": 1}}, {"id": 6, "word": "\0"}]
+    assert all(error for _, error in rejected)

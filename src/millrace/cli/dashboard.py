@@ -38,6 +38,7 @@ def _cluster(status: dict[str, Any]) -> Group:
     lines = [Hanging(f"cluster {status['cluster']}, scheduler {status['scheduler']}, master at {status['endpoint']}")]
     if status["superseded"]:
         lines.append(Hanging(status["superseded"], style="red"))
+    lines += [Hanging(text, style="yellow") for text in status["warnings"]]
     for key, what in (("refused_connections", "refused connections"), ("malformed", "malformed messages dropped")):
         if status[key]:
             lines.append(Hanging(f"{count(status[key])} {what}", style="yellow"))

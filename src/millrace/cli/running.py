@@ -124,6 +124,8 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
         _stop(running, IN_FLIGHT_SECONDS[options.engine])
     if engine.master.superseded:
         raise NotTheAuthor(engine.master.superseded)
+    if running.name in engine.master.failures:
+        raise MillraceError(engine.master.failures[running.name])
     if engine.lost:
         raise MillraceError(engine.lost)
     return result
@@ -163,6 +165,8 @@ def _watch(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, 
             raise NotTheAuthor(engine.master.superseded)
         if engine.lost:
             raise MillraceError(engine.lost)
+        if running.name in engine.master.failures:
+            raise MillraceError(engine.master.failures[running.name])
         return running.wait(seconds) or time.monotonic() >= deadline
 
     if live:

@@ -6,6 +6,7 @@ import datetime
 import decimal
 from typing import Any, ClassVar
 
+from millrace.connectors.rejected_rows import REJECTS, RejectedRows
 from millrace.connectors.settings import optional_module, setting
 from millrace.connectors.sinks import field_names
 from millrace.connectors.staged_rows import StagedRows
@@ -22,13 +23,15 @@ class SqlSink(StagedSink):
     | --- | --- |
     | `url` | SQLAlchemy's, e.g. `sqlite:////data/words.db` or `postgresql+psycopg://user:password@host/database` |
     | `table` | its name; created from the types of the first rows if it does not exist |
+    | `rejects` | exactly-once: the table for rows that `table` refuses (default `millrace_rejected`), created when needed |
 
     `process_rows` returns when the transaction is committed. A chunk that is sent again after a failure is inserted again:
     create the table yourself, with a unique key, if that matters.
 
     In an exactly-once topology rows wait in the table `millrace_staged` of the same database, and the commit of a wave moves
     all rows of a task in one transaction. The target table is checked, and created, when the first rows arrive; but a row that
-    it refuses (a wrong type, a duplicate key) is only noticed at the commit, which then fails each time. For PostgreSQL,
+    it refuses (a wrong type, a duplicate key) is only noticed at the commit. It is then moved to the table of rejects, as JSON
+    and with the error, in the same transaction as the other rows; the metric `rejected` counts such rows. For PostgreSQL,
     SQLite and other databases with DELETE ... RETURNING. Two topologies with the same name must not write to the same
     database: each would treat the other's staged rows as its own.
     """
@@ -49,12 +52,14 @@ class SqlSink(StagedSink):
         try:
             parsed = self._sql.engine.make_url(url)
             waits = {"connect_args": {"timeout": SQLITE_LOCK_SECONDS}} if parsed.get_backend_name() == "sqlite" else {}
-            self._engine = self._sql.create_engine(parsed, pool_pre_ping=True, **waits)
+            self._engine = self._sql.create_engine(parsed, pool_pre_ping=True, hide_parameters=True, **waits)
         except (self._sql.exc.ArgumentError, ModuleNotFoundError) as error:
             raise TopologyError(f"{self.component_name}: the setting 'url' does not open a database: {error}. Set an "
                                 "SQLAlchemy url, and install the driver it names.") from error
         if self.exactly_once:
-            self.staging = StagedRows(self._sql, self._engine, self, self._make_ready, self._insert)
+            rejects = RejectedRows(self._sql, self._engine, self, setting(self, storm_conf, "rejects", str, REJECTS),
+                                   self._table_name)
+            self.staging = StagedRows(self._sql, self._engine, self, self._make_ready, self._insert, rejects)
 
     def process_rows(self, rows: list[Any]) -> None:
         if not rows:

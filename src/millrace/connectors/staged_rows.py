@@ -6,11 +6,13 @@ import datetime
 import decimal
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from millrace.api.component import Component
+from millrace.connectors.rejected_rows import RejectedRows
 from millrace.connectors.staging import Staging, gone, staged_name
 from millrace.errors import EncodingError, TopologyError
 from millrace.runtime.wire.messages import BIG_INT, encode_rows
@@ -29,15 +31,18 @@ class StagedRows(Staging):
     """A row of `millrace_staged` is a chunk: a *part*, numbered within its task and epoch. `wave` is null while it is open. One
     row of each task, with the epoch `PUBLISHED`, has the wave published last, and its epoch as the part.
 
-    `make_ready` creates the target table if necessary, `insert` writes rows to it in a transaction.
+    `make_ready` creates the target table if necessary, `insert` writes rows to it in a transaction, and `rejects` gets the
+    rows that it refuses.
     """
 
-    def __init__(self, sql: Any, engine: Any, owner: Component, make_ready: MakeReady, insert: Insert) -> None:
+    def __init__(self, sql: Any, engine: Any, owner: Component, make_ready: MakeReady, insert: Insert,
+                 rejects: RejectedRows) -> None:
         if not engine.dialect.delete_returning:
             raise TopologyError(f"{owner.component_name}: exactly-once needs a database with DELETE ... RETURNING, such "
                                 f"as PostgreSQL, SQLite 3.35 or MariaDB; this one is {engine.dialect.name}. Use another one, "
                                 "or run the topology at-least-once.")
         self._sql, self._engine, self._owner, self._make_ready, self._insert = sql, engine, owner, make_ready, insert
+        self._rejects = rejects
         self._sink = staged_name(owner)
         self._table = self._described()
         self._create()
@@ -89,18 +94,51 @@ class StagedRows(Staging):
         if not sample:
             return  # nothing is staged, or another incarnation has published it
         self._make_ready(*decode_part(sample))  # outside the transaction, which would block it
+        try:
+            self._move(task, epoch, wave, parts, self._insert)
+        except Exception as error:
+            if not self._rejects.refuses(error):
+                raise
+            self._rejects.create()  # outside the transaction as well
+            refusals: list[Exception] = []
+            self._move(task, epoch, wave, parts, partial(self._insert_or_reject, refusals))
+            self._rejects.report(len(refusals))
+
+    def _move(self, task: int, epoch: int, wave: int, parts: list[int], insert: Insert) -> None:
+        """Move these parts to the target table, in one transaction, and note that the wave is published."""
+        table = self._table
         with self._engine.begin() as connection:
             is_published = False
             for part in parts:
                 taken = table.delete().where(self._of(task, epoch) & (table.c.part == part)).returning(table.c.data)
                 data = connection.execute(taken).scalar_one_or_none()
                 if data is not None:
-                    self._insert(connection, *decode_part(data))
+                    insert(connection, *decode_part(data))
                     is_published = True
             if is_published:  # else another incarnation has published it, and noted that
                 connection.execute(table.delete().where(self._of(task, PUBLISHED)))
                 connection.execute(table.insert(), [{"sink": self._sink, "task": task, "epoch": PUBLISHED, "part": epoch,
                                                      "wave": wave, "data": b""}])
+
+    def _insert_or_reject(self, refusals: list[Exception], connection: Any, names: tuple[str, ...], rows: list[Any]) -> None:
+        if self._refusal(connection, names, rows) is None:
+            return
+        for row in rows:
+            error = self._refusal(connection, names, [row])
+            if error is not None:
+                self._rejects.add(connection, names, row, error)
+                refusals.append(error)
+
+    def _refusal(self, connection: Any, names: tuple[str, ...], rows: list[Any]) -> Exception | None:
+        """Insert the rows. If the table refuses them, insert none and return its error."""
+        try:
+            with connection.begin_nested():
+                self._insert(connection, names, rows)
+        except Exception as error:
+            if not self._rejects.refuses(error):
+                raise
+            return error
+        return None
 
     def discard(self, task: int, epoch: int) -> None:
         with self._engine.begin() as connection:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from millrace.control.assignment import Assignment
 from millrace.control.waves import Send
+from millrace.control.workers import LongCall
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
@@ -59,6 +60,15 @@ class Submitted:
     after: tuple[int, int] = (0, 0)
     offsets: str = ""
     earlier: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LongCallsSeen:
+    """The calls in a worker that have not returned for a while; none if they have returned since the last event."""
+
+    slot: int
+    generation: int
+    calls: tuple[LongCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +195,7 @@ class Ticked:
 
 Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Replanned | Rescaled
          | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked | ManifestStored
-         | ChannelBroke)
+         | ChannelBroke | LongCallsSeen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,4 +248,12 @@ class CollectCheckpoints:
     epoch: int
 
 
-Command = Distribute | Say | Ended | SendWave | StoreManifest | CollectCheckpoints
+@dataclass(frozen=True, slots=True)
+class EndWorker:
+    """End the process of a worker, which is given up, so that Spark starts the slot again."""
+
+    slot: int
+    reason: str
+
+
+Command = Distribute | Say | Ended | SendWave | StoreManifest | CollectCheckpoints | EndWorker

@@ -19,8 +19,10 @@ from millrace.control.events import (
     Command,
     Distribute,
     Ended,
+    EndWorker,
     Event,
     Killed,
+    LongCallsSeen,
     ManifestStored,
     Moved,
     Paused,
@@ -56,10 +58,10 @@ QUIET_REPORTS = 2  # consecutive reports with nothing in flight before a topolog
 
 class MasterState:
     """Workers, topologies and the assignment in force. `author`: this master's number among those that have written plans
-    for the cluster."""
+    for the cluster. `call_limit`: seconds that a call of user code may take; 0: any time."""
 
-    def __init__(self, first: Scheduler | None = None, author: int = 0) -> None:
-        self.author = author
+    def __init__(self, first: Scheduler | None = None, author: int = 0, call_limit: float = 0.0) -> None:
+        self.author, self.call_limit = author, call_limit
         self.first = first or Even(spread_back=False)  # places new topologies and lost tasks
         self.workers: dict[int, WorkerView] = {}
         self.topologies: dict[str, TopologyState] = {}
@@ -111,6 +113,8 @@ class MasterState:
                 return self._waves.stored(event)
             case ChannelBroke():
                 return self._waves.broke(event)
+            case LongCallsSeen():
+                return self._long_calls(event)
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -166,6 +170,18 @@ class MasterState:
             topology.starting[event.slot] = starting.get(topology.number, 0)
             commands += self._progress(topology, event, in_flight.get(topology.number, 0))
         return commands
+
+    def _long_calls(self, event: LongCallsSeen) -> list[Command]:
+        worker = self.workers.get(event.slot)
+        if worker is None or worker.address.generation != event.generation:
+            return []
+        known = {call.what for call in worker.warnings()}
+        worker.long_calls = event.calls
+        for call in event.calls:
+            if call.of_user and 0 < self.call_limit < call.seconds:
+                reason = f"{call}, longer than worker.call.limit.secs = {self.call_limit:g}"
+                return [EndWorker(event.slot, reason), *self._lost(WorkerLost(event.slot, event.generation, reason))]
+        return [Say(f"worker {event.slot}: {call}", level="warning") for call in worker.warnings() if call.what not in known]
 
     def _progress(self, topology: TopologyState, event: WorkerReported, in_flight: int) -> list[Command]:
         if topology.batched:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from millrace.config import AT_MOST_ONCE, GUARANTEE
+from millrace.config import AT_MOST_ONCE, GUARANTEE, WAVE_FAILURES
 from millrace.control.assignment import Place, TopologyAssignment
 from millrace.control.backup_placement import backups
 from millrace.control.topology_status import RUNNING, WAITING, check_transition
@@ -48,6 +48,7 @@ class TopologyState:
     held_until: float = 0.0  # the spouts stay paused until then, so that a failing sink can recover
     troubled: str = ""  # why the last wave was abandoned
     troubles: int = 0  # waves abandoned since the last commit
+    failed_waves: int = 0  # in a row: abandoned since the last commit
     in_batch: bool = False  # one of its batches is running
 
     @property
@@ -70,7 +71,12 @@ class TopologyState:
 
     @property
     def active(self) -> bool:
-        return self.status == RUNNING
+        return self.status == RUNNING and not self.stalled
+
+    @property
+    def stalled(self) -> bool:
+        """Its spouts wait for a wave to be committed: after too many failures in a row, uncommitted work must not grow on."""
+        return self.graph.exactly_once and 0 < WAVE_FAILURES.of(self.graph.config) <= self.failed_waves
 
     @property
     def never_repeats(self) -> bool:

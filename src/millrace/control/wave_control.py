@@ -195,8 +195,7 @@ class WaveControl:
                 case Committed():
                     commands += [CollectCheckpoints(topology.graph.name, topology.epoch), *self._committed(topology)]
                 case Abandoned():
-                    text = f"wave {step.wave} is abandoned and the stream continues: {step.reason}"
-                    commands += self._report_rarely(topology, step.reason, text)
+                    commands += self._abandoned(topology, step)
         return commands
 
     def _restored(self, topology: TopologyState, wave: int) -> list[Command]:
@@ -215,9 +214,23 @@ class WaveControl:
     def _committed(self, topology: TopologyState) -> list[Command]:
         assert topology.waves is not None
         topology.troubled, topology.troubles = "", 0
+        stalled, topology.failed_waves = topology.stalled, 0
         if topology.closing and topology.waves.committed >= topology.closing:
             return self._master.end(topology, "drained, and its last wave is committed")
-        return self._move_now(topology)
+        resumed: list[Command] = []
+        if stalled:
+            resumed = [Say("a wave is committed again: its spouts continue", topology.graph.name), self._master.distribute()]
+        return resumed + self._move_now(topology)
+
+    def _abandoned(self, topology: TopologyState, step: Abandoned) -> list[Command]:
+        stalled = topology.stalled
+        topology.failed_waves += 1
+        continues = "its spouts wait" if stalled else "the stream continues"
+        reports = self._report_rarely(topology, step.reason, f"wave {step.wave} is abandoned and {continues}: {step.reason}")
+        if stalled or not topology.stalled:
+            return reports
+        return [*reports, Say(f"{topology.failed_waves} waves in a row have failed: its spouts pause until one is committed",
+                              topology.graph.name, "warning"), self._master.distribute()]
 
     def _report_rarely(self, topology: TopologyState, reason: str, text: str) -> list[Command]:
         """Report the first time, the tenth, the hundredth: a store that is down for an hour must not flood the log."""

@@ -138,6 +138,9 @@ class Waves:
         if self.phase == PREPARE and now - self.began >= self.timeout:
             late = ", ".join(map(str, sorted(self.waiting)[:5]))
             return self.abandon(f"not prepared within {self.timeout:g} s: {late}", now)
+        if self.phase == STORING and now - self.sent >= self.timeout:
+            # It may still be written, which does no harm: it is complete, and a later manifest takes its place.
+            return self.stored(self.wave, f"the checkpoint store has not written its manifest within {self.timeout:g} s", now)
         if self.phase == STORING or now - self.sent < RESEND_SECONDS:
             return []
         if self.phase == CLAIM:
@@ -158,7 +161,7 @@ class Waves:
 
     def _all_acked(self, now: float) -> list[WaveStep]:
         if self.phase == PREPARE:
-            self.phase = STORING
+            self.phase, self.sent = STORING, now
             return [Store(self.wave, tuple(self.records[task] for task in sorted(self.records)))]
         kind, self.phase = self.phase, IDLE
         if kind == INIT:

@@ -1,13 +1,28 @@
-"""The master's view of its workers: the cluster that schedulers see, and the agent of each node."""
+"""The master's view of its workers: the cluster that schedulers see, the agent of each node, and the patience with silence."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from millrace.control.assignment import WorkerAddress
 from millrace.model.cluster import Cluster, Node, Slot
+
+LONG_CALL_SECONDS = 10.0  # a call of this duration is worth a warning
+FIRST_LIMIT = 4  # heartbeat timeouts that a silent worker gets at first if its process answers
+
+
+class LongCall(NamedTuple):
+    """A call in a worker that has not returned for a while. `of_user`: it is user code and not, for example, the store's."""
+
+    what: str
+    seconds: float
+    of_user: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.what} has not returned for {self.seconds:.0f} s"
 
 
 @dataclass(slots=True)
@@ -18,6 +33,34 @@ class WorkerView:
     executor: str
     node: Node
     revision: int = 0
+    long_calls: tuple[LongCall, ...] = ()
+
+    def warnings(self) -> list[LongCall]:
+        """The calls that take so long that users should know."""
+        return [call for call in self.long_calls if call.seconds >= LONG_CALL_SECONDS]
+
+
+class Patience:
+    """Decides how long a worker may be silent before it is presumed dead.
+
+    A worker of which nothing at all is heard gets `timeout`. One whose process still answers on the network is silent because
+    its code holds the interpreter lock: another worker would run the same code and fall silent, too. It gets a longer limit,
+    which doubles each time such a worker has needed more than half of it, up to `longest`. The limit is common to all workers,
+    because tasks move and take their code with them.
+    """
+
+    def __init__(self, timeout: float, longest: float) -> None:
+        self.timeout, self._longest = timeout, max(timeout, longest)
+        self._granted = min(FIRST_LIMIT * timeout, self._longest)
+
+    def limit(self, answers: bool) -> float:
+        """Seconds of silence after which a worker is presumed dead. `answers`: its process does, on the network."""
+        return self._granted if answers else self.timeout
+
+    def spoke_again(self, seconds: float) -> None:
+        """Learn from a worker that was silent for so long while its process answered, presumed dead or not."""
+        while seconds > self._granted / 2 and self._granted < self._longest:
+            self._granted = min(2 * self._granted, self._longest)
 
 
 def cluster_from(workers: Mapping[int, WorkerView]) -> Cluster:

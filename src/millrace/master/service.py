@@ -7,20 +7,24 @@ import shutil
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import zmq
 
-from millrace.config import CHECKPOINTS, COORDINATION
+from millrace.config import CALL_LIMIT, CHECKPOINTS, COORDINATION, STORE_TIMEOUT
 from millrace.control.events import (
+    ChannelBroke,
     CollectCheckpoints,
+    Command,
     Distribute,
     Ended,
+    EndWorker,
     Event,
     Killed,
+    ManifestStored,
     Moved,
     Paused,
     Replanned,
@@ -31,10 +35,12 @@ from millrace.control.events import (
     Submitted,
     Ticked,
     Unpaused,
+    WaveAcked,
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
 from millrace.control.submission import Resume
+from millrace.control.topology_status import STOPPING, WAITING
 from millrace.errors import NotEnoughSlots, NotTheAuthor
 from millrace.master.batch_log import BatchLog, BatchRecord
 from millrace.master.batches import Batching, Enlisted
@@ -75,7 +81,7 @@ class Master:
         self.name = name
         self.settings = {CHECKPOINTS.key: default_store(name), **(settings or {})}
         self.superseded = ""  # the reason why this master has stopped deciding; empty until another master takes over
-        self.state = MasterState(scheduler)
+        self.state = MasterState(scheduler, call_limit=CALL_LIMIT.of(self.settings))
         self.observed: dict[str, TopologyObserved] = {}
         self.finished: dict[str, TopologyObserved] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
@@ -84,13 +90,16 @@ class Master:
         self.listeners: list[Callable[[Say], None]] = []
         self._kill_delays: dict[str, Callable[[Killed], None]] = {}  # by topology
         self._generation = 0
-        self._thread = MasterThread(self._sources, self._hear, self._tick)
+        self._schedules = True
+        self._thread = MasterThread(self._sources, self._hear, self._tick, self._fail)
+        self.failures: dict[str, str] = {}  # by topology: the unexpected error that has ended it
         self.worker_port = WorkerPort(self.settings, self.keys)
         self.connections = self.worker_port.connections
         self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.state, self.worker_port, self)
         self.scheduling = SchedulingLoop(name, self.settings, self)
         self.batching = Batching(self.state, self.observed, self.tell, self.take, self.new_generation)
-        self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self)
+        self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self,
+                                           STORE_TIMEOUT.of(self.settings))
         self.state_queries = StateQueries(self.state, self.worker_port, self.checkpointing, self.batching.logs)
         self._context = zmq.Context()
         self._gate = Gate(self._context, self.keys)
@@ -220,6 +229,11 @@ class Master:
         """The topology of that name, running or not, for the queries that feed it."""
         return FedTopology(name, self)
 
+    @property
+    def store_alarm(self) -> str:
+        """The call of the checkpoint store that does not return; empty if all is well."""
+        return self.checkpointing.alarm
+
     # -- from an engine that runs batches ----------------------------------------------------------------------------
 
     @property
@@ -274,19 +288,71 @@ class Master:
         self.worker_port.drop_silent(now)
         self.tell(Ticked(now))
         self.state_queries.tick(now)
-        if not self.superseded:
-            self.checkpointing.tick(now)
+        self.checkpointing.tick(now)
+        if not self.superseded and self._schedules:
+            self._tick_scheduling(now)
+
+    def _tick_scheduling(self, now: float) -> None:
+        try:
             self.scheduling.tick(now)
+        except Exception as error:  # topologies run without it
+            self._schedules = False
+            log.exception("scheduling failed")
+            self.say(Say(f"load is no longer measured and nothing is re-planned, because of an unexpected error: "
+                         f"{type(error).__name__}: {error}. The log has its traceback", level="error"))
+
+    def _fail(self, error: BaseException) -> None:
+        """End all topologies after an error that no other code has handled: decisions from now on cannot be relied on."""
+        self.say(Say(f"unexpected error of the master: {type(error).__name__}: {error}. The log has its traceback",
+                     level="error"))
+        for name in list(self.state.topologies):
+            self._end_failed(name, error)
+
+    def _end_failed(self, name: str, error: BaseException) -> None:
+        """End a topology after an unexpected error of the master in one of its decisions."""
+        reason = (f"ended by an unexpected error of the master: {type(error).__name__}: {error}. The log has its traceback; "
+                  "--resume continues from the last committed wave, if there is one")
+        self.failures[name] = f"{name}: {reason}"
+        self.say(Say(reason, name, "error"))
+        topology = self.state.topologies[name]
+        if topology.status != WAITING:
+            topology.become(STOPPING)
+        self._carry_out(self.state.end(topology, "killed"))
 
     def tell(self, event: Event) -> None:
         """Let the state decide, and carry out its commands. Only on the master's thread."""
         if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Replanned | Rescaled):
             raise NotTheAuthor(self.superseded)
-        for command in self.state.handle(event):
+        try:
+            commands = self.state.handle(event)
+        except Exception as error:
+            name = self._concerned(event)
+            if name is None:
+                raise
+            log.exception("an event of %s could not be handled", name)
+            self._end_failed(name, error)
+            return
+        self._carry_out(commands)
+        if isinstance(event, Replanned | Rescaled):
+            for name, topology in self.state.topologies.items():
+                if name in self.observed and self.observed[name].graph is not topology.graph:
+                    self.observed[name].follow(topology.graph)
+
+    def _concerned(self, event: Event) -> str | None:
+        """The topology of an event that the engine has told, and no user's request."""
+        if isinstance(event, ManifestStored):
+            return event.name if event.name in self.state.topologies else None
+        number = event.topology if isinstance(event, WaveAcked | ChannelBroke) else None
+        return next((name for name, topology in self.state.topologies.items() if topology.number == number), None)
+
+    def _carry_out(self, commands: Iterable[Command]) -> None:
+        for command in commands:
             if isinstance(command, Distribute):
                 self.distribution.distribute(command)
             elif isinstance(command, Say):
                 self.say(command)
+            elif isinstance(command, EndWorker):
+                self.worker_port.end_worker(command.slot, command.reason)
             elif isinstance(command, SendWave):
                 self.worker_port.send_wave(command)
             elif isinstance(command, StoreManifest):
@@ -301,10 +367,6 @@ class Master:
                 for name in list(self.finished)[:-FINISHED_KEPT]:
                     del self.finished[name]
                     self.batching.logs.pop(name, None)
-        if isinstance(event, Replanned | Rescaled):
-            for name, topology in self.state.topologies.items():
-                if name in self.observed and self.observed[name].graph is not topology.graph:
-                    self.observed[name].follow(topology.graph)
 
     def _kill(self, name: str, wait: float) -> None:
         """Kill the topology, or let the hook do it that delays its end."""
@@ -342,12 +404,17 @@ class Master:
         self.events.append({"time": time.time(), "topology": message.topology, "text": message.text, "level": message.level})
         log.log({"warning": logging.WARNING, "error": logging.ERROR}.get(message.level, logging.INFO), "%s%s",
                 f"{message.topology}: " if message.topology else "", message.text)
-        for listener in self.listeners:
-            listener(message)
+        for listener in list(self.listeners):
+            try:
+                listener(message)
+            except Exception:
+                log.exception("a listener failed and gets no more messages")
+                self.listeners.remove(listener)
 
     def _submit(self, event: Submitted) -> None:
         self.tell(event)
         name = event.graph.name
+        self.failures.pop(name, None)
         self.batching.logs.pop(name, None)
         self.observed[name] = TopologyObserved(self.state.topologies[name].graph, time.monotonic())
 

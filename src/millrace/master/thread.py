@@ -23,12 +23,13 @@ TICK_SECONDS = 0.1
 
 class MasterThread:
     """Polls sockets, runs the work that other threads hand over, and ticks. `sources` returns the sockets and file descriptors
-    to poll, before each turn; `hear` is called with those that are readable."""
+    to poll, before each turn; `hear` is called with those that are readable. `failed` is called with every exception that
+    nobody else gets to see."""
 
     def __init__(self, sources: Callable[[], Iterable[Any]], hear: Callable[[Mapping[Any, int]], None],
-                 tick: Callable[[], None]) -> None:
-        self._sources, self._hear, self._tick = sources, hear, tick
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+                 tick: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+        self._sources, self._hear, self._tick, self._failed = sources, hear, tick, failed
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = SimpleQueue()
         self._waiters: list[Waiter] = []
         self._thread: threading.Thread | None = None
         self._ending = False
@@ -62,8 +63,8 @@ class MasterThread:
                     raise MillraceError("the master has stopped") from None
 
     def later(self, work: Callable[[], Any]) -> None:
-        """Run `work` on the thread soon, without waiting for it."""
-        self._hand_over(work, Future())
+        """Run `work` on the thread soon, without waiting for it. Its exception is a failure of the thread."""
+        self._hand_over(work, None)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until the condition, which is evaluated on the thread, holds. False if time ran out."""
@@ -82,7 +83,7 @@ class MasterThread:
         self._wake()
         self._thread.join(timeout=10)
 
-    def _hand_over(self, work: Callable[[], Any], future: Future[Any]) -> None:
+    def _hand_over(self, work: Callable[[], Any], future: Future[Any] | None) -> None:
         self._calls.put((work, future))
         if self._thread is not None:  # otherwise it finds the work when it starts
             self._wake()
@@ -96,19 +97,27 @@ class MasterThread:
     def _run(self) -> None:
         next_tick = 0.0
         while not self._ending:
-            ready = self._poll()
             try:
+                ready = self._poll()
                 self._hear(ready)
                 self._run_calls(ready)
                 if time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + TICK_SECONDS
                     self._tick()
-            except Exception:
-                log.exception("the master continues after an unexpected error")
+            except BaseException as error:  # a thread that ended would leave everyone waiting
+                self._report(error)
+                time.sleep(TICK_SECONDS)  # the cause may last
             self._ask_waiters()
         for waiter in self._waiters:
             waiter.ask()
             waiter.resolve(False)
+
+    def _report(self, error: BaseException) -> None:
+        log.error("unexpected error on the master's thread", exc_info=error)
+        try:
+            self._failed(error)
+        except BaseException:
+            log.exception("the failure could not be handled")
 
     def _poll(self) -> Mapping[Any, int]:
         poller = zmq.Poller()
@@ -122,9 +131,15 @@ class MasterThread:
         while not self._calls.empty():
             work, future = self._calls.get()
             try:
-                future.set_result(work())
+                result = work()
             except BaseException as error:
-                future.set_exception(error)
+                if future is None:
+                    self._report(error)
+                else:
+                    future.set_exception(error)
+            else:
+                if future is not None:
+                    future.set_result(result)
 
     def _ask_waiters(self) -> None:
         for waiter in self._waiters:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from millrace.config import HEARTBEAT_TIMEOUT
+from millrace.config import HEARTBEAT_TIMEOUT, SILENCE_LIMIT
 from millrace.control.assignment import WorkerAddress
 from millrace.control.events import (
     ChannelBroke,
@@ -41,6 +41,7 @@ from millrace.control.events import (
 )
 from millrace.control.master_state import MasterState
 from millrace.control.submission import Resume
+from millrace.control.workers import Patience
 from millrace.errors import CheckpointMissing, MillraceError
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
@@ -102,7 +103,7 @@ class _NoThreads:
             work, done = self.waiting.popleft()
             work()
             done()
-        while self._storing and self._storing[0][0] <= self._cluster.clock.now():
+        while not self._cluster.store_hangs and self._storing and self._storing[0][0] <= self._cluster.clock.now():
             _, work, done = self._storing.popleft()
             work()
             done()
@@ -159,6 +160,8 @@ class LocalCluster:
                  settings: dict[str, Any] | None = None, store: MemoryStore | None = None, copies: Path | None = None) -> None:
         self.store, self._copies = store or MemoryStore(), copies
         self.store_seconds = 0.0  # duration of writing or reading a snapshot
+        self.store_hangs = False  # while it is set, calls of the store do not return
+        self._hanging: deque[StoreManifest] = deque()
         self.lose: Callable[[Any], bool] = lambda message: False  # chooses control messages, either way, to lose
         self._from_workers: deque[Any] = deque()
         self.clock = ManualClock(1000.0)
@@ -171,10 +174,12 @@ class LocalCluster:
         self.drop: Callable[[int, int, list[bytes]], bool] = lambda sender, receiver, frames: False
         self.deaf: set[int] = set()  # slots that plans do not reach for now
         self.cut: set[int] = set()  # slots whose reports do not reach the master: they will be presumed dead
+        self.holding: set[int] = set()  # slots whose code holds the interpreter lock: they do nothing, and are silent
         self._threads: dict[int, _NoThreads] = {}
         self._mail: dict[tuple[int, int], deque[list[bytes]]] = {}
         self._nodes, self._settings, self._generation, self._steps = nodes, settings or {}, 0, 0
         self._heard: dict[int, float] = {}
+        self._patience = Patience(HEARTBEAT_TIMEOUT.of(self._settings), SILENCE_LIMIT.of(self._settings))
         for slot in range(workers):
             self.start(slot)
 
@@ -253,6 +258,9 @@ class LocalCluster:
                 self.workers[slot].on_wave(wave)
 
     def _store(self, command: StoreManifest) -> None:
+        if self.store_hangs:
+            self._hanging.append(command)
+            return
         manifest, error = command.manifest, ""
         try:
             checkpoints = self._of(manifest.topology)
@@ -266,6 +274,8 @@ class LocalCluster:
 
     def _listen(self) -> None:
         """Pass on the messages of workers since the last step, and the outcome of manifests."""
+        while self._hanging and not self.store_hangs:
+            self._store(self._hanging.popleft())
         for _ in range(len(self._from_workers)):
             message = self._from_workers.popleft()
             if isinstance(message, ManifestStored):
@@ -322,7 +332,7 @@ class LocalCluster:
 
     def _step_worker(self, slot: int) -> None:
         worker = self.workers.get(slot)
-        if worker is None:
+        if worker is None or slot in self.holding:
             return
         box = self._mail[(slot, worker.generation)]
         for _ in range(len(box)):
@@ -334,12 +344,16 @@ class LocalCluster:
     def _report(self) -> None:
         now = self.clock.now()
         for slot, worker in list(self.workers.items()):
+            if slot in self.holding:
+                continue
             report = worker.report()
             if slot not in self.cut:
+                if now - self._heard[slot] > self._patience.timeout:
+                    self._patience.spoke_again(now - self._heard[slot])
                 self._heard[slot] = now
                 self.tell(WorkerReported(slot, worker.generation, report.revision, tuple(report.in_flight),
                                          tuple(report.positions), tuple(report.starting)))
         for slot, known in list(self.master.workers.items()):
-            if now - self._heard[slot] > HEARTBEAT_TIMEOUT.of(self._settings):
+            if now - self._heard[slot] > self._patience.limit(slot in self.holding):
                 self.tell(WorkerLost(slot, known.address.generation, "no heartbeat"))
         self.tell(Ticked(now))

@@ -30,12 +30,13 @@ def kill_and_wait(pid: int) -> None:
 
 def given_up(master: Master, slot: int) -> Callable[[], bool]:
     """A condition: the master has given up a worker whose process is stopped, or dead on another host. Its last heartbeat
-    counts as long past; the other workers keep a timeout that a busy machine does not exceed."""
+    counts as long past and its connection as closed; the other workers keep a timeout that a busy machine does not exceed."""
 
     def lost() -> bool:
         connection = master.connections.get(slot)
         if connection is not None:
-            connection.heard = time.monotonic() - 2 * master.worker_port.heartbeat_timeout
+            connection.pulse = b"gone"
+            connection.heard = time.monotonic() - 2 * master.worker_port.patience.timeout
         return slot not in master.state.workers
 
     return lost

@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import enum
+import json
 import sqlite3
 import sys
 import zoneinfo
@@ -188,19 +189,88 @@ def test_a_row_that_cannot_be_staged_is_refused_before_staging(database, value, 
     assert read(database) == [("a", "b")]
 
 
-def test_a_row_that_the_table_refuses_fails_the_commit_and_leaves_nothing_of_it(database):
+def create(database, statement):
     connection = sqlite3.connect(database)
-    connection.execute("create table words (word text unique)")
+    connection.execute(statement)
     connection.close()
+
+
+def test_rows_that_the_table_refuses_go_to_the_table_of_rejects_and_the_others_are_committed(database):
+    create(database, "create table words (word text unique, day date, count bigint check (count > 0))")
+    bolt = sink(database, exactly_once=True)
+    day = datetime.date(2024, 1, 2)
+    bolt.process_rows(rows("word day count", [["a", day, 1]]))
+    bolt.process_rows(rows("word day count", [["b", day, 1], ["a", None, 2], ["c", "someday", 1],
+                                              ["d", day, -1], ["e", day, 2**70], ["f", day, 1],
+                                              ["g", day, decimal.Decimal(2)]]))
+    bolt.prepare(1)
+    bolt.commit(1)
+    bolt.commit(1)
+    assert read(database, "select word from words") == [("a",), ("b",), ("f",)]
+    rejected = read(database, "select topology, sink, task, target, data, error from millrace_rejected")
+    assert {row[:4] for row in rejected} == {("test", "under-test", 0, "words")}
+    assert [json.loads(row[4]) for row in rejected] == [
+        {"word": "a", "day": None, "count": 2}, {"word": "c", "day": "someday", "count": 1},
+        {"word": "d", "day": "2024-01-02", "count": -1}, {"word": "e", "day": "2024-01-02", "count": 2**70},
+        {"word": "g", "day": "2024-01-02", "count": "2"}]
+    expectations = ["UNIQUE", "only accepts Python date", "CHECK", "too large", "not supported"]
+    for (*_, error), expected in zip(rejected, expectations, strict=True):
+        assert expected in error
+    assert bolt.metrics == [("rejected", 5)]
+    assert read(database, "select * from millrace_staged") == []
+
+
+def test_the_table_of_rejects_may_have_another_name(database):
+    create(database, "create table words (word text unique)")
+    url = f"sqlite:///{database}"
+    bolt, _ = attach(SqlSink, {"url": url, "table": "words", "rejects": "bad words"}, exactly_once=True)
+    bolt.process_rows(rows("word", [["a"], ["a"]]))
+    bolt.prepare(1)
+    bolt.commit(1)
+    assert len(read(database)) == len(read(database, 'select * from "bad words"')) == 1
+
+
+def test_rejects_are_committed_with_the_other_rows_or_not_at_all(database, monkeypatch):
+    create(database, "create table words (word text unique)")
+    bolt = sink(database, exactly_once=True)
+    bolt.process_rows(rows("word", [["a"], ["a"], ["b"]]))
+    bolt.prepare(1)
+    rejects = bolt.staging._rejects
+    add = rejects.add
+
+    def add_and_fail(*arguments):
+        add(*arguments)
+        raise OSError("the connection breaks")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rejects, "add", add_and_fail)
+        with pytest.raises(OSError, match="breaks"):
+            bolt.commit(1)
+    assert read(database) == read(database, "select * from millrace_rejected") == [] and bolt.metrics == []
+    bolt.commit(1)
+    assert read(database) == [("a",), ("b",)]
+    assert len(read(database, "select * from millrace_rejected")) == 1 and bolt.metrics == [("rejected", 1)]
+
+
+def test_a_table_that_is_gone_is_no_reason_to_reject_rows(database):
     bolt = sink(database, exactly_once=True)
     bolt.process_rows(rows("word", [["a"]]))
-    bolt.process_rows(rows("word", [["b"], ["a"]]))
     bolt.prepare(1)
-    for _ in range(2):
-        with pytest.raises(Exception, match="UNIQUE"):
-            bolt.commit(1)
-    assert read(database) == []
-    assert len(read(database, "select * from millrace_staged")) == 2
+    create(database, "drop table words")
+    with pytest.raises(Exception, match="no such table"):
+        bolt.commit(1)
+    assert len(read(database, "select * from millrace_staged")) == 1
+    create(database, "create table words (word text)")
+    bolt.commit(1)
+    assert read(database) == [("a",)]
+
+
+def test_errors_do_not_show_the_rows(database):
+    create(database, "create table words (word text check (length(word) < 3))")
+    bolt = sink(database)
+    with pytest.raises(Exception, match="CHECK") as caught:
+        bolt.process_rows(rows("word", [["secret"]]))
+    assert "secret" not in str(caught.value)
 
 
 def test_a_table_that_does_not_fit_is_named_before_anything_is_staged(database):

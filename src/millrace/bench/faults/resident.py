@@ -180,7 +180,7 @@ class ResidentSoak(Soak):
 
     def _fall_silent(self, victims: dict[int, Victim], seconds: float) -> bool:
         """Wait this long. Returns True if the master heard nothing from them for longer than the heartbeat timeout."""
-        limit, missed = self._master.worker_port.heartbeat_timeout, set[int]()
+        limit, missed = self._master.worker_port.patience.timeout, set[int]()
 
         def look() -> bool:
             self._look()

@@ -6,20 +6,22 @@ A store may be slow, so all of it is done on one thread beside the master's. sta
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable, Container
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
 
 from millrace.api.grouping import stable_hash
-from millrace.control.events import Event, ManifestStored, Submitted
+from millrace.control.events import Event, ManifestStored, Say, Submitted
 from millrace.control.submission import Resume, check_not_running
 from millrace.control.topology_state import TopologyState
-from millrace.errors import MillraceError, NotTheAuthor, TopologyError, UnknownName
+from millrace.errors import MillraceError, NotTheAuthor, StoreUnreachable, TopologyError, UnknownName
+from millrace.master.checkpoints.store_calls import StoreCalls
 from millrace.master.state_home import state_home
 from millrace.model.graph import TaskId, TopologyGraph, resolve
 from millrace.runtime.checkpoints.lock import Lock
@@ -33,6 +35,7 @@ from millrace.state.task_state import TaskState, open_states
 
 log = logging.getLogger("millrace.master")
 LOOK_SECONDS = 2.0  # between two looks at the author in a store without locks
+CLOSE_SECONDS = 10.0  # for the call that is being made when the master stops
 
 
 def default_store(cluster: str) -> str:
@@ -49,17 +52,23 @@ class CheckpointingPort(Protocol):
     def tell(self, event: Event) -> None:
         """Let the master decide on an event; called on its thread."""
 
+    def say(self, message: Say) -> None:
+        """Report something to users; called on the master's thread."""
+
     def give_way(self, error: NotTheAuthor) -> None:
         """Stop deciding, because another master has taken over; called on the master's thread."""
 
 
 class Checkpointing:
     """Called on the master's thread, unless a method says otherwise. `place`: the checkpoint store's url or directory.
-    `running`: names of the running topologies."""
+    `running`: names of the running topologies. `timeout`: seconds after which a call of the store is reported as hanging."""
 
-    def __init__(self, place: str, running: Container[str], port: CheckpointingPort) -> None:
-        self.place, self._running, self._port = place, running, port
-        self._thread = ThreadPoolExecutor(1, "checkpoints")
+    def __init__(self, place: str, running: Container[str], port: CheckpointingPort, timeout: float) -> None:
+        self.place, self._running, self._port, self._timeout = place, running, port, timeout
+        self._thread = StoreCalls()
+        self.alarm = ""  # the call that hangs
+        self._manifests: dict[str, tuple[Manifest, bool]] = {}  # by topology: the newest that waits to be written
+        self._manifests_lock = threading.Lock()
         self._store: CheckpointStore | None = None
         self._locks: dict[str, Lock | None] = {}  # by name of a running topology
         self._authors: dict[str, Author] = {}  # the same; what this master has written to the store
@@ -68,40 +77,59 @@ class Checkpointing:
         self._look_at = 0.0
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        returned = self._thread.close(CLOSE_SECONDS)
         for topology in list(self._locks):
             self._unlock(topology)
-        if self._store is not None:
+        if not returned:
+            log.warning("the checkpoint store %s still does not answer: it is left alone", shown_place(self.place))
+        elif self._store is not None:
             self._store.close()
+
+    def tick(self, now: float) -> None:
+        """Report a call of the store that hangs, and look regularly whether another driver has taken over: a wave, which would
+        notice, may not be due for long. Where there is a lock no other driver can."""
+        self._watch_calls()
+        if now >= self._look_at and not self._looking and self._authors:
+            self._looking, self._look_at = True, now + LOOK_SECONDS
+            self._thread.submit("look at the author", self._look)
+
+    def _watch_calls(self) -> None:
+        current, before = self._thread.current(), self.alarm
+        what, seconds = current or ("", 0.0)
+        self.alarm = self._hangs(what, seconds) if seconds >= self._timeout else ""
+        if self.alarm and not before:
+            self._port.say(Say(self.alarm, level="error"))
+        elif before and not self.alarm:
+            self._port.say(Say(f"the checkpoint store {shown_place(self.place)} answers again"))
+
+    def _hangs(self, what: str, seconds: float) -> str:
+        return f"the checkpoint store {shown_place(self.place)} has not answered for {seconds:.0f} s: {what}"
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def store(self, manifest: Manifest, claim: bool) -> None:
-        self._thread.submit(self._write, manifest, claim)
+        with self._manifests_lock:
+            queued = manifest.topology in self._manifests
+            self._manifests[manifest.topology] = manifest, claim
+        if not queued:
+            self._thread.submit(f"write a manifest of {manifest.topology!r}", self._write, manifest.topology)
 
     def ended(self, topology: str) -> None:
         """Release the topology's lock for other masters, after all pending writes."""
-        self._thread.submit(self._unlock, topology)
+        self._thread.submit(f"release the lock of {topology!r}", self._unlock, topology)
 
     def collect(self, topology: str, epoch: int) -> None:
         """Delete blobs that the newest checkpoints no longer need. Callable from any thread."""
-        self._thread.submit(self._collect, topology, epoch)
+        self._thread.submit(f"delete old checkpoints of {topology!r}", self._collect, topology, epoch)
 
     def discard(self, topology: str, names: list[str]) -> None:
         """Delete names that nothing needs. Callable from any thread."""
-        self._thread.submit(self._discard, topology, names)
+        self._thread.submit(f"delete old checkpoints of {topology!r}", self._discard, topology, names)
 
     def lookup(self, topology: TopologyState, task: TaskId, group: int, state: str, key: Any) -> Future[dict[str, Any]]:
         """The value under a key as of the last committed batch, for a topology that runs in batches. Between two batches its
         tasks have the same value in memory."""
-        return self._thread.submit(self._looked_up, topology, task, group, state, key)
-
-    def tick(self, now: float) -> None:
-        """Look regularly whether another driver has taken over: a wave, which would notice, may not be due for long. Where
-        there is a lock no other driver can."""
-        if now >= self._look_at and not self._looking and self._authors:
-            self._looking, self._look_at = True, now + LOOK_SECONDS
-            self._thread.submit(self._look)
+        return self._thread.submit(f"read state of {topology.graph.name!r}", self._looked_up, topology, task, group, state, key)
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
@@ -116,12 +144,18 @@ class Checkpointing:
                 raise TopologyError(f"{graph.name!r} keeps no state and is not exactly-once: there is nothing to resume. Start "
                                     "it without --resume")
             return Submitted(graph)
-        return self._thread.submit(self._submission, graph, resume).result()
+        what = f"look for checkpoints of {graph.name!r}"
+        submission = self._thread.submit(what, self._submission, graph, resume)
+        if not wait([submission], self._timeout).done:
+            submission.cancel()
+            self.refused(graph.name)  # it takes the lock if the store answers after all
+            raise StoreUnreachable(f"{self._hangs(what, self._timeout)}. Start the topology again when it answers")
+        return submission.result()
 
     def refused(self, topology: str) -> None:
         """Release the lock of a topology that could not be started, unless it already runs here."""
         if topology not in self._running:
-            self._thread.submit(self._unlock, topology)
+            self._thread.submit(f"release the lock of {topology!r}", self._unlock, topology)
 
     # -- on the checkpoints' thread ----------------------------------------------------------------------------------
 
@@ -168,7 +202,9 @@ class Checkpointing:
     def _give_way(self, error: NotTheAuthor) -> None:
         self._port.later(lambda: self._port.give_way(error))
 
-    def _write(self, manifest: Manifest, claim: bool) -> None:
+    def _write(self, topology: str) -> None:
+        with self._manifests_lock:
+            manifest, claim = self._manifests.pop(topology)
         error = ""
         try:
             checkpoints = self._checkpoints(manifest.topology)

@@ -37,6 +37,8 @@ class Overview(Protocol):
     superseded: str
 
     @property
+    def store_alarm(self) -> str: ...
+    @property
     def state(self) -> MasterView: ...
     @property
     def worker_port(self) -> Port: ...
@@ -62,6 +64,7 @@ def status_of(master: Overview) -> dict[str, Any]:
                        for name, state in master.state.topologies.items() if name in master.observed],
         "events": list(master.events)[-20:],
         "superseded": master.superseded,
+        "warnings": warnings_of(master),
         "scheduler": master.scheduling.generator.choice.name,
     }
 
@@ -73,7 +76,17 @@ def _worker(master: Overview, slot: int) -> dict[str, Any]:
     return {"slot": slot, "node": view.address.node, "agent": slot in master.state.agents.values(),
             "executor": view.executor, "generation": view.address.generation,
             "pid": connection.hello.pid if connection else None, "revision": view.revision, "tasks": tasks,
-            "counters": dict(process.counters) if process else {}}
+            "counters": dict(process.counters) if process else {},
+            "long_calls": [{"what": call.what, "seconds": round(call.seconds, 1)} for call in view.long_calls],
+            "silent_seconds": round(time.monotonic() - connection.heard, 1) if connection else 0.0}
+
+
+def warnings_of(master: Overview) -> list[str]:
+    """Conditions that last and that someone should look at."""
+    calls = [f"worker {slot}: {call}" for slot, view in sorted(master.state.workers.items()) for call in view.warnings()]
+    stalled = [f"{name}: its spouts wait, because {topology.failed_waves} waves in a row have failed: {topology.troubled}"
+               for name, topology in master.state.topologies.items() if topology.stalled]
+    return [*filter(None, [master.store_alarm]), *stalled, *calls]
 
 
 def topology_status(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:
@@ -83,6 +96,7 @@ def topology_status(state: TopologyState, observed: TopologyObserved, batches: B
             "version": state.version, "uptime_seconds": round(seconds, 1), "tasks": len(state.places), "losses": state.losses,
             "components": [_component(state, observed, component.name, component.kind, component.par, seconds)
                            for component in state.graph.components],
+            "stalled": state.stalled, "failed_waves": state.failed_waves,
             "metrics": _metrics(observed),
             "last_errors": observed.errors[-5:]}
 

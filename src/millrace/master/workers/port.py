@@ -11,8 +11,9 @@ from typing import Any
 
 import zmq
 
-from millrace.config import FRAME_LIMIT, HEARTBEAT_TIMEOUT
-from millrace.control.events import ChannelBroke, Event, SendWave, WaveAcked, WorkerJoined, WorkerLost
+from millrace.config import FRAME_LIMIT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, SILENCE_LIMIT
+from millrace.control.events import ChannelBroke, Event, LongCallsSeen, SendWave, WaveAcked, WorkerJoined, WorkerLost
+from millrace.control.workers import LongCall, Patience
 from millrace.errors import WireError
 from millrace.master.workers.process_watch import PidWatch
 from millrace.runtime.wire import messages as wire
@@ -28,6 +29,8 @@ class Connection:
     def __init__(self, identity: bytes, hello: wire.Hello, generation: int, now: float, watch: PidWatch | None) -> None:
         self.identity, self.hello, self.generation, self.watch = identity, hello, generation, watch
         self.agent: bytes | None = None  # identity of its agent, once that has asked for a plan
+        self.pulse = identity  # of its heartbeats, once there was one
+        self.long_calls = False  # its last heartbeat reported some
         self.cpu_seconds = self.memory_mb = 0.0
         self.heard = now
         self.counters: Counter[str] = Counter()
@@ -57,7 +60,9 @@ class WorkerPort:
     def __init__(self, settings: Mapping[str, Any], keys: Keys) -> None:
         self.connections: dict[int, Connection] = {}  # by slot
         self.refused = self.malformed = 0
-        self.heartbeat_timeout: float = HEARTBEAT_TIMEOUT.of(settings)
+        self.patience = Patience(HEARTBEAT_TIMEOUT.of(settings), SILENCE_LIMIT.of(settings))
+        self._ping_seconds: float = HEARTBEAT_INTERVAL.of(settings)
+        self._given_up: dict[int, Connection] = {}  # by slot: presumed dead although its process answered
         self._frame_limit: int = FRAME_LIMIT.of(settings)
         self._keys = keys
         self._ticked = time.monotonic()
@@ -72,6 +77,10 @@ class WorkerPort:
         self._socket.router_mandatory = True
         self._socket.sndhwm = 0
         self._socket.maxmsgsize = self._frame_limit + 65536
+        # A worker's I/O thread answers these pings even if code holds the interpreter lock. A connection without answers, of a
+        # process that is stopped or a host that is cut off, is closed, and sending on it fails.
+        self._socket.heartbeat_ivl = max(1, round(self._ping_seconds * 1000))
+        self._socket.heartbeat_timeout = max(1, round(self.patience.timeout * 1000))
         serve(self._socket, self._keys)
         self._refusals = Refusals(self._socket)
         self.endpoint = bind_tcp(self._socket, host, port)
@@ -111,7 +120,17 @@ class WorkerPort:
                 self.malformed += 1
                 log.warning("dropped a control message: %s", error)
                 continue
-            self._on_message(identity, message)
+            try:
+                self._on_message(identity, message)
+            except Exception as error:
+                self._failed_message(message, error)
+
+    def _failed_message(self, message: wire.ControlMessage, error: Exception) -> None:
+        """Give up the worker whose message could not be handled: what it reported is missing. It joins again."""
+        if not isinstance(message, FROM_WORKERS) or message.slot not in self.connections:
+            raise error
+        log.error("a %s of worker %d could not be handled", type(message).__name__, message.slot, exc_info=error)
+        self._lose(message.slot, f"its {type(message).__name__} could not be handled: {type(error).__name__}: {error}")
 
     def _on_message(self, identity: bytes, message: wire.ControlMessage) -> None:
         if isinstance(message, wire.Hello):
@@ -123,7 +142,7 @@ class WorkerPort:
         elif isinstance(message, FROM_WORKERS):
             connection = self.connections.get(message.slot)
             if connection is not None and connection.generation == message.generation:
-                connection.heard = time.monotonic()
+                self._hear_of(connection)
                 self._on_workers_message(identity, connection, message)
             elif isinstance(message, wire.Heartbeat):
                 self.reply(identity, wire.Fenced())
@@ -131,6 +150,8 @@ class WorkerPort:
     def _on_workers_message(self, identity: bytes, connection: Connection, message: wire.ControlMessage) -> None:
         match message:
             case wire.Heartbeat():
+                connection.pulse = identity
+                self._note_calls(connection, tuple(message.long_calls))
                 self.reply(identity, wire.Beat(message.generation))
             case wire.Fetch():
                 connection.agent = identity
@@ -157,6 +178,9 @@ class WorkerPort:
             return
         if hello.slot in self.connections:
             self._lose(hello.slot, "Spark restarted the slot")
+        given_up = self._given_up.pop(hello.slot, None)
+        if given_up is not None and given_up.generation == hello.former:
+            self.patience.spoke_again(time.monotonic() - given_up.heard)
         same_host = bool(self._boot) and hello.boot == self._boot
         watch = PidWatch.open(hello.pid) if same_host else None
         welcome = self._handlers.admit()
@@ -166,13 +190,40 @@ class WorkerPort:
                                          hello.data_tcp, hello.backup_ipc, hello.backup_tcp))
 
     def drop_silent(self, now: float) -> None:
-        """Drop workers that were silent for longer than the heartbeat timeout; called at each tick."""
+        """Drop workers that were silent for too long; called at each tick."""
         elapsed, self._ticked = now - self._ticked, now
         for slot, connection in list(self.connections.items()):
-            if elapsed > self.heartbeat_timeout / 2:  # the master itself was suspended: heartbeats wait to be read
+            if elapsed > self.patience.timeout / 2:  # the master itself was suspended: heartbeats wait to be read
                 connection.heard = now
-            if now - connection.heard > self.heartbeat_timeout:
-                self._lose(slot, f"no heartbeat for {now - connection.heard:.1f} s")
+            silence = now - connection.heard
+            if silence > self.patience.timeout:
+                self._judge(slot, connection, silence)
+
+    def _judge(self, slot: int, connection: Connection, silence: float) -> None:
+        answers = self._answers(connection)
+        if silence <= self.patience.limit(answers):
+            return
+        if answers:
+            self._given_up[slot] = connection
+            self._lose(slot, f"no heartbeat for {silence:.1f} s, though its process answers on the network: its code holds the "
+                             "interpreter lock")
+        else:
+            self._lose(slot, f"no heartbeat for {silence:.1f} s")
+
+    def _answers(self, connection: Connection) -> bool:
+        """True if the connection of its heartbeats stands: the process answers pings, whatever its code does."""
+        return self.reply(connection.pulse, wire.Beat(connection.generation))
+
+    def _note_calls(self, connection: Connection, calls: tuple[LongCall, ...]) -> None:
+        if calls or connection.long_calls:
+            connection.long_calls = bool(calls)
+            self._handlers.tell(LongCallsSeen(connection.hello.slot, connection.generation, calls))
+
+    def _hear_of(self, connection: Connection) -> None:
+        now = time.monotonic()
+        silence, connection.heard = now - connection.heard, now
+        if silence > self.patience.timeout:
+            self.patience.spoke_again(silence)
 
     def _lose(self, slot: int, cause: str, quiet: bool = False) -> None:
         connection = self.connections.pop(slot)
@@ -188,6 +239,12 @@ class WorkerPort:
         self._told_to_stop = True
         for slot in self.connections:
             self.send(slot, wire.Stop())
+
+    def end_worker(self, slot: int, reason: str) -> None:
+        """End the process of a worker that is given up; its heartbeat thread does that, even if the loop is stuck."""
+        if slot in self.connections:
+            self.reply(self.connections[slot].pulse, wire.Fenced(reason))
+            self._lose(slot, reason, quiet=True)
 
     def send_wave(self, command: SendWave) -> None:
         send = command.send
@@ -208,8 +265,11 @@ class WorkerPort:
         if connection is not None and connection.agent is not None:
             self.reply(connection.agent, agency)
 
-    def reply(self, identity: bytes, message: Any) -> None:
+    def reply(self, identity: bytes, message: Any) -> bool:
+        """Send a message; False if its connection is gone."""
         try:
             self._socket.send_multipart([identity, wire.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             log.debug("cannot reply to a worker: %s", error)
+            return False
+        return True

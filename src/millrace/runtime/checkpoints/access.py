@@ -35,7 +35,8 @@ class CheckpointAccess:
                  copies: LocalCopies | None = None) -> None:
         self._open_store, self._exchange, self._copies = open_store, exchange, copies
         self._store: CheckpointStore | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held only for moments: the loop takes it, too
+        self._opening = threading.Lock()  # held while the store is opened, which may hang
         self._addresses: dict[int, WorkerAddress] = {}
         self._manifests: dict[str, Manifest] = {}  # the last one read, by topology
         self.counters: Counter[str] = Counter()  # blobs restored, by their source
@@ -100,10 +101,9 @@ class CheckpointAccess:
             return {}
 
     def _checkpoints(self, topology: str) -> Checkpoints:
-        with self._lock:
-            if self._store is None:
-                self._store = self._open_store()
-            return Checkpoints(self._store, topology)
+        with self._opening:
+            store = self._store = self._store or self._open_store()
+        return Checkpoints(store, topology)
 
     # -- the worker's loop -------------------------------------------------------------------------------------------
 
@@ -155,7 +155,6 @@ class CheckpointAccess:
                 if (address := self._addresses.get(slot)) is not None and address.backup_ipc]
 
     def close(self) -> None:
-        with self._lock:
-            if self._store is not None:
-                self._store.close()
-                self._store = None
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()

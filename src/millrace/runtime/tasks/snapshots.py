@@ -63,7 +63,7 @@ class Snapshots:
         self._blocks: dict[str, Blocks] = {}  # by blob: the slots that its fragments were sent to
         self._holders: set[int] = set()  # slots that may hold blocks which are no longer needed
         self._lost: set[int] = set()  # groups whose last piece was not written
-        self._saving: dict[int, set[int]] = {}  # by wave: groups of a snapshot that is being written
+        self.saving: int | None = None  # the wave whose snapshot is being written: one at a time
         self._restored: tuple[Any, int | None] | None = None
         self._promised: list[TaskRecord] = []  # of the component, at the wave to restore
 
@@ -99,10 +99,8 @@ class Snapshots:
     # -- waves: PREPARE ----------------------------------------------------------------------------------------------
 
     def spoiled(self) -> set[int]:
-        """Return the groups whose last piece was lost or may not be written yet, and clear the lost ones: the next snapshot
-        writes them whole. Runs on the loop."""
-        spoiled = self._lost.union(*self._saving.values())
-        self._lost = set()
+        """Return and clear the groups whose last piece was lost: the next snapshot writes them whole. Runs on the loop."""
+        spoiled, self._lost = self._lost, set()
         return spoiled
 
     def snapshot(self, mark: WaveMark, spoiled: set[int]) -> Snapshot:
@@ -138,7 +136,8 @@ class Snapshots:
             self._prepared(mark, snapshot)
             return
         blob, parts, refs = self._packed(mark.wave, pieces)
-        groups = self._saving[mark.wave] = {group for group in refs if group != OWN}
+        groups = {group for group in refs if group != OWN}
+        self.saving = mark.wave
         self._changed |= groups
         worker, topology, errors = self.task.worker, self.task.topology.graph.name, list[str]()
 
@@ -151,7 +150,7 @@ class Snapshots:
         def written() -> None:
             if self.task.ended:
                 return
-            self._saving.pop(mark.wave, None)
+            self.saving = None
             if errors:
                 self._lost |= groups
                 self.answer(mark, error=errors[0])
@@ -239,8 +238,7 @@ class Snapshots:
     def committed(self, mark: WaveMark) -> None:
         """Release fragments and local copies that the committed wave no longer needs, and answer the master. Runs on the
         loop."""
-        if not self._saving:
-            self._changed.clear()
+        self._changed.clear()
         self._release_fragments()
         self.task.worker.checkpoints.keep_copies(self.task.topology.graph.name, self.task.name, self.blobs(), mark.wave)
         self.answer(mark)

@@ -74,6 +74,11 @@ class TaskWaves:
         if task.topology.broken:
             task.snapshots.answer(mark, error=task.topology.broken)
             return
+        if task.snapshots.saving is not None:  # a store that hangs must not fill the memory with snapshots
+            task.snapshots.answer(mark, error=f"the checkpoint store is still writing the snapshot of wave "
+                                              f"{task.snapshots.saving}")
+            task.worker.ready(task)
+            return
         spoiled = task.snapshots.spoiled()
         task.on_own_thread(partial(self._prepare, mark, spoiled), partial(self._prepared, mark, spoiled))
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from millrace.control.assignment import Assignment
 from millrace.control.feeding import FeedAddress
+from millrace.control.workers import LongCall
 from millrace.errors import WireError
 from millrace.model.cluster import Node
 from millrace.state.checkpoint import TaskRecord
@@ -168,6 +169,7 @@ class Heartbeat(msgspec.Struct, array_like=True, tag=13, tag_field="type"):
     slot: int
     generation: int
     revision: int  # of the assignment in effect
+    long_calls: list[LongCall] = []
 
 
 class Beat(msgspec.Struct, array_like=True, tag=14, tag_field="type"):
@@ -177,7 +179,10 @@ class Beat(msgspec.Struct, array_like=True, tag=14, tag_field="type"):
 
 
 class Fenced(msgspec.Struct, array_like=True, tag=15, tag_field="type"):
-    """Tells a worker that it was presumed dead: it must drop everything and register again."""
+    """Tells a worker that it was presumed dead: it must drop everything and register again. With a `reason` it was given up:
+    its process must end."""
+
+    reason: str = ""
 
 
 class Stop(msgspec.Struct, array_like=True, tag=16, tag_field="type"):

@@ -12,6 +12,7 @@ import socket as sockets
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ from millrace.runtime.taps.port import TapPort, open_here
 from millrace.runtime.tasks.user_errors import describe
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import DataPort, Gate, Keys, SocketPeers, boot_id, private_directory, visit
+from millrace.runtime.worker.long_calls import LongCalls
 from millrace.runtime.worker.threads import TaskThreads
 from millrace.runtime.worker.worker import Worker
 
@@ -74,18 +76,28 @@ class WorkerSetup:
 
 
 class Pulse(threading.Thread):
-    """Sends heartbeats from its own thread, so that a long call of user code does not look like death. Ends the process when
-    the master or the parent is gone: an orphan would run forever."""
+    """Sends heartbeats from its own thread, so that a long call of user code does not look like death; they report such calls.
+    Ends the process when the master or the parent is gone: an orphan would run forever. May not end before the worker does,
+    which would seem dead."""
 
     def __init__(self, context: zmq.Context[Any], setup: WorkerSetup, slot: int, generation: int,
-                 revision: Callable[[], int]) -> None:
+                 revision: Callable[[], int], calls: LongCalls) -> None:
         super().__init__(daemon=True, name="pulse")
+        self._calls = calls
         self._context, self._setup, self._slot, self._generation, self._revision = context, setup, slot, generation, revision
         self._ended = threading.Event()
         self._parent = os.getppid()
         self.fenced = False
 
     def run(self) -> None:
+        try:
+            self._beat()
+        except BaseException as error:
+            if not self._ended.is_set():  # otherwise the worker ends, and closes what this thread uses
+                traceback.print_exc()
+                end_process(f"its heartbeat thread failed: {type(error).__name__}: {error}")
+
+    def _beat(self) -> None:
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
         visit(socket, self._setup.keys)
@@ -94,16 +106,25 @@ class Pulse(threading.Thread):
         heard = time.monotonic()
         try:
             while not self._ended.wait(interval):
-                socket.send(wire.encode(wire.Heartbeat(self._slot, self._generation, self._revision())))
+                socket.send(wire.encode(wire.Heartbeat(self._slot, self._generation, self._revision(),
+                                                        self._calls.seen())))
                 while socket.poll(0):
                     heard = time.monotonic()
-                    self.fenced |= isinstance(wire.decode_control(socket.recv()), wire.Fenced)
+                    self._take(wire.decode_control(socket.recv()))
+                if self.fenced and self._calls.loop_seconds() > lease:
+                    end_process(f"it was fenced, and its loop has not turned for {lease:g} s")
                 if os.getppid() != self._parent:
                     end_process("its parent is gone")
                 if time.monotonic() - heard > lease:
                     end_process(f"the master at {self._setup.master} has not answered for {lease:g} s")
         finally:
             socket.close()
+
+    def _take(self, message: wire.ControlMessage) -> None:
+        if isinstance(message, wire.Fenced):
+            self.fenced = True
+            if message.reason:
+                end_process(message.reason)
 
     def stop(self) -> None:
         self._ended.set()
@@ -205,7 +226,8 @@ class WorkerProcess:
                             checkpoints, lambda message: control.send(wire.encode(message)))
             worker.feeds = SocketFeeds(self.context, directory, self._bind, self.setup.keys, self.boot, worker.counters,
                                        FRAME_LIMIT.of(self.setup.settings))
-            pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision)
+            calls = LongCalls(self.threads)
+            pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision, calls)
             node_path = node_directory(directory, self.node.name)
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
                           welcome.generation, self.node.name, node_path, self.threads.died)
@@ -214,7 +236,7 @@ class WorkerProcess:
             agent.start()
             error = ""
             try:
-                return self._loop(worker, control, port, pulse, plans, agent)
+                return self._loop(worker, control, port, pulse, plans, agent, calls)
             except BaseException as failure:
                 error = describe(failure)
                 log.exception("worker %d ends with an error", self.slot)
@@ -249,7 +271,7 @@ class WorkerProcess:
                                 f"{seconds:g} s: it is not reachable from this host, or the key is wrong")
 
     def _loop(self, worker: Worker, control: zmq.Socket[Any], port: DataPort, pulse: Pulse, plans: PlanReader,
-              agent: Agent) -> str:
+              agent: Agent, calls: LongCalls) -> str:
         poller = zmq.Poller()
         for source in [control, plans.news, *port.sockets, self.threads.wake_fd]:
             poller.register(source, zmq.POLLIN)
@@ -259,7 +281,7 @@ class WorkerProcess:
         while True:
             wait = min(REPORT_SECONDS, look_seconds, worker.wait_seconds())
             ready = dict(poller.poll(int(wait * 1000 + 0.999)))
-            now = time.monotonic()
+            now = calls.turned = time.monotonic()
             if plans.news in ready or now >= next_look:
                 next_look = now + look_seconds
                 plan = plans.newer()

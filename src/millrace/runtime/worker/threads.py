@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from millrace.errors import ThreadDied
+from millrace.runtime.tasks.snapshots import StoreThread
 from millrace.runtime.tasks.user_errors import describe
 
 CLOSE_SECONDS = 2.0
@@ -22,6 +23,7 @@ class TaskThreads:
 
     def __init__(self) -> None:
         self._queues: dict[Any, SimpleQueue[Job | None]] = {}
+        self._running: dict[Any, tuple[int, float]] = {}  # by key: the thread that runs a job, and since when
         self._threads: list[threading.Thread] = []
         self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.wake_fd, self._signal_fd = os.pipe()
@@ -32,7 +34,7 @@ class TaskThreads:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = SimpleQueue()
-            thread = threading.Thread(target=self._serve, args=(queue,), daemon=True, name=f"task {key.name}")
+            thread = threading.Thread(target=self._serve, args=(key, queue), daemon=True, name=f"task {key.name}")
             self._threads = [*(old for old in self._threads if old.is_alive()), thread]
             thread.start()
         queue.put((work, done))
@@ -54,14 +56,23 @@ class TaskThreads:
         while not self._done.empty():
             self._done.get()()
 
-    def _serve(self, queue: SimpleQueue[Job | None]) -> None:
+    def running(self) -> list[tuple[str, bool, int, float]]:
+        """(name, of user code, thread, time of its start) of the jobs that are being run. From any thread."""
+        return [(str(key.name), not isinstance(key, StoreThread), thread, since)
+                for key, (thread, since) in self._running.copy().items()]
+
+    def _serve(self, key: Any, queue: SimpleQueue[Job | None]) -> None:
+        thread = threading.get_ident()
         while (job := queue.get()) is not None:
             work, done = job
+            self._running[key] = thread, time.monotonic()
             try:
                 work()
             except BaseException as error:  # of the engine: errors of user code are caught where it is called
                 self.died(error)
                 return
+            finally:
+                self._running.pop(key, None)
             self.post(done)
 
     def died(self, error: BaseException) -> None:

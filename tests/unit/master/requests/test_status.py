@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from millrace.connectors.tap import TAP_METRIC, UNREAD_METRIC
+from millrace.control.assignment import WorkerAddress
 from millrace.control.feeding import FEED
 from millrace.control.topology_state import TopologyState
+from millrace.control.workers import LongCall, WorkerView
 from millrace.master.load.observed import TaskObserved, TopologyObserved
-from millrace.master.requests.status import topology_status
+from millrace.master.requests.status import topology_status, warnings_of
+from millrace.model.cluster import Node
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 
 GRAPH = TopologyGraph("t", (ComponentDef("lines", "spout", "m:C", 1, {}, (), (), False, "next_tuple"),
@@ -18,3 +24,17 @@ def test_addresses_are_not_shown_as_metrics() -> None:
     observed.tasks[TaskId("lines", 0)] = TaskObserved(custom={FEED: ["ipc:///there", "", "boot"]})
     observed.tasks[TaskId("out", 0)] = TaskObserved(custom={TAP_METRIC: {"ipc": "ipc:///here"}, UNREAD_METRIC: 3, "feed": 2})
     assert topology_status(TopologyState(1, GRAPH), observed, None)["metrics"] == {"out[0]": {UNREAD_METRIC: 3, "feed": 2}}
+
+
+def test_warnings_name_the_store_topologies_that_wait_and_long_calls() -> None:
+    exact = TopologyGraph("t", GRAPH.components, {"topology.guarantee": "exactly-once", "topology.checkpoint.max.failures": 2})
+    waits = TopologyState(1, exact)
+    waits.failed_waves, waits.troubled = 2, "no space left"
+    worker = WorkerView(WorkerAddress(0, 1, "host", "boot", "", ""), "", Node("host", 1, 1000.0, 1024))
+    worker.long_calls = (LongCall("process of out[0] of 't' (out.py:7)", 61.2), LongCall("tick of out[0]", 9.0))
+    state: Any = SimpleNamespace(workers={0: worker}, topologies={"t": waits})
+    master: Any = SimpleNamespace(state=state, store_alarm="the checkpoint store /x has not answered for 70 s: write")
+    assert warnings_of(master) == [
+        "the checkpoint store /x has not answered for 70 s: write",
+        "t: its spouts wait, because 2 waves in a row have failed: no space left",
+        "worker 0: process of out[0] of 't' (out.py:7) has not returned for 61 s"]

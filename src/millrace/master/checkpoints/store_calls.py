@@ -1,0 +1,56 @@
+"""Calls of the checkpoint store, one after the other, on a thread of their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Call = tuple[str, Callable[[], Any], "Future[Any]"]
+
+
+class StoreCalls:
+    """Runs calls on a daemon thread: a store that hangs keeps neither the master nor the process from ending."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Call | None] = SimpleQueue()
+        self._current: tuple[str, float] | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True, name="checkpoints")
+        self._thread.start()
+
+    def submit(self, what: str, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run the work after all earlier work. `what` names it in messages."""
+        future: Future[T] = Future()
+        self._queue.put((what, lambda: work(*arguments), future))
+        return future
+
+    def current(self) -> tuple[str, float] | None:
+        """The call that is being made, and its age in seconds; None while there is nothing to do."""
+        current = self._current
+        return (current[0], time.monotonic() - current[1]) if current is not None else None
+
+    def close(self, seconds: float) -> bool:
+        """Drop the calls that have not begun, and wait for the one that has. False if it did not return in that time."""
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join(timeout=seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (call := self._queue.get()) is not None:
+            what, work, future = call
+            if self._closed or not future.set_running_or_notify_cancel():
+                future.cancel()
+                continue
+            self._current = what, time.monotonic()
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+            finally:
+                self._current = None

@@ -1,0 +1,61 @@
+"""Finds calls in a worker that do not return: on the loop, on the threads of blocking tasks, and on those of the store.
+
+The heartbeat thread asks, and costs the loop nothing but one time stamp per turn.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import PurePath
+from types import FrameType
+from typing import Protocol
+
+from millrace.api.component import Component
+from millrace.control.workers import LongCall
+from millrace.model.graph import TaskId
+
+REPORTED_SECONDS = 2.0  # shorter calls are not worth a look
+
+
+class Jobs(Protocol):
+    def running(self) -> Iterable[tuple[str, bool, int, float]]:
+        """(name, of user code, thread, time of its start) of the jobs that are being run."""
+
+
+class LongCalls:
+    """Made on the thread of the loop. `turned`: the time of the loop's last turn."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs, self._loop = jobs, threading.get_ident()
+        self.turned = time.monotonic()
+
+    def loop_seconds(self) -> float:
+        """Seconds since the loop's last turn."""
+        return time.monotonic() - self.turned
+
+    def seen(self) -> list[LongCall]:
+        """The calls that have not returned for a while, the longest first."""
+        calls = []
+        if (seconds := self.loop_seconds()) >= REPORTED_SECONDS:
+            calls.append(LongCall(running_code(self._loop) or "the worker's loop", seconds))
+        now = time.monotonic()
+        for name, of_user, thread, since in self._jobs.running():
+            if now - since >= REPORTED_SECONDS:
+                calls.append(LongCall((running_code(thread) if of_user else "") or name, now - since, of_user))
+        return sorted(calls, key=lambda call: -call.seconds)
+
+
+def running_code(thread: int) -> str:
+    """The task whose component runs on the thread, and the line of its code; empty if none does."""
+    frame: FrameType | None = sys._current_frames().get(thread)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Component):
+            code = frame.f_code
+            line = f"{PurePath(code.co_filename).name}:{frame.f_lineno}"
+            return f"{code.co_name} of {TaskId(owner.component_name, owner.task_index)} of {owner.topology_name!r} ({line})"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,115 @@
+"""Unexpected errors on the master's thread: logged with a traceback, shown to users, and the end of what they concern."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.config import CHECKPOINTS, HISTORY
+from millrace.control.events import Event, ManifestStored, Say, Ticked
+from millrace.master.service import Master
+from millrace.model.graph import graph_of
+from millrace.workloads.audit import StatefulWordCount
+from support.topologies.audited import SECONDS
+
+NAMES = ["first", "second"]
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[Master]:
+    """A master with two topologies, which wait for workers."""
+    master = Master("errors", settings={HISTORY.key: "none", CHECKPOINTS.key: str(tmp_path / "store")})
+    master.start()
+    try:
+        for name in NAMES:
+            master.submit(graph_of(StatefulWordCount, name, {"path": str(tmp_path)}))
+        yield master
+    finally:
+        master.stop()
+
+
+def fail(*arguments: Any) -> None:
+    raise ZeroDivisionError("a defect")
+
+
+def errors(master: Master) -> list[tuple[str, str]]:
+    return [(event["topology"], event["text"]) for event in list(master.events) if event["level"] == "error"]
+
+
+def topologies(master: Master) -> list[str]:
+    return sorted(master.state.topologies)
+
+
+def test_an_error_in_work_that_nobody_waits_for_ends_all_topologies(master: Master, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "millrace.master"):
+        master.later(fail)
+        assert master.wait_until(lambda: not master.state.topologies, SECONDS)
+    assert "Traceback" in caplog.text and "ZeroDivisionError: a defect" in caplog.text
+    assert sorted(master.failures) == NAMES
+    assert master.failures["first"].startswith("first: ended by an unexpected error of the master: ZeroDivisionError: a defect")
+    assert [topology for topology, _ in errors(master)] == ["", *NAMES]
+
+
+def test_an_error_in_a_decision_about_one_topology_ends_only_that(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = master.state.handle
+
+    def fails(event: Event) -> Any:
+        return fail() if isinstance(event, ManifestStored) else handle(event)
+
+    monkeypatch.setattr(master.state, "handle", fails)
+    master.later(lambda: master.tell(ManifestStored("second", 1, 1, "")))
+    assert master.wait_until(lambda: "second" not in master.state.topologies, SECONDS)
+    assert topologies(master) == ["first"] and list(master.failures) == ["second"]
+    assert [topology for topology, _ in errors(master)] == ["second"]
+
+
+def test_an_error_in_a_tick_ends_all_topologies(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = master.state.handle
+
+    def fails(event: Event) -> Any:
+        return fail() if isinstance(event, Ticked) and master.state.topologies else handle(event)
+
+    monkeypatch.setattr(master.state, "handle", fails)
+    assert master.wait_until(lambda: not master.state.topologies, SECONDS)
+    assert sorted(master.failures) == NAMES
+
+
+def test_the_thread_outlives_an_error_that_is_no_exception(master: Master) -> None:
+    def leave() -> None:
+        raise SystemExit("no such thing")
+
+    master.later(leave)
+    assert master.wait_until(lambda: not master.state.topologies, SECONDS)
+    assert "SystemExit: no such thing" in master.failures["first"]
+
+
+def test_scheduling_is_switched_off_by_its_own_error(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks: list[float] = []
+
+    def tick(now: float) -> None:
+        ticks.append(now)
+        fail()
+
+    monkeypatch.setattr(master.scheduling, "tick", tick)
+    assert master.wait_until(lambda: bool(errors(master)), SECONDS)
+    assert master.wait_until(lambda: True, SECONDS)
+    assert len(ticks) == 1 and topologies(master) == NAMES and not master.failures
+
+
+def test_a_listener_that_fails_hears_no_more(master: Master) -> None:
+    heard: list[Say] = []
+    master.listeners += [fail, heard.append]
+    for text in ("one", "two"):
+        master.call(lambda text=text: master.say(Say(text)))
+    assert [message.text for message in heard] == ["one", "two"]
+    assert fail not in master.listeners and topologies(master) == NAMES
+
+
+def test_callers_get_the_errors_of_what_they_asked_for(master: Master) -> None:
+    with pytest.raises(ZeroDivisionError):
+        master.call(fail)
+    assert topologies(master) == NAMES

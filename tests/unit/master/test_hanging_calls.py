@@ -1,0 +1,147 @@
+"""The master's calls of a checkpoint store that hangs until the test releases it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from millrace.control.events import Event, ManifestStored, Say
+from millrace.errors import NotTheAuthor, StoreUnreachable
+from millrace.master.checkpoints import checkpointing
+from millrace.master.checkpoints.checkpointing import Checkpointing
+from millrace.master.checkpoints.store_calls import StoreCalls
+from millrace.model.graph import TopologyGraph, graph_of
+from millrace.state.checkpoint import Manifest
+from millrace.testing.local_cluster import MemoryStore
+from millrace.workloads.audit import StatefulWordCount
+
+LIMIT_SECONDS = 60.0
+PLACE = "redis://store:6379"
+
+
+class HangingStore(MemoryStore):
+    """Every call waits for `released`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.released = threading.Event(), threading.Event()
+        self.written: list[str] = []
+
+    def _check(self) -> None:
+        self.reached.set()
+        assert self.released.wait(LIMIT_SECONDS)
+
+    def write(self, name: str, parts: Any) -> None:
+        super().write(name, parts)
+        self.written.append(name)
+
+
+class FakePort:
+    """The master: its thread is the test's, so `later` only keeps the work."""
+
+    def __init__(self) -> None:
+        self.said: list[Say] = []
+        self.told: list[Event] = []
+        self.work: list[Callable[[], Any]] = []
+
+    def later(self, work: Callable[[], Any]) -> None:
+        self.work.append(work)
+
+    def tell(self, event: Event) -> None:
+        self.told.append(event)
+
+    def say(self, message: Say) -> None:
+        self.said.append(message)
+
+    def give_way(self, error: NotTheAuthor) -> None:
+        raise error
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingStore]:
+    store = HangingStore()
+    monkeypatch.setattr(checkpointing, "open_store", lambda place: store)
+    monkeypatch.setattr(checkpointing, "CLOSE_SECONDS", 0.05)
+    yield store
+    store.released.set()
+
+
+def manifest(wave: int) -> Manifest:
+    return Manifest("words", wave, 1, 128, {}, [], 0.0)
+
+
+def graph() -> TopologyGraph:
+    return graph_of(StatefulWordCount, "words", {"path": "/nowhere"})
+
+
+def until_idle(calls: Checkpointing) -> None:
+    calls._thread.submit("wait", lambda: None).result(LIMIT_SECONDS)
+
+
+def test_a_call_that_hangs_is_told_once_and_its_end_too(store: HangingStore) -> None:
+    port = FakePort()
+    calls = Checkpointing(PLACE, (), port, timeout=0.0)
+    calls.store(manifest(1), claim=False)
+    assert store.reached.wait(LIMIT_SECONDS)
+    calls.tick()
+    calls.tick()
+    assert calls.alarm == f"the checkpoint store {PLACE} has not answered for 0 s: write a manifest of 'words'"
+    assert port.said == [Say(calls.alarm, level="error")]
+    store.released.set()
+    until_idle(calls)
+    calls._timeout = LIMIT_SECONDS
+    calls.tick()
+    assert calls.alarm == "" and port.said[1:] == [Say(f"the checkpoint store {PLACE} answers again")]
+    calls.close()
+
+
+def test_only_the_newest_manifest_waits(store: HangingStore) -> None:
+    port = FakePort()
+    calls = Checkpointing(PLACE, (), port, LIMIT_SECONDS)
+    calls.store(manifest(1), claim=False)
+    assert store.reached.wait(LIMIT_SECONDS)
+    for wave in range(2, 50):
+        calls.store(manifest(wave), claim=False)
+    store.released.set()
+    until_idle(calls)
+    for work in port.work:
+        work()
+    assert [event.wave for event in port.told if isinstance(event, ManifestStored)] == [1, 49]
+    calls.close()
+
+
+def test_a_submission_is_refused_after_the_timeout_and_leaves_no_lock(store: HangingStore) -> None:
+    calls = Checkpointing(PLACE, (), FakePort(), timeout=0.05)
+    with pytest.raises(StoreUnreachable, match=r"has not answered for 0 s: look for checkpoints of 'words'\. Start"):
+        calls.submission(graph(), resume=None)
+    store.released.set()
+    until_idle(calls)
+    assert calls._locks == {}
+    calls.close()
+
+
+def test_closing_does_not_wait_for_it(store: HangingStore) -> None:
+    calls = Checkpointing(PLACE, (), FakePort(), LIMIT_SECONDS)
+    calls.store(manifest(1), claim=False)
+    assert store.reached.wait(LIMIT_SECONDS)
+    calls.close()
+    assert store.written == []
+
+
+def test_calls_that_have_not_begun_are_cancelled_by_the_end() -> None:
+    calls, released, begun = StoreCalls(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        assert released.wait(LIMIT_SECONDS)
+
+    calls.submit("hang", hang)
+    queued = calls.submit("never", lambda: None)
+    assert begun.wait(LIMIT_SECONDS)
+    assert not calls.close(0.0)
+    released.set()
+    assert calls.close(LIMIT_SECONDS)
+    assert queued.cancelled()
