@@ -29,6 +29,7 @@ from millrace.control.events import (
     SendWave,
     StoreManifest,
     Submitted,
+    SweepWaves,
     Ticked,
     Unpaused,
     WorkerReported,
@@ -289,6 +290,8 @@ class Master:
                 self.checkpointing.store(command.manifest, command.claim)
             elif isinstance(command, CollectCheckpoints):
                 self.checkpointing.collect(command.name, command.epoch)
+            elif isinstance(command, SweepWaves):
+                self.checkpointing.sweep(command.name, command.epoch, command.wave, command.needed)
             elif isinstance(command, Ended):
                 self.finished[command.name] = self.observed.pop(command.name)
                 self._kill_delays.pop(command.name, None)

@@ -31,6 +31,7 @@ from millrace.control.events import (
     SendWave,
     StoreManifest,
     Submitted,
+    SweepWaves,
     Ticked,
     WaveAcked,
     WorkerJoined,
@@ -229,6 +230,9 @@ class LocalCluster:
             elif isinstance(command, CollectCheckpoints):
                 with suppress(MillraceError):  # as in the master: the next wave retries
                     Checkpoints(self.store, command.name).collect(epoch=command.epoch)
+            elif isinstance(command, SweepWaves):
+                with suppress(MillraceError):
+                    Checkpoints(self.store, command.name).sweep(command.epoch, command.wave, command.needed)
 
     def _send_wave(self, command: SendWave) -> None:
         send = command.send

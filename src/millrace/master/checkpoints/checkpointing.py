@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -78,6 +78,10 @@ class Checkpointing:
     def collect(self, topology: str, epoch: int) -> None:
         """Delete blobs that the newest checkpoints no longer need. Callable from any thread."""
         self._thread.submit(self._collect, topology, epoch)
+
+    def sweep(self, topology: str, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> None:
+        """Delete what abandoned waves have left, see `Checkpoints.sweep`."""
+        self._thread.submit(self._sweep, topology, epoch, wave, needed)
 
     def discard(self, topology: str, names: list[str]) -> None:
         """Delete names that nothing needs. Callable from any thread."""
@@ -166,6 +170,12 @@ class Checkpointing:
             self._checkpoints(topology).collect(epoch=epoch)
         except Exception as error:  # of any store: tried again after the next wave
             log.warning("old checkpoints of %s could not be deleted: %s", topology, error)
+
+    def _sweep(self, topology: str, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> None:
+        try:
+            self._checkpoints(topology).sweep(epoch, wave, needed)
+        except Exception as error:  # of any store: the collection after the next commit finds them
+            log.warning("what abandoned waves of %s have left could not be deleted: %s", topology, error)
 
     def _discard(self, topology: str, names: list[str]) -> None:
         try:

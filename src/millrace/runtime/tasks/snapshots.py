@@ -242,6 +242,13 @@ class Snapshots:
         self._release_fragments()
         self.answer(mark)
 
+    # -- ROLLBACK ------------------------------------------------------------------------------------------------------
+
+    def rolled_back(self, mark: WaveMark) -> None:
+        """Answer with the blobs that the next snapshot builds on, unless some are still being written: the others can be
+        deleted. Runs on the loop."""
+        self.answer(mark, None if self._saving else self.record(None, self._changed))
+
     # -- INIT ----------------------------------------------------------------------------------------------------------
 
     def load(self, done: Callable[[BaseException | None], None]) -> None:
