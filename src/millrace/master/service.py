@@ -40,6 +40,7 @@ from millrace.master.batch_log import BatchLog, BatchRecord
 from millrace.master.batches import Batching, Enlisted
 from millrace.master.checkpoints.checkpointing import Checkpointing, default_store
 from millrace.master.checkpoints.state_queries import StateQueries
+from millrace.master.checkpoints.trials import StoreTrials
 from millrace.master.feeding import FedTopology
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.plans.distribution import PlanDistribution
@@ -74,6 +75,7 @@ class Master:
                  scheduler: Scheduler | None = None) -> None:
         self.name = name
         self.settings = {CHECKPOINTS.key: default_store(name), **(settings or {})}
+        self.hosts: dict[str, str] = {}  # by Spark executor, with and without workers
         self.superseded = ""  # the reason why this master has stopped deciding; empty until another master takes over
         self.state = MasterState(scheduler)
         self.observed: dict[str, TopologyObserved] = {}
@@ -92,6 +94,7 @@ class Master:
         self.batching = Batching(self.state, self.observed, self.tell, self.take, self.new_generation)
         self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self)
         self.state_queries = StateQueries(self.state, self.worker_port, self.checkpointing, self.batching.logs)
+        self.trials = StoreTrials(self.worker_port)
         self._context = zmq.Context()
         self._gate = Gate(self._context, self.keys)
         self._request_socket: RequestSocket | None = None
@@ -105,7 +108,7 @@ class Master:
         taps = TapDirectory(self.state, self.observed, self.connections, lambda: self.endpoint, self.keys)
         self.worker_port.open(self._context, host, port, WorkerHandlers(
             admit=self._admit, tell=self.tell, report=self.take, plan=self.distribution.answer,
-            answer=self.state_queries.answered, taps=taps.answer,
+            answer=self.state_queries.answered, tried=self.trials.answered, taps=taps.answer,
             feeds=lambda request: feeds_for(request, self.state.topologies, self.observed)))
         self.endpoint = self.worker_port.endpoint
         self._request_socket = RequestSocket.open(self.name)
@@ -174,10 +177,16 @@ class Master:
         """Start a topology. `resume`: as in `Checkpointing.submission`. `offsets`: as in `Submitted`."""
         event = replace(self.checkpointing.submission(graph, resume), offsets=offsets)
         try:
+            if graph.waves and self.connections:
+                self.checkpointing.check_shared(lambda token: self.call(lambda: self.trials.begin(token)), self._node_of)
             self.call(lambda: self._submit(event))
         except BaseException:
             self.checkpointing.refused(graph.name)
             raise
+
+    def _node_of(self, slot: int) -> str:
+        worker = self.state.workers.get(slot)
+        return worker.node.name if worker is not None else "a host that is gone"
 
     def pause(self, name: str) -> None:
         self.call(lambda: self.tell(Paused(name)))
@@ -213,6 +222,10 @@ class Master:
     def status(self) -> dict[str, Any]:
         result: dict[str, Any] = self.call(lambda: status_of(self))
         return result
+
+    def note_hosts(self, hosts: dict[str, str]) -> None:
+        """Record the host of each Spark executor."""
+        self.hosts = hosts
 
     def fed(self, name: str) -> FedTopology:
         """The topology of that name, running or not, for the queries that feed it."""
@@ -272,6 +285,7 @@ class Master:
         self.worker_port.drop_silent(now)
         self.tell(Ticked(now))
         self.state_queries.tick(now)
+        self.trials.tick(now)
         if not self.superseded:
             self.scheduling.tick(now)
 

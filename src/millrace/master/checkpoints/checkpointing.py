@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from millrace.model.graph import TaskId, TopologyGraph, resolve
 from millrace.runtime.checkpoints.lock import Lock
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store, shown_place
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
+from millrace.runtime.checkpoints.trial import begin_trial, check_shared, end_trial
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import Manifest
 from millrace.state.task_state import TaskState, open_states
@@ -104,6 +106,20 @@ class Checkpointing:
             return Submitted(graph)
         return self._thread.submit(self._submission, graph, resume).result()
 
+    def check_shared(self, ask: Callable[[str], Future[dict[int, str]]], nodes: Callable[[int], str]) -> None:
+        """Raise `StoreNotShared` if workers do not share the store with the master. `ask` asks them to look for the mark with a
+        token; `nodes` gives the node of a slot."""
+        token = uuid.uuid4().hex
+        self._thread.submit(lambda: begin_trial(self._opened(), token)).result()
+        answers: dict[int, str] = {}
+        try:
+            answers = ask(token).result()
+        finally:
+            joined = [str(slot) for slot, error in answers.items() if not error]
+            unseen = self._thread.submit(lambda: end_trial(self._opened(), token, joined)).result()
+        answers |= {int(who): "the master does not see what it writes" for who in unseen}
+        check_shared(self.place, {f"worker {slot} on {nodes(slot)}": error for slot, error in answers.items() if error})
+
     def refused(self, topology: str) -> None:
         """Release the lock of a topology that could not be started, unless it already runs here."""
         if topology not in self._running:
@@ -112,9 +128,12 @@ class Checkpointing:
     # -- on the checkpoints' thread ----------------------------------------------------------------------------------
 
     def _checkpoints(self, topology: str) -> Checkpoints:
+        return Checkpoints(self._opened(), topology)
+
+    def _opened(self) -> CheckpointStore:
         if self._store is None:
             self._store = open_store(self.place)
-        return Checkpoints(self._store, topology)
+        return self._store
 
     def _submission(self, graph: TopologyGraph, resume: bool | None) -> Submitted:
         check_not_running(graph.name, self._running)  # the store has checkpoints of a running topology, too
