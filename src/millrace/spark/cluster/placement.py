@@ -38,6 +38,8 @@ class Executor:
     id: str
     host: str
     cores: int
+    busy: int = 0  # tasks that run on it
+    added: float = 0.0  # when it came, in seconds since the epoch
 
     @property
     def location(self) -> str:
@@ -82,8 +84,8 @@ class Placement:
 
     def executors(self) -> list[Executor]:
         """The live executors, ordered by id. The driver counts only if it is the executor too."""
-        alive = [Executor(summary.id(), summary.hostPort().rpartition(":")[0], summary.totalCores())
-                 for summary in self._summaries()]
+        alive = [Executor(summary.id(), summary.hostPort().rpartition(":")[0], summary.totalCores(), summary.activeTasks(),
+                          summary.addTime().getTime() / 1000) for summary in self._summaries()]
         return sorted(alive, key=lambda executor: (len(executor.id), executor.id))
 
     def totals(self) -> SparkTotals:
