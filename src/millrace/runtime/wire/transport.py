@@ -22,6 +22,11 @@ from millrace.config import FRAME_LIMIT
 from millrace.control.assignment import WorkerAddress
 from millrace.errors import AddressInUse, MillraceError
 
+# After a cut the kernel alone would wait up to two minutes before it sends again on an old connection, and half a minute before
+# it tries a new one again. Bytes that are acknowledged late, on a slow link, do not end a connection.
+UNACKED_MS = 5000  # bytes sent may stay unacknowledged for this long; then the connection is replaced
+CONNECT_MS = 2000  # a connection that is not made by then is tried again
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -77,12 +82,15 @@ class Refusals:
 
 def serve(socket: zmq.Socket[Any], keys: Keys) -> None:
     """Make a socket a CURVE server."""
+    socket.setsockopt(zmq.TCP_MAXRT, UNACKED_MS)
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
 
 
 def visit(socket: zmq.Socket[Any], keys: Keys) -> None:
     """Make a socket a CURVE client of the cluster."""
+    socket.setsockopt(zmq.TCP_MAXRT, UNACKED_MS)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
     socket.curve_serverkey = keys.public
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
 
