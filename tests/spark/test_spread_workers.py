@@ -19,7 +19,7 @@ def test_every_executor_gets_its_share_of_the_workers() -> None:
     with ResidentEngine("local-cluster[3,2,700]", 3, name=f"spread-{os.getpid()}", settings={"history.url": "none"}) as engine:
         status = engine.status()
         assert Counter(worker["executor"] for worker in status["workers"]) == Counter("012")
-        assert status["hosts_without_workers"] == []
+        assert engine.master.hosts.keys() == set("012") and status["hosts_without_workers"] == []
         engine.master.note_hosts({"0": "a", "1": "b", "2": "b", "3": "c"})
         assert engine.status()["hosts_without_workers"] == ["c"]
 

@@ -291,7 +291,8 @@ class WaveControl:
         # A fresh start leaves older checkpoints alone until its first commit: --resume still works after a premature --fresh.
         claim = graph.exactly_once and (topology.checkpoint is not None or topology.begun)
         if topology.begun:
-            restarted = [task for task in tasks if topology.places[task].incarnation == topology.version]
+            restarted = [task for task in tasks if task in topology.places
+                         and topology.places[task].incarnation == topology.version]
             reports += [*_state_lost(topology, restarted), *_sweep(topology, restarted)]
         topology.begun = True
         return reports + self._carry_out(topology, waves.restore(tasks, topology.epoch, claim, self.now))

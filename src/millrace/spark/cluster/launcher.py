@@ -78,9 +78,10 @@ class SparkLauncher:
         patience: float = SPREAD_WAIT.of(self._setup.settings)
         deadline = time.monotonic() + REGISTER_SECONDS
         while True:
-            executors = self._placement.executors()
+            executors = self._placement.registered()
             if (time.monotonic() >= deadline or all_registered(executors, self._slots, cpus, expected, time.time(), patience)
                     or self._stopped.wait(LOOK_SECONDS)):
+                self._hosts({executor.id: executor.host for executor in executors})
                 places = spread(self._slots, executors, cpus)
                 return [place.location if place is not None else "" for place in places]
 
