@@ -28,7 +28,7 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 
 def limits(port: int) -> list[int]:
-    """How long each end of the connections of this process with that port leaves bytes unacknowledged, in milliseconds."""
+    """Milliseconds for which bytes may stay unacknowledged, at each end of the connections of this process with that port."""
     found = []
     for fd in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         try:
