@@ -151,6 +151,10 @@ FRAME_LIMIT = Setting("wire.frame.limit.bytes", 64 * 2**20, low=4096, about="Lar
 NODE_BY = Setting("worker.node.by", "host", choices=("host", "executor"),
                   about="Definition of a node: a host, or a single Spark executor. The environment variable MILLRACE_NODE "
                         "overrides the host's name.")
+SPREAD_WAIT = Setting("worker.spread.wait.secs", 3.0, low=0,
+                      about="Seconds that the start waits for another Spark executor once there is room for all workers, so "
+                            "that they are spread over all hosts. Not used where Spark's settings say how many executors "
+                            "there will be.")
 WORKER_POLL = Setting("worker.poll.secs", 0.25, low=0.01,
                       about="Seconds between a worker's polls of the plan store (T_W); a new plan is also announced.")
 AGENT_POLL = Setting("agent.poll.secs", 1.0, low=0.01,

@@ -20,6 +20,7 @@
     ├── NotTheAuthor             another master has taken over the plans
     ├── StoreUnreachable         a store (of plans, history or checkpoints) does not answer, is full or refuses
     ├── StoreInUse               another master uses the checkpoints of that topology
+    ├── StoreNotShared           a checkpoint store that is not the same one on all hosts
     ├── StateNotKept             state that no wave saves
     ├── CheckpointMissing        a checkpoint, or a part of it, that is not in the store
     ├── CorruptCheckpoint        a checkpoint whose bytes have changed
@@ -131,6 +132,10 @@ class BadSituation(MillraceError, ValueError):
 
 class SchedulerFailed(MillraceError):
     """The scheduler returned no valid answer; the plan in force stays."""
+
+
+class StoreNotShared(MillraceError):
+    """Workers do not see what the master writes to the checkpoint store, or the other way round."""
 
 
 class StalePlan(MillraceError):

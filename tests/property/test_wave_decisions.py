@@ -11,6 +11,7 @@ from millrace.control.waves import (
     COMMIT,
     IDLE,
     INIT,
+    LAST_PAUSE,
     PREPARE,
     RESEND_SECONDS,
     ROLLBACK,
@@ -19,6 +20,7 @@ from millrace.control.waves import (
     Claim,
     Committed,
     Restored,
+    RolledBack,
     Send,
     Store,
     Waves,
@@ -64,7 +66,7 @@ class WaveStory(RuleBasedStateMachine):
                 self.storing = step.wave
             elif isinstance(step, Committed):
                 assert self.stored[-1] == step.wave == self.waves.committed
-            elif isinstance(step, Abandoned):
+            elif isinstance(step, Abandoned | RolledBack):
                 assert step.wave != self.waves.committed
             else:
                 assert isinstance(step, Restored) and step.wave == (self.stored[-1] if self.stored else 0)
@@ -125,7 +127,7 @@ class WaveStory(RuleBasedStateMachine):
             if self.waves.phase == STORING:
                 self.storing = self.waves.wave
                 self.the_store_answers("")
-            self.time_passes(max(RESEND_SECONDS, self.waves.interval))
+            self.time_passes(max(RESEND_SECONDS, self.waves.interval, LAST_PAUSE))
         assert self.waves.committed > before
 
 

@@ -42,6 +42,8 @@ def _cluster(status: dict[str, Any]) -> Group:
     for key, what in (("refused_connections", "refused connections"), ("malformed", "malformed messages dropped")):
         if status[key]:
             lines.append(Hanging(f"{count(status[key])} {what}", style="yellow"))
+    if status["hosts_without_workers"]:
+        lines.append(Hanging(f"hosts without workers: {', '.join(status['hosts_without_workers'])}", style="yellow"))
     if not status["topologies"]:
         lines.append(Hanging("no topology is running"))
     return Group(*lines, Text())

@@ -256,4 +256,15 @@ class EndWorker:
     reason: str
 
 
-Command = Distribute | Say | Ended | SendWave | StoreManifest | CollectCheckpoints | EndWorker
+@dataclass(frozen=True, slots=True)
+class SweepWaves:
+    """Delete what abandoned waves of these tasks have left in the store, up to `wave`. `needed`: for each task, the blobs that
+    its next snapshot builds on. What a manifest in the store needs is kept."""
+
+    name: str
+    epoch: int
+    wave: int
+    needed: Mapping[TaskId, frozenset[str]]
+
+
+Command = Distribute | Say | Ended | SendWave | StoreManifest | CollectCheckpoints | SweepWaves | EndWorker

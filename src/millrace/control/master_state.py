@@ -269,7 +269,7 @@ class MasterState:
         """Remove the topology; `how` is reported to users."""
         topology.become(ENDED)
         del self.topologies[topology.graph.name]
-        return [Say(how, topology.graph.name), self.distribute(), Ended(topology.graph.name)]
+        return [Say(how, topology.graph.name), self.distribute(), *self._waves.sweep(topology), Ended(topology.graph.name)]
 
     def topology(self, name: str) -> TopologyState:
         if name not in self.topologies:

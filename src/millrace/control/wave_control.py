@@ -7,7 +7,7 @@ failure came, or that a superseded master still writes, therefore does no harm: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -24,6 +24,7 @@ from millrace.control.events import (
     SendWave,
     StoreManifest,
     Submitted,
+    SweepWaves,
     WaveAcked,
     WaveRequested,
 )
@@ -39,11 +40,13 @@ from millrace.control.waves import (
     Claim,
     Committed,
     Restored,
+    RolledBack,
     Send,
     Store,
     Waves,
     WaveStep,
 )
+from millrace.control.wording import tasks_named
 from millrace.control.workers import WorkerView
 from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
@@ -196,6 +199,8 @@ class WaveControl:
                     commands += [CollectCheckpoints(topology.graph.name, topology.epoch), *self._committed(topology)]
                 case Abandoned():
                     commands += self._abandoned(topology, step)
+                case RolledBack():
+                    commands.append(_sweep_abandoned(topology, step))
         return commands
 
     def _restored(self, topology: TopologyState, wave: int) -> list[Command]:
@@ -251,6 +256,10 @@ class WaveControl:
         topology.deadline = max(topology.deadline, self.now + waves.timeout)  # the user's limit was for the tuples in flight
         return self._carry_out(topology, waves.tick(self.now))
 
+    def sweep(self, topology: TopologyState) -> list[Command]:
+        """Delete what waves that were never committed have left of a topology that ends."""
+        return _sweep(topology, _with_waves(topology.graph)) if topology.begun else []
+
     # -- moves ---------------------------------------------------------------------------------------------------------
 
     def move(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
@@ -291,9 +300,13 @@ class WaveControl:
         elif topology.status == STOPPING and graph.exactly_once:
             reports.append(Say(f"ends as of wave {waves.committed}: --resume continues from there", graph.name, "warning"))
         topology.ready_at = self._master.revision + 1
-        tasks = [task for task in graph.tasks() if task.component != ACKER]
+        tasks = _with_waves(graph)
         # A fresh start leaves older checkpoints alone until its first commit: --resume still works after a premature --fresh.
         claim = graph.exactly_once and (topology.checkpoint is not None or topology.begun)
+        if topology.begun:
+            restarted = [task for task in tasks if task in topology.places
+                         and topology.places[task].incarnation == topology.version]
+            reports += [*_state_lost(topology, restarted), *_sweep(topology, restarted)]
         topology.begun = True
         return reports + self._carry_out(topology, waves.restore(tasks, topology.epoch, claim, self.now))
 
@@ -306,6 +319,10 @@ def _check_read(checkpoint: Manifest, event: Submitted) -> None:
                             f"the read position of {fed} elsewhere: the resident engine would read it from the beginning "
                             "again, on top of the restored state. Resume it with --engine microbatch, or start it under "
                             "another name")
+
+
+def _with_waves(graph: TopologyGraph) -> list[TaskId]:
+    return [task for task in graph.tasks() if task.component != ACKER]
 
 
 def _rewinds(graph: TopologyGraph, task: TaskId) -> bool:
@@ -322,6 +339,39 @@ def _send(topology: TopologyState, send: Send) -> SendWave:
         if task in topology.places:
             tasks.setdefault(topology.places[task].slot, []).append(topology.graph.number(task))
     return SendWave(topology.number, topology.epoch, send, {slot: tuple(numbers) for slot, numbers in sorted(tasks.items())})
+
+
+def _sweep_abandoned(topology: TopologyState, step: RolledBack) -> SweepWaves:
+    """If the next wave writes everything whole, it builds on nothing."""
+    assert topology.waves is not None
+    whole = topology.waves.whole
+    needed = {record.task: frozenset(() if whole else (piece.blob for piece in record.pieces())) for record in step.records}
+    return SweepWaves(topology.graph.name, topology.epoch, step.wave, needed)
+
+
+def _sweep(topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+    """Delete what waves after the last committed one have left, of tasks that begin again from that or have ended."""
+    waves = topology.waves
+    if waves is None or waves.wave == waves.committed:
+        return []
+    return [SweepWaves(topology.graph.name, topology.epoch, waves.wave, dict.fromkeys(tasks, frozenset[str]()))]
+
+
+def _state_lost(topology: TopologyState, restarted: Sequence[TaskId]) -> list[Command]:
+    """The report that state goes back further than to a recent wave, because waves since then could not be stored."""
+    assert topology.waves is not None
+    graph, wave = topology.graph, topology.waves.committed
+    stateful = [task for task in restarted if graph.component(task.component).stateful]
+    if not topology.waves.failed or not stateful:
+        return []
+    back = f"back to wave {wave}" if wave else "back to the start"
+    why = f": {topology.troubled}" if topology.troubled else ""
+    text = f"the state of {tasks_named(stateful)} goes {back}, because no later wave could be stored{why}"
+    unread = [spout.name for spout in graph.spouts if topology.never_repeats or not spout.movable]
+    if unread:
+        return [Say(f"state is lost: {text}. {', '.join(unread)} will not be read again from there: results are too low",
+                    graph.name, "error")]
+    return [Say(f"{text}. Spouts read again from there", graph.name, "warning")]
 
 
 def _claim(topology: TopologyState) -> Manifest:

@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from millrace.control.pauses import doubled_pause
 from millrace.model.graph import TaskId
 from millrace.state.checkpoint import TaskRecord
 
 PREPARE, COMMIT, ROLLBACK, INIT = "prepare", "commit", "rollback", "init"
 IDLE, STORING, CLAIM = "idle", "store", "claim"  # the other phases have the name of the message being sent
 RESEND_SECONDS = 1.0
+FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # seconds before the next wave after one abandoned wave, and at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,16 @@ class Abandoned:
     reason: str
 
 
-WaveStep = Send | Store | Claim | Restored | Committed | Abandoned
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """Every task knows that the wave is abandoned. `records`: of tasks that are writing nothing, what they would build the next
+    snapshot on."""
+
+    wave: int
+    records: tuple[TaskRecord, ...]
+
+
+WaveStep = Send | Store | Claim | Restored | Committed | Abandoned | RolledBack
 
 
 @dataclass(slots=True)
@@ -91,9 +102,10 @@ class Waves:
     sent: float = 0.0
     took: float = 0.0  # seconds from the beginning of the last committed wave to its commit
     abandoned: int = 0
+    failed: int = 0  # waves abandoned since the last commit
     refused: bool = False  # the store refused the claim: try again
     requested: bool = False  # a wave is wanted after the current one, without waiting for the interval
-    closing: bool = False  # the next wave is the last one: repeat it without a pause until it is committed
+    closing: bool = False  # the next wave is the last one: repeat it without waiting for the interval until it is committed
 
     def request(self, now: float) -> None:
         """Make a wave due now; if one is in progress, as soon as it is over."""
@@ -162,15 +174,16 @@ class Waves:
     def _all_acked(self, now: float) -> list[WaveStep]:
         if self.phase == PREPARE:
             self.phase, self.sent = STORING, now
-            return [Store(self.wave, tuple(self.records[task] for task in sorted(self.records)))]
+            return [Store(self.wave, self._recorded())]
         kind, self.phase = self.phase, IDLE
         if kind == INIT:
             self.due = now  # a first wave soon: until then a failure would roll back to the start
             return [Restored(self.committed)]
-        self.due = now if self.closing or self.requested else max(now, self.began + self.interval)
+        rest = now if self.closing or self.requested else max(now, self.began + self.interval)
+        self.due = max(rest, now + doubled_pause(self.failed, FIRST_PAUSE, LAST_PAUSE))
         if kind == COMMIT:
             return [Committed(self.wave)]
-        return []
+        return [RolledBack(self.wave, self._recorded())]
 
     def stored(self, wave: int, error: str, now: float) -> list[WaveStep]:
         """Commit the wave if its manifest is written; abandon it if it could not be."""
@@ -180,7 +193,7 @@ class Waves:
             self.whole = True  # the deltas' base may be gone
             return self.abandon(error, now)
         self.committed, self.committed_epoch, self.whole = self.wave, self.epoch, False
-        self.took = now - self.began
+        self.took, self.failed = now - self.began, 0
         return [self._send(COMMIT, now)]
 
     def abandon(self, reason: str, now: float) -> list[WaveStep]:
@@ -188,7 +201,12 @@ class Waves:
         if self.phase not in (PREPARE, STORING):
             return []
         self.abandoned += 1
+        self.failed += 1
+        self.records = {}
         return [Abandoned(self.wave, reason), self._send(ROLLBACK, now)]
+
+    def _recorded(self) -> tuple[TaskRecord, ...]:
+        return tuple(self.records[task] for task in sorted(self.records))
 
     def _asked(self) -> int:
         return self.committed if self.phase == INIT else self.wave

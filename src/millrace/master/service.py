@@ -33,6 +33,7 @@ from millrace.control.events import (
     SendWave,
     StoreManifest,
     Submitted,
+    SweepWaves,
     Ticked,
     Unpaused,
     WaveAcked,
@@ -46,6 +47,7 @@ from millrace.master.batch_log import BatchLog, BatchRecord
 from millrace.master.batches import Batching, Enlisted
 from millrace.master.checkpoints.checkpointing import Checkpointing, default_store
 from millrace.master.checkpoints.state_queries import StateQueries
+from millrace.master.checkpoints.trials import StoreTrials
 from millrace.master.feeding import FedTopology
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.plans.distribution import PlanDistribution
@@ -80,6 +82,7 @@ class Master:
                  scheduler: Scheduler | None = None) -> None:
         self.name = name
         self.settings = {CHECKPOINTS.key: default_store(name), **(settings or {})}
+        self.hosts: dict[str, str] = {}  # by Spark executor, with and without workers
         self.superseded = ""  # the reason why this master has stopped deciding; empty until another master takes over
         self.state = MasterState(scheduler, call_limit=CALL_LIMIT.of(self.settings))
         self.observed: dict[str, TopologyObserved] = {}
@@ -101,6 +104,7 @@ class Master:
         self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self,
                                            STORE_TIMEOUT.of(self.settings))
         self.state_queries = StateQueries(self.state, self.worker_port, self.checkpointing, self.batching.logs)
+        self.trials = StoreTrials(self.worker_port)
         self._context = zmq.Context()
         self._gate = Gate(self._context, self.keys)
         self._request_socket: RequestSocket | None = None
@@ -114,7 +118,7 @@ class Master:
         taps = TapDirectory(self.state, self.observed, self.connections, lambda: self.endpoint, self.keys)
         self.worker_port.open(self._context, host, port, WorkerHandlers(
             admit=self._admit, tell=self.tell, report=self.take, plan=self.distribution.answer,
-            answer=self.state_queries.answered, taps=taps.answer,
+            answer=self.state_queries.answered, tried=self.trials.answered, taps=taps.answer,
             feeds=lambda request: feeds_for(request, self.state.topologies, self.observed)))
         self.endpoint = self.worker_port.endpoint
         self._request_socket = RequestSocket.open(self.name)
@@ -184,11 +188,17 @@ class Master:
         """Start a topology. `offsets`: as in `Submitted`. Returns True if it resumes from a checkpoint."""
         event = replace(self.checkpointing.submission(graph, resume), offsets=offsets)
         try:
+            if graph.waves and self.connections:
+                self.checkpointing.check_shared(lambda token: self.call(lambda: self.trials.begin(token)), self._node_of)
             self.call(lambda: self._submit(event))
         except BaseException:
             self.checkpointing.refused(graph.name)
             raise
         return event.checkpoint is not None
+
+    def _node_of(self, slot: int) -> str:
+        worker = self.state.workers.get(slot)
+        return worker.node.name if worker is not None else "a host that is gone"
 
     def pause(self, name: str) -> None:
         self.call(lambda: self.tell(Paused(name)))
@@ -224,6 +234,10 @@ class Master:
     def status(self) -> dict[str, Any]:
         result: dict[str, Any] = self.call(lambda: status_of(self))
         return result
+
+    def note_hosts(self, hosts: dict[str, str]) -> None:
+        """Record the host of each Spark executor."""
+        self.hosts = hosts
 
     def fed(self, name: str) -> FedTopology:
         """The topology of that name, running or not, for the queries that feed it."""
@@ -289,6 +303,7 @@ class Master:
         self.tell(Ticked(now))
         self.state_queries.tick(now)
         self.checkpointing.tick(now)
+        self.trials.tick(now)
         if not self.superseded and self._schedules:
             self._tick_scheduling(now)
 
@@ -359,6 +374,8 @@ class Master:
                 self.checkpointing.store(command.manifest, command.claim)
             elif isinstance(command, CollectCheckpoints):
                 self.checkpointing.collect(command.name, command.epoch)
+            elif isinstance(command, SweepWaves):
+                self.checkpointing.sweep(command.name, command.epoch, command.wave, command.needed)
             elif isinstance(command, Ended):
                 self.finished[command.name] = self.observed.pop(command.name)
                 self._kill_delays.pop(command.name, None)

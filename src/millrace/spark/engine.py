@@ -97,7 +97,7 @@ class ResidentEngine:
         path = ship_code(self.spark.sparkContext, modules, installed=where.on_this_machine)
         self.master.start()
         setup = self.master.setup("" if where.on_loopback and not bind else "auto", path)
-        self._launcher = SparkLauncher(self.spark.sparkContext, setup, self.slots, self._workers_ended)
+        self._launcher = SparkLauncher(self.spark.sparkContext, setup, self.slots, self._workers_ended, self.master.note_hosts)
         self._launcher.start()
         deadline = time.monotonic() + START_SECONDS
         while not self.master.wait_until(lambda: len(self.master.state.workers) >= self.slots, LOOK_SECONDS):

@@ -125,6 +125,7 @@ class MicrobatchEngine:
         self._wait_for_earlier_query(graph.name)
         event, message = self.master.checkpointing.submission(graph, resume), ""
         try:
+            self.executors.check_store(str(CHECKPOINTS.of(self.master.settings)))
             if event.checkpoint is not None:
                 if isinstance(topology, type):
                     graph, message = as_scaled(graph, event.checkpoint, frozenset(par or {}))

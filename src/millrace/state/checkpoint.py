@@ -288,6 +288,14 @@ def garbage(names: Iterable[str], kept: Iterable[Manifest], before_wave: int, be
             and parsed.topology in topologies and (parsed.wave <= before_wave or parsed.epoch < before_epoch)]
 
 
+def uncommitted(names: Iterable[str], topology: str, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> set[str]:
+    """Blobs of these tasks, of waves up to `wave` and epochs up to `epoch`, except those needed by the task."""
+    kept = {task_prefix(topology, *task): set(blobs) for task, blobs in needed.items()}
+    return {name for name in names if (parsed := _parsed(name)) is not None and not parsed.is_manifest
+            and parsed.wave <= wave and parsed.epoch <= epoch
+            and name not in kept.get(name.rpartition("/")[0], (name,))}
+
+
 def _parsed(name: str) -> _Name | None:
     match = _NAME.fullmatch(name)
     if match is None or (match[2] is None) != (match[5] is not None):

@@ -33,6 +33,7 @@ from millrace.control.events import (
     SendWave,
     StoreManifest,
     Submitted,
+    SweepWaves,
     Ticked,
     WaveAcked,
     WorkerJoined,
@@ -248,6 +249,9 @@ class LocalCluster:
             elif isinstance(command, CollectCheckpoints):
                 with suppress(MillraceError):  # as in the master: the next wave retries
                     self._of(command.name).collect(epoch=command.epoch)
+            elif isinstance(command, SweepWaves):
+                with suppress(MillraceError):
+                    self._of(command.name).sweep(command.epoch, command.wave, command.needed)
 
     def _send_wave(self, command: SendWave) -> None:
         send = command.send

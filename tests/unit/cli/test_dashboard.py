@@ -49,7 +49,7 @@ def worker(slot: int, tasks: list[str], **changed: Any) -> Status:
 def status(topologies: list[Status], workers: list[Status], **changed: Any) -> Status:
     return {"cluster": "millrace-4137", "endpoint": "tcp://127.0.0.1:37337", "revision": 4, "refused_connections": 0,
             "malformed": 0, "workers": workers, "topologies": topologies, "events": [], "superseded": "", "warnings": [],
-            "scheduler": "off", **changed}
+            "scheduler": "off", "hosts_without_workers": [], **changed}
 
 
 def shown(answer: Status, width: int = 80, rates: dict[str, dict[str, float]] | None = None) -> str:
@@ -185,3 +185,8 @@ def test_the_cluster_itself(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     for line in ("another master has taken over", "20 k refused connections", "3 malformed messages dropped",
                  "no topology is running"):
         assert f"\n{line}\n" in output
+
+
+def test_hosts_without_workers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    print_status(status([], [worker(0, [])], hosts_without_workers=["host-b", "host-c"]))
+    assert "hosts without workers: host-b, host-c" in capsys.readouterr().out

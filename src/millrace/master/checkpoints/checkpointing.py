@@ -9,9 +9,9 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future, wait
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -28,12 +28,14 @@ from millrace.runtime.checkpoints.lock import Lock
 from millrace.runtime.checkpoints.resumption import Beginning
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store, shown_place
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
+from millrace.runtime.checkpoints.trial import begin_trial, check_shared, end_trial
 from millrace.runtime.wire import messages as wire
 from millrace.state.author import Author
 from millrace.state.checkpoint import Manifest
 from millrace.state.task_state import TaskState, open_states
 
 log = logging.getLogger("millrace.master")
+T = TypeVar("T")
 LOOK_SECONDS = 2.0  # between two looks at the author in a store without locks
 CLOSE_SECONDS = 10.0  # for the call that is being made when the master stops
 
@@ -122,6 +124,10 @@ class Checkpointing:
         """Delete blobs that the newest checkpoints no longer need. Callable from any thread."""
         self._thread.submit(f"delete old checkpoints of {topology!r}", self._collect, topology, epoch)
 
+    def sweep(self, topology: str, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> None:
+        """Delete what abandoned waves have left, see `Checkpoints.sweep`."""
+        self._thread.submit(f"delete what abandoned waves of {topology!r} left", self._sweep, topology, epoch, wave, needed)
+
     def discard(self, topology: str, names: list[str]) -> None:
         """Delete names that nothing needs. Callable from any thread."""
         self._thread.submit(f"delete old checkpoints of {topology!r}", self._discard, topology, names)
@@ -144,13 +150,36 @@ class Checkpointing:
                 raise TopologyError(f"{graph.name!r} keeps no state and is not exactly-once: there is nothing to resume. Start "
                                     "it without --resume")
             return Submitted(graph)
-        what = f"look for checkpoints of {graph.name!r}"
-        submission = self._thread.submit(what, self._submission, graph, resume)
-        if not wait([submission], self._timeout).done:
-            submission.cancel()
+        try:
+            return self._awaited(f"look for checkpoints of {graph.name!r}", lambda: self._submission(graph, resume))
+        except TimeoutError as hangs:
             self.refused(graph.name)  # it takes the lock if the store answers after all
-            raise StoreUnreachable(f"{self._hangs(what, self._timeout)}. Start the topology again when it answers")
-        return submission.result()
+            raise StoreUnreachable(str(hangs)) from None
+
+    def check_shared(self, ask: Callable[[str], Future[dict[int, str]]], nodes: Callable[[int], str]) -> None:
+        """Raise `StoreNotShared` if workers do not share the store with the master. `ask` asks them to look for the mark with a
+        token; `nodes` gives the node of a slot."""
+        token, what = uuid.uuid4().hex, "try whether workers share it"
+        answers: dict[int, str] = {}
+        try:
+            self._awaited(what, lambda: begin_trial(self._opened(), token))
+            try:
+                answers = ask(token).result()
+            finally:
+                joined = [str(slot) for slot, error in answers.items() if not error]
+                unseen = self._awaited(what, lambda: end_trial(self._opened(), token, joined))
+        except TimeoutError as hangs:
+            raise StoreUnreachable(str(hangs)) from None
+        answers |= {int(who): "the master does not see what it writes" for who in unseen}
+        check_shared(self.place, {f"worker {slot} on {nodes(slot)}": error for slot, error in answers.items() if error})
+
+    def _awaited(self, what: str, work: Callable[[], T]) -> T:
+        """Run the work on the checkpoints' thread and wait for it. Raises `TimeoutError` if the store does not answer."""
+        future = self._thread.submit(what, work)
+        if not wait([future], self._timeout).done:
+            future.cancel()
+            raise TimeoutError(f"{self._hangs(what, self._timeout)}. Start the topology again when it answers")
+        return future.result()
 
     def refused(self, topology: str) -> None:
         """Release the lock of a topology that could not be started, unless it already runs here."""
@@ -160,9 +189,12 @@ class Checkpointing:
     # -- on the checkpoints' thread ----------------------------------------------------------------------------------
 
     def _checkpoints(self, topology: str) -> Checkpoints:
+        return Checkpoints(self._opened(), topology, self._authors.get(topology))
+
+    def _opened(self) -> CheckpointStore:
         if self._store is None:
             self._store = open_store(self.place)
-        return Checkpoints(self._store, topology, self._authors.get(topology))
+        return self._store
 
     def _submission(self, graph: TopologyGraph, resume: Resume) -> Submitted:
         check_not_running(graph.name, self._running)  # the store has checkpoints of a running topology, too
@@ -222,6 +254,12 @@ class Checkpointing:
             self._checkpoints(topology).collect(epoch=epoch)
         except Exception as error:  # of any store: tried again after the next wave
             log.warning("old checkpoints of %s could not be deleted: %s", topology, error)
+
+    def _sweep(self, topology: str, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> None:
+        try:
+            self._checkpoints(topology).sweep(epoch, wave, needed)
+        except Exception as error:  # of any store: the collection after the next commit finds them
+            log.warning("what abandoned waves of %s have left could not be deleted: %s", topology, error)
 
     def _discard(self, topology: str, names: list[str]) -> None:
         try:

@@ -35,6 +35,7 @@ class Overview(Protocol):
     name: str
     endpoint: str
     superseded: str
+    hosts: dict[str, str]
 
     @property
     def store_alarm(self) -> str: ...
@@ -60,6 +61,7 @@ def status_of(master: Overview) -> dict[str, Any]:
         "cluster": master.name, "endpoint": master.endpoint, "revision": master.state.revision,
         "refused_connections": master.worker_port.refused, "malformed": master.worker_port.malformed,
         "workers": [_worker(master, slot) for slot in sorted(master.state.workers)],
+        "hosts_without_workers": without_workers(master.hosts, [view.executor for view in master.state.workers.values()]),
         "topologies": [topology_status(state, master.observed[name], master.batch_logs.get(name))
                        for name, state in master.state.topologies.items() if name in master.observed],
         "events": list(master.events)[-20:],
@@ -67,6 +69,11 @@ def status_of(master: Overview) -> dict[str, Any]:
         "warnings": warnings_of(master),
         "scheduler": master.scheduling.generator.choice.name,
     }
+
+
+def without_workers(hosts: Mapping[str, str], used: Iterable[str]) -> list[str]:
+    """Hosts with Spark executors of which none runs a worker. `hosts`: by executor."""
+    return sorted(set(hosts.values()) - {hosts[executor] for executor in used if executor in hosts})
 
 
 def _worker(master: Overview, slot: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys, Refusals, bind_tcp, boot_id, serve
 
 log = logging.getLogger("millrace.master")
-FROM_WORKERS = (wire.Heartbeat, wire.Report, wire.Bye, wire.Fetch, wire.Waved, wire.Broken, wire.Answer)
+FROM_WORKERS = (wire.Heartbeat, wire.Report, wire.Bye, wire.Fetch, wire.Waved, wire.Broken, wire.Answer, wire.StoreTried)
 
 
 class Connection:
@@ -45,6 +45,7 @@ class WorkerHandlers:
     report: Callable[[Connection, wire.Report], None]
     plan: Callable[[str, wire.Fetch], wire.Agency]  # for the agent of a node
     answer: Callable[[wire.Answer], None]  # of a task, to a question about its state
+    tried: Callable[[wire.StoreTried], None]  # of a worker that tried the checkpoint store
     taps: Callable[[wire.AskTaps], wire.Taps]
     feeds: Callable[[wire.AskFeeds], wire.Feeds]
 
@@ -166,6 +167,8 @@ class WorkerPort:
                 self._handlers.tell(ChannelBroke(message.topology, message.epoch, message.reason))
             case wire.Answer():
                 self._handlers.answer(message)
+            case wire.StoreTried():
+                self._handlers.tried(message)
             case wire.Bye():
                 self._lose(message.slot, message.error or "it stopped", quiet=self._told_to_stop and not message.error)
 

@@ -17,6 +17,7 @@ from millrace.model.graph import TaskId
 from millrace.runtime.checkpoints.local_copies import LocalCopies
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
+from millrace.runtime.checkpoints.trial import join_trial
 from millrace.runtime.fragments.exchange import FragmentExchange
 from millrace.runtime.fragments.links import Address
 from millrace.state.checkpoint import Blocks, Manifest, PieceRef, read_piece, task_prefix, topology_prefix
@@ -47,6 +48,16 @@ class CheckpointAccess:
         self._checkpoints(topology).save(blob, parts)
         if self._copies is not None:
             self._copies.add(blob, parts)
+
+    def join_trial(self, token: str, who: str) -> str:
+        """Take part in a trial of the store, see `trial.join_trial`."""
+        with self._lock:
+            try:
+                self._store = self._store or self._open_store()
+            except Exception as error:  # of any store, or none is set
+                return f"{type(error).__name__}: {error}"
+            store = self._store
+        return join_trial(store, token, who)
 
     def manifest(self, topology: str, epoch: int, wave: int) -> Manifest:
         """The manifest of a wave, read once for all tasks of the worker."""

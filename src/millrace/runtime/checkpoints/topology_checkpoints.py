@@ -21,11 +21,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from millrace.control.wording import shown
 from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor
+from millrace.model.graph import TaskId
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.state.author import Author, first_epoch
 from millrace.state.checkpoint import (
@@ -38,6 +39,7 @@ from millrace.state.checkpoint import (
     manifest_names,
     read_piece,
     topology_prefix,
+    uncommitted,
     wave_of,
 )
 
@@ -176,6 +178,17 @@ class Checkpoints:
         # Not the highest wave of all kept manifests: one of an earlier epoch may be ahead of the current wave.
         # An earlier epoch has nothing in progress, however far it got: a fresh run may count waves from the start.
         unused = garbage(names, kept, kept[0].wave, kept[0].epoch) if kept else []
+        self.discard(unused)
+        return len(unused)
+
+    def sweep(self, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> int:
+        """Delete the blobs that abandoned waves of these tasks have left, up to `wave`; `needed` has, for each task, those that
+        its next snapshot builds on. Returns the number of names. Raises `CorruptCheckpoint` and `CheckpointMissing` if a
+        manifest cannot be read, because then nobody knows what it needs."""
+        names = self._names()
+        self._check_epoch(names, epoch)
+        committed = {blob for name in manifest_names(names) for blob in self._read(name).blobs()}
+        unused = sorted(uncommitted(names, self.topology, epoch, wave, needed) - committed)
         self.discard(unused)
         return len(unused)
 

@@ -22,7 +22,7 @@ from millrace.control.topology_status import PAUSED, STARTING, STOPPING, WAITING
 from millrace.errors import FeedingFailed, WireError
 from millrace.runtime.feeds.messages import Push, Refused, read_feed_answer
 from millrace.runtime.wire import messages as wire
-from millrace.runtime.wire.transport import Keys, boot_id, visit
+from millrace.runtime.wire.transport import Keys, boot_id, reached_by_ipc, visit
 
 ASK_SECONDS = 0.5  # between requests to the master while nothing is acked
 RESEND_SECONDS = 10.0  # until a batch is resent to the same task: a connection may have lost it or its ack
@@ -132,7 +132,7 @@ class Feeder:
 
     def _link(self, feed: FeedAddress) -> zmq.Socket[Any]:
         if feed.ipc not in self._links:
-            near = bool(self._boot) and feed.boot == self._boot
+            near = reached_by_ipc(self._boot, feed.boot, feed.ipc, feed.tcp)
             self._links[feed.ipc] = self._connect(feed.ipc if near else feed.tcp, with_keys=not near)
         return self._links[feed.ipc]
 

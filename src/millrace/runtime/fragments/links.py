@@ -11,13 +11,13 @@ import zmq
 from millrace.errors import MillraceError
 from millrace.runtime.fragments.messages import FragmentAnswer, FragmentRequest
 from millrace.runtime.wire.messages import encode
-from millrace.runtime.wire.transport import Keys, visit
+from millrace.runtime.wire.transport import Keys, reached_by_ipc, visit
 
 LINK_WINDOW = 4  # requests in progress on a link
 
 
 class Address(NamedTuple):
-    """The address of an exchange. `boot` identifies the running kernel: if it is equal, ipc reaches the exchange."""
+    """The address of an exchange. `boot` identifies the running kernel: if it is equal, ipc may reach the exchange."""
 
     ipc: str
     tcp: str
@@ -129,7 +129,7 @@ class FragmentLinks:
             self.forget(address)
 
     def _connected(self, address: Address) -> zmq.Socket[Any]:
-        same_host = bool(self._boot) and address.boot == self._boot
+        same_host = reached_by_ipc(self._boot, address.boot, address.ipc, address.tcp)
         endpoint = address.ipc if same_host else address.tcp
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0

@@ -23,7 +23,7 @@ from millrace.runtime.taps.messages import (
     decode_rows,
 )
 from millrace.runtime.wire import messages as wire
-from millrace.runtime.wire.transport import Keys, boot_id, visit
+from millrace.runtime.wire.transport import Keys, boot_id, reached_by_ipc, visit
 
 ANSWER_SECONDS = 2.0  # a worker's loop may be in user code; ask again then
 
@@ -79,7 +79,7 @@ class TapLinks:
         return decode_answer(frames[0]), frames[1] if len(frames) > 1 else b""
 
     def _connected(self, place: TapPlace) -> zmq.Socket[Any]:
-        same_host = bool(self._boot) and place.boot == self._boot
+        same_host = reached_by_ipc(self._boot, place.boot, place.ipc, place.tcp)
         if not same_host and not place.tcp:
             raise MillraceError("the tap is on another host and its worker has no tcp port: give the engine a `bind` address "
                                 "that the hosts of the readers can reach")

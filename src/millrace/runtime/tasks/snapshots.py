@@ -243,6 +243,13 @@ class Snapshots:
         self.task.worker.checkpoints.keep_copies(self.task.topology.graph.name, self.task.name, self.blobs(), mark.wave)
         self.answer(mark)
 
+    # -- ROLLBACK ------------------------------------------------------------------------------------------------------
+
+    def rolled_back(self, mark: WaveMark) -> None:
+        """Answer with the blobs that the next snapshot builds on, unless some are still being written: the others can be
+        deleted. Runs on the loop."""
+        self.answer(mark, None if self.saving is not None else self.record(None, self._changed))
+
     # -- INIT ----------------------------------------------------------------------------------------------------------
 
     def load(self, done: Callable[[BaseException | None], None]) -> None:

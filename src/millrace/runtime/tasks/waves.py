@@ -37,7 +37,7 @@ class TaskWaves:
             task.life.allow_restore()
         elif mark.kind == ROLLBACK:
             task.abandon_wave(mark.wave)
-            task.snapshots.answer(mark)
+            task.snapshots.rolled_back(mark)
         elif not sweep or task.begins_waves:
             if task.snapshots.begins(mark):
                 self.pending.append(mark)

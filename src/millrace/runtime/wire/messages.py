@@ -280,6 +280,21 @@ class Answer(msgspec.Struct, array_like=True, tag=24, tag_field="type"):
     error: str = ""
 
 
+class TryStore(msgspec.Struct, array_like=True, tag=25, tag_field="type"):
+    """Asks a worker whether it sees the mark with this token in the checkpoint store."""
+
+    token: str
+
+
+class StoreTried(msgspec.Struct, array_like=True, tag=26, tag_field="type"):
+    """Answers `TryStore`. `error`: why this worker does not share the store; empty if it does."""
+
+    slot: int
+    generation: int
+    token: str
+    error: str = ""
+
+
 class AskTaps(msgspec.Struct, array_like=True, tag=30, tag_field="type"):
     """Asks for the places of a tap's tasks; sent by a reader on any host."""
 
@@ -309,7 +324,7 @@ class Feeds(msgspec.Struct, array_like=True, tag=41, tag_field="type"):
 
 
 ControlMessage = (Hello | Welcome | Fetch | Agency | Heartbeat | Beat | Fenced | Stop | Report | Bye | Wave | Waved | Broken
-                  | Query | Answer | AskTaps | Taps | AskFeeds | Feeds)
+                  | Query | Answer | TryStore | StoreTried | AskTaps | Taps | AskFeeds | Feeds)
 
 _part_decoder = msgspec.msgpack.Decoder(Assignment)
 _data_decoder = msgspec.msgpack.Decoder(DataMessage)

@@ -7,6 +7,7 @@ pair per cluster, made by the master and shipped with the Spark job; both sides 
 from __future__ import annotations
 
 import os
+import socket as sockets
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,11 @@ from zmq.utils.monitor import recv_monitor_message
 from millrace.config import FRAME_LIMIT
 from millrace.control.assignment import WorkerAddress
 from millrace.errors import AddressInUse, MillraceError
+
+# After a cut the kernel alone would wait up to two minutes before it sends again on an old connection, and half a minute before
+# it tries a new one again. Bytes that are acknowledged late, on a slow link, do not end a connection.
+UNACKED_MS = 5000  # bytes sent may stay unacknowledged for this long; then the connection is replaced
+CONNECT_MS = 2000  # a connection that is not made by then is tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +82,15 @@ class Refusals:
 
 def serve(socket: zmq.Socket[Any], keys: Keys) -> None:
     """Make a socket a CURVE server."""
+    socket.setsockopt(zmq.TCP_MAXRT, UNACKED_MS)
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
 
 
 def visit(socket: zmq.Socket[Any], keys: Keys) -> None:
     """Make a socket a CURVE client of the cluster."""
+    socket.setsockopt(zmq.TCP_MAXRT, UNACKED_MS)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
     socket.curve_serverkey = keys.public
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
 
@@ -113,11 +122,31 @@ def private_directory(path: str) -> Path:
 
 
 def boot_id() -> str:
-    """Identifies the running kernel and namespace: if it is equal, ipc sockets and process ids are shared."""
+    """Identifies the running kernel and its namespace of process ids. Files may still not be shared: see `ipc_answers`."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
+
+
+def ipc_answers(endpoint: str) -> bool:
+    """Try an ipc endpoint, without sending anything. Containers may share the kernel and process ids but not the directory of
+    the sockets."""
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # a listener whose queue is full answers too, only later
+        try:
+            probe.connect(endpoint.removeprefix("ipc://"))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def reached_by_ipc(own_boot: str, boot: str, ipc: str, tcp: str) -> bool:
+    """True if a process is reached through its ipc socket, False if through tcp. One that can only be reached through ipc is
+    not tried: it may be starting, or about to be declared lost."""
+    return bool(own_boot) and boot == own_boot and (not tcp or ipc_answers(ipc))
 
 
 class DataPort:
@@ -181,7 +210,7 @@ class SocketPeers:
 
     def link(self, address: WorkerAddress) -> SocketLink:
         self.forget(address.slot)
-        same_host = bool(self._boot) and address.boot == self._boot
+        same_host = reached_by_ipc(self._boot, address.boot, address.ipc, address.tcp)
         if not same_host and not address.tcp:
             raise MillraceError(f"worker {address.slot} is on another host ({address.node}) but has no tcp port: give the "
                                 "engine a `bind` address that the other hosts can reach")

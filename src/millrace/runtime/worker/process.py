@@ -329,6 +329,8 @@ class WorkerProcess:
                 worker.on_wave(message)
             elif isinstance(message, wire.Query):
                 worker.on_query(message)
+            elif isinstance(message, wire.TryStore):
+                worker.on_trial(message)
         return ""
 
     def _receive(self, worker: Worker, data: zmq.Socket[Any]) -> None:

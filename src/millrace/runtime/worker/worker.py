@@ -23,6 +23,7 @@ from millrace.runtime.flow.channel import Inlet
 from millrace.runtime.flow.links import Links, Peers
 from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.host import FeedOpener, TaskTopology, Threads
+from millrace.runtime.tasks.snapshots import STORE_THREADS
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.tasks.user_errors import ErrorLog
@@ -244,6 +245,15 @@ class Worker:
         else:
             look_up(query, task, answer)
             self.tell_master(answer)
+
+    def on_trial(self, trial: wire.TryStore) -> None:
+        """Try the checkpoint store, on a thread: it may be slow."""
+        answer = wire.StoreTried(self.slot, self.generation, trial.token)
+
+        def join() -> None:
+            answer.error = self.checkpoints.join_trial(trial.token, str(self.slot))
+
+        self.threads.run(STORE_THREADS[0], join, partial(self.tell_master, answer))
 
     def broken(self, task: Task, reason: str) -> None:
         """Report that tuples are missing and that only a rollback can recover them."""

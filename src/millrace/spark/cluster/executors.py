@@ -13,10 +13,12 @@ import msgspec
 
 from millrace.errors import NotEnoughSlots
 from millrace.model.cluster import Node
+from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.node import this_node
 from millrace.runtime.wire.transport import boot_id
 from millrace.spark.cluster.identity import identify
 from millrace.spark.cluster.placement import Executor, Placement, SparkTotals
+from millrace.spark.cluster.store_trial import check_store
 from millrace.spark.session.errors import SPARK_ERRORS
 
 log = logging.getLogger("millrace.master")
@@ -115,6 +117,11 @@ class Executors:
         """The preferred location for the slot's partitions; empty (anywhere) if its executor is gone."""
         executor = self._slots.get(slot)
         return executor.location if executor is not None else ""
+
+    def check_store(self, place: str) -> None:
+        """Raise `StoreNotShared` if executors do not share the checkpoint store with the driver."""
+        if self.several:
+            check_store(self._placement, list(dict(self._slots).values()), open_store(place), place)
 
     def totals(self) -> SparkTotals:
         return self._placement.totals()

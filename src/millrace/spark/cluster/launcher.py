@@ -8,7 +8,9 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +18,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark import InheritableThread
 
 import millrace
+from millrace.config import SPREAD_WAIT
 from millrace.runtime.worker.process import WorkerSetup, run_worker
 from millrace.spark.cluster.identity import executor_id
+from millrace.spark.cluster.placement import Placement
+from millrace.spark.cluster.spread import Expected, all_registered, spread
 from millrace.spark.session.errors import SPARK_ERRORS, first_line
+from millrace.spark.session.master_url import parse_master
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -27,31 +33,65 @@ log = logging.getLogger("millrace.master")
 WORKERS_GROUP = "millrace-"  # prefix of the job groups in which workers run
 END_SECONDS = 2.0
 CANCEL_SECONDS = 10.0
+REGISTER_SECONDS = 30.0  # the longest wait for executors that have not registered
+LOOK_SECONDS = 0.1  # between two looks at the executors at the start
+HOSTS_SECONDS = 5.0  # between two looks at the hosts later
 
 
 class SparkLauncher:
     """Starts the workers' job on its own thread and calls `ended` when it is over, with the error or "".
 
-    Spark restarts a worker whose process, executor or host dies; the launcher does not.
+    Spark restarts a worker whose process, executor or host dies; the launcher does not. `hosts` is called with the host of
+    each executor, from time to time.
     """
 
-    def __init__(self, context: SparkContext, setup: WorkerSetup, slots: int, ended: Callable[[str], None]) -> None:
-        self._context, self._setup, self._slots, self._ended = context, setup, slots, ended
+    def __init__(self, context: SparkContext, setup: WorkerSetup, slots: int, ended: Callable[[str], None],
+                 hosts: Callable[[dict[str, str]], None]) -> None:
+        self._context, self._setup, self._slots, self._ended, self._hosts = context, setup, slots, ended, hosts
+        self._placement, self._stopped = Placement(context), threading.Event()
         self._group = f"{WORKERS_GROUP}{setup.cluster}"
         self._thread = InheritableThread(target=self._run, daemon=True, name="millrace workers")
 
     def start(self) -> None:
         self._thread.start()
+        threading.Thread(target=self._watch_hosts, daemon=True, name="millrace hosts").start()
 
     def _run(self) -> None:
         self._context.setJobGroup(self._group, f"Millrace workers ({self._slots} slots)", interruptOnCancel=True)
         try:
-            slots = self._context.parallelize(range(self._slots), self._slots)
-            slots.foreachPartition(partial(run_slot, self._setup))
+            slots = self._placement.seeds(self._locations())
+            if not self._stopped.is_set():
+                self._placement.collect(self._placement.python(slots, partial(run_slot, self._setup)))
         except Exception as error:  # any error of Spark here ends all workers, and must be reported
             self._ended(f"{type(error).__name__}: {first_line(error)}")
         else:
             self._ended("")
+
+    def _locations(self) -> list[str]:
+        """The preferred location of each slot, spread over the hosts that there are. Spark by itself would fill the first
+        executors that register."""
+        if self._placement.local:
+            return [""] * self._slots
+        conf = dict(self._context.getConf().getAll())
+        cpus = int(conf.get("spark.task.cpus", "1"))
+        expected = Expected.of(conf, parse_master(str(self._context.master)).executors)
+        patience: float = SPREAD_WAIT.of(self._setup.settings)
+        deadline = time.monotonic() + REGISTER_SECONDS
+        while True:
+            executors = self._placement.registered()
+            if (time.monotonic() >= deadline or all_registered(executors, self._slots, cpus, expected, time.time(), patience)
+                    or self._stopped.wait(LOOK_SECONDS)):
+                self._hosts({executor.id: executor.host for executor in executors})
+                places = spread(self._slots, executors, cpus)
+                return [place.location if place is not None else "" for place in places]
+
+    def _watch_hosts(self) -> None:
+        while not self._stopped.wait(HOSTS_SECONDS):
+            try:
+                self._hosts({executor.id: executor.host for executor in self._placement.executors()})
+            except SPARK_ERRORS as error:  # Spark has ended, which the workers' job reports
+                log.info("the executors' hosts are not known: %s", first_line(error))
+                return
 
     def failures(self) -> int:
         """The number of the workers' Spark tasks that have failed so far."""
@@ -67,6 +107,7 @@ class SparkLauncher:
     def stop(self) -> None:
         """Wait for the job to end, and cancel it if it does not: a worker may be stuck, or was starting and missed the request.
         Call it after the workers were asked to stop."""
+        self._stopped.set()
         self._thread.join(timeout=END_SECONDS)
         if self._thread.is_alive():
             try:
@@ -76,10 +117,10 @@ class SparkLauncher:
             self._thread.join(timeout=CANCEL_SECONDS)
 
 
-def run_slot(setup: WorkerSetup, partition: Iterator[int]) -> None:
+def run_slot(setup: WorkerSetup, slot: int, records: Iterable[bytes]) -> Iterable[bytes]:
     """The body of one Spark task."""
-    for slot in partition:
-        run_worker(setup, slot, executor_id())
+    run_worker(setup, slot, executor_id())
+    return ()
 
 
 def ship_code(context: SparkContext, modules: Iterable[str], installed: bool) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark import RDD, Broadcast
@@ -38,6 +38,8 @@ class Executor:
     id: str
     host: str
     cores: int
+    busy: int = 0  # tasks that run on it
+    added: float = 0.0  # when it came, in seconds since the epoch
 
     @property
     def location(self) -> str:
@@ -82,7 +84,12 @@ class Placement:
 
     def executors(self) -> list[Executor]:
         """The live executors, ordered by id. The driver counts only if it is the executor too."""
-        alive = [Executor(summary.id(), summary.hostPort().rpartition(":")[0], summary.totalCores())
+        alive = [_executor(summary) for summary in self._summaries()]
+        return sorted(alive, key=lambda executor: (len(executor.id), executor.id))
+
+    def registered(self) -> list[Executor]:
+        """The same with their running tasks and the time when they came, which takes more calls into the JVM."""
+        alive = [replace(_executor(summary), busy=summary.activeTasks(), added=summary.addTime().getTime() / 1000)
                  for summary in self._summaries()]
         return sorted(alive, key=lambda executor: (len(executor.id), executor.id))
 
@@ -228,3 +235,7 @@ class Placement:
 
     def _pairs(self, rdd: Any) -> Any:
         return self._to_pairs(rdd, self._any, self._any, None)
+
+
+def _executor(summary: Any) -> Executor:
+    return Executor(summary.id(), summary.hostPort().rpartition(":")[0], summary.totalCores())

@@ -21,6 +21,7 @@ class MasterUrl:
     url: str
     kind: str
     cores: int = 0
+    executors: int = 0  # of a local-cluster
     executor_memory_mb: int = 0
     addresses: tuple[tuple[str, int], ...] = ()
 
@@ -44,7 +45,7 @@ def parse_master(url: str) -> MasterUrl:
         return MasterUrl(text, "local", cores=cores)
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]", text):
         executors, cores, memory = (int(part) for part in cluster.groups())
-        return MasterUrl(text, "local-cluster", cores=executors * cores, executor_memory_mb=memory)
+        return MasterUrl(text, "local-cluster", cores=executors * cores, executors=executors, executor_memory_mb=memory)
     if text.startswith("spark://"):
         parts = text.removeprefix("spark://").split(",")
         return MasterUrl(text, "spark", addresses=tuple(_address(part, 7077, url) for part in parts))

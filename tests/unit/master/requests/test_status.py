@@ -11,7 +11,7 @@ from millrace.control.feeding import FEED
 from millrace.control.topology_state import TopologyState
 from millrace.control.workers import LongCall, WorkerView
 from millrace.master.load.observed import TaskObserved, TopologyObserved
-from millrace.master.requests.status import topology_status, warnings_of
+from millrace.master.requests.status import topology_status, warnings_of, without_workers
 from millrace.model.cluster import Node
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 
@@ -38,3 +38,9 @@ def test_warnings_name_the_store_topologies_that_wait_and_long_calls() -> None:
         "the checkpoint store /x has not answered for 70 s: write",
         "t: its spouts wait, because 2 waves in a row have failed: no space left",
         "worker 0: process of out[0] of 't' (out.py:7) has not returned for 61 s"]
+
+
+def test_a_host_has_no_worker_if_none_of_its_executors_has() -> None:
+    hosts = {"0": "a", "1": "b", "2": "b", "3": "c", "4": "d"}
+    assert without_workers(hosts, ["0", "2", "an executor that is gone"]) == ["c", "d"]
+    assert without_workers({}, ["0"]) == []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from millrace.control.waves import COMMIT, PREPARE, ROLLBACK
+from millrace.model.graph import TaskId
 from millrace.runtime.tasks.snapshots import Snapshots
 from millrace.runtime.tasks.waves import TaskWaves
 from millrace.runtime.wire.messages import WaveMark
@@ -18,7 +19,8 @@ class BusyTask(SimpleNamespace):
 
     def __init__(self) -> None:
         worker = SimpleNamespace(slot=0, generation=1, tell_master=lambda answer: None, ready=lambda task: None)
-        super().__init__(number=0, incarnation=1, worker=worker, topology=SimpleNamespace(number=1, epoch=1), begins_waves=True)
+        super().__init__(name=TaskId("tally", 0), number=0, incarnation=1, worker=worker,
+                         topology=SimpleNamespace(number=1, epoch=1), begins_waves=True)
         task: Any = self
         self.snapshots, self.waves = Snapshots(task), TaskWaves(task)
 
