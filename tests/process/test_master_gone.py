@@ -88,6 +88,19 @@ def test_workers_end_by_themselves_when_the_master_is_killed(apart: MasterProces
     assert apart.exit_codes() == [ENDED_ITSELF] * WORKERS
 
 
+def test_the_next_run_sweeps_what_a_killed_one_has_left(apart: MasterProcess) -> None:
+    assert apart.ask("advance") == 0
+    left = Path(apart.setup.directory())
+    files = [request_directory() / f"gone-{apart.process.pid}{suffix}" for suffix in (".lock", ".ipc")]
+    with ForkedCluster(1):
+        assert all(path.exists() for path in (left, *files)), "nothing of a run that lives is swept"
+    apart.process.kill()
+    apart.exit_codes()
+    assert all(path.exists() for path in (left, *files)), "a killed process cannot clean up"
+    with ForkedCluster(1):
+        assert not any(path.exists() for path in (left, *files))
+
+
 def test_a_stopped_master_keeps_its_workers(tmp_path: Path) -> None:
     """A master that swaps, or is stopped with Ctrl-Z, must not presume its healthy workers dead."""
     timeout = 4.0  # seconds

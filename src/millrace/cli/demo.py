@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shutil
 import signal
 import tempfile
 import time
@@ -19,6 +18,7 @@ from millrace.cli.figures import milliseconds
 from millrace.cli.running import show_live
 from millrace.errors import MillraceError
 from millrace.master.load.observed import rate_between
+from millrace.runtime.leftovers import UsedDirectory
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.workloads.audit import AuditedWordCount, AuditResult, audit
 from millrace.workloads.wordcount import WORDS_PER_LINE
@@ -60,7 +60,8 @@ class Screen:
 def run_demo(seconds: float, rate: float, workers: int, live: bool, svg: str | None = None) -> dict[str, Any]:
     """Returns the figures of `demo --json`. `svg`: a file to save the picture of the terminal to."""
     screen = Screen(Console(stderr=not live), svg)
-    directory = tempfile.mkdtemp(prefix="millrace-demo-")
+    scratch = UsedDirectory(Path(tempfile.mkdtemp(prefix="millrace-demo-")))
+    directory = str(scratch.path)
     try:
         screen.print(f"starting Spark with {workers} workers (about 10 s) ...")
         with ResidentEngine(f"local[{workers + 1}]", workers, name=f"demo-{os.getpid()}") as engine:
@@ -71,7 +72,7 @@ def run_demo(seconds: float, rate: float, workers: int, live: bool, svg: str | N
         screen.save()
         return result
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        scratch.leave()
 
 
 def _measure(engine: ResidentEngine, running: RunningTopology, screen: Screen, seconds: float, rate: float, live: bool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import zmq
 from millrace import errors
 from millrace.errors import MasterUnreachable, MillraceError
 from millrace.master.requests.server import request_directory
+from millrace.runtime.leftovers import lock_file
 
 ANSWER_SECONDS = 10.0
 
@@ -19,11 +21,12 @@ def running_clusters() -> list[str]:
     """Names of this user's clusters on this machine whose master is alive."""
     names = []
     for path in sorted(request_directory().glob("*.lock")):
-        with path.open("r+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                names.append(path.stem)
+        try:
+            os.close(lock_file(path, fcntl.LOCK_SH | fcntl.LOCK_NB, make=False))
+        except FileNotFoundError:  # its master has just ended
+            continue
+        except OSError:
+            names.append(path.stem)
     return names
 
 

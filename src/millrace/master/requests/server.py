@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,9 +22,11 @@ import msgspec
 import zmq
 
 from millrace.errors import AddressInUse, MillraceError
+from millrace.runtime.leftovers import lock_file
 from millrace.runtime.wire.transport import private_directory
 
 MasterRequest = dict[str, Any]
+LOCK_TRIES, LOCK_PAUSE = 20, 0.02  # the pause in seconds
 Verb = Callable[[MasterRequest], Any]  # returns the answer, or a Future of it
 
 
@@ -47,14 +51,13 @@ class RequestSocket:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}", name):
             raise MillraceError(f"{name[:60]!r} cannot name a cluster: use letters, digits and dashes, 50 at most")
         directory = request_directory()
-        lock = os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.read(lock, 32).decode() or "unknown"
-            os.close(lock)
-            raise AddressInUse(f"a Millrace cluster named {name!r} is running already (process {holder}): "
-                               "choose another name with --cluster, or stop that one") from None
+        _sweep(directory)
+        path = directory / f"{name}.lock"
+        lock = _lock(path)
+        if lock is None:
+            holder = path.read_text() if path.exists() else ""
+            raise AddressInUse(f"a Millrace cluster named {name!r} is running already (process {holder or 'unknown'}): "
+                               "choose another name with --cluster, or stop that one")
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         return cls(name, directory / f"{name}.ipc", lock)
@@ -70,9 +73,32 @@ class RequestSocket:
         return socket
 
     def close(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self.path.with_suffix(".lock").unlink(missing_ok=True)
+        _remove(self.path.with_suffix(".lock"))
         os.close(self._lock)
+
+
+def _lock(path: Path) -> int | None:
+    """Lock the file; None if a master has it. A command that looks for masters has it for a moment only."""
+    for _ in range(LOCK_TRIES):
+        with contextlib.suppress(OSError):
+            return lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(LOCK_PAUSE)
+    return None
+
+
+def _sweep(directory: Path) -> None:
+    """Remove the files of masters that have died. Their locks are free."""
+    for path in directory.glob("*.lock"):
+        with contextlib.suppress(OSError):  # in use, or removed meanwhile
+            lock = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB, make=False)
+            _remove(path)
+            os.close(lock)
+
+
+def _remove(lock: Path) -> None:
+    """Remove a master's files, by whoever holds the lock: `lock_file` notices that a file is no longer the one of its name."""
+    lock.with_suffix(".ipc").unlink(missing_ok=True)
+    lock.unlink(missing_ok=True)
 
 
 class RequestServer:

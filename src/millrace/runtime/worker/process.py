@@ -6,7 +6,6 @@ import ctypes
 import gc
 import logging
 import os
-import shutil
 import signal
 import socket as sockets
 import sys
@@ -39,12 +38,13 @@ from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import SystemClock
 from millrace.runtime.feeds.feed import SocketFeeds
 from millrace.runtime.fragments.exchange import FragmentExchange
+from millrace.runtime.leftovers import UsedDirectory, sweep
 from millrace.runtime.node import this_node
 from millrace.runtime.plans.agent import Agent, PlanReader, node_directory
 from millrace.runtime.taps.port import TapPort, open_here
 from millrace.runtime.tasks.user_errors import describe
 from millrace.runtime.wire import messages as wire
-from millrace.runtime.wire.transport import DataPort, Gate, Keys, SocketPeers, boot_id, private_directory, visit
+from millrace.runtime.wire.transport import DataPort, Gate, Keys, SocketPeers, boot_id, visit
 from millrace.runtime.worker.long_calls import LongCalls
 from millrace.runtime.worker.threads import TaskThreads
 from millrace.runtime.worker.worker import Worker
@@ -173,9 +173,11 @@ class WorkerProcess:
         bind = address_facing(setup.master) if setup.bind == "auto" else setup.bind
         self._bind = bind
         self._gate = Gate(self.context, setup.keys) if bind else None
+        self._directory = UsedDirectory(Path(setup.directory()))
+        sweep(self._directory.path.parent)
         # Kept across generations: fragments held for others stay valid when the worker is fenced.
         self._exchange = FragmentExchange(
-            self.context, f"b{slot}-{uuid.uuid4().hex[:12]}", private_directory(setup.directory()), bind, setup.keys, self.boot,
+            self.context, f"b{slot}-{uuid.uuid4().hex[:12]}", self._directory.path, bind, setup.keys, self.boot,
             self.threads.post, int(BACKUP_MEMORY.of(setup.settings) * 2**20), died=self.threads.died)
         self._copies: LocalCopies | None = None
         self._taps = TapPort(self.context, Path(setup.directory()) / f"t{slot}-{uuid.uuid4().hex[:12]}.ipc", bind, setup.keys,
@@ -198,16 +200,10 @@ class WorkerProcess:
             if self._gate is not None:
                 self._gate.close()
             self.context.destroy(linger=200)
-            self._remove_directory()
-
-    def _remove_directory(self) -> None:
-        """Remove the shared directory if this is the last worker on the host: the master may be on another host."""
-        directory = Path(self.setup.directory())
-        if not any(directory.glob("w*.ipc")):
-            shutil.rmtree(directory, ignore_errors=True)
+            self._directory.leave()  # the master may be on another host, and not remove it
 
     def _run_generation(self) -> str:
-        directory = private_directory(self.setup.directory())
+        directory = self._directory.path
         port = DataPort(self.context, f"w{self.slot}-{uuid.uuid4().hex[:12]}", directory, self._bind, self.setup.keys,
                         FRAME_LIMIT.of(self.setup.settings))
         control = self.context.socket(zmq.DEALER)

@@ -19,6 +19,7 @@ from pyspark import InheritableThread
 
 import millrace
 from millrace.config import SPREAD_WAIT
+from millrace.runtime.leftovers import UsedDirectory, sweep
 from millrace.runtime.worker.process import WorkerSetup, run_worker
 from millrace.spark.cluster.identity import executor_id
 from millrace.spark.cluster.placement import Placement
@@ -144,6 +145,7 @@ def _place(module: Any) -> Path:
 def _archive(path: Path) -> str:
     if path.is_file():
         return str(path)
-    directory = tempfile.mkdtemp(prefix="millrace-code-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)  # Spark serves the archive from there while it runs
-    return shutil.make_archive(str(Path(directory) / path.name), "zip", path.parent, path.name)
+    directory = UsedDirectory(Path(tempfile.mkdtemp(prefix="millrace-code-")))
+    sweep(directory.path.parent)
+    atexit.register(directory.leave)  # Spark serves the archive from there while it runs
+    return shutil.make_archive(str(directory.path / path.name), "zip", path.parent, path.name)

@@ -28,6 +28,7 @@ from millrace.errors import FeedingFailed, MillraceError
 from millrace.master.feeding import FedTopology
 from millrace.model.graph import ComponentDef, TopologyGraph
 from millrace.runtime.checkpoints.store import local_directory
+from millrace.runtime.durable import make_directory
 from millrace.runtime.feeds.feeder import Feeding
 from millrace.spark.cluster.free_cores import FEEDING, FreeCores, feeding_queries, feeding_share, leaves_none
 from millrace.spark.cluster.placement import Placement
@@ -165,6 +166,7 @@ class FeedingQuery:
         if resume and self._graph.waves and not place.exists():
             self._warn(f"reads its DataFrame from the beginning, on top of the resumed state: the positions of that run are "
                        f"not in {place}")
+        make_directory(place)  # private, as the checkpoints beside it; Spark would follow the umask
         return place.as_uri()
 
     def _warn_if_resumed_unasked(self, resume: bool | None) -> None:

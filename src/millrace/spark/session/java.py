@@ -25,6 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from millrace.errors import JavaNotFound
+from millrace.runtime.leftovers import UsedDirectory
 
 OLDEST = 17
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
@@ -201,9 +202,9 @@ def wrapper_directory() -> Path:
         else:
             if os.access(directory, os.W_OK):
                 return directory
-    private = Path(tempfile.mkdtemp(prefix="millrace-java-"))
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
-    return private
+    private = UsedDirectory(Path(tempfile.mkdtemp(prefix="millrace-java-")))
+    atexit.register(private.leave)
+    return private.path
 
 
 def archive_path(java_home: Path) -> Path:
