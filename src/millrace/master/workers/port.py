@@ -29,7 +29,7 @@ class Connection:
     def __init__(self, identity: bytes, hello: wire.Hello, generation: int, now: float, watch: PidWatch | None) -> None:
         self.identity, self.hello, self.generation, self.watch = identity, hello, generation, watch
         self.agent: bytes | None = None  # identity of its agent, once that has asked for a plan
-        self.pulse = identity  # of its heartbeats, once there was one
+        self.pulse = b""  # identity of its heartbeats, once there was one
         self.long_calls = False  # its last heartbeat reported some
         self.cpu_seconds = self.memory_mb = 0.0
         self.heard = now
@@ -127,10 +127,14 @@ class WorkerPort:
                 self._failed_message(message, error)
 
     def _failed_message(self, message: wire.ControlMessage, error: Exception) -> None:
-        """Give up the worker whose message could not be handled: what it reported is missing. It joins again."""
+        """Drop a report whose content makes no sense: the next one has all of it. For any other message give up the worker,
+        which waits for what should have followed; it joins again."""
         if not isinstance(message, FROM_WORKERS) or message.slot not in self.connections:
             raise error
         log.error("a %s of worker %d could not be handled", type(message).__name__, message.slot, exc_info=error)
+        if isinstance(message, wire.Report):
+            self.malformed += 1
+            return
         self._lose(message.slot, f"its {type(message).__name__} could not be handled: {type(error).__name__}: {error}")
 
     def _on_message(self, identity: bytes, message: wire.ControlMessage) -> None:

@@ -103,9 +103,10 @@ class Pulse(threading.Thread):
         visit(socket, self._setup.keys)
         socket.connect(self._setup.master)
         interval, lease = HEARTBEAT_INTERVAL.of(self._setup.settings), LEASE.of(self._setup.settings)
-        heard = time.monotonic()
+        heard, pause = time.monotonic(), 0.0  # the first at once: code may hold the interpreter lock right from the start
         try:
-            while not self._ended.wait(interval):
+            while not self._ended.wait(pause):
+                pause = interval
                 socket.send(wire.encode(wire.Heartbeat(self._slot, self._generation, self._revision(),
                                                         self._calls.seen())))
                 while socket.poll(0):
