@@ -70,20 +70,20 @@ def most_waves(seconds: float) -> int:
 def test_waves_that_cannot_be_stored_are_tried_less_and_less_often(topology: type) -> None:
     store = ApartStore()
     cluster = start(topology, limit=ENDLESS, store=store, rate=100.0)
-    cluster.run(20.0)
+    cluster.run(6.0)
     name = topology.__name__.lower()
-    assert 3 <= waves(cluster, name).wave <= most_waves(20.0)
+    assert 3 <= waves(cluster, name).wave <= most_waves(6.0)
     assert waves(cluster, name).committed <= 1, "a wave without state may be committed"
     store.apart = False
     until_wave(cluster, 2, name)
     assert waves(cluster, name).failed == 0
     before = waves(cluster, name).wave
-    cluster.run(2.0)
-    assert waves(cluster, name).wave >= before + 5, "after a commit the interval counts again"
+    cluster.run(1.0)
+    assert waves(cluster, name).wave >= before + 3, "after a commit the interval counts again"
 
 
 def test_the_last_wave_of_a_topology_is_not_repeated_without_a_pause() -> None:
-    cluster = start(limit=300, store=ApartStore(), **{"topology.checkpoint.timeout.secs": 20.0})
+    cluster = start(limit=300, store=ApartStore(), **{"topology.checkpoint.timeout.secs": 5.0})
     cluster.run(1.0)
     before = waves(cluster).wave
     cluster.stop("exact", wait=1.0)
@@ -91,7 +91,7 @@ def test_the_last_wave_of_a_topology_is_not_repeated_without_a_pause() -> None:
     while "exact" in cluster.master.topologies:
         last = waves(cluster).wave
         cluster.step()
-    assert last - before <= most_waves(22.0)
+    assert last - before <= most_waves(7.0)
     assert blobs(cluster) == []
 
 
@@ -99,7 +99,7 @@ def test_the_last_wave_of_a_topology_is_not_repeated_without_a_pause() -> None:
 def test_a_wave_that_could_not_be_stored_leaves_nothing(topology: type) -> None:
     cluster = start(topology, limit=ENDLESS, store=ApartStore(), rate=100.0)
     name = topology.__name__.lower()
-    for _ in range(4):
+    for _ in range(3):
         given_up = waves(cluster, name).abandoned
         cluster.run_until(lambda given_up=given_up: waves(cluster, name).abandoned > given_up
                           and waves(cluster, name).phase == IDLE)
@@ -112,7 +112,7 @@ def test_what_the_next_wave_builds_on_is_kept_and_nothing_else() -> None:
     cluster = start(limit=6000, store=store)
     until_wave(cluster, 1)
     store.refuses = "tally/0"
-    cluster.run_until(lambda: waves(cluster).failed >= 4 and waves(cluster).phase == IDLE)
+    cluster.run_until(lambda: waves(cluster).failed >= 3 and waves(cluster).phase == IDLE)
     needed = {piece.blob for task in cluster.tasks("tally") for chain in task.snapshots._chains.values() for piece in chain}
     needed |= {task.snapshots._own.blob for task in cluster.tasks("tally")}
     committed = waves(cluster).committed
