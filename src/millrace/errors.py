@@ -8,6 +8,7 @@
     ├── NotRunning               keyed state or a DataFrame used outside a running task (also a RuntimeError)
     ├── JavaNotFound             no Java that Spark can use
     ├── MasterUnreachable        the Spark master, or a running Millrace, does not answer
+    ├── NotEncrypted             encryption is required, and something would travel between hosts in clear
     ├── NotEnoughSlots           fewer workers started than requested
     ├── AddressInUse             a port or socket that another process holds
     ├── UnknownName              no component, stream, task or slot of that name (also a KeyError)
@@ -32,9 +33,14 @@ A message states the request, the cause and the fix.
 
 from __future__ import annotations
 
+from millrace.redaction import redact
+
 
 class MillraceError(Exception):
-    """Base of all exceptions of Millrace."""
+    """Base of all exceptions of Millrace. Its message, which may quote settings, shows no password of a URL."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*[redact(arg) if isinstance(arg, str) else arg for arg in args])
 
 
 class TopologyError(MillraceError, ValueError):
@@ -70,6 +76,10 @@ class JavaNotFound(MillraceError):
 
 class MasterUnreachable(MillraceError):
     """Nothing answers where the Spark master, or the Millrace master, should be."""
+
+
+class NotEncrypted(MillraceError):
+    """Encryption between hosts is required, and the session or a store does not encrypt."""
 
 
 class NotEnoughSlots(MillraceError):

@@ -52,6 +52,7 @@ from millrace.master.workers.feeds import feeds_for
 from millrace.master.workers.port import Connection, WorkerHandlers, WorkerPort
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph
+from millrace.redaction import redact
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Gate, Keys
 from millrace.runtime.worker.process import WorkerSetup
@@ -333,6 +334,7 @@ class Master:
 
     def say(self, message: Say) -> None:
         """Report something to users: in the events, the log, and to the listeners."""
+        message = replace(message, text=redact(message.text))
         self.events.append({"time": time.time(), "topology": message.topology, "text": message.text, "level": message.level})
         log.log({"warning": logging.WARNING, "error": logging.ERROR}.get(message.level, logging.INFO), "%s%s",
                 f"{message.topology}: " if message.topology else "", message.text)

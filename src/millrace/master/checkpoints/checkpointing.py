@@ -21,8 +21,9 @@ from millrace.control.topology_state import TopologyState
 from millrace.errors import CorruptCheckpoint, MillraceError, NotTheAuthor, TopologyError, UnknownName
 from millrace.master.state_home import state_home
 from millrace.model.graph import TaskId, TopologyGraph, resolve
+from millrace.redaction import shown_place
 from millrace.runtime.checkpoints.lock import Lock
-from millrace.runtime.checkpoints.store import CheckpointStore, open_store, shown_place
+from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import Manifest

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.api.tuple import Tuple
 from millrace.errors import EncodingError, MillraceError
+from millrace.redaction import redact
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
@@ -25,7 +26,7 @@ def describe(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}"
     except Exception as worse:
         text = f"{type(error).__name__}, whose __str__ raises {type(worse).__name__}"
-    return text.encode("utf-8", "backslashreplace").decode()
+    return redact(text).encode("utf-8", "backslashreplace").decode()
 
 
 def error_of(call: Callable[[], None]) -> BaseException | None:
@@ -90,4 +91,4 @@ def _excerpt(values: Any) -> str:
 
 
 def _tail(trace: list[str]) -> str:
-    return "".join(trace)[-4000:].encode("utf-8", "backslashreplace").decode()
+    return redact("".join(trace))[-4000:].encode("utf-8", "backslashreplace").decode()

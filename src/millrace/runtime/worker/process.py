@@ -61,7 +61,7 @@ class WorkerSetup:
     keys: Keys = field(repr=False)
     bind: str = ""  # "": this host only; "auto": the address that faces the master; else an address
     path: tuple[str, ...] = ()  # directories of user code to import
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)  # URLs in it may have passwords
 
     def directory(self) -> str:
         """The directory shared by all workers of the cluster on a host. Not chosen by `tempfile`, which would choose another
