@@ -146,11 +146,11 @@ AGENT_POLL = Setting("agent.poll.secs", 1.0, low=0.01,
                      about="Seconds between an agent's polls for a newer plan (T_S); a new plan is also pushed.")
 COORDINATION = Setting("coordination.store", EMBEDDED, text=True,
                        about="Store of the master's plans for the agents: embedded (in the master), or "
-                             "zookeeper://HOST:PORT,HOST:PORT.")
+                             "zookeeper://USER:PASSWORD@HOST:PORT,HOST:PORT, with TLS zookeepers://...?ca=FILE.")
 CHECKPOINTS = Setting("checkpoint.store", None, text=True,
                       about="Store of snapshots: a directory shared by all hosts, a URI of a file system (hdfs://, s3://, "
-                            "gs://), or redis://HOST:PORT. Unset: a directory in the user's state directory, which is "
-                            "sufficient on one host.")
+                            "gs://), or redis://:PASSWORD@HOST:PORT, with TLS rediss://...?ssl_ca_certs=FILE. Unset: a "
+                            "directory in the user's state directory, which is sufficient on one host.")
 BACKUP_MEMORY = Setting("backup.memory.mb", 1024.0, low=1,
                         about="Maximum memory of a worker for fragments of other workers' snapshots, in MB.")
 LOAD_PERIOD = Setting("load.period.secs", 20.0, low=0.1,

@@ -18,6 +18,7 @@
     ├── SchedulerFailed          a scheduler that raised, took too long or returned an invalid plan
     ├── StalePlan                a plan based on an outdated one
     ├── IllegalTransition        a status that cannot follow the present one of a topology (also a RuntimeError)
+    ├── ForeignPlan              a stored plan that this run has not signed
     ├── NotTheAuthor             another master has taken over the plans
     ├── StoreUnreachable         a store (of plans, history or checkpoints) does not answer, is full or refuses
     ├── StoreInUse               another master uses the checkpoints of that topology
@@ -130,6 +131,14 @@ class StalePlan(MillraceError):
 
 class IllegalTransition(MillraceError, RuntimeError):
     """A topology cannot go from one status to the other; names topology, old and new status. A bug in the master."""
+
+
+class ForeignPlan(MillraceError):
+    """A plan in the coordination store is not signed by this run. `author`: the number of the master that it names."""
+
+    def __init__(self, message: str, author: int) -> None:
+        super().__init__(message)
+        self.author = author
 
 
 class NotTheAuthor(MillraceError):

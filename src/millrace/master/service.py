@@ -87,7 +87,8 @@ class Master:
         self._thread = MasterThread(self._sources, self._hear, self._tick)
         self.worker_port = WorkerPort(self.settings, self.keys)
         self.connections = self.worker_port.connections
-        self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.state, self.worker_port, self)
+        self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.keys.secret, self.state,
+                                             self.worker_port, self)
         self.scheduling = SchedulingLoop(name, self.settings, self)
         self.batching = Batching(self.state, self.observed, self.tell, self.take, self.new_generation)
         self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self)

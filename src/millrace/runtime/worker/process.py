@@ -195,7 +195,7 @@ class WorkerProcess:
             pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision)
             node_path = node_directory(directory, self.node.name)
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
-                          welcome.generation, self.node.name, node_path)
+                          welcome.generation, self.node.name, node_path, welcome.author)
             plans = PlanReader(self.context, node_path)
             pulse.start()
             agent.start()

@@ -12,7 +12,8 @@ from typing import Any
 from millrace.config import CHECKPOINTS, COORDINATION
 from millrace.errors import NotEncrypted
 from millrace.redaction import shown_place
-from millrace.runtime.plans.coordination import SCHEME as ZOOKEEPER
+from millrace.runtime.plans.zookeeper_access import SCHEME as ZOOKEEPER
+from millrace.runtime.plans.zookeeper_access import TLS_SCHEME as ZOOKEEPER_WITH_TLS
 from millrace.spark.session.master_url import MasterUrl
 
 SECRET = "spark.authenticate.secret"
@@ -76,7 +77,7 @@ def _stores_in_clear(settings: Mapping[str, Any]) -> list[str]:
     if checkpoints.startswith("redis://") and not _on_loopback(checkpoints):
         problems.append(f"{CHECKPOINTS.key} is {shown_place(checkpoints)}, without TLS: use rediss:// ({SEE}).")
     if plans.startswith(ZOOKEEPER) and not _on_loopback(plans):
-        problems.append(f"{COORDINATION.key} is {shown_place(plans)}, without TLS: use the embedded store ({SEE}).")
+        problems.append(f"{COORDINATION.key} is {shown_place(plans)}, without TLS: use {ZOOKEEPER_WITH_TLS} ({SEE}).")
     return problems
 
 
