@@ -39,7 +39,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 
 @dataclass(frozen=True)
 class Overheard:
-    """What the driver said, and what could be read on the cable."""
+    """The driver's answer, and all bytes that could be read on the cable."""
 
     answer: dict[str, Any]
     row: bytes
