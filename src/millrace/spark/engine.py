@@ -26,7 +26,7 @@ from millrace.schedulers.even import Even
 from millrace.spark.cluster.launcher import SparkLauncher, ship_code
 from millrace.spark.dataframes.declared import check_dataframes, resolve_dataframes
 from millrace.spark.dataframes.feeding import STOP_SECONDS, FeedingQueries
-from millrace.spark.session.encryption import check_encryption
+from millrace.spark.session.encryption import check_encryption, check_stores
 from millrace.spark.session.errors import GONE, is_gone
 from millrace.spark.session.master_url import LOOPBACK, MasterUrl, parse_master
 from millrace.spark.session.session import make_session, stop_session
@@ -68,6 +68,8 @@ class ResidentEngine:
         if slots < 1:
             raise MillraceError(f"{slots} slots were requested: a topology needs at least 1")
         check_engine_settings(settings or {})
+        if require_encryption:
+            check_stores(settings or {})
         # A generated name changes with each run, but checkpoints must be found again.
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
@@ -83,7 +85,7 @@ class ResidentEngine:
         where = parse_master(str(self.spark.sparkContext.master))
         scheduler = Even(one_worker_per_node=one_worker_per_node, spread_back=False)
         try:
-            self.in_clear = check_encryption(conf_of(self.spark), where, settings, require_encryption)
+            self.in_clear = check_encryption(conf_of(self.spark), where, require_encryption)
             self.master = Master(name, bind or self._driver_host(where), port, settings, scheduler)
             for text in self.in_clear:
                 self.master.say(Say(text, level="warning"))

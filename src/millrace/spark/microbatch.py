@@ -32,7 +32,7 @@ from millrace.spark.cluster.placement import Placement
 from millrace.spark.dataframes.declared import resolve_dataframes
 from millrace.spark.dataframes.writer import SinkWriter, sink_writers, with_schemas
 from millrace.spark.engine import RunningTopology, check_code, conf_of
-from millrace.spark.session.encryption import check_encryption
+from millrace.spark.session.encryption import check_encryption, check_stores
 from millrace.spark.session.errors import GONE
 from millrace.spark.session.master_url import LOOPBACK, parse_master
 from millrace.spark.session.session import make_batch_session, stop_session
@@ -76,6 +76,8 @@ class MicrobatchEngine:
         if slots < 1:
             raise MillraceError(f"{slots} slots were asked for: a topology needs at least 1")
         check_engine_settings(settings or {})
+        if require_encryption:
+            check_stores(settings or {})
         check_slots(str(spark.sparkContext.master) if spark is not None else master, slots)
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
@@ -86,7 +88,7 @@ class MicrobatchEngine:
         self.spark = spark or make_batch_session(master, f"millrace {name}", spark_settings)
         where = parse_master(str(self.spark.sparkContext.master))
         try:
-            self.in_clear = check_encryption(conf_of(self.spark), where, settings, require_encryption)
+            self.in_clear = check_encryption(conf_of(self.spark), where, require_encryption)
             check_batch_settings(self.spark.sparkContext.getConf())
             if where.kind != "local":
                 check_allocation(self.spark.sparkContext.getConf(), slots)

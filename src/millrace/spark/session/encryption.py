@@ -38,18 +38,24 @@ def encryption_settings(master: MasterUrl, extra: Mapping[str, str]) -> dict[str
     return {} if master.on_loopback or (needs_secret and not extra.get(SECRET)) else dict(ENCRYPTED)
 
 
-def check_encryption(conf: Mapping[str, str], master: MasterUrl, settings: Mapping[str, Any], required: bool) -> list[str]:
-    """Messages about connections between hosts that are not encrypted. Raises `NotEncrypted` instead if it is `required`.
-
-    `conf`: the settings of the running session. Stores in clear are only reported if encryption is required: many are on a
-    private network.
-    """
+def check_encryption(conf: Mapping[str, str], master: MasterUrl, required: bool) -> list[str]:
+    """Messages about connections of a running session that are not encrypted; `conf`: its settings. Raises `NotEncrypted`
+    instead if encryption is `required`."""
     in_clear = _spark_in_clear(conf, master)
     if required:
-        in_clear += _stores_in_clear(settings)
-        if in_clear:
-            raise NotEncrypted("encryption is required, and not everything is encrypted. " + " ".join(in_clear))
+        _refuse(in_clear)
     return in_clear
+
+
+def check_stores(settings: Mapping[str, Any]) -> None:
+    """Raise `NotEncrypted` for stores on other hosts without TLS. Only if encryption is required: many are on a private
+    network."""
+    _refuse(_stores_in_clear(settings))
+
+
+def _refuse(in_clear: list[str]) -> None:
+    if in_clear:
+        raise NotEncrypted("encryption is required, and not everything is encrypted. " + " ".join(in_clear))
 
 
 def _spark_in_clear(conf: Mapping[str, str], master: MasterUrl) -> list[str]:

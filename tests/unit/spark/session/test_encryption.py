@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from millrace.cli.main import app
 from millrace.errors import NotEncrypted
-from millrace.spark.session.encryption import ENCRYPTED, check_encryption
+from millrace.spark.session.encryption import ENCRYPTED, check_encryption, check_stores
 from millrace.spark.session.master_url import parse_master
 from millrace.spark.session.session import without_secrets
 from millrace.spark.session.settings import batch_settings, session_settings
@@ -20,36 +21,36 @@ def test_sessions_off_the_loopback_are_encrypted(master: str, extra: dict[str, s
         assert {key: settings.get(key) for key in ("spark.authenticate", "spark.network.crypto.enabled",
                                                    "spark.io.encryption.enabled")} == {
             "spark.authenticate": "true", "spark.network.crypto.enabled": "true", "spark.io.encryption.enabled": "true"}
-        assert check_encryption(settings, parse_master(master), {}, required=True) == []
+        assert check_encryption(settings, parse_master(master), required=True) == []
 
 
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,700]", "spark://127.0.0.1:7077"])
 def test_on_one_host_nothing_is_needed(master: str) -> None:
     _, settings = session_settings(master, 1)
     assert not ENCRYPTED.keys() & settings.keys()
-    assert check_encryption(settings, parse_master(master), {}, required=True) == []
+    assert check_encryption(settings, parse_master(master), required=True) == []
 
 
 def test_a_standalone_cluster_without_its_secret_is_reported_and_refused_if_encryption_is_required() -> None:
     _, settings = session_settings("spark://one:7077", 2)
     assert not ENCRYPTED.keys() & settings.keys()  # with them, and without the secret, Spark would not start
-    [text] = check_encryption(settings, STANDALONE, {}, required=False)
+    [text] = check_encryption(settings, STANDALONE, required=False)
     assert "no spark.authenticate=true and no spark.network.crypto.enabled=true" in text
     assert "--set spark.authenticate.secret=env:NAME" in text
     with pytest.raises(NotEncrypted, match="encryption is required, and not everything is encrypted"):
-        check_encryption(settings, STANDALONE, {}, required=True)
+        check_encryption(settings, STANDALONE, required=True)
 
 
 def test_users_can_override_the_settings() -> None:
     _, settings = session_settings("yarn", 2, {"spark.io.encryption.enabled": "false"})
-    [text] = check_encryption(settings, parse_master("yarn"), {}, required=False)
+    [text] = check_encryption(settings, parse_master("yarn"), required=False)
     assert "no spark.io.encryption.enabled=true" in text and "network.crypto" not in text
 
 
 @pytest.mark.parametrize("key", ["spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption"])
 def test_sparks_other_ciphers_are_accepted(key: str) -> None:
     conf = {"spark.authenticate": "true", "spark.io.encryption.enabled": "true", key: "true"}
-    assert check_encryption(conf, STANDALONE, {}, required=True) == []
+    assert check_encryption(conf, STANDALONE, required=True) == []
 
 
 @pytest.mark.parametrize(("key", "url", "refused"), [
@@ -63,14 +64,20 @@ def test_sparks_other_ciphers_are_accepted(key: str) -> None:
     ("coordination.store", "embedded", False),
 ])
 def test_required_encryption_includes_the_stores(key: str, url: str, refused: bool) -> None:
-    local = parse_master("local[2]")
-    assert check_encryption({}, local, {key: url}, required=False) == []
     if not refused:
-        assert check_encryption({}, local, {key: url}, required=True) == []
+        check_stores({key: url})
         return
     with pytest.raises(NotEncrypted, match=rf"{key} is .*, without TLS") as error:
-        check_encryption({}, local, {key: url}, required=True)
+        check_stores({key: url})
     assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("engine", ["resident", "microbatch"])
+def test_the_command_line_refuses_a_store_in_clear_before_spark_starts(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["millrace", "run", "millrace.workloads.wordcount:WordCount", "--engine", engine,
+                                     "--require-encryption", "--set", "checkpoint.store=redis://one:6379/0"])
+    with pytest.raises(NotEncrypted, match=r"checkpoint.store is redis://one:6379/0, without TLS: use rediss://"):
+        app(standalone_mode=False)
 
 
 def test_secrets_are_not_on_the_command_line_of_the_jvm() -> None:
