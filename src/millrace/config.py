@@ -161,11 +161,11 @@ AGENT_POLL = Setting("agent.poll.secs", 1.0, low=0.01,
                      about="Seconds between an agent's polls for a newer plan (T_S); a new plan is also pushed.")
 COORDINATION = Setting("coordination.store", EMBEDDED, text=True,
                        about="Store of the master's plans for the agents: embedded (in the master), or "
-                             "zookeeper://HOST:PORT,HOST:PORT.")
+                             "zookeeper://USER:PASSWORD@HOST:PORT,HOST:PORT, with TLS zookeepers://...?ca=FILE.")
 CHECKPOINTS = Setting("checkpoint.store", None, text=True,
                       about="Store of snapshots: a directory shared by all hosts, a URI of a file system (hdfs://, s3://, "
-                            "gs://), or redis://HOST:PORT. Unset: a directory in the user's state directory, which is "
-                            "sufficient on one host.")
+                            "gs://), or redis://:PASSWORD@HOST:PORT, with TLS rediss://...?ssl_ca_certs=FILE. Unset: a "
+                            "directory in the user's state directory, which is sufficient on one host.")
 LOCAL_COPIES = Setting("checkpoint.local.mb", None, low=0,
                        about="Maximum size of a worker's local copies of its tasks' snapshots, in MB; after a failure, tasks "
                              "that survive are restored from these. 0: no copies. Unset: 1024, or 0 if the checkpoint store is "

@@ -8,6 +8,7 @@
     ├── NotRunning               keyed state or a DataFrame used outside a running task (also a RuntimeError)
     ├── JavaNotFound             no Java that Spark can use
     ├── MasterUnreachable        the Spark master, or a running Millrace, does not answer
+    ├── NotEncrypted             encryption is required, and something would travel between hosts in clear
     ├── NotEnoughSlots           fewer workers started than requested
     ├── AddressInUse             a port or socket that another process holds
     ├── UnknownName              no component, stream, task or slot of that name (also a KeyError)
@@ -17,6 +18,7 @@
     ├── SchedulerFailed          a scheduler that raised, took too long or returned an invalid plan
     ├── StalePlan                a plan based on an outdated one
     ├── IllegalTransition        a status that cannot follow the present one of a topology (also a RuntimeError)
+    ├── ForeignPlan              a stored plan that this run has not signed
     ├── NotTheAuthor             another master has taken over the plans
     ├── StoreUnreachable         a store (of plans, history or checkpoints) does not answer, is full or refuses
     ├── StoreInUse               another master uses the checkpoints of that topology
@@ -38,6 +40,8 @@ from __future__ import annotations
 
 import signal
 
+from millrace.redaction import redact
+
 
 def is_interrupt(error: BaseException) -> bool:
     """True if an exception that comes out of user code may be a Ctrl-C meant for this process. Where SIGINT has no handler in
@@ -46,7 +50,10 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 class MillraceError(Exception):
-    """Base of all exceptions of Millrace."""
+    """Base of all exceptions of Millrace. Its message, which may quote settings, shows no password of a URL."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*[redact(arg) if isinstance(arg, str) else arg for arg in args])
 
 
 class TopologyError(MillraceError, ValueError):
@@ -82,6 +89,10 @@ class JavaNotFound(MillraceError):
 
 class MasterUnreachable(MillraceError):
     """Nothing answers where the Spark master, or the Millrace master, should be."""
+
+
+class NotEncrypted(MillraceError):
+    """Encryption between hosts is required, and the session or a store does not encrypt."""
 
 
 class NotEnoughSlots(MillraceError):
@@ -144,6 +155,14 @@ class StalePlan(MillraceError):
 
 class IllegalTransition(MillraceError, RuntimeError):
     """A topology cannot go from one status to the other; names topology, old and new status. A bug in the master."""
+
+
+class ForeignPlan(MillraceError):
+    """A plan in the coordination store is not signed by this run. `author`: the number of the master that it names."""
+
+    def __init__(self, message: str, author: int) -> None:
+        super().__init__(message)
+        self.author = author
 
 
 class NotTheAuthor(MillraceError):

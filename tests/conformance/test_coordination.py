@@ -24,6 +24,8 @@ from millrace.runtime.plans.coordination import (
     _Published,
     open_coordination,
 )
+from millrace.runtime.plans.signed_parts import PartSigner
+from millrace.runtime.plans.zookeeper_access import ZooKeeperAccess
 from support.servers.ports import free_port
 from support.servers.zookeeper import ZooKeeperServer
 
@@ -32,7 +34,13 @@ PATIENT = 20.0  # seconds until a store takes ZooKeeper to be away: a busy one i
 SOON = 2.0  # the same where a test stops it
 NODES = ["plain", "with/slash", "größe-雪", ".", "..", "", "100%+1", "a b\n"]
 
+SECRET = b"of the run"
+
 Open = Callable[[], CoordinationStore]
+
+
+def signer(cluster: str) -> PartSigner:
+    return PartSigner(SECRET, cluster)
 
 
 @pytest.fixture
@@ -52,7 +60,7 @@ def open_another(request: pytest.FixtureRequest, cluster: str) -> Iterator[Open]
         server = request.getfixturevalue("zookeeper_server")
 
         def another() -> CoordinationStore:
-            opened.append(ZooKeeperStore(server.hosts, cluster, PATIENT))
+            opened.append(ZooKeeperStore(ZooKeeperAccess(server.hosts), cluster, signer(cluster), PATIENT))
             return opened[-1]
 
         yield another
@@ -215,7 +223,7 @@ class TestZooKeeper:
         opened: list[ZooKeeperStore] = []
 
         def open_one(timeout: float = PATIENT) -> ZooKeeperStore:
-            opened.append(ZooKeeperStore(zookeeper_server.hosts, cluster, timeout))
+            opened.append(ZooKeeperStore(ZooKeeperAccess(zookeeper_server.hosts), cluster, signer(cluster), timeout))
             return opened[-1]
 
         yield open_one
@@ -309,7 +317,7 @@ class TestZooKeeper:
         assert agent.read("node") == (Stamp(author, PLANS_KEPT + 1), b"part")
 
     def test_clusters_do_not_see_each_other(self, zookeeper_server: ZooKeeperServer, cluster: str) -> None:
-        first, other = (open_coordination(zookeeper_server.url, f"{cluster}{end}") for end in ("/a", ".a"))
+        first, other = (open_coordination(zookeeper_server.url, f"{cluster}{end}", SECRET) for end in ("/a", ".a"))
         first.publish(Stamp(first.claim(), 1), {"node": b"part"})
         assert other.read("node") is None
         first.close()
@@ -366,7 +374,7 @@ class TestZooKeeper:
 
     def test_close_ends_every_thread(self, zookeeper_server: ZooKeeperServer, cluster: str) -> None:
         before = set(threading.enumerate())
-        store = ZooKeeperStore(zookeeper_server.hosts, cluster)
+        store = ZooKeeperStore(ZooKeeperAccess(zookeeper_server.hosts), cluster, signer(cluster))
         store.watch("node", lambda: None)
         store.claim()
         store.close()
@@ -380,28 +388,28 @@ class TestZooKeeper:
 
 class TestOpening:
     def test_embedded(self) -> None:
-        assert isinstance(open_coordination("embedded", "cluster"), EmbeddedStore)
+        assert isinstance(open_coordination("embedded", "cluster", SECRET), EmbeddedStore)
 
     @pytest.mark.parametrize("url", ["", "Embedded", "redis://localhost", "zookeeper://", "zookeeper://,", "localhost:2181",
                                      "zookeeper://host:2181/chroot"])
     def test_an_invalid_store(self, url: str) -> None:
         with pytest.raises(MillraceError, match="names no coordination store: use 'embedded', or 'zookeeper://host:port'"):
-            open_coordination(url, "cluster")
+            open_coordination(url, "cluster", SECRET)
 
     def test_an_invalid_port(self) -> None:
         with pytest.raises(MillraceError, match="'host:port' names no ZooKeeper"):
-            open_coordination("zookeeper://host:port", "cluster")
+            open_coordination("zookeeper://host:port", "cluster", SECRET)
 
     def test_without_kazoo(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "kazoo.client", None)
         with pytest.raises(MillraceError, match=r"pip install millrace\[zookeeper\]"):
-            open_coordination("zookeeper://127.0.0.1:1", "cluster")
+            open_coordination("zookeeper://127.0.0.1:1", "cluster", SECRET)
 
     def test_no_server(self) -> None:
         hosts, before = f"127.0.0.1:{free_port()}", set(threading.enumerate())
         with pytest.raises(StoreUnreachable, match=f"ZooKeeper at {hosts} did not answer the request to connect within "
                                                    "0.5 s: check that it is running"):
-            ZooKeeperStore(hosts, "cluster", timeout=0.5)
+            ZooKeeperStore(ZooKeeperAccess(hosts), "cluster", signer("cluster"), timeout=0.5)
         for thread in set(threading.enumerate()) - before:
             thread.join(WAIT)
         assert set(threading.enumerate()) <= before

@@ -9,16 +9,20 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
 
+from millrace.control.assignment import Stamp
 from millrace.errors import AddressInUse, NotTheAuthor
 from millrace.model.graph import ACKER, TaskId, graph_of
 from millrace.runtime.plans.agent import node_directory
-from millrace.runtime.plans.coordination import ZooKeeperStore
+from millrace.runtime.plans.coordination import ZooKeeperStore, _cut, _Published, _znode
 from millrace.runtime.plans.plan_store import PlanStore
+from millrace.runtime.plans.signed_parts import PartSigner
 from millrace.runtime.wire.transport import private_directory
 from millrace.workloads.audit import AuditedWordCount
 from support.processes.forked import ForkedCluster
@@ -172,6 +176,44 @@ def test_everything_can_be_stopped_while_zookeeper_is_down(server: ZooKeeperServ
 
 
 @pytest.fixture
+def stranger(server: ZooKeeperServer) -> Iterator[KazooClient]:
+    """Someone who can write to ZooKeeper and does not know the key of the run."""
+    client = KazooClient(server.hosts, timeout=PATIENT)
+    client.start(PATIENT)
+    yield client
+    client.stop()
+    client.close()
+
+
+def test_workers_do_not_follow_a_plan_that_a_stranger_has_written(own_cluster: ForkedCluster, stranger: KazooClient,
+                                                                  tmp_path: Path) -> None:
+    """The plan in force, with the stamp of a later one: everything in it is right but the signature."""
+    cluster = own_cluster
+    stream = run(cluster, tmp_path)
+    stream.until(lambda: reached(cluster))
+    forged = Stamp(cluster.master.state.author, cluster.master.state.revision + 1000)
+    published = cluster.master.distribution.publisher._last
+    assert published is not None
+    signer = PartSigner(b"of another run", cluster.master.name)
+    root = f"/millrace/{_znode(cluster.master.name)}"
+    right, _ = stranger.get(f"{root}/current")
+    [piece] = _cut(signer.sign(forged, "node0", zlib.compress(published[1]["node0"])))
+    stranger.create(f"{root}/plans/{forged}/node0+0", piece, makepath=True)
+    stranger.set(f"{root}/current", _Published(forged, "digest").encode())
+    agent = cluster.master.state.agents["node0"]
+    stream.until(lambda: cluster.master.connections[agent].counters["agent_errors"] > 0
+                 and has_event(cluster, "plans cannot be published"))
+    stored = PlanStore(node_directory(Path(cluster.setup().directory()), "node0"), writer=False)
+    newest = stored.newest()
+    stored.close()
+    assert newest is not None and newest[0] < forged
+    stream.advance(300)
+    stranger.set(f"{root}/current", right)  # as an operator would
+    stream.until(lambda: has_event(cluster, "the coordination store is available again"))
+    assert_exact(stream.finish())
+
+
+@pytest.fixture
 def runtime_directory_patch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A patch that sets another runtime directory, in which a second master may use a name that is taken."""
     with tempfile.TemporaryDirectory() as directory:
@@ -226,14 +268,13 @@ def test_workers_of_the_first_master_never_run_a_plan_of_the_second(server: ZooK
                 new = run(second, tmp_path / "new")
                 move(second, new)
                 new.until(lambda: reached(second))
-                for node in range(NODES):
-                    store = PlanStore(node_directory(private_directory(first.setup().directory()), f"node{node}"), writer=False)
-
-                    def has_new_plan(store: PlanStore = store) -> bool:
-                        newest = store.newest()
-                        return newest is not None and newest[0] == (second.master.state.author, second.master.state.revision)
-
-                    old.until(has_new_plan)
+                # Their agents refuse it, since another run has signed it. The workers would not run it either.
+                old.until(lambda: all(first.master.connections[slot].counters["agent_errors"] for slot in range(2)))
+                published = second.master.distribution.publisher._last
+                assert published is not None
+                for node, part in published[1].items():
+                    store = PlanStore(node_directory(private_directory(first.setup().directory()), node), writer=True)
+                    assert store.write(published[0], part)
                     store.close()
                 old.advance(300)
                 new.advance(300)

@@ -23,6 +23,7 @@ from millrace.errors import MasterUnreachable
 from millrace.master.requests.client import ask
 from support.patience import HEARTBEAT_SECONDS
 from support.processes.family import command, in_session
+from support.servers.redis_server import running_tls_redis
 from support.topologies.audited import SECONDS
 
 MILLRACE = [sys.executable, "-m", "millrace.cli.main"]
@@ -107,6 +108,34 @@ def run(runtime_directory: Path) -> Iterator[Callable[..., Run]]:
     yield start
     for started in runs:
         started.clean_up()
+
+
+def test_passwords_are_in_no_process_list_and_in_no_output(run: Callable[..., Run], tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    password = "hunter2-and-more"
+    secret = tmp_path / "secret"
+    secret.write_text(f"{password}\n")
+    listed: set[str] = set()
+
+    def list_processes(started: Run) -> bool:
+        listed.update(" ".join(command(pid)) for pid in in_session(started.pid))
+        return started._counting() is not None
+
+    with running_tls_redis(tmp_path, password) as server:
+        monkeypatch.setenv("STORE", server.url)
+        started = run("--json", "--scheduler", "tstorm", "--set", "checkpoint.store=env:STORE", "--set", "url=env:STORE",
+                      "--set", f"spark.hadoop.a.password=@{secret}")
+        until(lambda: list_processes(started), "words are counted")
+        shown = [json.dumps(millrace(*verb.split())) for verb in ("status", "plan", "state", "load", "scheduler show")]
+        millrace("load", "--save", str(tmp_path / "saved"))
+        list_processes(started)
+        millrace("kill", NAME)
+        code, out, err = started.end()
+    assert code == 0, err
+    assert any(SPARK_SUBMIT in line for line in listed) and any("spark.speculation" in line for line in listed)
+    assert f"rediss://127.0.0.1:{server.port}/0" in shown[2]
+    for text in (*listed, *shown, out, err, (tmp_path / "saved").read_text()):
+        assert password not in text
 
 
 def test_status_pause_unpause_and_kill_from_another_process(run: Callable[..., Run]) -> None:

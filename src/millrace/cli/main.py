@@ -79,7 +79,9 @@ def run(topology: DeclaredTopology,
         par: Parallelism = None,
         setting: Annotated[Pairs, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated. The key "
                                                "decides where it goes: spark.* to Spark, keys of docs/settings.md to Millrace, "
-                                               "any other key to the components. The value is JSON or a string.")] = None,
+                                               "any other key to the components. The value is JSON or a string; env:NAME "
+                                               "is the value of that environment variable and @FILE the text of that file, for "
+                                               "passwords, which a command line would show to all users.")] = None,
         seconds: Annotated[float, typer.Option(metavar="S", help="Stop after this many seconds; 0: run until Ctrl-C.",
                                                min=0)] = 0,
         resume: Annotated[bool, typer.Option(RESUME, help="Restart from the last checkpoint of an earlier run. --resume auto: "
@@ -103,6 +105,9 @@ def run(topology: DeclaredTopology,
                                           max=65535)] = 0,
         one_worker_per_node: Annotated[bool, typer.Option("--one-worker-per-node", help="Use at most one worker on each node "
                                                                                         "for a topology.")] = False,
+        require_encryption: Annotated[bool, typer.Option("--require-encryption", help="Refuse to start, instead of warning, if "
+                                                         "Spark, the checkpoint store or the coordination store would carry "
+                                                         "anything between hosts in clear.")] = False,
         as_json: Json = False) -> None:
     """Run a topology on Spark, until Ctrl-C or `millrace kill`.
 
@@ -114,7 +119,7 @@ def run(topology: DeclaredTopology,
     options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), settings.topology, seconds, cluster,
                          bind, port, one_worker_per_node, settings.spark, settings.engine, scheduler,
                          pairs("--scheduler-set", scheduler_set),
-                         resume_choice(resume, resume_auto, resume_older, fresh), engine)
+                         resume_choice(resume, resume_auto, resume_older, fresh), engine, require_encryption)
     result = run_topology(options, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))

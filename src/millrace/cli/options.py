@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,15 +26,17 @@ OneTopology = Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="Nam
 RESUME, RESUME_AUTO, RESUME_OLDER = "--resume", "--resume-auto", "--resume-older"
 RESUME_VALUES = {AUTO: RESUME_AUTO, OLDER: RESUME_OLDER}
 SPARK = "spark."  # begins the names of Spark's own settings
+FROM_ENVIRONMENT, FROM_FILE = "env:", "@"  # begin values that are kept in the environment or in a file
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one command line, sorted by the part of the system that reads them."""
 
-    topology: dict[str, Any] = field(default_factory=dict)  # including the users' own keys, which components read
-    engine: dict[str, Any] = field(default_factory=dict)
-    spark: dict[str, str] = field(default_factory=dict)
+    # Not in the repr: URLs in it may have passwords.
+    topology: dict[str, Any] = field(default_factory=dict, repr=False)  # including the users' own keys, which components read
+    engine: dict[str, Any] = field(default_factory=dict, repr=False)
+    spark: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 def sorted_settings(items: list[str] | None) -> Settings:
@@ -40,13 +44,40 @@ def sorted_settings(items: list[str] | None) -> Settings:
     settings = Settings()
     for key, text in _split("--set", items):
         if key.startswith(SPARK):
-            settings.spark[key] = text  # Spark parses its values itself
+            settings.spark[key] = text if (secret := _kept_elsewhere(key, text)) is None else secret  # Spark parses its values
         elif key in ENGINE_SETTINGS:
-            settings.engine[key] = _value("--set", key, text)
+            settings.engine[key] = _setting(key, text)
         else:
             _check_spelling(key)
-            settings.topology[key] = _value("--set", key, text)
+            settings.topology[key] = _setting(key, text)
     return settings
+
+
+def _setting(key: str, text: str) -> Any:
+    secret = _kept_elsewhere(key, text)
+    return _value("--set", key, text) if secret is None else secret
+
+
+def _kept_elsewhere(key: str, text: str) -> str | None:
+    """The value that `env:NAME` or `@FILE` stands for; None if the text is the value itself.
+
+    Command lines are in the process list, which every user of the host can read. The value is a string, even if it looks like
+    a number, without the end of its line. A value in JSON quotes means itself.
+    """
+    if text.startswith(FROM_ENVIRONMENT):
+        name = text.removeprefix(FROM_ENVIRONMENT)
+        if name not in os.environ:
+            raise MillraceError(f"--set {key}={text}: there is no environment variable {name!r}. Export it first")
+        return os.environ[name]
+    if text.startswith(FROM_FILE):
+        path = Path(text.removeprefix(FROM_FILE)).expanduser()
+        try:
+            return path.read_text().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise MillraceError(f"--set {key}={text}: the value should be in the file {path}, which cannot be read: "
+                                f"{reason}") from None
+    return None
 
 
 def _check_spelling(key: str) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -42,18 +42,19 @@ class RunOptions:
     slots: int | None
     name: str | None
     par: dict[str, int]
-    config: dict[str, Any]
+    config: dict[str, Any] = field(repr=False)  # URLs in it may have passwords, as in the other settings
     seconds: float
     cluster: str | None
     bind: str | None
     port: int
     one_worker_per_node: bool
-    spark: dict[str, str]
-    settings: dict[str, Any]
+    spark: dict[str, str] = field(repr=False)
+    settings: dict[str, Any] = field(repr=False)
     scheduler: str | None
     scheduler_parameters: dict[str, Any]
     resume: Resume
     engine: str = RESIDENT
+    require_encryption: bool = False
 
 
 def load_topology(name: str) -> type[Topology]:
@@ -110,6 +111,8 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
     check_engine_settings(options.settings)
     check_engine(options)
     with start_engine(options, topology, console) as engine:
+        for text in engine.in_clear:
+            console.print(f"warning: {text}", markup=False)
         if options.scheduler is not None:
             engine.set_scheduler(options.scheduler, options.scheduler_parameters)
         running = engine.submit(topology, options.name or None, options.config, options.par, options.resume)
@@ -151,11 +154,11 @@ def start_engine(options: RunOptions, topology: type[Topology], console: Console
 
         console.print(f"waiting for {slots} executors of Spark {options.master} ...", markup=False)
         return MicrobatchEngine(options.master, slots, name=options.cluster, code=[topology], settings=options.settings,
-                                spark_settings=options.spark)
+                                spark_settings=options.spark, require_encryption=options.require_encryption)
     console.print(f"starting {slots} workers on Spark {options.master} ...", markup=False)
     return ResidentEngine(options.master, slots, name=options.cluster, bind=options.bind, port=options.port,
                           one_worker_per_node=options.one_worker_per_node, code=[topology], settings=options.settings,
-                          spark_settings=options.spark)
+                          spark_settings=options.spark, require_encryption=options.require_encryption)
 
 
 def _watch(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, console: Console, deadline: float,

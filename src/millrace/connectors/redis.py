@@ -6,7 +6,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -17,6 +16,7 @@ from millrace.connectors.sinks import field_names
 from millrace.connectors.staged_commands import StagedCommands
 from millrace.connectors.staging import StagedSink
 from millrace.errors import EncodingError, MillraceError
+from millrace.redaction import shown_place
 
 TIMEOUT_SECONDS = 5.0  # a server that does not answer is an error, not a hang
 IDLE_SECONDS = 0.01  # after an empty read, the time until the next
@@ -35,10 +35,8 @@ def connect(component: Component, conf: dict[str, Any]) -> Any:
                                       protocol=2)
         client.ping()
     except (redis.exceptions.RedisError, ValueError) as error:
-        parts = urlsplit(url)
-        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without the password
-        raise MillraceError(f"{component.component_name}: no Redis answers at {place} ({error}). Start one there, or "
-                            "correct the setting 'url'.") from error
+        raise MillraceError(f"{component.component_name}: no Redis answers at {shown_place(url)} ({error}). Start one there, "
+                            "or correct the setting 'url'.") from error
     return client
 
 

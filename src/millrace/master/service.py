@@ -61,6 +61,7 @@ from millrace.master.workers.feeds import feeds_for
 from millrace.master.workers.port import Connection, WorkerHandlers, WorkerPort
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph
+from millrace.redaction import redact
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Gate, Keys
 from millrace.runtime.worker.process import WorkerSetup
@@ -98,7 +99,8 @@ class Master:
         self.failures: dict[str, str] = {}  # by topology: the unexpected error that has ended it
         self.worker_port = WorkerPort(self.settings, self.keys)
         self.connections = self.worker_port.connections
-        self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.state, self.worker_port, self)
+        self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.keys.secret, self.state,
+                                             self.worker_port, self)
         self.scheduling = SchedulingLoop(name, self.settings, self)
         self.batching = Batching(self.state, self.observed, self.tell, self.take, self.new_generation)
         self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self,
@@ -418,6 +420,7 @@ class Master:
 
     def say(self, message: Say) -> None:
         """Report something to users: in the events, the log, and to the listeners."""
+        message = replace(message, text=redact(message.text))
         self.events.append({"time": time.time(), "topology": message.topology, "text": message.text, "level": message.level})
         log.log({"warning": logging.WARNING, "error": logging.ERROR}.get(message.level, logging.INFO), "%s%s",
                 f"{message.topology}: " if message.topology else "", message.text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import importlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -75,7 +75,7 @@ class ComponentDef:
     kind: Literal["spout", "bolt"]
     code: str
     par: int
-    config: dict[str, Any]
+    config: dict[str, Any] = field(repr=False)  # URLs in it may have passwords
     outputs: tuple[StreamDef, ...]
     inputs: tuple[Input, ...]
     blocking: bool
@@ -113,7 +113,7 @@ class TopologyGraph(_GraphCache):
 
     name: str
     components: tuple[ComponentDef, ...]
-    config: dict[str, Any]
+    config: dict[str, Any] = field(repr=False)
     ackers: int = 0
     batched: bool = False
 

@@ -15,6 +15,7 @@ from millrace.model.frozen import FrozenMap
 from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
+from millrace.redaction import redacted
 
 FORMAT = "millrace-situation-1"
 
@@ -36,7 +37,7 @@ class Situation:
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "graphs": [msgspec.to_builtins(graph) for graph in self.graphs],
+            "graphs": [redacted(msgspec.to_builtins(graph)) for graph in self.graphs],  # their configs may have URLs
             "cluster": msgspec.to_builtins(self.cluster),
             "load": {name: load.to_json() for name, load in self.load.items()},
             "plan": {name: plan.to_json() for name, plan in self.plan.items()},

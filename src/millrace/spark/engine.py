@@ -26,6 +26,7 @@ from millrace.schedulers.even import Even
 from millrace.spark.cluster.launcher import SparkLauncher, ship_code
 from millrace.spark.dataframes.declared import check_dataframes, resolve_dataframes
 from millrace.spark.dataframes.feeding import STOP_SECONDS, FeedingQueries
+from millrace.spark.session.encryption import check_encryption, check_stores
 from millrace.spark.session.errors import GONE, is_gone
 from millrace.spark.session.master_url import LOOPBACK, MasterUrl, parse_master
 from millrace.spark.session.session import make_session, stop_session
@@ -56,16 +57,19 @@ class ResidentEngine:
 
     `slots` workers run as Spark tasks; each holds a core of the cluster for as long as the engine runs. Pass `spark` to use
     your own session (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have one created. `code`:
-    topologies, or names of modules, that workers must be able to import later.
+    topologies, or names of modules, that workers must be able to import later. `require_encryption`: raise `NotEncrypted`
+    instead of warning if anything would travel between hosts in clear.
     """
 
     def __init__(self, master: str = "local[2]", slots: int = 2, *, spark: SparkSession | None = None,
                  name: str | None = None, bind: str | None = None, port: int = 0, one_worker_per_node: bool = False,
                  code: Sequence[type[Topology] | str] = (), settings: dict[str, Any] | None = None,
-                 spark_settings: dict[str, str] | None = None) -> None:
+                 spark_settings: dict[str, str] | None = None, require_encryption: bool = False) -> None:
         if slots < 1:
             raise MillraceError(f"{slots} slots were requested: a topology needs at least 1")
         check_engine_settings(settings or {})
+        if require_encryption:
+            check_stores(settings or {})
         # A generated name changes with each run, but checkpoints must be found again.
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
@@ -81,7 +85,10 @@ class ResidentEngine:
         where = parse_master(str(self.spark.sparkContext.master))
         scheduler = Even(one_worker_per_node=one_worker_per_node, spread_back=False)
         try:
+            self.in_clear = check_encryption(conf_of(self.spark), where, require_encryption)
             self.master = Master(name, bind or self._driver_host(where), port, settings, scheduler)
+            for text in self.in_clear:
+                self.master.say(Say(text, level="warning"))
             self._launch(where, bind, [item if isinstance(item, str) else item.__module__ for item in code])
         except BaseException:
             self.stop()
@@ -212,6 +219,11 @@ def check_session(spark: SparkSession) -> None:
                             "one: create the session with spark.task.maxFailures=1000000"
                             + (" and the master local[N,1000000]" if local else "") + ", or let Millrace create it")
     check_off(context.getConf())
+
+
+def conf_of(spark: SparkSession) -> dict[str, str]:
+    """All settings of a running session."""
+    return dict(spark.sparkContext.getConf().getAll())
 
 
 def check_off(conf: SparkConf) -> None:

@@ -20,7 +20,8 @@ from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, To
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.service import Master
 from millrace.model.graph import TopologyGraph, batched, graph_of
-from millrace.runtime.checkpoints.store import open_store, shown_place
+from millrace.redaction import shown_place
+from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.schedulers.same_slot import SameSlot
 from millrace.spark.batches.offsets import SparkOffsets
@@ -31,7 +32,8 @@ from millrace.spark.cluster.launcher import ship_code
 from millrace.spark.cluster.placement import Placement
 from millrace.spark.dataframes.declared import resolve_dataframes
 from millrace.spark.dataframes.writer import SinkWriter, sink_writers, with_schemas
-from millrace.spark.engine import RunningTopology, check_code
+from millrace.spark.engine import RunningTopology, check_code, conf_of
+from millrace.spark.session.encryption import check_encryption, check_stores
 from millrace.spark.session.errors import GONE
 from millrace.spark.session.master_url import LOOPBACK, parse_master
 from millrace.spark.session.session import make_batch_session, stop_session
@@ -65,15 +67,18 @@ class MicrobatchEngine:
             topology.wait(seconds=10)
 
     A slot is one of Spark's executors; `slots`: how many to wait for. Pass `spark` to use your own session, or `master` to
-    have one made. `code`: topologies, or names of modules, that executors must be able to import.
+    have one made. `code`: topologies, or names of modules, that executors must be able to import. `require_encryption`: raise
+    `NotEncrypted` instead of warning if anything would travel between hosts in clear.
     """
 
     def __init__(self, master: str = "local[2]", slots: int = 1, *, spark: SparkSession | None = None, name: str | None = None,
                  code: Sequence[type[Topology] | str] = (), settings: dict[str, Any] | None = None,
-                 spark_settings: dict[str, str] | None = None) -> None:
+                 spark_settings: dict[str, str] | None = None, require_encryption: bool = False) -> None:
         if slots < 1:
             raise MillraceError(f"{slots} slots were asked for: a topology needs at least 1")
         check_engine_settings(settings or {})
+        if require_encryption:
+            check_stores(settings or {})
         check_slots(str(spark.sparkContext.master) if spark is not None else master, slots)
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
@@ -84,6 +89,7 @@ class MicrobatchEngine:
         self.spark = spark or make_batch_session(master, f"millrace {name}", spark_settings)
         where = parse_master(str(self.spark.sparkContext.master))
         try:
+            self.in_clear = check_encryption(conf_of(self.spark), where, require_encryption)
             check_batch_settings(self.spark.sparkContext.getConf())
             if where.kind != "local":
                 check_allocation(self.spark.sparkContext.getConf(), slots)
@@ -92,6 +98,8 @@ class MicrobatchEngine:
             self.number = enter(self)
             host = LOOPBACK if where.on_loopback else str(self.spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK))
             self.master = Master(name, host, 0, settings, SameSlot())
+            for text in self.in_clear:
+                self.master.say(Say(text, level="warning"))
             self.placement = Placement(self.spark.sparkContext)
             path = ship_code(self.spark.sparkContext, [item if isinstance(item, str) else item.__module__ for item in code],
                              installed=where.on_this_machine)

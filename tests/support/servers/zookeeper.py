@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from support.servers.catalog import ZOOKEEPER, ZOOKEEPER_JAR
+from support.servers.certificates import Certificates
 from support.servers.needed import locate
 from support.servers.ports import free_port
 
@@ -20,7 +21,7 @@ SERVING = b"Zookeeper version"
 class ZooKeeperServer:
     """One server on the loopback. Its data survives a stop, so it can be started again."""
 
-    def __init__(self, java: str, directory: Path) -> None:
+    def __init__(self, java: str, directory: Path, certificates: Certificates | None = None) -> None:
         self.java, self.directory, self.port = java, directory, free_port()
         self.hosts = f"127.0.0.1:{self.port}"
         self.url = f"zookeeper://{self.hosts}"
@@ -29,13 +30,28 @@ class ZooKeeperServer:
         self.config = directory / "zoo.cfg"
         self.config.write_text(f"dataDir={directory / 'data'}\nclientPort={self.port}\nclientPortAddress=127.0.0.1\n"
                                "admin.enableServer=false\n4lw.commands.whitelist=srvr\ntickTime=500\n")
+        self.classes, self.tls_hosts = str(ZOOKEEPER_JAR), ""
+        if certificates is not None:
+            self._add_tls(certificates)
+
+    def _add_tls(self, certificates: Certificates) -> None:
+        """Serve TLS on a second port. Debian's jar does not name all the jars that it needs for that."""
+        port, both = free_port(), self.directory / "certificate-and-key.pem"
+        both.write_text(certificates.key.read_text() + certificates.certificate.read_text())
+        self.tls_hosts = f"127.0.0.1:{port}"
+        self.classes = f"{ZOOKEEPER_JAR}:{ZOOKEEPER_JAR.with_name('netty-codec.jar')}"
+        with self.config.open("a") as config:
+            config.write("serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\nssl.clientAuth=none\n"
+                         f"secureClientPort={port}\nsecureClientPortAddress=127.0.0.1\nssl.keyStore.type=PEM\n"
+                         f"ssl.keyStore.location={both}\nssl.trustStore.type=PEM\n"
+                         f"ssl.trustStore.location={certificates.authority}\n")
 
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [self.java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.jmx.log4j.disable=true",
                  "-Dzookeeper.forceSync=no",  # the process is killed, never the machine
-                 "-cp", str(ZOOKEEPER_JAR), "org.apache.zookeeper.server.ZooKeeperServerMain", str(self.config)],
+                 "-cp", self.classes, "org.apache.zookeeper.server.ZooKeeperServerMain", str(self.config)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
@@ -56,9 +72,9 @@ class ZooKeeperServer:
 
 
 @contextlib.contextmanager
-def running_zookeeper(directory: Path) -> Iterator[ZooKeeperServer]:
+def running_zookeeper(directory: Path, certificates: Certificates | None = None) -> Iterator[ZooKeeperServer]:
     """Skips the test if ZooKeeper is not installed."""
-    server = ZooKeeperServer(locate(ZOOKEEPER), directory)
+    server = ZooKeeperServer(locate(ZOOKEEPER), directory, certificates)
     server.start()
     try:
         yield server

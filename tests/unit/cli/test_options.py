@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from millrace.cli.options import Settings, pairs, resume_choice, sorted_settings, with_resume_value
@@ -69,3 +71,26 @@ def test_resume_fresh_or_neither() -> None:
 ])
 def test_resume_has_a_value_only_if_it_is_a_known_one(given: list[str], joined: list[str]) -> None:
     assert with_resume_value(given) == joined
+
+
+def test_values_from_the_environment_and_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STORE", "redis://:hunter2@host:6379/0")
+    monkeypatch.setenv("PIN", "1234")
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2\n")
+    assert sorted_settings(["checkpoint.store=env:STORE", "pin=env:PIN", f"spark.authenticate.secret=@{secret}",
+                            f"password=@{secret}", 'handle="@millrace"', 'text="env:PIN"']) == Settings(
+        topology={"pin": "1234", "password": "hunter2", "handle": "@millrace", "text": "env:PIN"},
+        engine={"checkpoint.store": "redis://:hunter2@host:6379/0"},
+        spark={"spark.authenticate.secret": "hunter2"})
+
+
+def test_a_missing_variable_or_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+    with pytest.raises(MillraceError, match=r"--set checkpoint.store=env:NOWHERE: there is no environment variable 'NOWHERE'"):
+        sorted_settings(["checkpoint.store=env:NOWHERE"])
+    with pytest.raises(MillraceError, match="which cannot be read: No such file"):
+        sorted_settings([f"checkpoint.store=@{tmp_path / 'nothing'}"])
+    with pytest.raises(MillraceError) as refused:
+        sorted_settings(["redis://:hunter2@host"])
+    assert "hunter2" not in str(refused.value)

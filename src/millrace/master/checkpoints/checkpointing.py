@@ -24,9 +24,10 @@ from millrace.errors import MillraceError, NotTheAuthor, StoreUnreachable, Topol
 from millrace.master.checkpoints.store_calls import StoreCalls
 from millrace.master.state_home import state_home
 from millrace.model.graph import TaskId, TopologyGraph, resolve
+from millrace.redaction import shown_place
 from millrace.runtime.checkpoints.lock import Lock
 from millrace.runtime.checkpoints.resumption import Beginning
-from millrace.runtime.checkpoints.store import CheckpointStore, open_store, shown_place
+from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.checkpoints.trial import begin_trial, check_shared, end_trial
 from millrace.runtime.wire import messages as wire

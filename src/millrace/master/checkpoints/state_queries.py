@@ -16,7 +16,7 @@ from millrace.master.batch_log import BatchLog
 from millrace.master.checkpoints.checkpointing import Checkpointing
 from millrace.master.state_view import MasterView
 from millrace.model.graph import ACKER, TaskId, TopologyGraph, resolve
-from millrace.runtime.checkpoints.store import shown_place
+from millrace.redaction import shown_place
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import Manifest, wave_of
 

@@ -35,9 +35,10 @@ class Agents(Protocol):
 class PlanDistribution:
     """Called on the master's thread, except for the publisher's callback."""
 
-    def __init__(self, coordination: str, cluster: str, state: MasterView, agents: Agents, port: DistributionPort) -> None:
+    def __init__(self, coordination: str, cluster: str, secret: bytes, state: MasterView, agents: Agents,
+                 port: DistributionPort) -> None:
         self._state, self._agents, self._port = state, agents, port
-        self.publisher = PlanPublisher(coordination, cluster, self._failed)
+        self.publisher = PlanPublisher(coordination, cluster, secret, self._failed)
 
     def distribute(self, command: Distribute) -> None:
         stamp = command.assignment.stamp

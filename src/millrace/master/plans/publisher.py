@@ -19,10 +19,10 @@ class PlanPublisher:
     """Calls `failed`, on its own thread, when the store is down, when it is available again (with None), and when another
     master has become the author. Only the newest plan counts: an older one that could not be written in time is skipped."""
 
-    def __init__(self, url: str, cluster: str, failed: Callable[[Exception | None], None]) -> None:
+    def __init__(self, url: str, cluster: str, secret: bytes, failed: Callable[[Exception | None], None]) -> None:
         self.store: CoordinationStore = EmbeddedStore()  # until `claim` opens the configured one
         self.embedded = url == EMBEDDED
-        self._url, self._cluster = url, cluster
+        self._url, self._cluster, self._secret = url, cluster, secret
         self._failed = failed
         self._newest: tuple[Stamp, Mapping[str, bytes]] | None = None  # the plan to write
         self._last: tuple[Stamp, Mapping[str, bytes]] | None = None  # the plan written last, or being written
@@ -32,7 +32,7 @@ class PlanPublisher:
 
     def claim(self) -> int:
         """Become the author of the cluster's plans, in place of any other master: the last step before acting as master."""
-        self.store = open_coordination(self._url, self._cluster)
+        self.store = open_coordination(self._url, self._cluster, self._secret)
         author = self.store.claim()
         if not self.embedded:
             self.store.watch("", self._look_again)

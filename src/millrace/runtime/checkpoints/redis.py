@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from millrace.errors import MillraceError, StoreUnreachable
+from millrace.redaction import shown_place
 from millrace.runtime.checkpoints.directory import UNFINISHED_SECONDS, check_name, not_there
-from millrace.runtime.checkpoints.store import shown_place
 
 PREFIX = "millrace:checkpoint:"
 UNFINISHED_PREFIX = "millrace:checkpoint-unfinished:"

@@ -14,12 +14,12 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow
 from pyarrow import fs
 
 from millrace.errors import MillraceError, StoreUnreachable
+from millrace.redaction import shown_place
 from millrace.runtime.checkpoints.directory import UNFINISHED, UNFINISHED_SECONDS, check_name, not_there, refused
 from millrace.runtime.checkpoints.guarded import write_and_look
 
@@ -37,8 +37,7 @@ class RemoteStore:
 
     @classmethod
     def at(cls, url: str) -> RemoteStore:
-        parts = urlsplit(url)
-        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without password or key
+        place = shown_place(url)
         try:
             file_system, root = fs.FileSystem.from_uri(url)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:

@@ -83,12 +83,6 @@ def local_directory(url: str) -> Path | None:
     return _local_path(url) if scheme == "file" else None
 
 
-def shown_place(url: str) -> str:
-    """The store's URL for messages, without a password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in url else url
-
-
 def _local_path(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path:

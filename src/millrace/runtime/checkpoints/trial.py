@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millrace.errors import CheckpointMissing, StoreNotShared
-from millrace.runtime.checkpoints.store import CheckpointStore, shown_place
+from millrace.redaction import shown_place
+from millrace.runtime.checkpoints.store import CheckpointStore
 
 MASTER = "master"
 

@@ -20,7 +20,7 @@ import zmq
 
 from millrace.config import AGENT_POLL, COORDINATION, EMBEDDED
 from millrace.control.assignment import Assignment, Stamp
-from millrace.errors import MillraceError
+from millrace.errors import ForeignPlan, MillraceError
 from millrace.runtime.plans.coordination import CoordinationStore, open_coordination
 from millrace.runtime.plans.plan_store import PlanStore
 from millrace.runtime.wire import messages as wire
@@ -48,10 +48,12 @@ class Agent(threading.Thread):
     """Runs in every worker; acts only while the worker is the agent. `errors` counts failures, which the next poll retries."""
 
     def __init__(self, context: zmq.Context[Any], master: str, keys: Keys, cluster: str, settings: dict[str, Any],
-                 slot: int, generation: int, node: str, directory: Path, died: Callable[[BaseException], None]) -> None:
+                 slot: int, generation: int, node: str, directory: Path, died: Callable[[BaseException], None],
+                 author: int = 0) -> None:
         super().__init__(daemon=True, name="agent")
         self._context, self._master, self._keys, self._cluster = context, master, keys, cluster
         self._slot, self._generation, self._node, self._directory, self._died = slot, generation, node, directory, died
+        self._author = author  # the master's number
         self._poll_seconds: float = AGENT_POLL.of(settings)
         self._url: str = COORDINATION.of(settings)
         self._store: PlanStore | None = None
@@ -156,7 +158,7 @@ class Agent(threading.Thread):
         """Open an external coordination store, if there is one. The next poll retries if it is unreachable."""
         if self._url != EMBEDDED and self.is_agent:
             if self._plans is None:
-                self._plans = open_coordination(self._url, self._cluster)
+                self._plans = open_coordination(self._url, self._cluster, self._keys.secret)
                 self._plans.watch(self._node, self._wake)
             self._read_plans()
 
@@ -174,7 +176,12 @@ class Agent(threading.Thread):
         self._news = None
 
     def _read_plans(self) -> None:
-        plan = self._plans.read(self._node) if self._plans is not None else None
+        try:
+            plan = self._plans.read(self._node) if self._plans is not None else None
+        except ForeignPlan as error:
+            if error.author < self._author:
+                return  # left by an earlier run: this one has not published yet
+            raise
         if plan is not None:
             self._write(*plan)
 

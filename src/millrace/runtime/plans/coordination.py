@@ -5,10 +5,10 @@ Only one master writes at a time: the one with the latest claim. A revision is p
     embedded                          in the memory of the master's process, gone with it
     zookeeper://host:port[,host:port] survives the master; another master can take over
 
-ZooKeeper's side of it, under /millrace/<cluster>:
+ZooKeeper's side of it, under /millrace/<cluster>, open to one user alone if the URL names one:
 
     author                              the number of the latest claim
-    plans/<author>-<revision>/<node>+0  a node's part, compressed, in as many pieces as it takes: +1, +2, ...
+    plans/<author>-<revision>/<node>+0  a node's part, compressed and signed, in as many pieces as it takes: +1, +2, ...
     current                             the stamp in force and a digest of its parts
 
 A master writes the pieces first and then sets `current`, in a transaction that also checks that `author` is unchanged. Nobody
@@ -30,10 +30,12 @@ from urllib.parse import quote
 from millrace.config import EMBEDDED
 from millrace.control.assignment import Stamp
 from millrace.errors import MillraceError, NotTheAuthor, StoreUnreachable
+from millrace.runtime.plans.signed_parts import PartSigner
+from millrace.runtime.plans.zookeeper_access import ZooKeeperAccess
 
 PIECE = 512 << 10  # ZooKeeper limits a whole request to 1 MB
 PLANS_KEPT = 3
-SCHEME = "zookeeper://"
+BASE = "/millrace"
 
 _PIECES = struct.Struct(">I")  # the number of pieces, in front of the first
 _RECONNECT = {"max_tries": -1, "delay": 0.1, "backoff": 1.5, "max_delay": 1.0}  # seconds between attempts, without end
@@ -85,15 +87,11 @@ class _Published(NamedTuple):
         return cls(Stamp.parse(stamp), digest) if stamp else None
 
 
-def open_coordination(url: str, cluster: str) -> CoordinationStore:
-    """Open the store that a setting names: "embedded", or "zookeeper://host:port" with more hosts after commas."""
+def open_coordination(url: str, cluster: str, secret: bytes) -> CoordinationStore:
+    """Open the store that a setting names: "embedded", or a URL of ZooKeeper. `secret`: of the run, for signatures."""
     if url == EMBEDDED:
         return EmbeddedStore()
-    hosts = url.removeprefix(SCHEME)
-    if hosts == url or not hosts.strip(", ") or "/" in hosts:
-        raise MillraceError(f"{url!r} names no coordination store: use '{EMBEDDED}', or '{SCHEME}host:port' with more hosts "
-                            "after commas")
-    return ZooKeeperStore(hosts, cluster)
+    return ZooKeeperStore(ZooKeeperAccess.parse(url), cluster, PartSigner(secret, cluster))
 
 
 def _next_author(before: int) -> int:
@@ -186,12 +184,13 @@ def _call_all(watchers: Iterable[Callable[[], None]]) -> None:
 class ZooKeeperStore:
     """Plans in ZooKeeper. `timeout`: seconds without an answer until an error, and of the session."""
 
-    def __init__(self, hosts: str, cluster: str, timeout: float = 5.0) -> None:
-        self._root = f"/millrace/{_znode(cluster)}"
+    def __init__(self, access: ZooKeeperAccess, cluster: str, signer: PartSigner, timeout: float = 5.0) -> None:
+        self._access, self._signer = access, signer
+        self._root = f"{BASE}/{_znode(cluster)}"
         self._author, self._plans, self._current = (f"{self._root}/{name}" for name in ("author", "plans", "current"))
         self._watchers: list[Callable[[], None]] = []
         self._lock = threading.Lock()  # one publication at a time: its steps are not one transaction
-        self._link = _ZooKeeperClient(hosts, timeout, self._connected)
+        self._link = _ZooKeeperClient(access, timeout, self._connected)
 
     def claim(self) -> int:
         """Compare and set. If the answer is lost, the next number is taken; an unused number does no harm."""
@@ -217,8 +216,21 @@ class ZooKeeperStore:
     # --- claiming and publishing ---
 
     def _claim(self) -> int:
+        self._link.wait(self._link.client.ensure_path_async(BASE, self._access.shared_acl()))
         for path in (self._root, self._plans, self._current):
             self._link.wait(self._link.client.ensure_path_async(path))
+        author = self._raise_author()
+        self._close_to_others()
+        return author
+
+    def _close_to_others(self) -> None:
+        """Keep others out of nodes that were made without a user, by an earlier run."""
+        acl = self._access.own_acl()
+        if acl is not None:
+            for path in (self._root, self._plans, self._current, self._author):
+                self._link.wait(self._link.client.set_acls_async(path, acl))
+
+    def _raise_author(self) -> int:
         while True:
             previous = self._link.get(self._author)
             author = _next_author(int(previous.data) if previous else 0)
@@ -249,7 +261,7 @@ class ZooKeeperStore:
         self._remove(stamp)  # left by an unfinished attempt
         self._link.wait(self._link.client.ensure_path_async(directory))
         pieces = ((f"{directory}/{_piece(node, number)}", piece) for node, part in parts.items()
-                  for number, piece in enumerate(_cut(part)))
+                  for number, piece in enumerate(_cut(self._signer.sign(stamp, node, zlib.compress(part)))))
         all_under_way = [self._link.client.create_async(path, piece) for path, piece in pieces]
         made = [self._link.wait(under_way, but=("NoNodeError",)) for under_way in all_under_way]
         return None not in made
@@ -292,16 +304,16 @@ class ZooKeeperStore:
             published = _Published.decode(current.data) if current else None
             if published is None:
                 return None
-            part = self._read_part(f"{self._plans}/{published.stamp}", node)
-            if part is not None:
-                return published.stamp, part
+            signed = self._read_part(f"{self._plans}/{published.stamp}", node)
+            if signed is not None:  # nothing in it is read before its signature has been checked
+                return published.stamp, zlib.decompress(self._signer.check(published.stamp, node, signed))
             before, current = current, self._link.get(self._current)
             if before == current:
                 return None
 
     def _read_part(self, directory: str, node: str) -> bytes | None:
         first = self._link.get(f"{directory}/{_piece(node, 0)}")
-        if first is None:
+        if first is None or len(first.data) < _PIECES.size:
             return None
         pieces = [first.data[_PIECES.size :]]
         for number in range(1, _PIECES.unpack_from(first.data)[0]):
@@ -309,7 +321,7 @@ class ZooKeeperStore:
             if piece is None:
                 return None
             pieces.append(piece.data)
-        return zlib.decompress(b"".join(pieces))
+        return b"".join(pieces)
 
     def _connected(self) -> None:
         """Set the watch again after a lost connection, which may have hidden changes."""
@@ -340,9 +352,8 @@ def _piece(node: str, number: int) -> str:
     return f"{_znode(node)}+{number}"
 
 
-def _cut(part: bytes) -> list[bytes]:
-    packed = zlib.compress(part)
-    pieces = [packed[start : start + PIECE] for start in range(0, len(packed), PIECE)]
+def _cut(signed: bytes) -> list[bytes]:
+    pieces = [signed[start : start + PIECE] for start in range(0, len(signed), PIECE)]
     return [_PIECES.pack(len(pieces)) + pieces[0], *pieces[1:]]
 
 
@@ -354,10 +365,10 @@ class _ZNode(NamedTuple):
 class _ZooKeeperClient:
     """A kazoo client with a time limit on every call, that raises Millrace's errors."""
 
-    def __init__(self, hosts: str, timeout: float, connected: Callable[[], None]) -> None:
-        self._hosts, self._timeout, self._connected = hosts, timeout, connected
+    def __init__(self, access: ZooKeeperAccess, timeout: float, connected: Callable[[], None]) -> None:
+        self._hosts, self._timeout, self._connected = access.hosts, timeout, connected
         self._closed = self._was_lost = False
-        self.client = _new_client(hosts, timeout)
+        self.client = _new_client(access, timeout)
         self.client.add_listener(self._state_changed)
         self._live: threading.Event = self.client.start_async()
         if not self._live.wait(timeout):
@@ -376,8 +387,8 @@ class _ZooKeeperClient:
             except _too_slow():
                 break
             except _refused() as error:
-                raise StoreUnreachable(f"ZooKeeper at {self._hosts} refused {what}: {error!r}. Check its access control lists "
-                                       "and limits") from error
+                raise StoreUnreachable(f"ZooKeeper at {self._hosts} refused {what}: {error!r}. Check user and password, "
+                                       "and its access control lists and limits") from error
         raise self._unreachable(what)
 
     def wait(self, under_way: Any, but: tuple[str, ...] = ()) -> Any:
@@ -440,19 +451,19 @@ class _ZooKeeperClient:
                                 "check that it is running, that host and port are right, and that no firewall is in between")
 
 
-def _new_client(hosts: str, timeout: float) -> Any:
+def _new_client(access: ZooKeeperAccess, timeout: float) -> Any:
     try:
         from kazoo.client import KazooClient
     except ImportError:
-        raise MillraceError(f"plans in ZooKeeper at {hosts} need the Python package kazoo: "
+        raise MillraceError(f"plans in ZooKeeper at {access.hosts} need the Python package kazoo: "
                             "pip install millrace[zookeeper]") from None
     quiet = logging.getLogger(f"{__name__}.kazoo")
     if quiet.level == logging.NOTSET:
         quiet.setLevel(logging.CRITICAL)  # it logs every attempt to reconnect; we log once each way
     try:
-        return KazooClient(hosts=hosts, timeout=timeout, connection_retry=_RECONNECT, logger=quiet)
+        return KazooClient(timeout=timeout, connection_retry=_RECONNECT, logger=quiet, **access.client_options())
     except ValueError:
-        raise MillraceError(f"{hosts!r} names no ZooKeeper: use host:port, with more of them after commas") from None
+        raise MillraceError(f"{access.hosts!r} names no ZooKeeper: use host:port, with more of them after commas") from None
 
 
 def _lost() -> tuple[type[Exception], ...]:

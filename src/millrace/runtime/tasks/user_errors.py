@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.api.tuple import Tuple
 from millrace.errors import EncodingError, MillraceError, UserCodeFailed, is_interrupt
+from millrace.redaction import redact
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
@@ -28,6 +29,7 @@ def describe(error: BaseException) -> str:
     except USER_ERRORS as worse:
         spare_interrupts(worse)
         text = f"{type(error).__name__}, whose __str__ raises {type(worse).__name__}"
+    text = redact(text)  # before it is cut: half a URL is not recognized
     if len(text) > LONGEST_TEXT:
         text = f"{text[:LONGEST_TEXT]}... ({len(text)} characters)"
     return text.encode("utf-8", "backslashreplace").decode()
@@ -115,4 +117,4 @@ def _excerpt(values: Any) -> str:
 
 
 def _tail(trace: list[str]) -> str:
-    return "".join(trace)[-4000:].encode("utf-8", "backslashreplace").decode()
+    return redact("".join(trace))[-4000:].encode("utf-8", "backslashreplace").decode()

@@ -144,6 +144,9 @@ class Welcome(msgspec.Struct, array_like=True, tag=11, tag_field="type"):
     author: int = 0
     cluster: str = ""
 
+    def __repr__(self) -> str:  # without the settings, whose URLs may have passwords
+        return f"Welcome({self.generation}, author={self.author}, cluster={self.cluster!r})"
+
 
 class Fetch(msgspec.Struct, array_like=True, tag=12, tag_field="type"):
     """Polls the master: is this worker the agent of its node, and is there a newer plan than this one?"""

@@ -65,7 +65,7 @@ class WorkerSetup:
     keys: Keys = field(repr=False)
     bind: str = ""  # "": this host only; "auto": the address that faces the master; else an address
     path: tuple[str, ...] = ()  # directories of user code to import
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)  # URLs in it may have passwords
 
     def directory(self) -> str:
         """The directory shared by all workers of the cluster on a host. Not chosen by `tempfile`, which would choose another
@@ -227,7 +227,7 @@ class WorkerProcess:
             pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision, calls)
             node_path = node_directory(directory, self.node.name)
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
-                          welcome.generation, self.node.name, node_path, self.threads.died)
+                          welcome.generation, self.node.name, node_path, self.threads.died, welcome.author)
             plans = PlanReader(self.context, node_path)
             pulse.start()
             agent.start()

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millrace.errors import MasterUnreachable, MillraceError
+from millrace.redaction import is_secret
+from millrace.spark.session.encryption import SECRET
 from millrace.spark.session.environment import prepare_environment
 from millrace.spark.session.java import archive_option
 from millrace.spark.session.master_url import MasterUrl, check_reachable, parse_master
@@ -81,7 +83,7 @@ def _start(master: MasterUrl, url: str, app_name: str, settings: dict[str, str])
 
     builder = SparkSession.builder.master(url).appName(app_name).config(map={**settings})
     try:
-        _start_jvm({**settings, "spark.master": url, "spark.app.name": app_name})
+        _start_jvm(without_secrets({**settings, "spark.master": url, "spark.app.name": app_name}))
         with _own_interrupt_handler():
             spark = builder.getOrCreate()
         _silence_accumulator_server(spark)
@@ -90,7 +92,13 @@ def _start(master: MasterUrl, url: str, app_name: str, settings: dict[str, str])
     except (PySparkException, Py4JError, OSError) as error:
         if SparkContext._active_spark_context is not None:
             SparkContext._active_spark_context.stop()  # a half-made context would block the next attempt
-        raise _not_started(master, error) from error
+        raise _not_started(master, error, SECRET in settings) from error
+
+
+def without_secrets(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings for the JVM's command line, which every user of the host can read. The builder passes all settings later,
+    over a socket of this process."""
+    return {key: value for key, value in settings.items() if not is_secret(key, value)}
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:
@@ -124,12 +132,15 @@ def _silence_accumulator_server(spark: SparkSession) -> None:
     server.handle_error = lambda request, address: log.info("the JVM at %s has ended", address)
 
 
-def _not_started(master: MasterUrl, error: Exception) -> MillraceError:
+def _not_started(master: MasterUrl, error: Exception, with_secret: bool) -> MillraceError:
     if master.kind == "spark" and "stopped SparkContext" in str(error):
         return MasterUnreachable(
             f"Something listens at {master.url}, but it did not accept the application within a minute. Check that it is a "
             f"Spark master of release {version('pyspark')}, and that the port is the master's (usually 7077; 8080 is its "
             "web page)."
+            + (f" Its master and workers must have the same {SECRET} and the settings for encryption, in spark-defaults.conf: "
+               "docs/DEPLOYMENT.md#security." if with_secret else
+               f" If it has spark.authenticate=true, pass its secret with --set {SECRET}=env:NAME.")
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = "\n".join([line for line in lines if not line.startswith("An error occurred while calling")][:4])

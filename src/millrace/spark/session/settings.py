@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from millrace.errors import NotEnoughSlots
+from millrace.spark.session.encryption import encryption_settings
 from millrace.spark.session.master_url import LOOPBACK, MasterUrl, parse_master
 
 SPARE_CORES = 2  # for Spark's own small jobs: with every core held by a worker they wait forever, without an error
@@ -51,6 +52,7 @@ def session_settings(master: str, slots: int, extra: Mapping[str, str] | None = 
         _check_local_cluster(parsed, slots)
         settings["spark.executor.memory"] = f"{parsed.executor_memory_mb}m"
     extra = dict(extra or {})
+    settings |= encryption_settings(parsed, extra)
     for side in ("driver", "executor"):
         ours = java if side == "executor" and not parsed.on_this_machine else f"{java} {_log_option()}"
         settings[f"spark.{side}.defaultJavaOptions"] = _without_collector_clash(

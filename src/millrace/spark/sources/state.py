@@ -5,6 +5,7 @@ It is read from the checkpoint store, whether the topology runs, on either engin
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from millrace.errors import CheckpointMissing, MillraceError, StoreUnreachable, 
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.checkpoints.state_queries import DEFAULT_STATE
 from millrace.master.requests.client import ask, cluster_running, running_clusters
-from millrace.runtime.checkpoints.store import CheckpointStore, open_store, shown_place
+from millrace.redaction import shown_place
+from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.spark.sources.columns import record_batch
 from millrace.spark.sources.options import check_options
@@ -46,7 +48,7 @@ class StateOptions:
     topology: str
     component: str
     state: str
-    store: str
+    store: str = dataclasses.field(repr=False)  # its URL may have a password
 
     @classmethod
     def of(cls, options: MutableMapping[str, str]) -> StateOptions:

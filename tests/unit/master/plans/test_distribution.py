@@ -47,7 +47,7 @@ def recorder() -> FakePort:
 def distribution(recorder: FakePort) -> Iterator[PlanDistribution]:
     state = MasterState()
     state.agents = {"n0": 0, "n1": 3}
-    made = PlanDistribution(EMBEDDED, "cluster", state, recorder, recorder)
+    made = PlanDistribution(EMBEDDED, "cluster", b"secret", state, recorder, recorder)
     recorder.author = made.publisher.claim()
     yield made
     made.publisher.close()

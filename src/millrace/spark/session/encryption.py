@@ -1,0 +1,99 @@
+"""Encryption between hosts: the settings that make Spark encrypt, and what would travel in clear.
+
+The workers' CURVE keys travel with the Spark job, so connections between workers are as secret as Spark's own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.config import CHECKPOINTS, COORDINATION
+from millrace.errors import NotEncrypted
+from millrace.redaction import shown_place
+from millrace.runtime.plans.zookeeper_access import SCHEME as ZOOKEEPER
+from millrace.runtime.plans.zookeeper_access import TLS_SCHEME as ZOOKEEPER_WITH_TLS
+from millrace.spark.session.master_url import MasterUrl
+
+SECRET = "spark.authenticate.secret"
+AUTHENTICATE, CRYPTO, ON_DISK = "spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled"
+# Spark's own processes of a standalone cluster need the same, since both ends of a connection must agree.
+ENCRYPTED = {
+    AUTHENTICATE: "true",
+    CRYPTO: "true",
+    "spark.network.crypto.authEngineVersion": "2",
+    "spark.network.crypto.cipher": "AES/GCM/NoPadding",  # Spark's default does not notice changed bytes
+    "spark.network.crypto.saslFallback": "false",  # else a peer could ask for a connection in clear
+    ON_DISK: "true",
+}
+OTHER_CIPHERS = ("spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption")  # Spark's other ways to encrypt
+SEE = "docs/DEPLOYMENT.md#security"
+
+
+def encryption_settings(master: MasterUrl, extra: Mapping[str, str]) -> dict[str, str]:
+    """Settings of a session that Millrace makes. None on one host, nor on a standalone cluster whose secret was not given: YARN
+    and Kubernetes make a secret for each application, a standalone cluster has one that all must know."""
+    needs_secret = master.kind == "spark"
+    return {} if master.on_loopback or (needs_secret and not extra.get(SECRET)) else dict(ENCRYPTED)
+
+
+def check_encryption(conf: Mapping[str, str], master: MasterUrl, required: bool) -> list[str]:
+    """Messages about connections of a running session that are not encrypted; `conf`: its settings. Raises `NotEncrypted`
+    instead if encryption is `required`."""
+    in_clear = _spark_in_clear(conf, master)
+    if required:
+        _refuse(in_clear)
+    return in_clear
+
+
+def check_stores(settings: Mapping[str, Any]) -> None:
+    """Raise `NotEncrypted` for stores on other hosts without TLS. Only if encryption is required: many are on a private
+    network."""
+    _refuse(_stores_in_clear(settings))
+
+
+def _refuse(in_clear: list[str]) -> None:
+    if in_clear:
+        raise NotEncrypted("encryption is required, and not everything is encrypted. " + " ".join(in_clear))
+
+
+def _spark_in_clear(conf: Mapping[str, str], master: MasterUrl) -> list[str]:
+    def is_on(key: str) -> bool:
+        return str(conf.get(key, "false")).strip().lower() == "true"
+
+    missing = [key for key in (AUTHENTICATE, CRYPTO, ON_DISK) if not is_on(key)
+               and not (key == CRYPTO and any(map(is_on, OTHER_CIPHERS)))]
+    if master.on_loopback or not missing:
+        return []
+    text = (f"Spark's connections between hosts are not protected, and they carry the workers' keys: the session has no "
+            f"{' and no '.join(f'{key}=true' for key in missing)}.")
+    if master.kind == "spark":
+        text += (f" Give this standalone cluster a secret, in the spark-defaults.conf of its master and workers together with "
+                 f"{' '.join(f'{key}={value}' for key, value in ENCRYPTED.items())}, and pass it here with "
+                 f"--set {SECRET}=env:NAME or --set {SECRET}=@FILE, in Python with spark_settings={{...}}")
+    else:
+        text += " Create the session with them, or let Millrace create it"
+    return [f"{text} ({SEE})."]
+
+
+def _stores_in_clear(settings: Mapping[str, Any]) -> list[str]:
+    problems = []
+    checkpoints, plans = str(CHECKPOINTS.of(settings) or ""), str(COORDINATION.of(settings))
+    if checkpoints.startswith("redis://") and not _on_loopback(checkpoints):
+        problems.append(f"{CHECKPOINTS.key} is {shown_place(checkpoints)}, without TLS: use rediss:// ({SEE}).")
+    if plans.startswith(ZOOKEEPER) and not _on_loopback(plans):
+        problems.append(f"{COORDINATION.key} is {shown_place(plans)}, without TLS: use {ZOOKEEPER_WITH_TLS} ({SEE}).")
+    return problems
+
+
+def _on_loopback(url: str) -> bool:
+    hosts = [part.rpartition(":")[0] or part for part in shown_place(url).partition("://")[2].partition("/")[0].split(",")]
+    return all(host == "localhost" or _is_loopback(host.strip("[]")) for host in hosts)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
