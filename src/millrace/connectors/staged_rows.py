@@ -13,7 +13,8 @@ import msgspec
 from millrace.api.component import Component
 from millrace.connectors.staging import Staging, gone, staged_name
 from millrace.errors import EncodingError, TopologyError
-from millrace.runtime.wire.messages import BIG_INT, encode_rows
+from millrace.runtime.wire.messages import encode_rows
+from millrace.state.packing import BIG_INT
 
 TABLE = "millrace_staged"
 # msgpack extension codes for types that a database has and msgpack lacks; 1 is used by the wire format

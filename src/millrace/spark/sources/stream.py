@@ -33,7 +33,7 @@ from millrace.runtime.taps.reader import (
     taken_by_another,
 )
 from millrace.runtime.wire.transport import Keys
-from millrace.spark.sources.columns import inferred_schema, record_batch
+from millrace.spark.sources.columns import check_columns, inferred_schema, record_batch
 from millrace.spark.sources.options import check_options
 
 SAMPLE_ROWS = 100
@@ -116,6 +116,7 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     when there is another batch, and unacked rows would be replayed by then."""
 
     def __init__(self, options: TapOptions, schema: StructType) -> None:
+        check_columns(schema, options.label)
         self._options, self._schema = options, schema
         self._reader = f"{time.time_ns():020}-{uuid.uuid4().hex}"  # a tap has one reader, the newest
         self._links: TapLinks | None = None
