@@ -191,7 +191,8 @@ def test_values_that_have_travelled_look_the_same_when_they_travel_on(value: Any
 
 @pytest.mark.parametrize(("value", "arrived"), [
     ((1, (2, 3)), [1, [2, 3]]), ({"a": (1,)}, {"a": [1]}), (frozenset({1}), [1]), (Colour.RED, "red"),
-    (bytearray(b"x"), b"x"), (UUID(int=1), "00000000-0000-0000-0000-000000000001"), (Point(3), {"x": 3}), ({1: "a", None: "b"}, {1: "a", None: "b"}),
+    (bytearray(b"x"), b"x"), (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    (Point(3), {"x": 3}), ({1: "a", None: "b"}, {1: "a", None: "b"}),
 ], ids=repr)
 def test_other_types_are_turned_into_plain_ones_once(value: Any, arrived: Any) -> None:
     once = wire.through_the_wire([value])
