@@ -50,11 +50,13 @@ COLUMNS: dict[str, tuple[str, pa.DataType, Any]] = {
 }
 FIELDS = list(COLUMNS)
 DDL = ", ".join(f"{name} {kind}" for name, (kind, _, _) in COLUMNS.items())
+STRUCT = f"struct<{', '.join(f'{name}: {kind}' for name, (kind, _, _) in COLUMNS.items())}>"
 ARROW = pa.schema([(name, kind) for name, (_, kind, _) in COLUMNS.items()])
 N = 60
 
 
 def row(number: int) -> tuple[Any, ...]:
+    """The row of this number."""
     values = [value for _, _, value in COLUMNS.values()]
     return (number, *(values[1:] if number % 3 else [None] * (len(values) - 1)))
 
@@ -88,7 +90,7 @@ class KeepRow(Bolt):
     outputs: ClassVar[list[str]] = FIELDS
 
     def process(self, tup: Any) -> None:
-        self.state[tup.values[0]] = list(tup.values)
+        self.state[tup.values[0]] = dict(zip(FIELDS, tup.values, strict=True))
         self.emit(tup.values)
 
 
@@ -135,6 +137,11 @@ class TypedSink(Topology):
 # ---- with Spark at both ends ----
 
 
+def without_void(dataframe: Any) -> Any:
+    """Files have no columns of type void."""
+    return dataframe.drop("nothing")
+
+
 def typed_rows(spark: Any) -> Any:
     """The rows of files that arrive in a directory."""
     stored = ", ".join(f"{name} {kind}" for name, (kind, _, _) in COLUMNS.items() if kind != "void")
@@ -143,7 +150,7 @@ def typed_rows(spark: Any) -> Any:
 
 
 def write(dataframe: Any, batch: int) -> None:
-    dataframe.drop("nothing").write.mode("overwrite").parquet(str(Path(os.environ[TARGET]) / f"batch={batch}"))
+    without_void(dataframe).write.mode("overwrite").parquet(str(Path(os.environ[TARGET]) / f"batch={batch}"))
 
 
 class SparkToTap(Topology):

@@ -71,7 +71,7 @@ def test_between_workers_and_through_a_tap_and_state_after_the_loss_of_a_worker(
     cluster.run_until(lambda: readable(cluster) >= N, seconds=20)
     expected = [row(number) for number in range(N)]
     assert repr(tapped(cluster)) == repr(expected)
-    assert states(cluster, "keep") == {values[0]: list(values) for values in expected}
+    assert states(cluster, "keep") == {values[0]: dict(zip(FIELDS, values, strict=True)) for values in expected}
     keys = {name: FIELDS.index(name) for name in ("price", "day", "local")}
     by_key: dict[Any, list[int]] = {}
     for values in expected:
@@ -84,7 +84,7 @@ def test_arrow_batches_become_the_same_rows(cluster: LocalCluster) -> None:
     cluster.submit(TypedBatchesTap)
     cluster.run_until(lambda: readable(cluster) >= 3 * N, seconds=5)
     assert tapped(cluster) == sorted(3 * [row(number) for number in range(N, 2 * N)], key=lambda values: int(values[0]))
-    assert states(cluster, "keep") == {number: list(row(number)) for number in range(N, 2 * N)}
+    assert states(cluster, "keep") == {number: dict(zip(FIELDS, row(number), strict=True)) for number in range(N, 2 * N)}
 
 
 def run(batches: LocalBatches) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -111,7 +111,7 @@ def test_through_the_shuffle_a_dataframe_sink_and_state_after_the_loss_of_a_proc
     expected = [row(number) for number in range(N)]
     assert sorted([tuple(each.values()) for each in first + rows], key=lambda values: values[0]) == expected
     kept = state_of(open_store(batches.store), batches.graph)["keep"]["state"]
-    assert repr(sorted(kept.items())) == repr([(values[0], list(values)) for values in expected])
+    assert repr(sorted(kept.items())) == repr([(values[0], dict(zip(FIELDS, values, strict=True))) for values in expected])
 
 
 class SometimesText(Bolt):
