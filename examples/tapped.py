@@ -3,8 +3,8 @@
     ./millrace run examples.tapped:Watch                 # one terminal
     .venv/bin/python -m examples.tapped /tmp/alarms      # another: Parquet files, until Ctrl-C
 
-Both can be stopped and started again. The reader continues where it was; `Watch` continues with `--resume`. With `--fresh` it
-starts empty: then remove /tmp/alarms and /tmp/alarms.checkpoint first.
+Both can be stopped, or killed, and started again. The reader continues where it was; `Watch` continues with `--resume`, and a
+running reader waits for it. With `--fresh` it starts empty: then remove /tmp/alarms and /tmp/alarms.checkpoint first.
 """
 
 import os
@@ -17,6 +17,7 @@ from millrace import Bolt, CounterState, Grouping, Topology, Tuple
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.tap import Tap
 from millrace.spark.sources import register
+from millrace.spark.sources.interrupts import run_until_interrupted
 
 DEVICES = 20
 LIMIT = 90
@@ -64,4 +65,6 @@ if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's Python processes must find Millrace, too
     session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     register(session)
-    copy(session, sys.argv[1]).awaitTermination()
+    if run_until_interrupted(copy(session, sys.argv[1])):
+        print("stopped: the reader continues from its checkpoint when it is started again")
+    session.stop()

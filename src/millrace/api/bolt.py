@@ -26,6 +26,9 @@ class Bolt(Component):
     acks_itself: ClassVar[bool] = False  # True: `process` keeps the tuple and acks it later
     named_rows: ClassVar[bool] = True  # False: values come as plain tuples, without field names; a little cheaper
 
+    # True: if `process_rows` raises it has kept nothing of the chunk, so that its rows can be processed again one by one
+    keeps_all_or_none: ClassVar[bool] = False
+
     # Keyed by the fields grouping; snapshotted at each wave. See api/keyed/declared.py for other kinds.
     state = State()
 

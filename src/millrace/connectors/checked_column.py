@@ -25,6 +25,18 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
     return array
 
 
+def misfit(values: Sequence[Any], field: pa.Field, declared: str) -> str:
+    """Describes the first of these values that does not fit the column. `declared`: the type of the column as the user wrote
+    it."""
+    for value in values:
+        try:
+            column([value], field)
+        except UNFIT as error:
+            return (f"column {field.name!r} is declared {declared}, but {value!r:.100} ({type(value).__name__}) does not fit: "
+                    f"{error}")
+    raise AssertionError(f"every value fits column {field.name!r}")
+
+
 def _check_whole(values: Sequence[Any]) -> None:
     """Refuses fractions: Arrow would truncate them."""
     if float in set(map(type, values)):

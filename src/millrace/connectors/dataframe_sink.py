@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from millrace.api.bolt import Bolt
-from millrace.api.tuple import DEAD_LETTERS
-from millrace.connectors.checked_column import UNFIT, column
+from millrace.connectors.checked_column import UNFIT, column, misfit
 from millrace.connectors.settings import setting
+from millrace.errors import EncodingError
 
 SCHEMA = "arrow-schema"  # key in the tasks' configuration: the schema as computed by the driver, in Base64
 
@@ -23,6 +24,8 @@ class DataFrameSink(Bolt):
     | `write` | `module:function`, called on the driver as (DataFrame, batch id) after each batch with rows |
     | `schema` | types of the columns, as Spark writes them: `word string, count long`; names as in the stream read |
 
+    A row that does not fit the schema becomes a dead letter, whose error names the column and the value.
+
     The rows of a batch stay in the checkpoint store until they are written. After a crash the function may be called again for
     the last batch, with the same id and the same rows: writing under the batch id makes it exactly once.
     """
@@ -30,30 +33,22 @@ class DataFrameSink(Bolt):
     outputs: ClassVar[list[str]] = []
     only_on: ClassVar[str] = "microbatch"
     named_rows: ClassVar[bool] = False
+    keeps_all_or_none: ClassVar[bool] = True
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self._schema = pa.ipc.read_schema(pa.py_buffer(b64decode(setting(self, storm_conf, SCHEMA, str))))
         self._batches: list[pa.RecordBatch] = []
 
     def process_rows(self, rows: list[Any]) -> None:
+        """Keeps the rows, or none of them if one does not fit the schema."""
+        columns = [self._column(values, field) for values, field in zip(zip(*rows, strict=True), self._schema, strict=True)]
+        self._batches.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+
+    def _column(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
         try:
-            self._batches.append(self._batch(rows))
+            return column(values, field)
         except UNFIT:
-            for row in rows:
-                self._keep(row)
-
-    def _keep(self, row: Any) -> None:
-        """Keeps one row; a row that does not fit the schema becomes a dead letter."""
-        try:
-            self._batches.append(self._batch([row]))
-        except UNFIT as error:
-            self.raise_exception(error)
-            self.emit([self.component_name, self.task_index, "", list(row), f"{type(error).__name__}: {error}"],
-                      stream=DEAD_LETTERS)
-
-    def _batch(self, rows: list[Any]) -> pa.RecordBatch:
-        columns = [column(values, field) for values, field in zip(zip(*rows, strict=True), self._schema, strict=True)]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            raise EncodingError(misfit(values, field, str(field.type))) from None
 
     def snapshot(self) -> Any:
         """The rows of this batch, for the driver."""

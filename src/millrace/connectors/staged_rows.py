@@ -15,7 +15,8 @@ from millrace.api.component import Component
 from millrace.connectors.rejected_rows import RejectedRows
 from millrace.connectors.staging import Staging, gone, staged_name
 from millrace.errors import EncodingError, TopologyError
-from millrace.runtime.wire.messages import BIG_INT, encode_rows
+from millrace.runtime.wire.messages import encode_rows
+from millrace.state.packing import BIG_INT
 
 TABLE = "millrace_staged"
 PUBLISHED = -1  # in place of an epoch

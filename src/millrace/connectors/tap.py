@@ -43,6 +43,8 @@ class Tap(TwoPhaseSink):
         self.rows = TapRows()
         self._most, self._most_bytes = TAP_ROWS.default, TAP_MEGABYTES.default * 1e6
         self._port: TapPort | None = None
+        self._chunk: Any = None  # the origin of the last tuple
+        self._extended = True  # the tuples of that chunk may hold decimals, dates or times
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self._most, self._most_bytes = TAP_ROWS.of(storm_conf), TAP_MEGABYTES.of(storm_conf) * 1e6
@@ -68,10 +70,13 @@ class Tap(TwoPhaseSink):
         self.report_metric(TAP_METRIC, msgspec.to_builtins(self._port.show(self.rows)))
 
     def process(self, tup: Tuple) -> None:
+        if tup.origin is not self._chunk:
+            self._chunk = tup.origin
+            self._extended = getattr(tup.origin, "extended", True)
         if self.exactly_once:
-            self.rows.add(tup.values)
+            self.rows.add(tup.values, self._extended)
         else:
-            self.rows.add_readable(tup.values, tup)
+            self.rows.add_readable(tup.values, tup, self._extended)
 
     def close(self) -> None:
         if self._port is not None:

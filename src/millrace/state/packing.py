@@ -8,6 +8,7 @@ import msgspec
 
 from millrace.api.keyed.keys import ATOMS
 from millrace.errors import CorruptCheckpoint, EncodingError
+from millrace.state.time_values import EXTENDED, EXTENSIONS, extension_of, read_extension
 
 DEEPEST = 100  # levels of nested containers; reading takes more stack than writing
 
@@ -22,13 +23,14 @@ encode_msgpack = msgspec.msgpack.Encoder().encode
 
 
 def pack_value(value: Any) -> bytes:
-    """Packs any value that keyed state can hold without a codec: str, int, float, bool, None, bytes, and lists, tuples, sets,
-    frozensets and dicts of them."""
+    """Packs any value that keyed state can hold without a codec: str, int, float, bool, None, bytes, Decimal, dates and times,
+    and lists, tuples, sets, frozensets and dicts of them."""
     try:
         return _packed(plain_value(value))
     except (TypeError, RecursionError) as error:
-        raise EncodingError(f"a {type(value).__name__} cannot be packed: {error}. Use str, int, float, bool, None, bytes, and "
-                            "lists, tuples, sets, frozensets and dicts of them, and no subclass of these") from None
+        raise EncodingError(f"a {type(value).__name__} cannot be packed: {error}. Use str, int, float, bool, None, bytes, "
+                            "Decimal, dates and times, and lists, tuples, sets, frozensets and dicts of them, and no "
+                            "subclass of these") from None
 
 
 def unpack_value(data: bytes) -> Any:
@@ -45,6 +47,8 @@ def plain_value(value: Any, levels: int = DEEPEST) -> Any:
     kind = type(value)
     if kind in ATOMS:
         return value
+    if kind in EXTENDED:
+        return extension_of(value)
     if not levels:
         raise TypeError(f"its containers are nested more than {DEEPEST} levels deep")
     if kind is list:
@@ -56,11 +60,14 @@ def plain_value(value: Any, levels: int = DEEPEST) -> Any:
     raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a supported type")
 
 
-def _plain_dict(value: dict[Any, Any], levels: int) -> dict[Any, Any]:
+def _plain_dict(value: dict[Any, Any], levels: int) -> Any:
     if not ATOMS.issuperset(map(type, value)):
         for key in value:
             if not _is_preserved(key, levels):
                 raise TypeError(f"a dict in it has the key {key!r} ({type(key).__name__})")
+        if any(map(_is_extended_key, value)):
+            items = [each for key, item in value.items() for each in (plain_key(key), plain_value(item, levels))]
+            return msgspec.msgpack.Ext(PAIRS, _packed(items))
     if ATOMS.issuperset(map(type, value.values())):
         return value
     return {key: plain_value(item, levels) for key, item in value.items()}
@@ -68,7 +75,24 @@ def _plain_dict(value: dict[Any, Any], levels: int) -> dict[Any, Any]:
 
 def _is_preserved(key: Any, levels: int) -> bool:
     """True if packing preserves the key of a dict. A named tuple would become a tuple, which only keys of a state allow."""
-    return type(key) in ATOMS or (type(key) is tuple and levels > 0 and all(_is_preserved(item, levels - 1) for item in key))
+    return type(key) in ATOMS or type(key) in EXTENDED or (
+        type(key) is tuple and levels > 0 and all(_is_preserved(item, levels - 1) for item in key))
+
+
+def _is_extended_key(key: Any) -> bool:
+    return type(key) in EXTENDED or (isinstance(key, tuple) and any(map(_is_extended_key, key)))
+
+
+def plain_key(key: Any) -> Any:
+    """The key of a dict or a state in types that msgpack preserves, except that a tuple becomes a list; TypeError if it cannot
+    be a key."""
+    if type(key) in ATOMS:
+        return key
+    if type(key) in EXTENDED:
+        return extension_of(key)
+    if isinstance(key, tuple):
+        return [plain_key(item) for item in key]
+    raise TypeError(f"{key!r} ({type(key).__name__}) cannot be a key")
 
 
 def _packed(plain: Any) -> bytes:
@@ -98,6 +122,8 @@ def unwrap(code: int, data: memoryview) -> Any:
         return int.from_bytes(data, "big", signed=True)
     if code == LONE_SURROGATES:
         return bytes(data).decode("utf-8", "surrogatepass")
+    if code in EXTENSIONS:
+        return read_extension(code, data)
     if code != PAIRS and code not in _KINDS:
         raise ValueError(f"unknown extension {code}")
     items = _list_decoder.decode(data)

@@ -14,10 +14,19 @@ import msgspec
 
 from millrace.api.keyed.changes import Changes
 from millrace.api.keyed.declared import declared_states
-from millrace.api.keyed.keys import ATOMS, KeyPlaces, is_key
+from millrace.api.keyed.keys import ATOMS, KeyPlaces
 from millrace.api.keyed.plain import KeyedState, Loaded
 from millrace.errors import CorruptCheckpoint, EncodingError, UnknownName, is_interrupt
-from millrace.state.packing import TOO_ODD, UNREADABLE_VALUE, as_key, encode_msgpack, plain_value, unwrap, wrapped
+from millrace.state.packing import (
+    TOO_ODD,
+    UNREADABLE_VALUE,
+    as_key,
+    encode_msgpack,
+    plain_key,
+    plain_value,
+    unwrap,
+    wrapped,
+)
 
 FORMAT = 1
 LONGEST_CHAIN = 16  # pieces; a restore reads them all
@@ -105,16 +114,18 @@ class TaskState:
         return {group: (True, _piece(group, True, part)) for group, part in parts.items()}
 
     def _columns(self, state: KeyedState, keys: list[Any], values: list[Any], deleted: list[Any]) -> Columns:
-        self._check(state.name, keys)
-        return keys, self._plain_values(state, keys, values), state.dues_of(keys), deleted
+        return self._plain_keys(state.name, keys), self._plain_values(state, keys, values), state.dues_of(keys), \
+            self._plain_keys(state.name, deleted)
 
-    def _check(self, name: str, keys: list[Any]) -> None:
+    def _plain_keys(self, name: str, keys: list[Any]) -> list[Any]:
         """Checks the types again: an instance of a subclass may equal a key that was checked, and still not be packable."""
-        if not ATOMS.issuperset(map(type, keys)):
-            for key in keys:
-                if not is_key(key):
-                    raise EncodingError(f"{self._label}: {key!r} ({type(key).__name__}) cannot be a key of {name!r}. Keys "
-                                        "are str, int, float, bool, None, bytes, or tuples of those, and of no subclass")
+        if ATOMS.issuperset(map(type, keys)):
+            return keys
+        try:
+            return list(map(plain_key, keys))
+        except TypeError as error:
+            raise EncodingError(f"{self._label}: {error} of {name!r}. Keys are str, int, float, bool, None, bytes, Decimal, "
+                                "dates and times, or tuples of those, and of no subclass") from None
 
     def _plain_values(self, state: KeyedState, keys: list[Any], values: list[Any]) -> list[Any]:
         to_plain = None if state.codec is None else state.codec.encode

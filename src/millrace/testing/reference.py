@@ -16,6 +16,9 @@ import time
 from collections import Counter, deque, namedtuple
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from datetime import time as time_of_day
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -259,7 +262,8 @@ class _Task:
         if tuple(batch.schema.names) != definition.fields:
             raise EmitError(f"{self.definition.name} emitted a batch with columns {batch.schema.names} on "
                             f"{definition.name!r}, whose fields are {list(definition.fields)}")
-        for number, row in enumerate(zip(*(column.to_pylist() for column in batch.columns), strict=True)):
+        columns = [column.to_pylist(maps_as_pydicts="strict") for column in batch.columns]
+        for number, row in enumerate(zip(*columns, strict=True)):
             self._send(definition, row, batch.slice(number, 1), direct_task)
         self._note(tup_id)
 
@@ -363,6 +367,10 @@ def _copy(value: Any) -> Any:
         return list(map(_copy, value))
     if isinstance(value, dict):
         return {key: _copy(item) for key, item in value.items()}
+    if type(value) is datetime and value.tzinfo is not None:
+        return value.astimezone(UTC)
+    if isinstance(value, Decimal | date | time_of_day | timedelta):
+        return value
     try:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
     except TypeError as error:

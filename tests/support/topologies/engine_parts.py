@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -292,7 +294,8 @@ class Odd(GeneratorSpout):
     """Values of every kind that JSON can show."""
 
     outputs = ["n", "value"]
-    VALUES = ([1, [2, {"k": None}]], {"a": {"b": [1.5, True]}}, (1, (2, 3)), "ß", 2**63, None, "", 0.0, -1, [], {})
+    VALUES = ([1, [2, {"k": None}]], {"a": {"b": [1.5, True]}}, (1, (2, 3)), "ß", 2**63, None, "", 0.0, -1, [], {},
+              Decimal("1.50"), date(2026, 1, 2), datetime(2026, 1, 2, 3), timedelta(1), [Decimal("0.1"), time(4)])
 
     def generate(self, position: int) -> tuple[Any, ...]:
         n = self.ordinal(position)

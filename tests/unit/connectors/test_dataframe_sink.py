@@ -1,4 +1,4 @@
-"""A DataFrame sink keeps valid rows for the driver and sends the others to the dead letters."""
+"""A DataFrame sink keeps valid rows for the driver and refuses the others."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from base64 import b64encode
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from recording import attach, rows
 
-from millrace.api.tuple import DEAD_LETTERS
 from millrace.connectors import frame_sink
 from millrace.connectors.dataframe_sink import SCHEMA, DataFrameSink
+from millrace.errors import EncodingError
 
 TYPES = pa.schema([pa.field("word", pa.string()), pa.field("count", pa.int64(), nullable=False)])
 
@@ -25,15 +26,17 @@ def kept(sink: DataFrameSink) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in table.to_pylist()]
 
 
-def test_rows_that_do_not_fit_are_dead_letters_and_the_others_are_kept() -> None:
-    sink, handle = opened()
-    sink.process_rows(rows("word count", [["a", 1], ["b", None], ["c", 2.5], ["d", "many"], [None, 2]]))
+def test_a_row_that_does_not_fit_is_refused_with_its_column_and_nothing_is_kept() -> None:
+    sink, _ = opened()
+    sink.process_rows(rows("word count", [["a", 1], [None, 2]]))
+    for value, message in [(None, "None .NoneType. does not fit: count is declared not null, and has no value"),
+                           (2.5, "2.5 .float. does not fit"), ("many" * 100, r"'manymany.{0,100} .str. does not fit")]:
+        with pytest.raises(EncodingError, match=f"column 'count' is declared int64, but {message}") as caught:
+            sink.process_rows(rows("word count", [["kept secret", 3], ["b", value]]))
+        assert "secret" not in str(caught.value)
     sink.process_rows(rows("word count", [["e", 3]]))
     assert kept(sink) == [("a", 1), (None, 2), ("e", 3)]
     assert sink.snapshot() is None, "they belong to a batch that is done"
-    letters = [emitted.values for emitted in handle.emits if emitted.stream == DEAD_LETTERS]
-    assert [letter[3] for letter in letters] == [["b", None], ["c", 2.5], ["d", "many"]]
-    assert letters[0][4] == "ValueError: count is declared not null, and has no value"
 
 
 def test_the_former_import_path_still_works() -> None:

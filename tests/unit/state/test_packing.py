@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -29,6 +32,10 @@ def nested(kind: Any, levels: int) -> Any:
 
 @pytest.mark.parametrize("value", [
     None, True, 0, 1.5, "", "é", b"\xff", [], (), {}, set(), frozenset(), 2**64, -(2**200), "\ud800", (1, (2, [3])),
+    Decimal("1.50"), Decimal("NaN"), date(2026, 1, 2), datetime(2026, 1, 2, 3, 4, 5, 6), datetime(2026, 1, 2, tzinfo=UTC),
+    datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")), time(1, 2, 3), timedelta(days=-1, microseconds=2),
+    {date(2026, 1, 2): Decimal(1)}, {(1, date(2026, 1, 2)): {2**70: [time(1)]}}, {date(2026, 1, 2)},
+    [(Decimal("0.1"), "\ud800")],
     {(1, ("a", None)): {2**70: "\udfff"}}, {1, (2, 3)}, frozenset({("a",)}), [{}, {"a": (1,)}, {3}], {1: [1.0, True]},
 ])
 def test_values_come_back_as_they_were(value: Any) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 from millrace.errors import EncodingError, KeyNotOwned
 
 # Values of these types are immutable: the same object means no change.
 ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
+KEY_TYPES = ATOMS | {Decimal, date, datetime, time, timedelta}
 KEYS_REMEMBERED = 100_000  # keys whose group is cached; beyond this, keys that no state holds are dropped
 
 
@@ -64,7 +67,8 @@ class KeyPlaces:
     def _checked(self, key: Any, state: str) -> int:
         if not is_key(key):
             raise EncodingError(f"{self.label}: {key!r} ({type(key).__name__}) cannot be a key of {state!r}. Keys are the "
-                                "values of the fields grouping: str, int, float, bool, None, bytes, or tuples of those")
+                                "values of the fields grouping: str, int, float, bool, None, bytes, Decimal, dates and "
+                                "times, or tuples of those")
         group = self.group_of(key) % self.key_groups
         if group not in self._owned:
             owner = "another task" if self.owner_of is None else f"task {self.owner_of(group)}"
@@ -75,4 +79,4 @@ class KeyPlaces:
 
 
 def is_key(value: Any) -> bool:
-    return type(value) in ATOMS or (isinstance(value, tuple) and all(map(is_key, value)))
+    return type(value) in KEY_TYPES or (isinstance(value, tuple) and all(map(is_key, value)))

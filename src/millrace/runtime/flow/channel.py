@@ -96,6 +96,13 @@ class Delivery:
     def key(self) -> str:
         return f"{self.inlet.source:x}.{self.edge or id(self):x}"
 
+    @property
+    def extended(self) -> bool:
+        """True if its rows may hold decimals, dates or times."""
+        if self.form != wire.ARROW:
+            return self.form == wire.EXTENDED_ROWS
+        return not wire.has_plain_columns(self.body.schema if self.local else pa.ipc.open_stream(self.body).schema)
+
     def tuple_id(self, index: int) -> str:
         return f"{self.key}:{index}"
 
@@ -138,9 +145,12 @@ class Channel:
             if self._in_use():
                 self.owner.unblocked()
 
-    def send_rows(self, stream: int, rows: Any, edge: int, lineage: Lineage) -> None:
+    def send_rows(self, stream: int, rows: Any, edge: int, lineage: Lineage, extended: bool = False) -> None:
+        """`extended`: some values may be decimals, dates or times."""
         if self.local is not None:
-            self._hand_over(stream, rows, len(rows), wire.ROWS, edge, lineage)
+            self._hand_over(stream, rows, len(rows), wire.EXTENDED_ROWS if extended else wire.ROWS, edge, lineage)
+        elif extended:
+            self._send(stream, wire.encode_extended(rows), len(rows), wire.EXTENDED_ROWS, edge, lineage)
         else:
             self._send(stream, wire.encode_rows(rows), len(rows), wire.ROWS, edge, lineage)
 

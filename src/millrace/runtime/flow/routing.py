@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -159,16 +159,16 @@ class ByFields(Route):
         """`_task_of` for the key of each row."""
         if len(self.positions) == 1:
             return self._targets(batch.column(self.positions[0]))
-        keys = list(zip(*(batch.column(position).to_pylist() for position in self.positions), strict=True))
+        keys = list(zip(*(values_of(batch.column(position)) for position in self.positions), strict=True))
         return np.fromiter(map(self._task_of, keys), dtype=np.int32, count=batch.num_rows)
 
     def _targets(self, column: pa.Array) -> np.ndarray:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()  # its nulls are not in the dictionary
         if pa.types.is_nested(column.type):  # Arrow cannot dictionary-encode these
-            return np.fromiter(map(self._task_of, column.to_pylist()), dtype=np.int32, count=len(column))
+            return np.fromiter(map(self._task_of, values_of(column)), dtype=np.int32, count=len(column))
         encoded = column.dictionary_encode(null_encoding="encode")
-        of_distinct = np.fromiter(map(self._task_of, encoded.dictionary.to_pylist()), dtype=np.int32)
+        of_distinct = np.fromiter(map(self._task_of, values_of(encoded.dictionary)), dtype=np.int32)
         return of_distinct[encoded.indices.to_numpy(zero_copy_only=False)]
 
 
@@ -222,7 +222,37 @@ class ByGroups(ByFields):
 
 
 def rows_of_batch(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    return list(zip(*map(values_of, batch.columns), strict=True))
+
+
+def values_of(column: pa.Array) -> list[Any]:
+    """The values of a column as a row has them: a map is a dict, and a time with a zone is in UTC."""
+    kind = column.type
+    if pa.types.is_nested(kind) or pa.types.is_timestamp(kind):
+        in_utc = _in_utc(kind)
+        column = column if in_utc == kind else column.cast(in_utc)
+    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+    return values
+
+
+@lru_cache
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    """The type with UTC as the zone of all its timestamps that have one."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_map(kind):
+        return pa.map_(_field_in_utc(kind.key_field), _field_in_utc(kind.item_field), keys_sorted=kind.keys_sorted)
+    if pa.types.is_struct(kind):
+        return pa.struct([_field_in_utc(kind.field(index)) for index in range(kind.num_fields)])
+    if pa.types.is_list(kind):
+        return pa.list_(_field_in_utc(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_field_in_utc(kind.value_field))
+    return kind
+
+
+def _field_in_utc(field: pa.Field) -> pa.Field:
+    return field.with_type(_in_utc(field.type))
 
 
 def make_route(grouping: Grouping, channels: list[Channel], fields: Sequence[str], owners: Sequence[int]) -> Route:

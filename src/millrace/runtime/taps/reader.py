@@ -12,17 +12,18 @@ If rows of a range are gone, another reader has committed them, which is an erro
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from millrace.errors import MillraceError, UnknownName
 from millrace.runtime.taps.client import ANSWER_SECONDS, NoAnswer, TapLinks, ask_places
 from millrace.runtime.taps.messages import Seen, TapPlace
+from millrace.runtime.taps.waiting import WAIT_SECONDS, TapWait
 from millrace.runtime.wire.transport import Keys
 
 Offset = dict[str, dict[str, Any]]
-READ_SECONDS = 60.0  # without any row before a read fails: enough for a task to restart elsewhere
+LONGEST_ANSWER_SECONDS = 30.0
 RETRY_SECONDS = 0.2
 
 
@@ -45,6 +46,12 @@ class TapAddress:
     component: str
     exactly_once: bool
     reader: str = ""  # the reader that reads of its executors keep alive
+    cluster: str = ""
+    wait: float = WAIT_SECONDS  # without any row before a read fails: enough for the topology's driver to be restarted
+
+    @property
+    def label(self) -> str:
+        return f"{self.topology}.{self.component}"
 
 
 class RowsGone(MillraceError):
@@ -110,11 +117,14 @@ def look_at(links: TapLinks, places: Mapping[int, TapPlace], committed: Offset,
     return answers
 
 
-def read_range(address: TapAddress, wanted: TapRange) -> Iterator[list[Any]]:
-    """Read all rows of a range, piece by piece, even if the task moves meanwhile. Raises RowsGone."""
-    with TapLinks(address.keys) as links:
-        number, deadline = wanted.start, time.monotonic() + READ_SECONDS
-        patience = ANSWER_SECONDS  # grows: a large row on a slow connection arrives all at once
+def read_range(address: TapAddress, wanted: TapRange,
+               find: Callable[[], TapAddress | None] = lambda: None) -> Iterator[list[Any]]:
+    """Read all rows of a range, piece by piece, even if the task moves meanwhile. `find` returns the tap's present address, if
+    it is known here: that of another master if the driver was restarted. Raises RowsGone."""
+    number, wait = wanted.start, TapWait(f"{address.label}[{wanted.task}]", address.cluster, address.wait)
+    patience = ANSWER_SECONDS  # grows: a large row on a slow connection arrives all at once
+    links = TapLinks(address.keys)
+    try:
         while number < wanted.stop:
             trouble = ""
             try:
@@ -126,15 +136,23 @@ def read_range(address: TapAddress, wanted: TapRange) -> Iterator[list[Any]]:
                 else:
                     for rows in _pieces(links, place, address, wanted._replace(start=number), patience):
                         yield rows
-                        number, deadline = number + len(rows), time.monotonic() + READ_SECONDS
+                        number += len(rows)
+                        wait.found()
             except NoAnswer as error:
-                trouble, patience = str(error), min(2 * patience, READ_SECONDS / 2)
+                trouble, patience = str(error), min(2 * patience, LONGEST_ANSWER_SECONDS)
             except UnknownName as error:
                 if not address.exactly_once:
                     return  # the topology has ended, and uncommitted rows were not acked
                 trouble = str(error)
             if number < wanted.stop:
-                _wait(address, wanted, trouble or "these rows are not there yet", deadline)
+                wait.missed(trouble or f"rows {number} to {wanted.stop - 1} are not there yet")
+                time.sleep(RETRY_SECONDS)
+                found = find() if trouble else None
+                if found is not None and found.master != address.master:
+                    links.close()
+                    address, links, patience = replace(found, reader=address.reader), TapLinks(found.keys), ANSWER_SECONDS
+    finally:
+        links.close()
 
 
 def _pieces(links: TapLinks, place: TapPlace, address: TapAddress, wanted: TapRange, patience: float) -> Iterator[list[Any]]:
@@ -146,17 +164,8 @@ def _pieces(links: TapLinks, place: TapPlace, address: TapAddress, wanted: TapRa
             return
         first, rows = piece
         if first > number:
-            raise RowsGone(f"rows {number} to {min(first, wanted.stop) - 1} of task {wanted.task}",
-                           f"{address.topology}.{address.component}")
+            raise RowsGone(f"rows {number} to {min(first, wanted.stop) - 1} of task {wanted.task}", address.label)
         if not rows:
             return
         yield rows
         number += len(rows)
-
-
-def _wait(address: TapAddress, wanted: TapRange, trouble: str, deadline: float) -> None:
-    if time.monotonic() >= deadline:
-        raise MillraceError(f"rows {wanted.start} to {wanted.stop - 1} of {address.component}[{wanted.task}] of "
-                            f"{address.topology!r} could not be read within {READ_SECONDS:g} s: {trouble}. Is the topology "
-                            "running? Restart the query from its checkpoint when it is")
-    time.sleep(RETRY_SECONDS)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from millrace.runtime.wire.messages import encode_rows
+from millrace.runtime.wire.messages import encode_extended, encode_rows
 
 READER_SECONDS = 30.0  # without activity until a reader is presumed gone, in case the next one's clock is behind
 
@@ -46,17 +46,19 @@ class TapRows:
     def unread_bytes(self) -> int:
         return self._bytes_readable - self._bytes_gone
 
-    def add(self, row: Sequence[Any]) -> None:
-        """Add a row that becomes readable by `show` or a wave."""
-        encoded = encode_rows(row)
+    def add(self, row: Sequence[Any], extended: bool = True) -> None:
+        """Add a row that becomes readable by `show` or a wave. `extended`: it may hold decimals, dates or times."""
+        encoded = encode_extended(row) if extended else encode_rows(row)
         self._rows.append(encoded)
         self._bytes_in += len(encoded)
 
-    def add_readable(self, row: Sequence[Any], origin: Any) -> None:
+    def add_readable(self, row: Sequence[Any], origin: Any, extended: bool = True) -> None:
         """Add a row that is readable at once; its origin goes to `done` when the row is committed."""
-        self.add(row)
+        encoded = encode_extended(row) if extended else encode_rows(row)
+        self._rows.append(encoded)
         self._origins.append(origin)
         self.readable += 1
+        self._bytes_in += len(encoded)
         self._bytes_readable = self._bytes_in
 
     def show(self) -> None:

@@ -127,7 +127,8 @@ class Execution:
             return
         if self._rolls_back(error):
             return
-        if not lineage.roots and not task.commits:  # nothing may be processed twice, so the whole chunk is dropped
+        again = bool(lineage.roots) or task.commits or task.component.keeps_all_or_none
+        if not again:  # nothing may be processed twice, so the whole chunk is dropped
             task.meters.failed += len(rows)
             task.report_error(error, None)
             for index, row in enumerate(rows):

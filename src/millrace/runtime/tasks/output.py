@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
@@ -12,7 +13,8 @@ from millrace.errors import EmitError, EncodingError
 from millrace.model.graph import StreamDef, TaskId
 from millrace.runtime.flow.channel import Channel
 from millrace.runtime.flow.routing import Custom, Route, ToAll
-from millrace.runtime.wire.messages import through_the_wire
+from millrace.runtime.wire.messages import holds_extended, through_the_wire
+from millrace.state.time_values import EXTENDED
 
 ROW_TYPES = {list, tuple}
 SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
@@ -21,8 +23,8 @@ SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
 class Output:
     """One stream of one task. `rows` (and, for a spout, `ids` beside it) wait here until the task settles."""
 
-    __slots__ = ("direct", "fields", "ids", "index", "name", "nested", "owner", "rebinds", "routes", "rows", "targets",
-                 "width")
+    __slots__ = ("direct", "extended", "fields", "ids", "index", "name", "nested", "owner", "rebinds", "routes", "rows",
+                 "targets", "width")
 
     def __init__(self, owner: TaskId, index: int, stream: StreamDef) -> None:
         self.owner, self.index, self.name = owner, index, stream.name
@@ -32,6 +34,7 @@ class Output:
         self.routes: list[Route] = []
         self.targets: dict[int, Channel] = {}  # of a direct stream: by number of the subscribed task
         self.nested = False  # a row with lists or dicts in it has been emitted
+        self.extended = False  # a row with decimals, dates or times in it has been emitted
         self.rebinds: list[Callable[[list[Any], list[Any]], None]] = []
 
     def take(self) -> tuple[list[tuple[Any, ...]], list[Any]]:
@@ -73,12 +76,29 @@ class Output:
     def _copied(self, field: str, value: Any) -> Any:
         if type(value) in SCALARS:
             return value
+        if type(value) in EXTENDED:
+            return self._timed(value)
         try:
-            return through_the_wire([value])[0]
+            copied = through_the_wire([value])[0]
+            if copied == value or not holds_extended(value):
+                return copied
+            self.extended = True
+            return through_the_wire([value], extended=True)[0]
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise EncodingError(f"{self.owner} emitted a {type(value).__name__} in field {field!r} of stream {self.name!r}, "
-                                f"which cannot be encoded ({error}). Emit str, int, float, bool, bytes, None, or lists "
-                                "and dicts of them.") from None
+                                f"which cannot be encoded ({error}). Emit str, int, float, bool, bytes, None, Decimal, dates "
+                                "and times, or lists and dicts of them.") from None
+
+    def _timed(self, value: Any) -> Any:
+        """A decimal, a date or a time as it arrives: unchanged, except that a datetime with a zone is in UTC."""
+        if type(value) is datetime and value.tzinfo is not None:
+            return value.astimezone(UTC)
+        self.extended = True
+        return value
+
+    def send_as_rows(self) -> None:
+        """Expect values of every kind in rows made from Arrow batches, which `row` has not seen."""
+        self.nested = self.extended = True
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Check that the columns of an Arrow batch are the stream's fields, in order."""

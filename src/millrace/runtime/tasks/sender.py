@@ -44,7 +44,10 @@ class Sender:
         if group.channels is not None:
             return [(channel, body[:] if rows else body) for channel in group.channels]
         if not rows:
-            return [part for route in output.routes for part in route.split_batch(body)]
+            parts = [part for route in output.routes for part in route.split_batch(body)]
+            if any(isinstance(part, list) for _, part in parts):  # of a custom grouping
+                output.send_as_rows()
+            return parts
         several = len(output.routes) > 1  # receivers must not share a list
         return [part for route in output.routes for part in route.split(list(body) if several else body)]
 
@@ -61,9 +64,12 @@ class Sender:
         size = len(piece) if rows else piece.num_rows
         edge = self.random.getrandbits(63) if lineage.roots else 0
         if rows and channel.local is not None and output.shared():
-            piece = [tuple(row) for row in wire.through_the_wire(piece)]
+            piece = [tuple(row) for row in wire.through_the_wire(piece, output.extended)]
         try:
-            (channel.send_rows if rows else channel.send_batch)(output.index, piece, edge, lineage)
+            if rows:
+                channel.send_rows(output.index, piece, edge, lineage, output.extended)
+            else:
+                channel.send_batch(output.index, piece, edge, lineage)
         except (TypeError, ValueError, OverflowError) as error:  # too long for a message frame, or not encodable
             if size == 1:
                 self._task.unsendable(output, piece[0] if rows else rows_of_batch(piece)[0], error)

@@ -25,7 +25,8 @@ NO_SOURCE_HINT = (". Spark loads this source from a package: name it with --set 
                   f"{pyspark.__version__}")
 PLAIN_TYPES = (types.BooleanType, types.ByteType, types.ShortType, types.IntegerType, types.LongType, types.FloatType,
                types.DoubleType, types.DecimalType, types.StringType, types.BinaryType, types.DateType, types.TimestampType,
-               types.TimestampNTZType, types.NullType)
+               types.TimestampNTZType, types.DayTimeIntervalType, types.NullType)
+KEY_TYPES = tuple(kind for kind in PLAIN_TYPES if kind is not types.NullType)
 
 
 def resolve_dataframes(spark: SparkSession, topology: type[Topology]) -> dict[str, DataFrame]:
@@ -64,14 +65,21 @@ def _check_type(label: str, column: str, kind: types.DataType) -> None:
     if isinstance(kind, types.ArrayType):
         _check_type(label, column, kind.elementType)
     elif isinstance(kind, types.MapType):
-        _check_type(label, column, kind.keyType)
+        if not isinstance(kind.keyType, KEY_TYPES):  # a map is a dict in a tuple
+            raise _unusable(label, column, kind, "use strings, numbers or times as keys")
         _check_type(label, column, kind.valueType)
     elif isinstance(kind, types.StructType):
+        if len(set(kind.names)) < len(kind.names):  # so is a struct
+            raise _unusable(label, column, kind, "give its fields different names")
         for field in kind:
             _check_type(label, f"{column}.{field.name}", field.dataType)
     elif not isinstance(kind, PLAIN_TYPES):
-        raise TopologyError(f"column {column!r} of {label} is of type {kind.simpleString()}, which a tuple cannot hold: cast "
-                            "it to a string, a number or a time in the DataFrame")
+        raise _unusable(label, column, kind, "cast it to a string, a number or a time")
+
+
+def _unusable(label: str, column: str, kind: types.DataType, advice: str) -> TopologyError:
+    return TopologyError(f"column {column!r} of {label} is of type {kind.simpleString()}, which a tuple cannot hold: {advice} "
+                         "in the DataFrame")
 
 
 def check_dataframes(graph: TopologyGraph, dataframes: dict[str, Any]) -> None:

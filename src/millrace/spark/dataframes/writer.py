@@ -23,13 +23,12 @@ from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.tasks.user_errors import USER_ERRORS, spare_interrupts
 from millrace.spark.dataframes.map_in_arrow import map_in_arrow
 from millrace.spark.dataframes.user_functions import raised
+from millrace.spark.sources.columns import is_usable
 from millrace.state.checkpoint import Manifest, PieceRef
 from millrace.state.packing import unpack_value
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-SPARK_ENCODED = {b"variant", b"geometry", b"geography"}  # Spark's marks on fields of structs in its own encoding
 
 STACK = 4000  # maximum number of characters kept of a traceback
 
@@ -82,20 +81,10 @@ def _writer(graph: TopologyGraph, component: ComponentDef) -> SinkWriter:
 
 def check_type(label: str, column: StructField) -> None:
     """Raise `TopologyError` for a type that Spark cannot convert to a plain Arrow column."""
-    try:
-        unusable = _is_spark_encoded(to_arrow_schema(StructType([column]), timezone="UTC").field(0))
-    except PySparkException:
-        unusable = True
-    if unusable:
+    if not is_usable(column):
         raise TopologyError(f"{label} has a column {column.name!r} of type {column.dataType.simpleString()}, which cannot be "
                             "made from a tuple's values: declare a string, a number, a time, or arrays, maps and structs of "
                             "them, and cast it in the function that writes")
-
-
-def _is_spark_encoded(field: pa.Field) -> bool:
-    """True if the field, or a field inside it, is a struct in Spark's own encoding: variant, geometry, geography."""
-    inner = [field.type.field(index) for index in range(field.type.num_fields)]
-    return any((part.metadata or {}).keys() & SPARK_ENCODED or _is_spark_encoded(part) for part in inner)
 
 
 def with_schemas(graph: TopologyGraph, writers: Iterable[SinkWriter]) -> TopologyGraph:

@@ -6,11 +6,37 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
-from millrace.connectors.checked_column import UNFIT, column
+from millrace.connectors.checked_column import UNFIT, column, misfit
 from millrace.errors import MillraceError
+
+SPARK_ENCODED = {b"variant", b"geometry", b"geography"}  # Spark's marks on fields of structs in its own encoding
+
+
+def check_columns(schema: StructType, what: str) -> None:
+    """Refuse types that no value of a tuple or a state can have. `what`: the stream or state that the error names."""
+    for field in schema:
+        if not is_usable(field):
+            raise MillraceError(f"{what}: column {field.name!r} is declared {field.dataType.simpleString()}, which cannot be "
+                                "made from Python's values: declare a string, a number, a time, or arrays, maps and structs of "
+                                "them in .schema(...), and cast it in the DataFrame")
+
+
+def is_usable(column: StructField) -> bool:
+    """True if Spark converts the column's type to a plain Arrow type."""
+    try:
+        return not _is_spark_encoded(to_arrow_schema(StructType([column]), timezone="UTC").field(0))
+    except PySparkException:
+        return False
+
+
+def _is_spark_encoded(field: pa.Field) -> bool:
+    """True if the field, or a field inside it, is a struct in Spark's own encoding: variant, geometry, geography."""
+    inner = [field.type.field(index) for index in range(field.type.num_fields)]
+    return any((part.metadata or {}).keys() & SPARK_ENCODED or _is_spark_encoded(part) for part in inner)
 
 
 def record_batch(columns: Sequence[Sequence[Any]], schema: StructType, what: str) -> pa.RecordBatch:
@@ -25,18 +51,8 @@ def record_batch(columns: Sequence[Sequence[Any]], schema: StructType, what: str
 def _array(values: Sequence[Any], field: pa.Field, declared: str, what: str) -> pa.Array:
     try:
         return column(values, field)
-    except UNFIT as error:
-        culprit = next(value for value in values if not _fits(value, field))
-        raise MillraceError(f"{what}: column {field.name!r} is declared {declared}, but {culprit!r:.200} "
-                            f"({type(culprit).__name__}) does not fit: {error}. Declare another type in .schema(...)") from None
-
-
-def _fits(value: Any, field: pa.Field) -> bool:
-    try:
-        column([value], field)
     except UNFIT:
-        return False
-    return True
+        raise MillraceError(f"{what}: {misfit(values, field, declared)}. Declare another type in .schema(...)") from None
 
 
 def inferred_schema(rows: Sequence[Sequence[Any]], names: Sequence[str], what: str) -> StructType:

@@ -25,7 +25,7 @@ from millrace.master.requests.client import ask, cluster_running, running_cluste
 from millrace.redaction import shown_place
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
-from millrace.spark.sources.columns import record_batch
+from millrace.spark.sources.columns import check_columns, record_batch
 from millrace.spark.sources.options import check_options
 from millrace.state.checkpoint import Manifest, PieceRef, manifest_names
 from millrace.state.task_state import stored_entries
@@ -138,6 +138,7 @@ class StateReader(DataSourceReader):
         if unknown:
             raise MillraceError(f"the schema of {options.label} has {', '.join(unknown)}, but the columns of a state are "
                                 f"{', '.join(NAMES)}: .schema(...) selects among them and declares the types of key and value")
+        check_columns(schema, options.label)
         for field in schema:
             if field.name in NUMBERS and not isinstance(field.dataType, IntegerType | LongType):
                 raise MillraceError(f"{field.name} is declared {field.dataType.simpleString()}; declare it int or long")

@@ -243,7 +243,7 @@ def test_setting_another_tasks_key_is_an_error_at_the_snapshot(put: Callable[[An
     assert task.snapshot() == {}
 
 
-@pytest.mark.parametrize("key", [frozenset(), datetime(2026, 1, 1), (1, frozenset())])
+@pytest.mark.parametrize("key", [frozenset(), 1j, (1, frozenset())])
 def test_a_key_that_cannot_be_kept_is_an_error(key: Any, bolt: Any) -> None:
     with pytest.raises(EncodingError, match="cannot be a key of 'state'"):
         bolt.state[key] += 1

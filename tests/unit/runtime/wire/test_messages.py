@@ -9,6 +9,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, NamedTuple
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +22,9 @@ from millrace.errors import WireError
 from millrace.model.cluster import Node
 from millrace.model.graph import ComponentDef, StreamDef, TaskId, TopologyGraph
 from millrace.runtime.wire import messages as wire
+from millrace.state.packing import PAIRS as PAIRS_CODE
+from millrace.state.packing import TUPLE
+from millrace.state.time_values import DATE, DATETIME, DECIMAL, TIME, TIMEDELTA
 
 LINES = ComponentDef("lines", "spout", "parts:Lines", 2, {"limit": 3}, (StreamDef("default", ("line",)),), (), False,
                      "next_tuple")
@@ -187,14 +191,54 @@ def test_values_that_have_travelled_look_the_same_when_they_travel_on(value: Any
 
 @pytest.mark.parametrize(("value", "arrived"), [
     ((1, (2, 3)), [1, [2, 3]]), ({"a": (1,)}, {"a": [1]}), (frozenset({1}), [1]), (Colour.RED, "red"),
-    (bytearray(b"x"), b"x"), (Decimal("1.50"), "1.50"), (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
-    (datetime.date(2020, 1, 2), "2020-01-02"), (Point(3), {"x": 3}), ({1: "a", None: "b"}, {1: "a", None: "b"}),
+    (bytearray(b"x"), b"x"), (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    (Point(3), {"x": 3}), ({1: "a", None: "b"}, {1: "a", None: "b"}),
 ], ids=repr)
 def test_other_types_are_turned_into_plain_ones_once(value: Any, arrived: Any) -> None:
     once = wire.through_the_wire([value])
     assert once == [arrived]
     assert type(once[0]) is type(arrived)
     assert PAIRS.decode(wire.encode_rows([(once[0], 0)]))[0].key == arrived
+
+
+MOMENT = datetime.datetime(2026, 3, 4, 5, 6, 7, 8)
+EXTENDED = [
+    Decimal("1.50"), Decimal("-0E-38"), Decimal("NaN"), Decimal("Infinity"), Decimal("9" * 38), MOMENT, datetime.datetime.min,
+    datetime.datetime.max, MOMENT.date(), datetime.date.min, MOMENT.time(), datetime.timedelta(days=-3, microseconds=7),
+    datetime.timedelta.max, {MOMENT.date(): Decimal(1)}, {(1, MOMENT.date()): [2**70]}, {2**70: "a"}, {1: {"b": MOMENT}},
+    [[{"a": Decimal("0.1")}]],
+]
+
+
+@pytest.mark.parametrize("value", EXTENDED, ids=repr)
+def test_decimals_dates_and_times_travel_as_extensions(value: Any) -> None:
+    assert repr(PAIRS.decode(wire.encode_extended([(value, None)]))) == repr([Pair(value, None)])
+    assert repr(wire.through_the_wire([value], extended=True)) == repr([value])
+
+
+@given(st.lists(st.tuples(VALUES, VALUES), max_size=5))
+def test_plain_rows_are_the_same_with_and_without_extensions(rows: list[tuple[Any, Any]]) -> None:
+    assert wire.encode_extended(rows) == wire.encode_rows(rows)
+
+
+@pytest.mark.parametrize("zone", [datetime.UTC, ZoneInfo("Asia/Tokyo"), datetime.timezone(datetime.timedelta(hours=-3))],
+                         ids=str)
+def test_a_time_with_a_zone_comes_back_in_utc(zone: Any) -> None:
+    moment = MOMENT.replace(tzinfo=zone)
+    [[back]] = wire.through_the_wire([[moment]], extended=True)
+    assert back == moment and back.tzinfo is datetime.UTC
+
+
+@pytest.mark.parametrize(("code", "data"), [
+    (DECIMAL, b"one"), (DECIMAL, b"\xff"), (DATE, b"2026-13-01"), (DATETIME, b"now"), (TIME, b"25:00"), (TIMEDELTA, b"1"),
+    (DATETIME, b"2026-01-01T00:00:00+00:00 No/Zone"), (DATETIME, b"2026-01-01T00:00:00+00:00 ../../etc/passwd"),
+    (TIMEDELTA, b"9" * 30 + b" 0 0"), (TIMEDELTA, b"1 2 3 4 5 6 7 8"), (TIMEDELTA, b""), (TUPLE, b"\x90"),
+    (PAIRS_CODE, b"\x91\x01"), (PAIRS_CODE, b"\x92\x80\x01"), (PAIRS_CODE, b"\x01"),
+])
+def test_a_forged_extension_is_unreadable(code: int, data: bytes) -> None:
+    body = wire.encode([[msgspec.msgpack.Ext(code, data), None]])
+    with pytest.raises(wire.UNREADABLE):
+        PAIRS.decode(body)
 
 
 def test_not_a_number_and_the_infinities_travel() -> None:
