@@ -341,7 +341,7 @@ def bench_faults(minutes: Annotated[float, typer.Option(help="Minutes to run.", 
                                                                              "at-least-once.")] = "exactly-once",
                  engine: Annotated[str, typer.Option(metavar="NAME", help="resident or microbatch.")] = "resident",
                  as_json: Json = False) -> None:
-    """Break a word count near saturation and its driver; check every word."""
+    """Break a word count and its driver; check every word."""
     from millrace.bench.faults.run import broken_promises, run_faults
 
     result = run_faults(minutes, seed, guarantee, engine, live=not as_json)

@@ -45,12 +45,12 @@ def test_batches_give_an_even_rate() -> None:
 class OvertakenEngine:
     """An engine whose master is overtaken when its topology is killed, or at once."""
 
-    lost = ""
+    lost = in_clear = ""
 
     def __init__(self, at_once: bool) -> None:
         self.reason = "another driver took over 'words'"
         self.master: Any = SimpleNamespace(
-            name="test", superseded=self.reason if at_once else "", wait_until=lambda condition, seconds: condition(),
+            name="test", superseded=self.reason if at_once else "", failures={}, wait_until=lambda condition, seconds: condition(),
             kill=self.kill, state=SimpleNamespace(topologies={"words": SimpleNamespace(status="running")}))
 
     def kill(self, name: str, wait: float) -> None:

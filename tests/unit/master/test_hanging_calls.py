@@ -86,14 +86,14 @@ def test_a_call_that_hangs_is_told_once_and_its_end_too(store: HangingStore) -> 
     calls = Checkpointing(PLACE, (), port, timeout=0.0)
     calls.store(manifest(1), claim=False)
     assert store.reached.wait(LIMIT_SECONDS)
-    calls.tick()
-    calls.tick()
+    calls.tick(0.0)
+    calls.tick(1.0)
     assert calls.alarm == f"the checkpoint store {PLACE} has not answered for 0 s: write a manifest of 'words'"
     assert port.said == [Say(calls.alarm, level="error")]
     store.released.set()
     until_idle(calls)
     calls._timeout = LIMIT_SECONDS
-    calls.tick()
+    calls.tick(2.0)
     assert calls.alarm == "" and port.said[1:] == [Say(f"the checkpoint store {PLACE} answers again")]
     calls.close()
 
