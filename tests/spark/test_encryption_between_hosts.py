@@ -25,10 +25,11 @@ from millrace.spark.session.java import ensure_java
 from support.network.hosts import Host, two_hosts
 from support.network.sniffer import sniffed
 
+pytestmark = pytest.mark.timeout(900)
 CLAIM = "encryption between hosts"
 DEPLOY = "org.apache.spark.deploy"
 PORT = "7077"
-SECONDS = 120
+SECONDS = 400  # for a driver on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +64,19 @@ def daemon(host: Host, log: Path, ready: str, *arguments: str) -> Iterator[None]
     environment = {**os.environ, "JAVA_HOME": str(ensure_java()), "SPARK_HOME": str(home), "SPARK_LOCAL_IP": host.address,
                    "SPARK_LOCAL_HOSTNAME": host.address, "SPARK_DAEMON_MEMORY": "256m",
                    "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    with subprocess.Popen(host.command(str(home / "bin" / "spark-class"), *arguments), env=environment, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        try:
-            with log.open("w") as kept:
-                for line in process.stdout:
-                    kept.write(line)
-                    if ready in line:
-                        break
-                else:
-                    pytest.fail(f"no {ready!r} in the log of {arguments[0]}: {log.read_text()[-2000:]}")
-            tail = subprocess.Popen(["cat"], stdin=process.stdout, stdout=log.open("a"))  # a full pipe would stop it
-            yield
-        finally:
-            process.terminate()
-            process.wait(SECONDS)
-    tail.wait(SECONDS)
+    with log.open("wb") as output:
+        process = subprocess.Popen(host.command(str(home / "bin" / "spark-class"), *arguments), env=environment, stdout=output,
+                                   stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    try:
+        with subprocess.Popen(["tail", "-n", "+1", "-f", f"--pid={process.pid}", str(log)], stdout=subprocess.PIPE,
+                              text=True) as tail:
+            assert tail.stdout is not None
+            assert any(ready in line for line in tail.stdout), f"no {ready!r} in {log.read_text()[-2000:]}"
+            tail.terminate()
+        yield
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from millrace.errors import NotEncrypted
 from millrace.spark.engine import ResidentEngine
 from millrace.workloads.wordcount import WordCount
 
-SECONDS = 60.0
+SECONDS = 200.0
 
 
 def main() -> None:
