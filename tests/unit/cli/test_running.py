@@ -50,8 +50,9 @@ class OvertakenEngine:
     def __init__(self, at_once: bool) -> None:
         self.reason = "another driver took over 'words'"
         self.master: Any = SimpleNamespace(
-            name="test", superseded=self.reason if at_once else "", failures={}, wait_until=lambda condition, seconds: condition(),
-            kill=self.kill, state=SimpleNamespace(topologies={"words": SimpleNamespace(status="running")}))
+            name="test", superseded=self.reason if at_once else "", failures={}, kill=self.kill,
+            wait_until=lambda condition, seconds: condition(),
+            state=SimpleNamespace(topologies={"words": SimpleNamespace(status="running")}))
 
     def kill(self, name: str, wait: float) -> None:
         self.master.superseded = self.reason
