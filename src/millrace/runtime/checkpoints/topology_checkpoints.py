@@ -132,7 +132,7 @@ class Checkpoints:
         return self.found(upto)[0]
 
     def found(self, upto: int | None = None) -> tuple[Manifest | None, bool]:
-        """The newest usable manifest, as from `latest`, and True if no other one, usable or not, is newer."""
+        """The result of `latest`, and True if no other manifest, usable or not, is newer."""
         names = _of_epochs(self._names(), upto)
         manifest = next(self._usable(names), None)
         committed = manifest_names(names)
