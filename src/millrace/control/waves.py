@@ -21,6 +21,7 @@ from millrace.state.checkpoint import TaskRecord
 PREPARE, COMMIT, ROLLBACK, INIT = "prepare", "commit", "rollback", "init"
 IDLE, STORING, CLAIM = "idle", "store", "claim"  # the other phases have the name of the message being sent
 RESEND_SECONDS = 1.0
+FIRST_OUTPUT_SECONDS = 0.5  # from the return to a wave until the next one begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,10 @@ class Waves:
             return [Store(self.wave, tuple(self.records[task] for task in sorted(self.records)))]
         kind, self.phase = self.phase, IDLE
         if kind == INIT:
-            self.due = now  # a first wave soon: until then a failure would roll back to the start
+            # A first wave soon: until then a failure would roll back to the start. After a roll-back or a restart it waits for
+            # some output to publish, which would otherwise be visible only with the wave after it.
+            at_once = not self.committed or self.closing or self.requested
+            self.due = now if at_once else now + min(self.interval, FIRST_OUTPUT_SECONDS)
             return [Restored(self.committed)]
         self.due = now if self.closing or self.requested else max(now, self.began + self.interval)
         if kind == COMMIT:
