@@ -23,6 +23,7 @@ PREPARE, COMMIT, ROLLBACK, INIT = "prepare", "commit", "rollback", "init"
 IDLE, STORING, CLAIM = "idle", "store", "claim"  # the other phases have the name of the message being sent
 RESEND_SECONDS = 1.0
 FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # seconds before the next wave after one abandoned wave, and at most
+FIRST_OUTPUT_SECONDS = 0.5  # from the return to a wave until the next one begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,10 @@ class Waves:
             return [Store(self.wave, self._recorded())]
         kind, self.phase = self.phase, IDLE
         if kind == INIT:
-            self.due = now  # a first wave soon: until then a failure would roll back to the start
+            # A first wave soon: until then a failure would roll back to the start. After a roll-back or a restart it waits for
+            # some output to publish, which would otherwise be visible only with the wave after it.
+            at_once = not self.committed or self.closing or self.requested
+            self.due = now if at_once else now + min(self.interval, FIRST_OUTPUT_SECONDS)
             return [Restored(self.committed)]
         rest = now if self.closing or self.requested else max(now, self.began + self.interval)
         self.due = max(rest, now + doubled_pause(self.failed, FIRST_PAUSE, LAST_PAUSE))

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TopologyGraph
@@ -144,6 +143,8 @@ def _from_scratch(loads: Floats, par: int) -> Ints:
 
 def _relabelled(loads: Floats, before: Ints, owners: Ints, par: int) -> Ints:
     """The shares, each given to the task that already has most of it."""
+    from scipy.optimize import linear_sum_assignment  # here, because it would delay the start of every driver
+
     common = np.zeros((par, par))
     np.add.at(common, (owners, before), loads + 1e-9)
     shares, tasks = linear_sum_assignment(common, maximize=True)

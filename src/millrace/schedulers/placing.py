@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
@@ -129,6 +128,8 @@ def _alike(*features: np.ndarray) -> Ints:
 
 def _exchanged(places: Ints, current: Ints, alike: Ints) -> Ints:
     """The place of each task after equivalent places are exchanged so that most tasks are at their current one."""
+    from scipy.optimize import linear_sum_assignment  # here, because it would delay the start of every driver
+
     to = np.arange(len(alike))
     running = current >= 0
     for kind in np.flatnonzero(np.bincount(alike) > 1):

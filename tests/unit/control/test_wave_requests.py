@@ -17,7 +17,7 @@ from millrace.control.events import (
     WaveAcked,
     WaveRequested,
 )
-from millrace.control.waves import COMMIT, INIT, PREPARE, ROLLBACK, Send, Waves
+from millrace.control.waves import COMMIT, FIRST_OUTPUT_SECONDS, INIT, PREPARE, ROLLBACK, Send, Waves
 from millrace.errors import TopologyError, UnknownTopology
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.state.checkpoint import TaskRecord
@@ -41,6 +41,29 @@ def commit(waves: Waves, now: float) -> None:
     waves.acked(PREPARE, waves.wave, TASK, None, "", now)
     waves.stored(waves.wave, "", now)
     waves.acked(COMMIT, waves.wave, TASK, None, "", now)
+
+
+def returned(waves: Waves, now: float) -> None:
+    """The task goes back to the last wave, in the next epoch."""
+    waves.restore([TASK], epoch=2, claim=False, now=now)
+    waves.acked(INIT, waves.committed, TASK, None, "", now)
+
+
+def test_the_first_wave_after_a_return_waits_for_some_output() -> None:
+    """Begun at once it would publish nothing, and the first new rows would be visible an interval later."""
+    waves = idle()
+    returned(waves, 10.0)
+    assert waves.tick(10.0) == []
+    assert waves.tick(10.0 + FIRST_OUTPUT_SECONDS) == [Send(PREPARE, 2, (TASK,), 2, sweep=True)]
+
+
+def test_a_requested_or_last_wave_begins_at_once_after_a_return() -> None:
+    for ask in (Waves.request, Waves.close):
+        waves = idle()
+        waves.restore([TASK], epoch=2, claim=False, now=10.0)
+        ask(waves, 10.0)
+        waves.acked(INIT, 1, TASK, None, "", 10.0)
+        assert waves.tick(10.0) == [Send(PREPARE, 2, (TASK,), 2, sweep=True)]
 
 
 def test_it_begins_with_the_next_tick() -> None:
