@@ -91,6 +91,10 @@ CHUNK_LINGER = Setting("topology.chunk.linger.ms", 1.0, low=0,
                        about="Milliseconds after which a spout sends a chunk that is not full.")
 CHANNEL_WINDOW = Setting("topology.channel.window", 4, low=1,
                          about="Chunks in flight from one task to another before the sender waits.")
+CHANNEL_SECONDS = Setting("topology.channel.secs", 0.5, low=0.001,
+                          about="Seconds of work, by its measured pace, that may wait for a bolt before its senders wait; at "
+                                "least one tuple from each. Less: shorter waves and latency behind a slow bolt. More: fewer, "
+                                "larger chunks.")
 SPOUT_WAIT = Setting("topology.spout.wait.ms", 1.0, low=0,
                      about="Milliseconds before next_tuple is called again after it emitted nothing.")
 DATAFRAME_CHECKPOINT = Setting("topology.dataframe.checkpoint", None, text=True,

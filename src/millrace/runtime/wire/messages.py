@@ -54,9 +54,9 @@ class Chunk(Message, tag=1, gc=False):
 
 class Credits(Message, tag=2):
     """Returns credits for channels that end at the sender: (topology, source, its incarnation, target, its incarnation, total
-    of chunks consumed)."""
+    of chunks consumed, tuples allowed in flight, tuples of a chunk)."""
 
-    consumed: list[tuple[int, int, int, int, int, int]]
+    consumed: list[tuple[int, int, int, int, int, int, int, int]]
 
 
 class Acks(Message, tag=3):
