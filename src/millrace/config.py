@@ -81,8 +81,8 @@ KEY_GROUP_COUNT = Setting("topology.key.groups", 128, low=1,
 WAVE_INTERVAL = Setting("topology.checkpoint.interval.secs", 5.0, low=0.01,
                         about="Seconds between waves (snapshots) of a topology that is exactly-once or has state.")
 WAVE_TIMEOUT = Setting("topology.checkpoint.timeout.secs", 60.0, low=0.1,
-                       about="Timeout, in seconds, for all tasks to prepare a wave; a late wave is abandoned and the next one "
-                             "covers it.")
+                       about="Seconds without progress after which a wave that is not prepared is abandoned; the next one "
+                             "covers it. Progress: a task that the wave has not reached yet processes tuples.")
 BACKUP_BLOCKS = Setting("topology.backup.blocks", None, text=True,
                         about="Blocks of a snapshot in other workers' memory: r+c, for example 7+3 (any 7 of the 10 restore "
                               "it), or none. Unset: chosen by the number of workers.")

@@ -101,3 +101,81 @@ def test_a_component_that_is_fast_again_gets_whole_chunks_again() -> None:
     assert max(task.chunk_tuples for task in cluster.tasks("tally")) < 10
     slow_parts.SECONDS[:] = [0.0, 0.0]
     cluster.run_until(lambda: min(task.chunk_tuples for task in cluster.tasks("tally")) == 1000)
+
+
+# ---- the end, and waves that take long ----
+
+SHORT = {"topology.checkpoint.timeout.secs": 2.0, "topology.checkpoint.interval.secs": 20.0}
+
+
+def emitted(cluster: LocalCluster) -> int:
+    """Numbers that the spouts have emitted; they share them out in turn."""
+    return sum(task.component.position() for task in cluster.tasks("numbers"))
+
+
+@KINDS
+@PER_ROW
+def test_a_stopped_topology_commits_all_that_it_has_emitted(topology: type[Topology], per_row: float) -> None:
+    """The time to drain is far shorter than what is in flight takes, but it counts from the last tuple processed."""
+    cluster = start(topology, per_row, **{"topology.channel.secs": 4.0})
+    cluster.run_until(lambda: queued(cluster) * per_row > 4.5)
+    cluster.stop("slow", wait=2.0)
+    cluster.step()
+    total, began = emitted(cluster), cluster.clock.now()
+    cluster.run_until(lambda: bool(cluster.ended))
+    assert cluster.clock.now() - began > 2.0
+    assert cluster.given_up == [""] and total > 0
+    assert sum(visible().values()) == total and set(visible().values()) == {1}
+
+
+def test_what_is_not_committed_is_said() -> None:
+    cluster = start(ToSlow, 0.01)
+    until_wave(cluster, 1)
+    cluster.run_until(lambda: sum(cluster.master.topologies["slow"].in_flight.values()) > 0)
+    cluster.stop("slow", wait=0.0)
+    committed = waves(cluster).committed
+    cluster.run_until(lambda: bool(cluster.ended))
+    [given_up] = cluster.given_up
+    assert given_up.startswith(f"killed as of wave {committed}: later input, of which ")
+    assert given_up.endswith(" tuples were still in flight, is not committed, --resume continues from there")
+    assert f"slow: {given_up}" in cluster.said
+
+
+def test_a_topology_that_processes_nothing_more_is_given_up_after_its_time() -> None:
+    cluster = start(ToSlow, 0.01)
+    until_wave(cluster, 1)
+    for task in cluster.tasks("ledger"):
+        task.busy = True  # as if its code did not return
+    cluster.stop("slow", wait=2.0)
+    began = cluster.clock.now()
+    cluster.run_until(lambda: bool(cluster.ended))
+    assert cluster.given_up[0].startswith("killed as of wave")
+    assert 2.0 <= cluster.clock.now() - began <= 6.0
+
+
+def test_a_worker_lost_while_stopping_leaves_tuples_uncommitted_and_that_is_said() -> None:
+    cluster = start(ToSlow, 0.01)
+    until_wave(cluster, 1)
+    cluster.stop("slow", wait=5.0)
+    committed = waves(cluster).committed
+    cluster.kill(1)
+    cluster.run_until(lambda: bool(cluster.ended))
+    assert cluster.given_up == [f"ends as of wave {committed}: --resume continues from there"]
+
+
+@KINDS
+def test_a_wave_is_not_abandoned_while_tasks_work_on_what_is_ahead_of_it(topology: type[Topology]) -> None:
+    cluster = start(topology, 0.01, **SHORT, **{"topology.channel.secs": 4.0})
+    until_wave(cluster, 3)
+    assert waves(cluster).took > 2.0, "longer than its timeout"
+    assert waves(cluster).abandoned == 0
+    assert set(visible().values()) == {1}
+
+
+def test_a_wave_is_abandoned_if_a_task_that_it_waits_for_stands_still() -> None:
+    cluster = start(ToSlow, 0.01, **SHORT)
+    until_wave(cluster, 1)
+    for task in cluster.tasks("ledger"):
+        task.busy = True
+    cluster.run_until(lambda: waves(cluster).abandoned > 0)
+    assert any("not prepared within 2 s: ledger" in text for text in cluster.said)

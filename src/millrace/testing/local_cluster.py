@@ -53,6 +53,7 @@ from millrace.schedulers.base import Scheduler
 
 STEP_SECONDS = 0.001
 REPORT_STEPS = 100
+REPORT_SECONDS = 0.5
 
 
 class _MailLink:
@@ -144,7 +145,8 @@ class MemoryStore:
 
 
 class LocalCluster:
-    """A cluster of `workers` slots on `nodes` hosts. A step takes a virtual millisecond; workers report every hundred steps.
+    """A cluster of `workers` slots on `nodes` hosts. A step takes a virtual millisecond; workers report every hundred steps,
+    and sooner if components take virtual time: they may advance the `clock`.
     Pass the `store` on to the next cluster to simulate a restarted driver."""
 
     def __init__(self, workers: int = 2, nodes: int = 1, scheduler: Scheduler | None = None,
@@ -158,6 +160,7 @@ class LocalCluster:
         self.workers: dict[int, Worker] = {}
         self.said: list[str] = []
         self.ended: list[str] = []
+        self.given_up: list[str] = []  # by topology that ended: what was not committed
         self.delivered = 0
         self.drop: Callable[[int, int, list[bytes]], bool] = lambda sender, receiver, frames: False
         self.deaf: set[int] = set()  # slots that plans do not reach for now
@@ -166,6 +169,7 @@ class LocalCluster:
         self._mail: dict[tuple[int, int], deque[list[bytes]]] = {}
         self._nodes, self._settings, self._generation, self._steps = nodes, settings or {}, 0, 0
         self._heard: dict[int, float] = {}
+        self._reported = self.clock.now()
         for slot in range(workers):
             self.start(slot)
 
@@ -222,6 +226,7 @@ class LocalCluster:
                 self.said.append(f"{command.topology}: {command.text}" if command.topology else command.text)
             elif isinstance(command, Ended):
                 self.ended.append(command.name)
+                self.given_up.append(command.given_up)
             elif isinstance(command, SendWave):
                 self._send_wave(command)
             elif isinstance(command, StoreManifest):
@@ -272,7 +277,7 @@ class LocalCluster:
             for slot in sorted(self.workers):
                 self._step_worker(slot)
             self._listen()
-            if self._steps % REPORT_STEPS == 0:
+            if self._steps % REPORT_STEPS == 0 or self.clock.now() - self._reported >= REPORT_SECONDS:
                 self._report()
 
     def run(self, seconds: float) -> None:
@@ -315,13 +320,13 @@ class LocalCluster:
         worker.step()
 
     def _report(self) -> None:
-        now = self.clock.now()
+        now = self._reported = self.clock.now()
         for slot, worker in list(self.workers.items()):
             report = worker.report()
             if slot not in self.cut:
                 self._heard[slot] = now
                 self.tell(WorkerReported(slot, worker.generation, report.revision, tuple(report.in_flight),
-                                         tuple(report.positions), tuple(report.starting)))
+                                         tuple(report.positions), tuple(report.starting), report.executed()))
         for slot, known in list(self.master.workers.items()):
             if now - self._heard[slot] > HEARTBEAT_TIMEOUT.of(self._settings):
                 self.tell(WorkerLost(slot, known.address.generation, "no heartbeat"))

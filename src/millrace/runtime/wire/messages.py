@@ -200,6 +200,10 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     cpu_seconds: float = 0.0  # of the whole process
     memory_mb: float = 0.0
 
+    def executed(self) -> tuple[tuple[int, int, int], ...]:
+        """For each task: topology, task, tuples processed."""
+        return tuple((task["topology"], task["task"], task["executed"]) for task in self.tasks)
+
 
 class Bye(msgspec.Struct, array_like=True, tag=18, tag_field="type"):
     """Reports that a worker ended cleanly."""
