@@ -81,8 +81,8 @@ KEY_GROUP_COUNT = Setting("topology.key.groups", 128, low=1,
 WAVE_INTERVAL = Setting("topology.checkpoint.interval.secs", 5.0, low=0.01,
                         about="Seconds between waves (snapshots) of a topology that is exactly-once or has state.")
 WAVE_TIMEOUT = Setting("topology.checkpoint.timeout.secs", 60.0, low=0.1,
-                       about="Timeout, in seconds, for all tasks to prepare a wave; a late wave is abandoned and the next one "
-                             "covers it.")
+                       about="Seconds without progress after which a wave that is not prepared is abandoned; the next one "
+                             "covers it. Progress: a task that the wave has not reached yet processes tuples.")
 WAVE_FAILURES = Setting("topology.checkpoint.max.failures", 10, low=0,
                         about="Waves in a row that may fail before the spouts of an exactly-once topology pause; they continue "
                               "when a wave is committed. 0: they never pause.")
@@ -94,6 +94,10 @@ CHUNK_LINGER = Setting("topology.chunk.linger.ms", 1.0, low=0,
                        about="Milliseconds after which a spout sends a chunk that is not full.")
 CHANNEL_WINDOW = Setting("topology.channel.window", 4, low=1,
                          about="Chunks in flight from one task to another before the sender waits.")
+CHANNEL_SECONDS = Setting("topology.channel.secs", 0.5, low=0.001,
+                          about="Seconds of work, by its measured pace, that may wait for a bolt before its senders wait; at "
+                                "least one tuple from each. Less: shorter waves and latency behind a slow bolt. More: fewer, "
+                                "larger chunks.")
 SPOUT_WAIT = Setting("topology.spout.wait.ms", 1.0, low=0,
                      about="Milliseconds before next_tuple is called again after it emitted nothing.")
 DATAFRAME_CHECKPOINT = Setting("topology.dataframe.checkpoint", None, text=True,

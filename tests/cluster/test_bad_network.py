@@ -264,7 +264,7 @@ def forgeries(cluster: LocalCluster) -> list[list[Any]]:
             [wire.encode(wire.Handover(0, generation, 1, 1, 0, [(3, 0, (7, 7, 7)), (9, 9, None)], [4]))],
         [wire.encode(wire.Verdicts(0, generation, 1, source, 1, [123], [456]))],
         [wire.encode(wire.Verdicts(0, generation, 1, target, 1, [1], [2]))],
-        [wire.encode(wire.Credits(0, generation, [(1, 99, 1, 99, 1, 5), (99, source, 1, target, 1, 5)]))],
+        [wire.encode(wire.Credits(0, generation, [(1, 99, 1, 99, 1, 5, 9, 3), (99, source, 1, target, 1, 5, 9, 3)]))],
         [wire.encode(wire.Stop())],
     ]
 

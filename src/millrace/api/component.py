@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class TaskHandle(Protocol):
-    """The calls that a running task offers its component. The engine sets it before `initialize`."""
+    """The calls that a running task offers its component. The engine sets it before `initialize`.
+    `chunk_tuples`: as many as its receivers can take soon; a spout that emits more in one call makes them wait."""
+
+    chunk_tuples: int
 
     def emit(self, values: Sequence[Any], tup_id: Any, stream: str | None, anchors: Any,
              direct_task: int | None, need_task_ids: bool) -> list[int] | None: ...

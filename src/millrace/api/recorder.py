@@ -9,6 +9,7 @@ See docs/TESTING.md, and `millrace.testing` for components with state and settin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class Emitted:
 class Recorder:
     """A task handle that keeps every call in a list. It does not check emits against `outputs`: `run_reference` does."""
 
+    chunk_tuples = sys.maxsize
     emitted: list[Emitted] = field(default_factory=list)
     acked: list[Tuple | str] = field(default_factory=list)
     failed: list[Tuple | str] = field(default_factory=list)

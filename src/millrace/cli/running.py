@@ -32,7 +32,8 @@ DEFAULT_SLOTS = {RESIDENT: 2, MICROBATCH: 1}
 IN_FLIGHT_SECONDS = {RESIDENT: 5.0, MICROBATCH: 60.0}  # to finish tuples in flight, or the batch in progress, at the end
 REFRESH_SECONDS = 0.5
 RATE_SECONDS = 5.0
-LAST_WAVE_SECONDS = 90.0  # to commit the last wave: a slow store may need longer than the tuples in flight
+LAST_BATCH_SECONDS = 90.0  # to commit the last batch: a slow store may need longer than the batch
+AT_ONCE_SECONDS = 5.0  # to end after a second Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +125,16 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
         except KeyboardInterrupt:
             console.print("stopping ...")
         result = _final(engine, running)
-        _stop(running, IN_FLIGHT_SECONDS[options.engine])
+        _stop(engine, running, options.engine, console)
+        given_up = running.given_up
     if engine.master.superseded:
         raise NotTheAuthor(engine.master.superseded)
     if running.name in engine.master.failures:
         raise MillraceError(engine.master.failures[running.name])
     if engine.lost:
         raise MillraceError(engine.lost)
+    if given_up:
+        raise MillraceError(f"{graph.name}: {given_up}")
     return result
 
 
@@ -179,10 +183,21 @@ def _watch(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, 
             continue
 
 
-def _stop(running: RunningTopology, seconds: float) -> None:
-    if running.status != ENDED:
-        running.kill(wait=seconds)
-        running.wait(LAST_WAVE_SECONDS)
+def _stop(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, kind: str, console: Console) -> None:
+    """Stop the topology. The master of a resident one decides for how long its last wave may take: for as long as tuples are
+    processed. A second Ctrl-C ends it at once."""
+    if running.status == ENDED:
+        return
+    running.kill(wait=IN_FLIGHT_SECONDS[kind])
+    deadline = time.monotonic() + LAST_BATCH_SECONDS if kind == MICROBATCH else float("inf")
+    try:
+        while (not running.wait(REFRESH_SECONDS) and time.monotonic() < deadline
+               and not engine.lost and not engine.master.superseded):
+            continue
+    except KeyboardInterrupt:
+        console.print("ending at once ...")
+        running.kill(wait=0.0)
+        running.wait(AT_ONCE_SECONDS)
 
 
 def _final(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology) -> dict[str, Any]:

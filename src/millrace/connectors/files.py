@@ -67,7 +67,7 @@ class FileSpout(ReplayableSpout):
         if not self._pending and not self._read():
             return
         emit, pending = self.emit, self._pending
-        for _ in range(min(self._burst, len(pending))):
+        for _ in range(min(self._burst, self._handle.chunk_tuples, len(pending))):
             emit((pending.pop(),), self._next_position)
 
     def seek(self, position: int) -> None:

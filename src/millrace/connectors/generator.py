@@ -82,7 +82,7 @@ class GeneratorSpout(ReplayableSpout):
 
     def next_tuple(self) -> None:
         start = self._next_position
-        stop = start + self._burst
+        stop = start + min(self._burst, self._handle.chunk_tuples)
         if self._rate:
             stop = min(stop, self._due())
         if self._end is not None:

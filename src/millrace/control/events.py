@@ -38,7 +38,8 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """A worker has carried out `revision`. `in_flight`: (topology, tuples). `positions`: (topology, task, position)."""
+    """A worker has carried out `revision`. `in_flight`: (topology, tuples). `positions`: (topology, task, position).
+    `executed`: (topology, task, tuples that it has processed since it started)."""
 
     slot: int
     generation: int
@@ -46,6 +47,7 @@ class WorkerReported:
     in_flight: tuple[tuple[int, int], ...]
     positions: tuple[tuple[int, int, int], ...] = ()
     starting: tuple[tuple[int, int], ...] = ()  # (topology, tasks that are not initialized yet)
+    executed: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ class Unpaused:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """Stop the spouts, let the tuples in flight finish for up to `wait` seconds, then end the tasks."""
+    """Stop the spouts, let the tuples in flight finish for up to `wait` seconds, then end the tasks. Exactly once, the seconds
+    count from the last tuple processed, because output is visible only once it is committed."""
 
     name: str
     wait: float
@@ -217,9 +220,10 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The topology's tasks are gone."""
+    """The topology's tasks are gone. `given_up`: what was not committed, and why; empty if everything was."""
 
     name: str
+    given_up: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from millrace.config import settings_without_effect
@@ -143,6 +143,7 @@ class MasterState:
         for topology in self.topologies.values():
             lost = [task for task, place in topology.places.items() if place.slot == event.slot]
             topology.quiet.pop(event.slot, None)
+            topology.in_flight.pop(event.slot, None)
             topology.starting.pop(event.slot, None)
             if lost:
                 topology.losses += 1
@@ -164,10 +165,12 @@ class MasterState:
             if topology.waves is None or event.revision >= topology.ready_at:
                 task = topology.graph.task(task_number)
                 topology.positions[task] = max(position, topology.positions.get(task, 0))
+        self._note_executed(event, by_number)
         commands: list[Command] = []
         in_flight, starting = dict(event.in_flight), dict(event.starting)
         for topology in list(self.topologies.values()):
             topology.starting[event.slot] = starting.get(topology.number, 0)
+            topology.in_flight[event.slot] = in_flight.get(topology.number, 0)
             commands += self._progress(topology, event, in_flight.get(topology.number, 0))
         return commands
 
@@ -182,6 +185,20 @@ class MasterState:
                 reason = f"{call}, longer than worker.call.limit.secs = {self.call_limit:g}"
                 return [EndWorker(event.slot, reason), *self._lost(WorkerLost(event.slot, event.generation, reason))]
         return [Say(f"worker {event.slot}: {call}", level="warning") for call in worker.warnings() if call.what not in known]
+
+    def _note_executed(self, event: WorkerReported, by_number: Mapping[int, TopologyState]) -> None:
+        """Find the tasks that have processed tuples since the last report."""
+        busy: dict[int, list[TaskId]] = {}
+        for number, task_number, executed in event.executed:
+            topology = by_number.get(number)
+            if topology is None or topology.waves is None or event.revision < topology.ready_at:
+                continue
+            task = topology.graph.task(task_number)
+            if executed != topology.executed.get(task, 0):
+                topology.executed[task] = executed
+                busy.setdefault(number, []).append(task)
+        for number, tasks in busy.items():
+            self._waves.progressed(by_number[number], tasks)
 
     def _progress(self, topology: TopologyState, event: WorkerReported, in_flight: int) -> list[Command]:
         if topology.batched:
@@ -254,22 +271,33 @@ class MasterState:
         if topology.status == WAITING:
             return self.end(topology, _killed_how(topology) if topology.version else "killed before it had a slot")
         topology.become(STOPPING)
-        topology.deadline, topology.quiet = event.now + event.wait, {}
+        topology.deadline, topology.quiet, topology.patience = event.now + event.wait, {}, event.wait
         distribute = self.distribute()
         topology.ready_at = self.revision
         what = "the running batch is the last" if topology.batched else "spouts stop"
-        return [Say(f"{what}; up to {event.wait:g} s for tuples in flight", event.name), distribute]
+        limit = f"up to {event.wait:g} s for tuples in flight"
+        if topology.waves is not None and topology.graph.exactly_once and event.wait:
+            limit = f"tuples in flight are processed and committed, unless none is processed for {event.wait:g} s"
+        return [Say(f"{what}; {limit}", event.name), distribute]
 
     def _ticked(self, now: float) -> list[Command]:
         late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]
-        commands = [command for topology in late for command in self.end(topology, _killed_how(topology))]
+        commands = [command for topology in late for command in self._give_up(topology)]
         return commands + self._waves.tick(now)
+
+    def _give_up(self, topology: TopologyState) -> list[Command]:
+        """End a killed topology whose time is up."""
+        how = _killed_how(topology)
+        if topology.waves is not None and topology.graph.exactly_once:
+            topology.given_up = how
+        return self.end(topology, how)
 
     def end(self, topology: TopologyState, how: str) -> list[Command]:
         """Remove the topology; `how` is reported to users."""
         topology.become(ENDED)
         del self.topologies[topology.graph.name]
-        return [Say(how, topology.graph.name), self.distribute(), *self._waves.sweep(topology), Ended(topology.graph.name)]
+        return [Say(how, topology.graph.name), self.distribute(), *self._waves.sweep(topology),
+                Ended(topology.graph.name, topology.given_up)]
 
     def topology(self, name: str) -> TopologyState:
         if name not in self.topologies:
@@ -374,4 +402,6 @@ def _killed_how(topology: TopologyState) -> str:
         return "killed"
     else:
         wave = topology.waves.committed
-    return f"killed as of wave {wave}: later input is not committed, --resume continues from there"
+    unfinished = sum(topology.in_flight.values())
+    of_which = f", of which {unfinished} tuples were still in flight," if unfinished else ""
+    return f"killed as of wave {wave}: later input{of_which} is not committed, --resume continues from there"

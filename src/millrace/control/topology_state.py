@@ -31,6 +31,10 @@ class TopologyState:
     ready_at: int = 0  # revision that all workers must have carried out before the spouts start
     paused: bool = False  # requested by the user; takes effect once the topology is up
     deadline: float = 0.0  # end of the time that a killed topology has to drain
+    patience: float = 0.0  # seconds without progress after which a killed exactly-once topology ends uncommitted
+    given_up: str = ""  # a killed topology had to roll back: what it does not commit
+    executed: dict[TaskId, int] = field(default_factory=dict)  # tuples processed, by the last reports
+    in_flight: dict[int, int] = field(default_factory=dict)  # slot -> tuples, by the last reports
     quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight
     starting: dict[int, int] = field(default_factory=dict)  # slot -> tasks there that are not initialized yet
     hosted: dict[str, frozenset[str]] = field(default_factory=dict)  # node -> components that have had a task there

@@ -7,7 +7,7 @@ failure came, or that a superseded master still writes, therefore does no harm: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -180,6 +180,14 @@ class WaveControl:
         return next((topology for topology in self._master.topologies.values()
                      if topology.number == number and topology.epoch == epoch), None)
 
+    def progressed(self, topology: TopologyState, tasks: Collection[TaskId]) -> None:
+        """Record that these tasks have processed tuples: a wave, or the end of the topology, waits while they do."""
+        if topology.waves is None or not tasks:
+            return
+        topology.waves.progress(tasks, self.now)
+        if topology.status == STOPPING and topology.graph.exactly_once and topology.patience:
+            topology.deadline = max(topology.deadline, self.now + topology.patience)
+
     # -- waves ---------------------------------------------------------------------------------------------------------
 
     def _carry_out(self, topology: TopologyState, steps: Sequence[WaveStep]) -> list[Command]:
@@ -294,11 +302,13 @@ class WaveControl:
         if not topology.never_repeats:
             topology.positions = dict(topology.checkpoint.positions()) if topology.checkpoint is not None else {}
         topology.quiet, topology.starting, topology.closing = {}, {}, 0
+        topology.executed, topology.in_flight = {}, {}
         reports: list[Command] = []
         if topology.status in (RUNNING, PAUSED, STARTING):
             topology.become(STARTING)
         elif topology.status == STOPPING and graph.exactly_once:
-            reports.append(Say(f"ends as of wave {waves.committed}: --resume continues from there", graph.name, "warning"))
+            topology.given_up = f"ends as of wave {waves.committed}: --resume continues from there"
+            reports.append(Say(topology.given_up, graph.name, "warning"))
         topology.ready_at = self._master.revision + 1
         tasks = _with_waves(graph)
         # A fresh start leaves older checkpoints alone until its first commit: --resume still works after a premature --fresh.

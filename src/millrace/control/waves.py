@@ -100,6 +100,7 @@ class Waves:
     epoch: int = 0
     due: float = 0.0
     began: float = 0.0
+    progressed: float = 0.0  # time when a task was last seen to work on input before the wave
     sent: float = 0.0
     took: float = 0.0  # seconds from the beginning of the last committed wave to its commit
     abandoned: int = 0
@@ -148,7 +149,7 @@ class Waves:
     def tick(self, now: float) -> list[WaveStep]:
         if self.phase == IDLE:
             return self.begin(now) if now >= self.due else []
-        if self.phase == PREPARE and now - self.began >= self.timeout:
+        if self.phase == PREPARE and now - max(self.began, self.progressed) >= self.timeout:
             late = ", ".join(map(str, sorted(self.waiting)[:5]))
             return self.abandon(f"not prepared within {self.timeout:g} s: {late}", now)
         if self.phase == STORING and now - self.sent >= self.timeout:
@@ -160,6 +161,12 @@ class Waves:
             again, self.refused = self.refused, False  # one at a time: a store that hangs must not be flooded
             return [Claim()] if again else []
         return [self._again(now)]
+
+    def progress(self, tasks: Iterable[TaskId], now: float) -> None:
+        """Record that these tasks have processed tuples. A task that has not answered works on what is ahead of the wave, and
+        that is finite: the wave is not given up while it does."""
+        if self.phase == PREPARE and not self.waiting.isdisjoint(tasks):
+            self.progressed = now
 
     def acked(self, kind: str, wave: int, task: TaskId, record: TaskRecord | None, error: str, now: float) -> list[WaveStep]:
         """Take a task's ack. Acks of anything but the current request are late or repeated, and ignored."""

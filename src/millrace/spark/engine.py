@@ -252,6 +252,10 @@ class TopologyPort(Protocol):
     def finished(self) -> Mapping[str, TopologyObserved]:
         """Reports of the tasks of topologies that ended recently."""
 
+    @property
+    def given_up(self) -> Mapping[str, str]:
+        """By topology that ended recently: the reason why input was not committed; empty if all was."""
+
     def call(self, work: Callable[[], Any]) -> Any:
         """Run the work on the master's thread and return its result."""
 
@@ -285,6 +289,11 @@ class RunningTopology:
         """waiting, starting, running, paused, stopping, or ended."""
         state = self._master.state.topologies.get(self.name)
         return state.status if state is not None else ENDED
+
+    @property
+    def given_up(self) -> str:
+        """The reason why input was not committed when it ended; empty if all was, or while it runs."""
+        return "" if self.status != ENDED else self._master.given_up.get(self.name, "")
 
     def observed(self) -> TopologyObserved:
         """The reports of its tasks; available after it ended too."""

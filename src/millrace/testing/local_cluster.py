@@ -60,6 +60,7 @@ from millrace.schedulers.base import Scheduler
 
 STEP_SECONDS = 0.001
 REPORT_STEPS = 100
+REPORT_SECONDS = 0.5
 
 
 class _MailLink:
@@ -154,7 +155,8 @@ class MemoryStore:
 
 
 class LocalCluster:
-    """A cluster of `workers` slots on `nodes` hosts. A step takes a virtual millisecond; workers report every hundred steps.
+    """A cluster of `workers` slots on `nodes` hosts. A step takes a virtual millisecond; workers report every hundred steps,
+    and sooner if components take virtual time: they may advance the `clock`.
     Pass the `store` on to the next cluster to simulate a restarted driver. `copies`: directory of the workers' local copies."""
 
     def __init__(self, workers: int = 2, nodes: int = 1, scheduler: Scheduler | None = None,
@@ -171,6 +173,7 @@ class LocalCluster:
         self._checkpoints: dict[str, Checkpoints] = {}  # by topology that takes waves
         self.said: list[str] = []
         self.ended: list[str] = []
+        self.given_up: list[str] = []  # by topology that ended: what was not committed
         self.delivered = 0
         self.drop: Callable[[int, int, list[bytes]], bool] = lambda sender, receiver, frames: False
         self.deaf: set[int] = set()  # slots that plans do not reach for now
@@ -181,6 +184,7 @@ class LocalCluster:
         self._nodes, self._settings, self._generation, self._steps = nodes, settings or {}, 0, 0
         self._heard: dict[int, float] = {}
         self._patience = Patience(HEARTBEAT_TIMEOUT.of(self._settings), SILENCE_LIMIT.of(self._settings))
+        self._reported = self.clock.now()
         for slot in range(workers):
             self.start(slot)
 
@@ -242,6 +246,7 @@ class LocalCluster:
                 self.said.append(f"{command.topology}: {command.text}" if command.topology else command.text)
             elif isinstance(command, Ended):
                 self.ended.append(command.name)
+                self.given_up.append(command.given_up)
             elif isinstance(command, SendWave):
                 self._send_wave(command)
             elif isinstance(command, StoreManifest):
@@ -303,7 +308,7 @@ class LocalCluster:
             for slot in sorted(self.workers):
                 self._step_worker(slot)
             self._listen()
-            if self._steps % REPORT_STEPS == 0:
+            if self._steps % REPORT_STEPS == 0 or self.clock.now() - self._reported >= REPORT_SECONDS:
                 self._report()
 
     def run(self, seconds: float) -> None:
@@ -346,7 +351,7 @@ class LocalCluster:
         worker.step()
 
     def _report(self) -> None:
-        now = self.clock.now()
+        now = self._reported = self.clock.now()
         for slot, worker in list(self.workers.items()):
             if slot in self.holding:
                 continue
@@ -356,7 +361,7 @@ class LocalCluster:
                     self._patience.spoke_again(now - self._heard[slot])
                 self._heard[slot] = now
                 self.tell(WorkerReported(slot, worker.generation, report.revision, tuple(report.in_flight),
-                                         tuple(report.positions), tuple(report.starting)))
+                                         tuple(report.positions), tuple(report.starting), report.executed()))
         for slot, known in list(self.master.workers.items()):
             if now - self._heard[slot] > self._patience.limit(slot in self.holding):
                 self.tell(WorkerLost(slot, known.address.generation, "no heartbeat"))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import sys
 import time
 from collections import Counter, deque, namedtuple
 from collections.abc import Sequence
@@ -135,6 +136,8 @@ class _Message:
 
 class _Task:
     """One task, which is also the handle of its component."""
+
+    chunk_tuples = sys.maxsize
 
     def __init__(self, run: _Run, definition: ComponentDef, index: int) -> None:
         self.run, self.definition, self.index = run, definition, index

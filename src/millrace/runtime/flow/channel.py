@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 from millrace.errors import EncodingError
 from millrace.runtime.clock import Clock
+from millrace.runtime.flow.pace import BOUNDLESS, CALLS
 from millrace.runtime.wire import messages as wire
 
 
@@ -55,6 +57,9 @@ class ChannelOwner(Protocol):
     def unblocked(self) -> None:
         """One of its channels is not full any more."""
 
+    def size_chunks(self) -> None:
+        """One of its channels allows more or fewer tuples in flight than before."""
+
 
 class Receiver(Protocol):
     """A task of the same worker that a channel ends at."""
@@ -78,7 +83,7 @@ class Delivery:
     """A chunk that has arrived, and its progress. Serves as `origin` of its tuples."""
 
     __slots__ = ("arrived", "body", "component", "count", "done", "edge", "failed", "form", "inlet", "left", "lineage",
-                 "local", "stream", "stream_index", "task")
+                 "local", "more", "stream", "stream_index", "task")
 
     def __init__(self, inlet: Inlet, stream_index: int, body: Any, count: int, form: int, local: bool, edge: int,
                  lineage: Lineage) -> None:
@@ -91,6 +96,7 @@ class Delivery:
         self.left = count  # tuples not yet acked, for bolts that ack by hand; -1: neither acked nor failed
         self.done: set[int] | None = None
         self.failed = False
+        self.more = False  # another part of the same chunk follows
 
     @property
     def key(self) -> str:
@@ -122,28 +128,43 @@ class Inlet:
 
 
 class Channel:
-    """The sending end. `full` when `window` chunks are unconsumed: the task then waits before it runs again."""
+    """The sending end. `full` when `window` chunks or `allowance` tuples are unconsumed: the task then waits before it runs
+    again. The receiver sets the allowance, and the tuples of a `chunk`, by its pace."""
 
-    __slots__ = ("consumed", "full", "inlet", "link", "local", "owner", "seq", "slot", "target", "target_incarnation",
-                 "target_name", "tuples", "window")
+    __slots__ = ("_sizes", "allowance", "chunk", "consumed", "full", "inlet", "link", "local", "owner", "seq", "slot",
+                 "target", "target_incarnation", "target_name", "tuples", "unconsumed", "window")
 
-    def __init__(self, owner: ChannelOwner, target: int, target_incarnation: int, target_name: Any, window: int) -> None:
+    def __init__(self, owner: ChannelOwner, target: int, target_incarnation: int, target_name: Any, window: int,
+                 allowance: int = BOUNDLESS) -> None:
         self.owner, self.target, self.target_incarnation, self.target_name = owner, target, target_incarnation, target_name
-        self.window = window
-        self.seq = self.consumed = self.tuples = 0
+        self.window, self.allowance, self.chunk = window, allowance, allowance // CALLS
+        self.seq = self.consumed = self.tuples = self.unconsumed = 0
+        self._sizes: deque[int] = deque()  # of the unconsumed chunks
         self.link: Link | None = None
         self.slot: int | None = None
         self.local: Receiver | None = None
         self.inlet: Inlet | None = None
         self.full = False
 
-    def credit(self, consumed: int) -> None:
-        """Record that the receiver has consumed this many chunks in total."""
-        self.consumed = max(self.consumed, consumed)
-        if self.full and self.seq - self.consumed < self.window:
+    def credit(self, consumed: int, allowance: int, chunk: int) -> None:
+        """Record that the receiver has consumed this many chunks in total, and what it allows from now on."""
+        sizes = self._sizes
+        while sizes and self.consumed < consumed:
+            self.consumed += 1
+            self.unconsumed -= sizes.popleft()
+        if allowance != self.allowance or chunk != self.chunk:
+            self.allowance, self.chunk = allowance, chunk
+            if self._in_use():
+                self.owner.size_chunks()
+        if self.full and self.seq - self.consumed < self.window and self.unconsumed < allowance:
             self.full = False
             if self._in_use():
                 self.owner.unblocked()
+
+    @property
+    def needed(self) -> int:
+        """The least chunk that is worth a call of the receiver; more than its share only if that has fixed costs."""
+        return self.chunk if self.chunk > self.allowance // CALLS else 1
 
     def send_rows(self, stream: int, rows: Any, edge: int, lineage: Lineage, extended: bool = False) -> None:
         """`extended`: some values may be decimals, dates or times."""
@@ -191,7 +212,9 @@ class Channel:
         seq = self.seq
         self.seq = seq + 1
         self.tuples += count
-        if not self.full and self.seq - self.consumed >= self.window:
+        self.unconsumed += count
+        self._sizes.append(count)
+        if not self.full and (self.seq - self.consumed >= self.window or self.unconsumed >= self.allowance):
             self.full = True
             if self._in_use():
                 self.owner.blocked += 1

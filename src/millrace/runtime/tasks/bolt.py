@@ -1,6 +1,7 @@
 """A running bolt: processes one chunk of its inbox per step, then sends its output and acks its input.
 
     inbox         inbox.py         chunks that wait, wave alignment, credits
+    pace          flow/pace.py     tuples that it takes in a given time
     execution     execution.py     runs the bolt's code
     settling      settling.py      sends the output and closes chunks with the ackers
     acks          manual_acks.py   acks by hand
@@ -16,9 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millrace.api.bolt import Bolt
-from millrace.config import MESSAGE_TIMEOUT
+from millrace.config import CHANNEL_SECONDS, MESSAGE_TIMEOUT
 from millrace.model.graph import TaskId
 from millrace.runtime.flow.channel import Delivery
+from millrace.runtime.flow.pace import Pace
 from millrace.runtime.tasks.chunk_views import ChunkReader
 from millrace.runtime.tasks.dead_letters import DeadLetters
 from millrace.runtime.tasks.due_calls import DueCalls
@@ -45,6 +47,8 @@ class BoltTask(Task):
         super().__init__(worker, topology, name, incarnation)
         self.timeout: float = MESSAGE_TIMEOUT.of(topology.graph.config)
         self.broken = ""  # why a sink could not write its input, until that is reported
+        self.pace = Pace(None if topology.graph.batched else CHANNEL_SECONDS.of(topology.graph.config))
+        self._taken, self._taken_at = 0, 0.0  # tuples that it works on or whose output is held up, and since when
         self.reader = ChunkReader(topology)
         self.inbox = Inbox(self)
         self.execution = Execution(self)
@@ -61,6 +65,8 @@ class BoltTask(Task):
         self.settling.settle()  # sends what initialize emitted
 
     def step(self, now: float) -> None:
+        if self._taken and not self.busy and not self.blocked:
+            self._took(now)
         if self.waves.pending:
             self.waves.run_next()
         if self.due.pending and self.started and not self.busy and not self.blocked:
@@ -68,7 +74,7 @@ class BoltTask(Task):
         inbox = self.inbox.waiting
         if not self.started or self.busy or self.blocked or not inbox:
             return
-        delivery = inbox.popleft()
+        delivery = self.inbox.take(max(self.pace.per_call, self.needed))
         if delivery.form == wire.WAVE:
             self.settling.settle()
             self.waves.prepare(delivery.body)
@@ -79,6 +85,7 @@ class BoltTask(Task):
             self.worker.consumed(self, delivery.inlet)
             self.worker.ready(self)
             return
+        self._taken, self._taken_at = delivery.count, now
         self.on_own_thread(partial(self.execution.run, delivery), partial(self._executed, delivery))
 
     def _executed(self, delivery: Delivery) -> None:
@@ -88,9 +95,16 @@ class BoltTask(Task):
             return
         self.report_broken()
         self.settling.executed(delivery)
-        self.inbox.owe(delivery.inlet)
+        if not self.inbox.waiting and not self.blocked:  # from now on it waits for input
+            self._took(self.worker.clock.now())
+        if not delivery.more:
+            self.inbox.owe(delivery.inlet)
         if self.inbox.waiting or self.due.pending:
             self.worker.ready(self)
+
+    def _took(self, now: float) -> None:
+        self.pace.took(self._taken, now - self._taken_at)
+        self._taken = 0
 
     def report_broken(self) -> None:
         """Tell the worker, on the loop, that a sink could not write; its code may have run on another thread."""

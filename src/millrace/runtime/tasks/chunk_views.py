@@ -40,6 +40,20 @@ class ChunkReader:
         except wire.UNREADABLE as error:
             raise wire.WireError(f"a chunk from {delivery.component} does not fit {delivery.stream!r}: {error}") from None
 
+    def cut(self, delivery: Delivery, size: int) -> tuple[Delivery, Delivery]:
+        """Two deliveries in place of one: the first `size` tuples, and the rest. Together they are one chunk of the channel."""
+        if delivery.form == wire.ARROW:
+            batch = self.batch(delivery)
+            bodies = batch.slice(0, size), batch.slice(size)
+        else:
+            rows = self.rows(delivery, named=False)
+            bodies = rows[:size], rows[size:]
+        first, rest = (Delivery(delivery.inlet, delivery.stream_index, body, count, delivery.form, True, delivery.edge,
+                                delivery.lineage) for body, count in zip(bodies, (size, delivery.count - size), strict=True))
+        first.arrived = rest.arrived = delivery.arrived
+        first.more, rest.more = True, delivery.more
+        return first, rest
+
     def batch(self, delivery: Delivery) -> pa.RecordBatch:
         """The Arrow batch of a chunk in Arrow form."""
         return delivery.body if delivery.local else wire.decode_batch(delivery.body)

@@ -25,6 +25,7 @@ class Execution:
 
     def __init__(self, task: BoltTask) -> None:
         self._task, self._reader, self._clock = task, task.reader, task.worker.clock
+        self._whole_chunks = task.definition.mode != "process"
         self._run = {"process": self._run_each, "process_rows": self._run_rows,
                      "process_arrow": self._run_arrow}[task.definition.mode]
 
@@ -37,6 +38,8 @@ class Execution:
         except wire.WireError as error:
             self._unreadable(delivery, error)
         elapsed = clock.now() - start
+        if self._whole_chunks:
+            self._task.pace.called(delivery.count, elapsed)
         meters = self._task.meters
         meters.cpu_seconds += clock.cpu() - cpu
         meters.busy_seconds += elapsed

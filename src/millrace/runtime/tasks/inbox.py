@@ -42,6 +42,19 @@ class Inbox:
         if not task.queued:
             self._worker.ready(task)
 
+    def take(self, most: int) -> Delivery:
+        """The next chunk, or a part of it if it has more than `most` tuples. A tracked chunk is acked whole, so it stays whole:
+        its spout bounds it."""
+        delivery = self.waiting.popleft()
+        if delivery.count <= most or delivery.lineage.roots:
+            return delivery
+        try:
+            part, rest = self._task.reader.cut(delivery, most)
+        except wire.WireError:
+            return delivery  # its execution reports what is wrong
+        self.waiting.appendleft(rest)
+        return part
+
     # -- waves ---------------------------------------------------------------------------------------------------------
 
     def _on_mark(self, delivery: Delivery) -> None:
@@ -89,6 +102,10 @@ class Inbox:
         owed = self._owed
         while owed and self._task.acks.unacked.tuples < HELD_TUPLES and self._task.component._takes_more():
             self._worker.consumed(self._task, owed.popleft())
+
+    def allowance(self) -> tuple[int, int]:
+        """The tuples that one sender may have in flight to this bolt, and in a chunk: its share of what the bolt can take."""
+        return self._task.pace.share(len(self.inlets) or 1, self._task.needed)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

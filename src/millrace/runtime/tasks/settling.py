@@ -29,7 +29,7 @@ class Settling:
         task = self._task
         self.open.append(delivery)
         if (not task.inbox.waiting or len(self.open) >= OPEN_DELIVERIES
-                or task.waiting() >= task.sender.chunk_tuples):
+                or task.waiting() >= task.chunk_tuples):
             self.settle()
 
     def settle(self) -> None:

@@ -99,7 +99,8 @@ class SpoutTask(Task):
 
     def _fill(self, deadline: float) -> None:
         """Call next_tuple until the chunk is full, its time is up, or the spout emits nothing."""
-        next_tuple, now, limit = self.component.next_tuple, self.worker.clock.now, self.tracking.chunk_size.limit
+        next_tuple, now = self.component.next_tuple, self.worker.clock.now
+        limit = min(self.tracking.chunk_size.limit, self.chunk_tuples)
         if self.max_pending:
             limit = min(limit, self.max_pending - self.tracking.flight.tuples)
         before, calls = self.waiting(), 0

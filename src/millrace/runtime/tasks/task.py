@@ -54,6 +54,8 @@ class Task:
         self.queued = False  # in the worker's ready list
         self.started = False  # its component is initialized
         self.ended = False
+        self.chunk_tuples = 0  # tuples to collect before they are sent; set by `size_chunks`
+        self.needed = 1  # tuples in the least chunk that is worth a call of its receivers
         self.outbox = Outbox(name, self.definition)
         # Bound once: a method of the same name would cost one more call per tuple or chunk.
         self.emit, self.emit_rows, self.emit_arrow = self.outbox.emit, self.outbox.emit_rows, self.outbox.emit_arrow
@@ -62,6 +64,7 @@ class Task:
         self.sender = Sender(self)
         self.snapshots = Snapshots(self)
         self.waves = TaskWaves(self)
+        self.size_chunks()
 
     def on_own_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
         """Run user code, then `done` on the loop. The code of a blocking component always runs on the task's thread."""
@@ -138,6 +141,13 @@ class Task:
         """Use the channels of a new plan."""
         self.channels = channels
         self.blocked = sum(channel.full for channel in channels.values())
+        self.size_chunks()
+
+    def size_chunks(self) -> None:
+        """Send chunks as large as the slowest receiver wants them, up to the configured size."""
+        wanted = min((channel.chunk for channel in self.channels.values()), default=self.sender.chunk_tuples)
+        self.chunk_tuples = min(self.sender.chunk_tuples, wanted)
+        self.needed = min(self.sender.chunk_tuples, max((channel.needed for channel in self.channels.values()), default=1))
 
     def idle(self) -> bool:
         """True if nothing is left to do for a task that moved away."""

@@ -57,9 +57,9 @@ class Chunk(Message, tag=1, gc=False):
 
 class Credits(Message, tag=2):
     """Returns credits for channels that end at the sender: (topology, source, its incarnation, target, its incarnation, total
-    of chunks consumed)."""
+    of chunks consumed, tuples allowed in flight, tuples of a chunk)."""
 
-    consumed: list[tuple[int, int, int, int, int, int]]
+    consumed: list[tuple[int, int, int, int, int, int, int, int]]
 
 
 class Acks(Message, tag=3):
@@ -209,6 +209,10 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     counters: dict[str, int]
     cpu_seconds: float = 0.0  # of the whole process
     memory_mb: float = 0.0
+
+    def executed(self) -> tuple[tuple[int, int, int], ...]:
+        """For each task: topology, task, tuples processed."""
+        return tuple((task["topology"], task["task"], task["executed"]) for task in self.tasks)
 
 
 class Bye(msgspec.Struct, array_like=True, tag=18, tag_field="type"):

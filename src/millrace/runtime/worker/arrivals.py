@@ -141,12 +141,12 @@ class Arrivals:
         task.worker.credit(task, inlet)
 
     def _on_credit(self, topology: int, source: int, source_incarnation: int, target: int, incarnation: int,
-                   consumed: int) -> None:
+                   consumed: int, allowance: int, chunk: int) -> None:
         run = self._topologies.get(topology)
         task = run.find(source, source_incarnation) if run is not None else None
         channel = task.channels.get(target) if task is not None else None
         if channel is not None and channel.target_incarnation == incarnation and channel.slot is not None:
-            channel.credit(consumed)
+            channel.credit(consumed, max(1, allowance), max(1, chunk))
 
     def _on_tracking(self, message: Any, since: float) -> None:
         run = self._topologies.get(message.topology)

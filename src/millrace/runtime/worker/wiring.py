@@ -6,6 +6,7 @@ from millrace.errors import UnknownName
 from millrace.model.graph import Input, TaskId
 from millrace.runtime.flow.channel import Channel, Inlet
 from millrace.runtime.flow.links import Links
+from millrace.runtime.flow.pace import FIRST_TUPLES
 from millrace.runtime.flow.routing import make_route
 from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.task import Task
@@ -55,7 +56,7 @@ class LinkWiring(Wiring):
         incarnation = place.incarnation if place is not None else -1
         channel = task.channels.get(number)
         if channel is None or channel.target_incarnation != incarnation:
-            moved, channel = channel, Channel(task, number, incarnation, target, run.window)
+            moved, channel = channel, Channel(task, number, incarnation, target, run.window, FIRST_TUPLES)
             channel.tuples = moved.tuples if moved is not None else 0  # counts the traffic between two tasks across moves
         if place is None:
             channel.full = True  # not placed: wait until there is a slot for it

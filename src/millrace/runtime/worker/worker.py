@@ -64,7 +64,7 @@ class Worker:
         self._wiring = LinkWiring(self.links)
         self._early_waves: dict[int, wire.Wave] = {}  # by topology: INITs that arrived before their plan
         self._ready: deque[Task] = deque()
-        self._credits: dict[int, dict[tuple[int, int, int, int, int], int]] = {}
+        self._credits: dict[int, dict[tuple[int, int, int, int, int], tuple[int, int, int]]] = {}
         self.timers = Timers(clock)
         self.timers.every(CHECK_SECONDS, self._check)
         self.timers.every(PROBE_SECONDS, self._probe)
@@ -269,14 +269,14 @@ class Worker:
         """Credit the sender of a chunk that has been consumed."""
         inlet.consumed += 1
         if inlet.outlet is not None:
-            inlet.outlet.credit(inlet.consumed)
+            inlet.outlet.credit(inlet.consumed, *task.inbox.allowance())
         else:
             self.credit(task, inlet)
 
     def credit(self, task: BoltTask, inlet: Inlet) -> None:
         """Credit a task of another worker; all credits leave together at the end of the turn."""
         key = (task.topology.number, inlet.source, inlet.incarnation, task.number, task.incarnation)
-        self._credits.setdefault(inlet.worker, {})[key] = inlet.consumed
+        self._credits.setdefault(inlet.worker, {})[key] = (inlet.consumed, *task.inbox.allowance())
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class Worker:
         if self._credits:
             credits, self._credits = self._credits, {}
             for slot, counts in credits.items():
-                pairs = [(*key, consumed) for key, consumed in counts.items()]
+                pairs = [(*key, *credit) for key, credit in counts.items()]
                 self.links.send(slot, wire.Credits(self.slot, self.generation, pairs))
 
     def wait_seconds(self) -> float:

@@ -82,7 +82,7 @@ def test_a_worker_that_cannot_be_reached_is_counted_once() -> None:
 
 def test_messages_leave_encoded() -> None:
     links, _, _ = reaching(at(1))
-    message = wire.Credits(0, 1, [(1, 2, 3, 4, 5, 6)])
+    message = wire.Credits(0, 1, [(1, 2, 3, 4, 5, 6, 7, 8)])
     links.send(1, message)
     link = links.to(1)
     assert isinstance(link, Wire)

@@ -32,7 +32,7 @@ GRAPH = TopologyGraph("words", (LINES,), {"seed": 1})
 CHUNK = wire.Chunk(1, 2, 3, 0, 5, 65536, 7, 131072, 9, 1, 10, 11, wire.ROWS, 2**63 - 1, [2**63, 1], 1, 0.5)
 DATA = [
     CHUNK,
-    wire.Credits(1, 2, [(1, 65536, 1, 131072, 1, 99)]),
+    wire.Credits(1, 2, [(1, 65536, 1, 131072, 1, 99, 16, 4)]),
     wire.Acks(1, 2, 3, 4, [(2**63, 5), (1, 2**63 - 1)]),
     wire.Roots(1, 2, 3, 4, (0, 65536, 1), [(7, 8)]),
     wire.Fails(1, 2, 3, 4, [2**63]),

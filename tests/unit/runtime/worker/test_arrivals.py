@@ -111,6 +111,6 @@ def test_the_stash_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_credits_and_probes_without_a_receiver_are_ignored() -> None:
     fixture = ArrivalsFixture()
-    fixture.receive(wire.Credits(1, 7, [(5, 1, 1, 2, 1, 9)]))
+    fixture.receive(wire.Credits(1, 7, [(5, 1, 1, 2, 1, 9, 16, 4)]))
     fixture.receive(wire.Probe(1, 7, 5, 1, 1, 2, 1, 9))
     assert fixture.counters == {}

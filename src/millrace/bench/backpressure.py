@@ -1,0 +1,115 @@
+"""Exactly once in front of a slow sink: the time to a committed wave, and the latency of tuples, under back-pressure."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, ClassVar
+
+from millrace.api.bolt import Bolt
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
+from millrace.bench.topology_runs import resident_engine, start_run
+from millrace.config import EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
+from millrace.connectors.generator import GeneratorSpout
+from millrace.connectors.sinks import JsonLinesSink
+from millrace.control.waves import IDLE, Waves
+from millrace.errors import MillraceError
+from millrace.master.load.observed import TopologyObserved
+from millrace.model.graph import TaskId
+from millrace.spark.engine import ResidentEngine, RunningTopology
+
+WARM_UP_SECONDS = 20.0
+WAVES = 3
+LIMIT_SECONDS = 120.0  # for one wave
+LOOK_SECONDS = 0.02
+RECENT_ROWS = 100
+SLEEP, P50, P99 = "bench.sleep", "latency_p50_ms", "latency_p99_ms"
+
+
+class Moments(GeneratorSpout):
+    """Emits the time, as fast as it may."""
+
+    outputs: ClassVar[list[str]] = ["number", "born"]
+
+    def generate(self, position: int) -> tuple[Any, ...]:
+        return self.ordinal(position), time.monotonic()
+
+
+class Relay(Bolt):
+    outputs: ClassVar[list[str]] = ["number", "born"]
+
+    def process(self, tup: Tuple) -> None:
+        self.emit(tup.values)
+
+
+class SlowLines(JsonLinesSink):
+    """Sleeps for every row, on a thread of its own, and reports the time since the rows were emitted."""
+
+    blocking: ClassVar[bool] = True
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        super().initialize(storm_conf, context)
+        self._sleep = float(storm_conf[SLEEP])
+        self._latencies: deque[float] = deque(maxlen=RECENT_ROWS)
+
+    def process_rows(self, rows: list[Any]) -> None:
+        for row in rows:
+            time.sleep(self._sleep)
+            self._latencies.append(time.monotonic() - row.born)
+        super().process_rows(rows)
+        ordered = sorted(self._latencies)
+        for name, share in ((P50, 0.5), (P99, 0.99)):
+            self.report_metric(name, round(1000 * ordered[int(share * (len(ordered) - 1))], 1))
+
+
+class SlowEnd(Topology):
+    moments = Moments.spec(par=2)
+    relay = Relay.spec(inputs={moments: Grouping.SHUFFLE}, par=2)
+    lines = SlowLines.spec(inputs={relay: Grouping.SHUFFLE})
+
+
+def wave_under_backpressure(ms_per_row: float, engine: ResidentEngine | None = None) -> dict[str, float]:
+    """Milliseconds from the beginning of a wave to its commit, the longest of some, and the latency of tuples from the spout to
+    the sink, with a sink that takes so long for a row and spouts that are as fast as they may be. Raises `MillraceError` if a
+    wave takes longer than two minutes."""
+    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory:
+        if engine is not None:
+            return _measured(engine, ms_per_row, Path(directory))
+        with resident_engine(Path(directory)) as own:
+            return _measured(own, ms_per_row, Path(directory))
+
+
+def _measured(engine: ResidentEngine, ms_per_row: float, directory: Path) -> dict[str, float]:
+    config = {GUARANTEE.key: EXACTLY_ONCE, WAVE_INTERVAL.key: 1.0, SLEEP: ms_per_row / 1000, "path": str(directory / "rows")}
+    running = start_run(engine, SlowEnd, config, WARM_UP_SECONDS)
+    try:
+        waves = engine.master.state.topologies[running.name].waves
+        assert waves is not None
+        longest = max(_one_wave(waves, ms_per_row) for _ in range(WAVES))
+        return {"wave_ms": round(1000 * longest, 1), **_latencies(running)}
+    finally:
+        running.kill(wait=0.0)
+        running.wait(LIMIT_SECONDS)
+
+
+def _one_wave(waves: Waves, ms_per_row: float) -> float:
+    """Wait until another wave is committed; returns the seconds that it took."""
+    before, deadline = waves.committed, time.monotonic() + LIMIT_SECONDS
+    while waves.committed == before or waves.phase != IDLE:
+        if time.monotonic() > deadline:
+            raise MillraceError(f"no wave was committed in {LIMIT_SECONDS:g} s before a sink that takes {ms_per_row:g} ms for "
+                                f"a row; {waves.abandoned} were abandoned")
+        time.sleep(LOOK_SECONDS)
+    return waves.took
+
+
+def _latencies(running: RunningTopology) -> dict[str, float]:
+    def look(observed: TopologyObserved) -> dict[str, float]:
+        custom = observed.tasks[TaskId("lines", 0)].custom
+        return {name: float(custom[name]) for name in (P50, P99)}
+
+    return running.measured(look)

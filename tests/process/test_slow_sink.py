@@ -1,0 +1,44 @@
+"""Real processes with a sink that takes 10 ms for a row: waves are committed, and the end commits all that was emitted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from millrace.bench.backpressure import SLEEP, SlowEnd
+from millrace.config import CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
+from millrace.model.graph import TaskId
+from millrace.runtime.checkpoints.store import open_store
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
+from millrace.spark.engine import RunningTopology
+from millrace.testing.processes import ProcessCluster
+
+pytestmark = pytest.mark.process
+PATIENCE = 120.0
+
+
+def rows_in(path: Path) -> Counter[int]:
+    return Counter(json.loads(line)["number"] for part in path.glob("*.jsonl") for line in part.read_text().splitlines())
+
+
+def test_rows_are_visible_while_it_runs_and_complete_when_it_was_stopped(tmp_path: Path) -> None:
+    store = str(tmp_path / "checkpoints")
+    with ProcessCluster(2, settings={CHECKPOINTS.key: store}) as cluster:
+        cluster.submit(SlowEnd, name="slow", config={GUARANTEE.key: EXACTLY_ONCE, WAVE_INTERVAL.key: 0.5, SLEEP: 0.01,
+                                                     "path": str(tmp_path / "rows")})
+        master, running = cluster.master, RunningTopology(cluster.master, "slow")
+        waves = master.state.topologies["slow"].waves
+        assert waves is not None
+        assert master.wait_until(lambda: waves.committed >= 3, PATIENCE), "the spouts are endless and never wait for it"
+        assert sum(rows_in(tmp_path / "rows").values()) > 0
+        running.kill(wait=30.0)
+        assert running.wait(PATIENCE)
+        assert running.given_up == ""
+    manifest = Checkpoints(open_store(store), "slow").latest()
+    assert manifest is not None
+    positions = manifest.positions()
+    emitted = {2 * position + index for index in range(2) for position in range(positions[TaskId("moments", index)])}
+    assert rows_in(tmp_path / "rows") == Counter(emitted)
