@@ -1,12 +1,14 @@
-"""The rates that `run` shows."""
+"""The rates that `run` shows, and the end of a run."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from millrace.cli.running import RATE_SECONDS, Rates
+from millrace.cli.running import IN_FLIGHT_SECONDS, RATE_SECONDS, RESIDENT, Rates, _stop
 
 
 def status(lines: int, count: int) -> dict[str, Any]:
@@ -36,3 +38,44 @@ def test_batches_give_an_even_rate() -> None:
         shown.append(rates.of(status(int(now) * 1000, 0))["words"]["lines"])
     settled = shown[int(RATE_SECONDS * 2) + 1:]
     assert 800 <= min(settled) <= max(settled) <= 1200
+
+
+class StoppingTopology:
+    """Answers `wait` as it is told; an exception is raised."""
+
+    status = "stopping"
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.kills = list(answers), list[float]()
+
+    def kill(self, wait: float) -> None:
+        self.kills.append(wait)
+
+    def wait(self, seconds: float) -> bool:
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return bool(answer)
+
+
+def stop(running: StoppingTopology, lost: str = "") -> None:
+    engine = SimpleNamespace(lost=lost, master=SimpleNamespace(superseded=""))
+    _stop(engine, running, RESIDENT, Console(quiet=True))  # type: ignore[arg-type]
+
+
+def test_the_end_of_a_resident_topology_is_waited_for_as_long_as_the_master_takes() -> None:
+    running = StoppingTopology(*[False] * 1000, True)
+    stop(running)
+    assert running.answers == [] and running.kills == [IN_FLIGHT_SECONDS[RESIDENT]]
+
+
+def test_a_second_interrupt_ends_it_at_once() -> None:
+    running = StoppingTopology(False, KeyboardInterrupt(), True)
+    stop(running)
+    assert running.answers == [] and running.kills == [IN_FLIGHT_SECONDS[RESIDENT], 0.0]
+
+
+def test_the_end_is_not_waited_for_if_spark_has_ended() -> None:
+    running = StoppingTopology(False, True)
+    stop(running, lost="Spark has ended")
+    assert running.answers == [True]
