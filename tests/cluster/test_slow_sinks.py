@@ -72,20 +72,20 @@ def test_waves_are_committed_behind_a_slow_component(topology: type[Topology], p
 
 @KINDS
 def test_every_row_comes_out_once(topology: type[Topology]) -> None:
-    cluster = start(topology, 0.01, limit=2000)
-    cluster.run_until(lambda: sum(visible().values()) >= 2000)
-    assert visible() == expected_rows(2000, 1)
+    cluster = start(topology, 0.01, limit=800)
+    cluster.run_until(lambda: sum(visible().values()) >= 800)
+    assert visible() == expected_rows(800, 1)
 
 
 @pytest.mark.parametrize("slot", [0, 1])
 def test_a_worker_dies_while_a_slow_sink_has_parts_of_a_chunk_left(slot: int) -> None:
-    cluster = start(ToSlow, 0.01, limit=3000)
+    cluster = start(ToSlow, 0.01, limit=1500)
     until_wave(cluster, 2)
     cluster.run_until(lambda: any(delivery.count for task in cluster.tasks("ledger") for delivery in task.inbox.waiting))
     cluster.kill(slot)
-    cluster.run_until(lambda: sum(visible().values()) >= 3000, 600.0)
+    cluster.run_until(lambda: sum(visible().values()) >= 1500)
     until_wave(cluster, 1)
-    assert visible() == expected_rows(3000, 1)
+    assert visible() == expected_rows(1500, 1)
 
 
 def test_a_sink_with_fixed_costs_for_each_call_still_gets_whole_chunks() -> None:

@@ -1,4 +1,4 @@
-"""The rates that `run` shows, and its end when another driver has taken over."""
+"""The rates that `run` shows, and the end of a run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from millrace.cli import running
-from millrace.cli.running import RATE_SECONDS, Rates, RunOptions, run_topology
+from millrace.cli.running import IN_FLIGHT_SECONDS, RATE_SECONDS, RESIDENT, Rates, RunOptions, _stop, run_topology
 from millrace.errors import NotTheAuthor
 from millrace.spark.engine import RunningTopology
 
@@ -76,3 +77,44 @@ def test_run_fails_if_another_driver_takes_over(monkeypatch: pytest.MonkeyPatch,
                          False, {}, {}, None, {}, None)
     with pytest.raises(NotTheAuthor, match="another driver took over 'words'"):
         run_topology(options, live=False)
+
+
+class StoppingTopology:
+    """Answers `wait` as it is told; an exception is raised."""
+
+    status = "stopping"
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.kills = list(answers), list[float]()
+
+    def kill(self, wait: float) -> None:
+        self.kills.append(wait)
+
+    def wait(self, seconds: float) -> bool:
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return bool(answer)
+
+
+def stop(running: StoppingTopology, lost: str = "") -> None:
+    engine = SimpleNamespace(lost=lost, master=SimpleNamespace(superseded=""))
+    _stop(engine, running, RESIDENT, Console(quiet=True))  # type: ignore[arg-type]
+
+
+def test_the_end_of_a_resident_topology_is_waited_for_as_long_as_the_master_takes() -> None:
+    running = StoppingTopology(*[False] * 1000, True)
+    stop(running)
+    assert running.answers == [] and running.kills == [IN_FLIGHT_SECONDS[RESIDENT]]
+
+
+def test_a_second_interrupt_ends_it_at_once() -> None:
+    running = StoppingTopology(False, KeyboardInterrupt(), True)
+    stop(running)
+    assert running.answers == [] and running.kills == [IN_FLIGHT_SECONDS[RESIDENT], 0.0]
+
+
+def test_the_end_is_not_waited_for_if_spark_has_ended() -> None:
+    running = StoppingTopology(False, True)
+    stop(running, lost="Spark has ended")
+    assert running.answers == [True]
