@@ -328,7 +328,17 @@ def faults_tables(result: Result) -> list[str]:
                     for part, of in (("faults of the topology", result), ("faults of the driver", drivers["compared"]))]),
             "", f"{result['rate']:,} lines/s of {result['saturation']:,} at most; longest gap at the sink "
             f"{_seconds(result['longest_gap_ms'])} s, between two commits {_seconds(result['longest_uncommitted_ms'])} s; "
-            f"{drivers['no_takeover'] or 'an overtaken driver ended ' + _seconds(drivers['overtaken_ended_ms']) + ' s later'}."]
+            f"{drivers['no_takeover'] or 'an overtaken driver ended ' + _seconds(drivers['overtaken_ended_ms']) + ' s later'}.",
+            *backpressure_table(result)]
+
+
+def backpressure_table(result: Result) -> list[str]:
+    waves, latencies = result["wave_under_backpressure_ms"], result["latency_under_backpressure_ms"]
+    if waves is None:
+        return []
+    return table(("sink, ms for a row", "to a committed wave, at worst of three, ms", "latency p50, ms", "p99"),
+                 ((ms, f"{wave:,.0f}", f"{latencies[ms]['p50']:,.0f}", f"{latencies[ms]['p99']:,.0f}")
+                  for ms, wave in waves.items()))
 
 
 def _seconds(milliseconds: float | None) -> str:

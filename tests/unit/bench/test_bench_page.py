@@ -33,6 +33,8 @@ FAULTS = {
     "kinds": {"worker killed": {"n": 3, "gap_p50_ms": 700, "gap_max_ms": 900, "recovery_p50_ms": 1400},
               "driver overtaken": {"n": 0, "gap_p50_ms": None, "gap_max_ms": None, "recovery_p50_ms": None}},
     "drivers": {"compared": COMPARED, "no_takeover": "", "overtaken_ended_ms": 1200},
+    "wave_under_backpressure_ms": {"1": 800.4, "10": 900}, "latency_under_backpressure_ms": {
+        "1": {"p50": 500.0, "p99": 1000.0}, "10": {"p50": 700.0, "p99": 1200.0}},
     "longest_gap_ms": 2500, "longest_uncommitted_ms": 3500}
 STATE = {**AT, "shape": [7, 3], "encode_mb_s": 1000, "decode_mb_s": 400, "wave_cost": 0.05, "skipped": {"redis": "no Redis"},
          "restore_s": {"2": {"fragments": 0.5, "redis": None, "directory": 0.4}},
@@ -77,6 +79,7 @@ def test_every_result_has_its_place_on_the_page(root: Path) -> None:
                      "20,000: 5, 80,000: 5, 320,000: 5 | 5,000 | it was slower |", "`microbatch` (200,000)",
                      "2.5 minutes of faults with seed 1, then those of the driver. Each kind had",
                      "| worker killed | 3 | 1 | 0.7 | 0.9 | 1.4 |", "| driver overtaken | 0 | 0 |  |  |  |",
+                     "| 1 | 800 | 500 | 1,000 |",
                      "took 1.5 minutes"):
         assert expected in text, expected
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from millrace.bench.backpressure import wave_under_backpressure
 from millrace.bench.faults import batches, drivers, resident
 from millrace.bench.faults.batches import BatchSoak
 from millrace.bench.faults.comparison import broken_promise, compared
@@ -24,7 +25,7 @@ from millrace.bench.faults.soak import NAME, Soak, Stuck, figures_of
 from millrace.bench.faults.surroundings import TakenAway
 from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.results import keep
-from millrace.bench.topology_runs import end_run, start_run, window_rates
+from millrace.bench.topology_runs import end_run, resident_engine, start_run, window_rates
 from millrace.config import AT_LEAST_ONCE, BATCH_TUPLES, CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, HISTORY, NODE_BY, WAVE_INTERVAL
 from millrace.errors import MillraceError
 from millrace.runtime.checkpoints.store import open_store
@@ -39,6 +40,8 @@ SATURATION = {RESIDENT: Rule(warm_up=5.0, seconds=5.0, rounds=2), MICROBATCH: Ru
 SHARE = 0.8  # of the highest rate
 DRIVER_SHARE = 0.4  # of the highest rate: Java starts on the same cores
 INTERVAL_SECONDS = 1.0
+SLOW_ROWS_MS = (1, 10, 100)
+NO_BACKPRESSURE = {"wave_under_backpressure_ms": None, "latency_under_backpressure_ms": None}
 BATCH_LINES = 5_000  # of one spout task in a batch: short batches recover sooner
 
 
@@ -64,6 +67,8 @@ def run_faults(minutes: float, seed: int, guarantee: str, engine: str, live: boo
     `kinds`: for each kind of fault how many had an effect, the longest time without a word at the sink (median and worst) and
     the time until two more waves were committed (median), of the faults that came alone. For those of the driver, the rows that
     count are visible ones, and the time is that to the first new row; `driver_restart_ms` is its median after a kill.
+    `wave_under_backpressure_ms`: milliseconds to a committed wave before a sink that takes 1, 10 or 100 ms for a row, and
+    `latency_under_backpressure_ms` the latency of tuples meanwhile; measured exactly once on the resident engine, else null.
     `recovery_ms`: the worst of these times. `drivers`: the comparison after the faults of the driver. `stuck`: why the run
     ended early; then nothing is compared.
     """
@@ -87,6 +92,8 @@ def run_faults(minutes: float, seed: int, guarantee: str, engine: str, live: boo
             result["proofs"].update(drivers.PROOFS)
             result["driver_restart_ms"] = driver["driver_restart_ms"]
             result["drivers"] = {key: driver[key] for key in ("no_takeover", "overtaken_ended_ms", "compared")}
+            has_waves = (engine, guarantee) == (RESIDENT, EXACTLY_ONCE)
+            result.update(_under_backpressure(Path(base)) if has_waves else NO_BACKPRESSURE)
     _print(console, result)
     return result
 
@@ -115,6 +122,15 @@ def _run_soak(base: Path, kind: str, guarantee: str, seed: int, minutes: float, 
             result.update(figures_of(soak, proofs))
         running.kill(wait=0)
     return compared(output, open_store(str(store.path)), expected)
+
+
+def _under_backpressure(base: Path) -> dict[str, Any]:
+    """The time to a committed wave, and the latency of tuples, before a sink that takes 1, 10 and 100 ms for a row."""
+    with resident_engine(base / "backpressure") as engine:
+        measured = {str(ms): wave_under_backpressure(ms, engine) for ms in SLOW_ROWS_MS}
+    return {"wave_under_backpressure_ms": {ms: of["wave_ms"] for ms, of in measured.items()},
+            "latency_under_backpressure_ms": {ms: {"p50": of["latency_p50_ms"], "p99": of["latency_p99_ms"]}
+                                              for ms, of in measured.items()}}
 
 
 def _soak(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, store: TakenAway, rate: int,
