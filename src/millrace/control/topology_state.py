@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from millrace.config import AT_MOST_ONCE, GUARANTEE, WAVE_FAILURES
+from millrace.config import AT_MOST_ONCE, GUARANTEE
 from millrace.control.assignment import Place, TopologyAssignment
 from millrace.control.backup_placement import backups
 from millrace.control.topology_status import RUNNING, WAITING, check_transition
@@ -51,8 +51,8 @@ class TopologyState:
     broke_at: float = float("-inf")  # time of the last such rollback
     held_until: float = 0.0  # the spouts stay paused until then, so that a failing sink can recover
     troubled: str = ""  # why the last wave was abandoned
-    troubles: int = 0  # waves abandoned since the last commit
-    failed_waves: int = 0  # in a row: abandoned since the last commit
+    troubles: int = 0  # waves abandoned since the last commit or restore: spaces the reports
+    stalled: bool = False  # too many waves in a row have failed: spouts wait, so that uncommitted work stays bounded
     in_batch: bool = False  # one of its batches is running
 
     @property
@@ -78,9 +78,9 @@ class TopologyState:
         return self.status == RUNNING and not self.stalled
 
     @property
-    def stalled(self) -> bool:
-        """Its spouts wait for a wave to be committed: after too many failures in a row, uncommitted work must not grow on."""
-        return self.graph.exactly_once and 0 < WAVE_FAILURES.of(self.graph.config) <= self.failed_waves
+    def failed_waves(self) -> int:
+        """Waves abandoned in a row."""
+        return self.waves.failed if self.waves is not None else 0
 
     @property
     def never_repeats(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from millrace.config import AT_LEAST_ONCE, GUARANTEE, MESSAGE_TIMEOUT, WAVE_INTERVAL, WAVE_TIMEOUT
+from millrace.config import AT_LEAST_ONCE, GUARANTEE, MESSAGE_TIMEOUT, WAVE_FAILURES, WAVE_INTERVAL, WAVE_TIMEOUT
 from millrace.control.assignment import Place
 from millrace.control.events import (
     ChannelBroke,
@@ -227,7 +227,7 @@ class WaveControl:
     def _committed(self, topology: TopologyState) -> list[Command]:
         assert topology.waves is not None
         topology.troubled, topology.troubles = "", 0
-        stalled, topology.failed_waves = topology.stalled, 0
+        stalled, topology.stalled = topology.stalled, False
         if topology.closing and topology.waves.committed >= topology.closing:
             return self._master.end(topology, "drained, and its last wave is committed")
         resumed: list[Command] = []
@@ -236,8 +236,8 @@ class WaveControl:
         return resumed + self._move_now(topology)
 
     def _abandoned(self, topology: TopologyState, step: Abandoned) -> list[Command]:
-        stalled = topology.stalled
-        topology.failed_waves += 1
+        stalled, limit = topology.stalled, WAVE_FAILURES.of(topology.graph.config)
+        topology.stalled = stalled or (topology.graph.exactly_once and 0 < limit <= topology.failed_waves)
         continues = "its spouts wait" if stalled else "the stream continues"
         reports = self._report_rarely(topology, step.reason, f"wave {step.wave} is abandoned and {continues}: {step.reason}")
         if stalled or not topology.stalled:

@@ -51,12 +51,10 @@ class CheckpointAccess:
 
     def join_trial(self, token: str, who: str) -> str:
         """Take part in a trial of the store, see `trial.join_trial`."""
-        with self._lock:
-            try:
-                self._store = self._store or self._open_store()
-            except Exception as error:  # of any store, or none is set
-                return f"{type(error).__name__}: {error}"
-            store = self._store
+        try:
+            store = self._opened()
+        except Exception as error:  # of any store, or none is set
+            return f"{type(error).__name__}: {error}"
         return join_trial(store, token, who)
 
     def manifest(self, topology: str, epoch: int, wave: int) -> Manifest:
@@ -112,9 +110,12 @@ class CheckpointAccess:
             return {}
 
     def _checkpoints(self, topology: str) -> Checkpoints:
+        return Checkpoints(self._opened(), topology)
+
+    def _opened(self) -> CheckpointStore:
         with self._opening:
-            store = self._store = self._store or self._open_store()
-        return Checkpoints(store, topology)
+            self._store = self._store or self._open_store()
+            return self._store
 
     # -- the worker's loop -------------------------------------------------------------------------------------------
 

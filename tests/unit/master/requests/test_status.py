@@ -9,6 +9,7 @@ from millrace.connectors.tap import TAP_METRIC, UNREAD_METRIC
 from millrace.control.assignment import WorkerAddress
 from millrace.control.feeding import FEED
 from millrace.control.topology_state import TopologyState
+from millrace.control.waves import Waves
 from millrace.control.workers import LongCall, WorkerView
 from millrace.master.load.observed import TaskObserved, TopologyObserved
 from millrace.master.requests.status import topology_status, warnings_of, without_workers
@@ -27,9 +28,9 @@ def test_addresses_are_not_shown_as_metrics() -> None:
 
 
 def test_warnings_name_the_store_topologies_that_wait_and_long_calls() -> None:
-    exact = TopologyGraph("t", GRAPH.components, {"topology.guarantee": "exactly-once", "topology.checkpoint.max.failures": 2})
-    waits = TopologyState(1, exact)
-    waits.failed_waves, waits.troubled = 2, "no space left"
+    waits = TopologyState(1, GRAPH)
+    waits.waves = Waves(1.0, 1.0, failed=2)
+    waits.stalled, waits.troubled = True, "no space left"
     worker = WorkerView(WorkerAddress(0, 1, "host", "boot", "", ""), "", Node("host", 1, 1000.0, 1024))
     worker.long_calls = (LongCall("process of out[0] of 't' (out.py:7)", 61.2), LongCall("tick of out[0]", 9.0))
     state: Any = SimpleNamespace(workers={0: worker}, topologies={"t": waits})
