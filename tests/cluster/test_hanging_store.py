@@ -59,7 +59,7 @@ def finish(cluster: LocalCluster) -> None:
 def test_every_task_has_at_most_one_snapshot_in_memory(cluster: LocalCluster, topology: Any) -> None:
     start(cluster, topology)
     cluster.store_hangs = True
-    cluster.run_until(lambda: state(cluster).waves.abandoned >= 12, seconds=120)
+    cluster.run_until(lambda: state(cluster).waves.abandoned >= 6, seconds=120)
     assert 0 < snapshots_in_memory(cluster) <= len(state(cluster).places)
 
 

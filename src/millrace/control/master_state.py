@@ -43,6 +43,7 @@ from millrace.control.submission import ackers_for, check_guarantee, check_not_r
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import ENDED, PAUSED, RUNNING, STARTING, STOPPING, WAITING
 from millrace.control.wave_control import WaveControl
+from millrace.control.waves import MOST_TIMEOUTS
 from millrace.control.wording import tasks_named, workers_named
 from millrace.control.workers import WorkerView, agents_of, cluster_from
 from millrace.errors import TopologyError, UnknownTopology
@@ -269,9 +270,11 @@ class MasterState:
     def _killed(self, event: Killed) -> list[Command]:
         topology = self.topology(event.name)
         if topology.status == WAITING:
-            return self.end(topology, _killed_how(topology) if topology.version else "killed before it had a slot")
+            return self._give_up(topology) if topology.version else self.end(topology, "killed before it had a slot")
         topology.become(STOPPING)
         topology.deadline, topology.quiet, topology.patience = event.now + event.wait, {}, event.wait
+        if topology.waves is not None:
+            topology.stop_by = topology.deadline + MOST_TIMEOUTS * topology.waves.timeout
         distribute = self.distribute()
         topology.ready_at = self.revision
         what = "the running batch is the last" if topology.batched else "spouts stop"

@@ -186,7 +186,7 @@ class WaveControl:
             return
         topology.waves.progress(tasks, self.now)
         if topology.status == STOPPING and topology.graph.exactly_once and topology.patience:
-            topology.deadline = max(topology.deadline, self.now + topology.patience)
+            topology.deadline = max(topology.deadline, min(self.now + topology.patience, topology.stop_by))
 
     # -- waves ---------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from millrace.state.checkpoint import TaskRecord
 PREPARE, COMMIT, ROLLBACK, INIT = "prepare", "commit", "rollback", "init"
 IDLE, STORING, CLAIM = "idle", "store", "claim"  # the other phases have the name of the message being sent
 RESEND_SECONDS = 1.0
+MOST_TIMEOUTS = 30  # that a wave, or the end of a topology, waits while tasks make progress
 FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # seconds before the next wave after one abandoned wave, and at most
 FIRST_OUTPUT_SECONDS = 0.5  # from the return to a wave until the next one begins
 
@@ -99,6 +100,7 @@ class Waves:
     whole: bool = False
     epoch: int = 0
     due: float = 0.0
+    not_before: float = 0.0  # the next wave waits until then, even if one is requested: the last ones failed
     began: float = 0.0
     progressed: float = 0.0  # time when a task was last seen to work on input before the wave
     sent: float = 0.0
@@ -111,7 +113,7 @@ class Waves:
 
     def request(self, now: float) -> None:
         """Make a wave due now; if one is in progress, as soon as it is over."""
-        self.due = min(self.due, now)
+        self.due = min(self.due, max(now, self.not_before))
         self.requested = self.phase != IDLE
 
     def close(self, now: float) -> int:
@@ -149,9 +151,9 @@ class Waves:
     def tick(self, now: float) -> list[WaveStep]:
         if self.phase == IDLE:
             return self.begin(now) if now >= self.due else []
-        if self.phase == PREPARE and now - max(self.began, self.progressed) >= self.timeout:
+        if self.phase == PREPARE and self._is_late(now):
             late = ", ".join(map(str, sorted(self.waiting)[:5]))
-            return self.abandon(f"not prepared within {self.timeout:g} s: {late}", now)
+            return self.abandon(f"not prepared within {now - self.began:.0f} s: {late}", now)
         if self.phase == STORING and now - self.sent >= self.timeout:
             # It may still be written, which does no harm: it is complete, and a later manifest takes its place.
             return self.stored(self.wave, f"the checkpoint store has not written its manifest within {self.timeout:g} s", now)
@@ -161,6 +163,12 @@ class Waves:
             again, self.refused = self.refused, False  # one at a time: a store that hangs must not be flooded
             return [Claim()] if again else []
         return [self._again(now)]
+
+    def _is_late(self, now: float) -> bool:
+        """A wave waits for tasks that work, but not for ever: a task may also be kept busy by tuples that bolts emit on ticks,
+        while the wave itself is stuck behind another task."""
+        return (now - max(self.began, self.progressed) >= self.timeout
+                or now - self.began >= MOST_TIMEOUTS * self.timeout)
 
     def progress(self, tasks: Iterable[TaskId], now: float) -> None:
         """Record that these tasks have processed tuples. A task that has not answered works on what is ahead of the wave, and
@@ -191,7 +199,8 @@ class Waves:
             self.due = now if at_once else now + min(self.interval, FIRST_OUTPUT_SECONDS)
             return [Restored(self.committed)]
         rest = now if self.closing or self.requested else max(now, self.began + self.interval)
-        self.due = max(rest, now + doubled_pause(self.failed, FIRST_PAUSE, LAST_PAUSE))
+        self.not_before = now + doubled_pause(self.failed, FIRST_PAUSE, LAST_PAUSE)
+        self.due = max(rest, self.not_before)
         if kind == COMMIT:
             return [Committed(self.wave)]
         return [RolledBack(self.wave, self._recorded())]

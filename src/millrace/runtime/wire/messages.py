@@ -211,8 +211,9 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     memory_mb: float = 0.0
 
     def executed(self) -> tuple[tuple[int, int, int], ...]:
-        """For each task: topology, task, tuples processed."""
-        return tuple((task["topology"], task["task"], task["executed"]) for task in self.tasks)
+        """Topology, task and tuples processed, of tasks that are not writing a snapshot: those work on input after the wave."""
+        return tuple((task["topology"], task["task"], task["executed"]) for task in self.tasks
+                     if not task.get("saving"))
 
 
 class Bye(msgspec.Struct, array_like=True, tag=18, tag_field="type"):
