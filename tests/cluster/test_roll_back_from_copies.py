@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_waves import assert_exact, finish, start, until_wave
 
 from millrace.state.checkpoint import task_prefix
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
 from support.cluster import wave_parts as parts
+from support.cluster.wave_runs import assert_exact, finish, start, until_wave
 
 
 class ReadStore(MemoryStore):
