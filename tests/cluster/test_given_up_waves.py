@@ -47,7 +47,8 @@ def fresh() -> Iterator[None]:
 
 
 def blobs(cluster: LocalCluster) -> list[str]:
-    names = list(cluster.store.blobs)
+    """The blobs of tasks: neither manifests nor the name of the driver."""
+    names = [name for name in cluster.store.blobs if not name.endswith("/author")]
     return sorted(set(names) - set(manifest_names(names)))
 
 

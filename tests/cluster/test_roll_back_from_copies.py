@@ -14,14 +14,14 @@ from support.cluster.wave_runs import assert_exact, finish, start, until_wave
 
 
 class ReadStore(MemoryStore):
-    """Records the blobs that are read."""
+    """Records the blobs of tasks that are read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blobs_read: list[str] = []
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        if not name.endswith(".manifest"):
+        if not name.endswith((".manifest", "/author")):
             self.blobs_read.append(name)
         return super().read(name, offset, length)
 
