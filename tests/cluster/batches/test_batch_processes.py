@@ -24,11 +24,11 @@ from support.cluster.batch_parts import (
     counters,
     fail_after,
     numbers_in,
-    rows_in,
     run_to_the_end,
     start,
 )
 from support.cluster.records import CLOSED, MADE
+from support.rows import rows_in
 from support.suites.kept_state import own_of
 
 # ---- direct streams ----

@@ -17,7 +17,7 @@ from millrace.connectors.sinks import JsonLinesSink
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import raising_parts
 from support.cluster.batch_parts import N as BATCHED
-from support.cluster.batch_parts import Source, numbers_in, rows_in, run_to_the_end, start
+from support.cluster.batch_parts import Source, numbers_in, run_to_the_end, start
 from support.cluster.cluster_runs import drain, errors, meter, run_through
 from support.cluster.plain_parts import Numbers, Reliable, Sink
 from support.cluster.raising_parts import (
@@ -33,6 +33,7 @@ from support.cluster.raising_parts import (
     fatal_choice,
 )
 from support.cluster.records import EVENTS, REFUSED, SEEN
+from support.rows import rows_in
 
 N = 60
 BOLTS = pytest.mark.parametrize("bolt", [Fatal, FatalBlocking, FatalRows, FatalArrow], ids=lambda bolt: bolt.__name__)
