@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_waves import assert_exact, finish, start, until_wave
 
 from millrace.state.checkpoint import task_prefix
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
 from support.cluster import wave_parts as parts
+from support.cluster.wave_runs import assert_exact, finish, start, until_wave
 
 
 class ReadStore(MemoryStore):
-    """Records the blobs that are read."""
+    """Records the blobs of tasks that are read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blobs_read: list[str] = []
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        if not name.endswith(".manifest"):
+        if not name.endswith((".manifest", "/author")):
             self.blobs_read.append(name)
         return super().read(name, offset, length)
 

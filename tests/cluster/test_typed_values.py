@@ -22,7 +22,8 @@ from millrace.runtime.taps.port import TapPort, open_here
 from millrace.runtime.wire.transport import Keys
 from millrace.testing.local_batches import LocalBatches
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
-from support.cluster.batch_parts import Source, rows_in, start
+from support.cluster.batch_parts import Source, start
+from support.rows import rows_in
 from support.suites.kept_state import own_of, state_of
 from support.topologies.typed import ARROW, FIELDS, N, Typed, TypedBatchesTap, TypedSink, TypedTap, row
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from test_waves import LIMIT, assert_exact, finish, finish_at_least, start, until_wave, visible, waves
 
 from millrace.errors import StoreUnreachable
 from support.cluster import corner_parts as corners
 from support.cluster import wave_parts as parts
 from support.cluster.corner_parts import BatchedSink, Forgetful, Sometimes
 from support.cluster.wave_parts import AtLeast, expected_rows
+from support.cluster.wave_runs import LIMIT, assert_exact, finish, finish_at_least, start, until_wave, visible, waves
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from millrace.control.events import Paused, Submitted, Unpaused, WaveRequested
-from millrace.control.submission import Resume
 from millrace.control.waves import IDLE
 from millrace.errors import RowsLost, StoreUnreachable, TopologyError
 from millrace.model.graph import TaskId, graph_of
@@ -33,9 +31,19 @@ from support.cluster.wave_parts import (
     expected_counts,
     expected_rows,
 )
+from support.cluster.wave_runs import (
+    LIMIT,
+    assert_exact,
+    counts,
+    finish,
+    finish_at_least,
+    start,
+    tasks,
+    until_wave,
+    visible,
+    waves,
+)
 from support.examples import examples
-
-LIMIT = 3000
 
 
 @pytest.fixture(autouse=True)
@@ -44,70 +52,6 @@ def fresh() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:  # the spout's clock is its own again afterwards
         patch.setattr(parts.Numbers, "clock", parts.Numbers.clock)
         yield
-
-
-def start(topology: Any = Exact, workers: int = 3, limit: int = LIMIT, store: MemoryStore | None = None,
-          resume: Resume = None, par: dict[str, int] | None = None, copies: Path | None = None,
-          **config: Any) -> LocalCluster:
-    cluster = LocalCluster(workers, nodes=workers, store=store, copies=copies)
-    parts.Numbers.clock = staticmethod(cluster.clock.now)  # `rate` is in virtual time too
-    cluster.submit(topology, resume=resume, config={"limit": limit, "rate": 3000.0, **config}, par=par)
-    return cluster
-
-
-def waves(cluster: LocalCluster, name: str = "exact") -> Any:
-    return cluster.master.topologies[name].waves
-
-
-def until_wave(cluster: LocalCluster, count: int = 1, name: str = "exact") -> None:
-    target = waves(cluster, name).committed + count
-    cluster.run_until(lambda: waves(cluster, name).committed >= target and waves(cluster, name).phase == IDLE)
-
-
-def tasks(cluster: LocalCluster, component: str) -> list[Any]:
-    """The started tasks of a component, without those of workers that are presumed dead and still run."""
-    alive = {slot: view.address.generation for slot, view in cluster.master.workers.items()}
-    return [task for task in cluster.tasks(component)
-            if task.started and alive.get(task.worker.slot) == task.worker.generation]
-
-
-def finish(cluster: LocalCluster, name: str = "exact") -> None:
-    """Run until everything is sent, drained and committed."""
-    def all_sent() -> bool:
-        spouts = [task.component for task in tasks(cluster, "numbers")]
-        return len(spouts) == 2 and all(spout.exhausted for spout in spouts)
-
-    cluster.run_until(lambda: cluster.master.topologies[name].status == "running" and all_sent())
-    until_wave(cluster, 1, name)  # by then the master has noticed every lost worker
-    cluster.run_until(lambda: cluster.master.topologies[name].status == "running" and all_sent())
-    cluster.stop(name, wait=100)
-    cluster.run_until(lambda: name not in cluster.master.topologies)
-
-
-def visible() -> Counter[Any]:
-    return Counter((key, number) for key, number, *_ in parts.VISIBLE)
-
-
-def assert_exact(limit: int = LIMIT, ways: int = 2) -> None:
-    """Every row once, every count of every key once, and the counts of a key in order at each task of the sink."""
-    assert visible() == expected_rows(limit, ways)
-    for rows in parts.VISIBLE_BY_TASK.values():
-        latest: dict[str, int] = {}
-        for key, _, count in rows:
-            assert latest.get(key, 0) < count, f"count {count} of {key} came after {latest[key]}"
-            latest[key] = count
-    last: dict[str, int] = {}
-    for key, _, count in parts.VISIBLE:
-        last[key] = max(last.get(key, 0), count)
-    assert last == expected_counts(limit, ways)
-    assert len({(key, count) for key, _, count in parts.VISIBLE}) == limit * ways  # each count of each key once
-
-
-def counts(cluster: LocalCluster) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for task in tasks(cluster, "tally"):
-        total.update(dict(task.component.counts.items()))
-    return total
 
 
 def test_without_faults_every_row_is_visible_once() -> None:
@@ -691,15 +635,6 @@ def test_at_least_once_never_counts_less(slot: int) -> None:
     cluster.run(0.05)
     cluster.kill(slot)
     finish_at_least(cluster)
-
-
-def finish_at_least(cluster: LocalCluster, limit: int = LIMIT) -> None:
-    cluster.run_until(lambda: cluster.master.topologies["atleast"].status == "running" and all(
-        task.component.exhausted and not task.component.unacked_tuples for task in tasks(cluster, "numbers")))
-    counted, truth = counts(cluster), expected_counts(limit, 1)
-    assert counted.keys() == truth.keys()
-    assert all(counted[key] >= truth[key] for key in truth)
-    assert {(key, number) for key, number, _ in parts.WRITTEN} == set(expected_rows(limit, 1))
 
 
 def test_at_most_once_repeats_at_most_one_report() -> None:

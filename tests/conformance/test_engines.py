@@ -153,7 +153,7 @@ class RunOutcome:
 def reference(name: str, directory: Path) -> RunOutcome:
     case = CASES[name]
     result = run_reference(case.graph(name, directory))
-    return RunOutcome(case.rows(rows_in(directory)), result.states, case.own(result.own), result.positions)
+    return RunOutcome(case.rows(rows_by_sink(directory)), result.states, case.own(result.own), result.positions)
 
 
 class Engine(Protocol):
@@ -244,7 +244,7 @@ def test_sinks_and_state_are_those_of_the_reference(name: str, engine: Engine, t
     store = open_store(engine.store)
     assert positions_of(store, graph) == expected.positions
     assert state_of(store, graph) == expected.states
-    assert case.rows(rows_in(tmp_path)) == expected.rows
+    assert case.rows(rows_by_sink(tmp_path)) == expected.rows
     assert case.own(own_of(store, graph)) == expected.own
 
 
@@ -256,15 +256,15 @@ def test_the_last_ranking_is_the_true_one(engine: Engine, tmp_path: Path) -> Non
     last = _text({"words": [word for word, _ in ranking], "counts": [count for _, count in ranking]})
     end = {TaskId("read", 0): LINES["limit"]}
     engine.run(case.graph("RankedWords", tmp_path, engine.pace),
-               lambda positions: positions == end and last in rows_in(tmp_path).get("out", ()))
-    for row in map(json.loads, rows_in(tmp_path)["out"]):
+               lambda positions: positions == end and last in rows_by_sink(tmp_path).get("out", ()))
+    for row in map(json.loads, rows_by_sink(tmp_path)["out"]):
         assert all(count <= counts[word] for word, count in zip(row["words"], row["counts"], strict=True))
 
 
 # ---- output of sinks ----
 
 
-def rows_in(directory: Path) -> Rows:
+def rows_by_sink(directory: Path) -> Rows:
     """The rows of all files in the directory tree: JSON lines, audit records, SQLite databases. Staged rows are left out."""
     rows: Rows = {}
     for path in sorted(directory.rglob("*")):

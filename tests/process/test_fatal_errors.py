@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from millrace.api.topology import Topology
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
 from support.processes.forked import ForkedCluster
+from support.rows import rows_in
 from support.topologies.audited import SECONDS
 from support.topologies.fatal import KINDS, BrokenLoop, BrokenThread, RaisingLine, expected
 
@@ -32,9 +32,8 @@ def cluster(shared_cluster: ForkedCluster) -> ForkedCluster:
     return shared_cluster
 
 
-def rows_in(directory: Path) -> list[tuple[str, int]]:
-    return sorted((row["who"], row["n"]) for path in directory.glob("part-*.jsonl")
-                  for row in map(json.loads, path.read_text().splitlines()))
+def names_in(directory: Path) -> list[tuple[str, int]]:
+    return sorted((row["who"], row["n"]) for row in rows_in(directory))
 
 
 def raising(master: Master) -> list[dict[str, Any]]:
@@ -51,14 +50,14 @@ def test_user_code_that_raises_no_exception_loses_nothing(cluster: ForkedCluster
     config = {"path": str(tmp_path), "limit": 300, "kind": kind, "topology.guarantee": guarantee,
               "topology.checkpoint.interval.secs": 0.2, "topology.chunk.tuples": 10}
     master.submit(graph_of(RaisingLine, f"raising-{kind}-{guarantee}", config), False)
-    assert master.wait_until(lambda: set(rows_in(tmp_path)) == set(expected()), SECONDS), rows_in(tmp_path)
+    assert master.wait_until(lambda: set(names_in(tmp_path)) == set(expected()), SECONDS), names_in(tmp_path)
     assert master.wait_until(lambda: all(row["errors"] >= 2 for row in raising(master)), SECONDS), "reports lag behind"
     for row in raising(master):
         assert row["last_error"]["error"].startswith(KINDS[kind].__name__ + ": not ")
         assert "in process" in row["last_error"]["traceback"]
     assert not [event for event in list(master.events) if " lost: " in event["text"]]
     if guarantee == "exactly-once":
-        assert rows_in(tmp_path) == expected()
+        assert names_in(tmp_path) == expected()
 
 
 @pytest.mark.parametrize(("topology", "reason"), [

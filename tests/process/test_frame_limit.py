@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import pytest
 from millrace.config import FRAME_LIMIT
 from millrace.model.graph import graph_of
 from support.processes.forked import ForkedCluster
+from support.rows import rows_in
 from support.topologies.audited import SECONDS
 from support.topologies.swelling import FRAME_BYTES, LARGE, LIMIT, SwellingLine
 
 
-def rows_in(directory: Path) -> Counter[tuple[str, int]]:
-    return Counter((row["who"], row["n"]) for path in directory.glob("part-*.jsonl")
-                   for row in map(json.loads, path.read_text().splitlines()))
+def names_in(directory: Path) -> Counter[tuple[str, int]]:
+    return Counter((row["who"], row["n"]) for row in rows_in(directory))
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
@@ -29,10 +28,10 @@ def test_a_tuple_larger_than_a_frame_is_a_dead_letter(tmp_path: Path, guarantee:
         config = {"path": str(tmp_path), "limit": LIMIT, "topology.guarantee": guarantee,
                   "topology.checkpoint.interval.secs": 0.2}
         cluster.master.submit(graph_of(SwellingLine, config=config), False)
-        assert cluster.master.wait_until(lambda: rows_in(tmp_path).keys() >= small | letters, SECONDS), rows_in(tmp_path)
+        assert cluster.master.wait_until(lambda: names_in(tmp_path).keys() >= small | letters, SECONDS), names_in(tmp_path)
         cluster.master.kill("swellingline", wait=SECONDS)
         assert cluster.master.wait_until(lambda: not cluster.master.state.topologies, SECONDS)
-    copies = {row for row in rows_in(tmp_path) if row[1] in LARGE} - letters
+    copies = {row for row in names_in(tmp_path) if row[1] in LARGE} - letters
     assert len(copies) == len(LARGE) and len({who for who, _ in copies}) == 1
     if guarantee == "exactly-once":
-        assert set(rows_in(tmp_path).values()) == {1}
+        assert set(names_in(tmp_path).values()) == {1}

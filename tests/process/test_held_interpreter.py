@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from millrace.config import CHECKPOINTS, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from support.processes.forked import ForkedCluster
+from support.rows import rows_in
 from support.topologies.audited import SECONDS
 from support.topologies.holding import NUMBERS, Holding
 
@@ -20,10 +20,10 @@ def test_it_finishes_with_the_exact_rows(tmp_path: Path, timeout: float, held: f
     settings = {HEARTBEAT_TIMEOUT.key: timeout, HEARTBEAT_INTERVAL.key: 0.1, CHECKPOINTS.key: str(tmp_path / "store")}
     out = tmp_path / "out"
 
-    def rows() -> list[int]:
-        return sorted(json.loads(line)["number"] for path in out.glob("part-*") for line in path.read_text().splitlines())
+    def numbers() -> list[int]:
+        return sorted(row["number"] for row in rows_in(out))
 
     with ForkedCluster(2, settings=settings) as cluster:
         cluster.submit(Holding, config={"path": str(out), "hold.seconds": held})
-        assert cluster.master.wait_until(lambda: len(rows()) >= NUMBERS, 2 * SECONDS), list(cluster.master.events)
-    assert rows() == list(range(NUMBERS))
+        assert cluster.master.wait_until(lambda: len(numbers()) >= NUMBERS, 2 * SECONDS), list(cluster.master.events)
+    assert numbers() == list(range(NUMBERS))

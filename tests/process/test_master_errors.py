@@ -94,9 +94,12 @@ def test_scheduling_is_switched_off_by_its_own_error(master: Master, monkeypatch
         ticks.append(now)
         fail()
 
+    rounds: list[float] = []  # ticks of the master, which go on
+    monkeypatch.setattr(master.trials, "tick", rounds.append)
     monkeypatch.setattr(master.scheduling, "tick", tick)
     assert master.wait_until(lambda: bool(errors(master)), SECONDS)
-    assert master.wait_until(lambda: True, SECONDS)
+    before = len(rounds)
+    assert master.wait_until(lambda: len(rounds) >= before + 2, SECONDS), "the first of them is over when the second begins"
     assert len(ticks) == 1 and topologies(master) == NAMES and not master.failures
 
 

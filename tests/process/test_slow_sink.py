@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -15,13 +14,14 @@ from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.spark.engine import RunningTopology
 from millrace.testing.processes import ProcessCluster
+from support.rows import rows_in
 
 pytestmark = pytest.mark.process
 PATIENCE = 120.0
 
 
-def rows_in(path: Path) -> Counter[int]:
-    return Counter(json.loads(line)["number"] for part in path.glob("*.jsonl") for line in part.read_text().splitlines())
+def numbers_in(directory: Path) -> Counter[int]:
+    return Counter(row["number"] for row in rows_in(directory))
 
 
 def test_rows_are_visible_while_it_runs_and_complete_when_it_was_stopped(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_rows_are_visible_while_it_runs_and_complete_when_it_was_stopped(tmp_pat
         waves = master.state.topologies["slow"].waves
         assert waves is not None
         assert master.wait_until(lambda: waves.committed >= 3, PATIENCE), "the spouts are endless and never wait for it"
-        assert sum(rows_in(tmp_path / "rows").values()) > 0
+        assert sum(numbers_in(tmp_path / "rows").values()) > 0
         running.kill(wait=30.0)
         assert running.wait(PATIENCE)
         assert running.given_up == ""
@@ -41,4 +41,4 @@ def test_rows_are_visible_while_it_runs_and_complete_when_it_was_stopped(tmp_pat
     assert manifest is not None
     positions = manifest.positions()
     emitted = {2 * position + index for index in range(2) for position in range(positions[TaskId("moments", index)])}
-    assert rows_in(tmp_path / "rows") == Counter(emitted)
+    assert numbers_in(tmp_path / "rows") == Counter(emitted)

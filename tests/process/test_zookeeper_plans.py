@@ -177,12 +177,8 @@ def test_everything_can_be_stopped_while_zookeeper_is_down(server: ZooKeeperServ
 
 @pytest.fixture
 def stranger(server: ZooKeeperServer) -> Iterator[KazooClient]:
-    """Someone who can write to ZooKeeper and does not know the key of the run."""
-    client = KazooClient(server.hosts, timeout=PATIENT)
-    client.start(PATIENT)
-    yield client
-    client.stop()
-    client.close()
+    with server.stranger(PATIENT) as client:
+        yield client
 
 
 def test_workers_do_not_follow_a_plan_that_a_stranger_has_written(own_cluster: ForkedCluster, stranger: KazooClient,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from millrace.control.assignment import Stamp
@@ -56,11 +55,8 @@ def open_as(server: ZooKeeperServer, request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture
 def stranger(server: ZooKeeperServer) -> Iterator[Any]:
-    client = KazooClient(server.hosts, timeout=PATIENT)
-    client.start(PATIENT)
-    yield client
-    client.stop()
-    client.close()
+    with server.stranger(PATIENT) as client:
+        yield client
 
 
 def test_only_its_user_can_read_and_change_a_cluster(open_as: Open, stranger: Any) -> None:

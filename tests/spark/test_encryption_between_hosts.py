@@ -10,6 +10,7 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -71,8 +72,13 @@ def daemon(host: Host, log: Path, ready: str, *arguments: str) -> Iterator[None]
         with subprocess.Popen(["tail", "-n", "+1", "-f", f"--pid={process.pid}", str(log)], stdout=subprocess.PIPE,
                               text=True) as tail:
             assert tail.stdout is not None
-            assert any(ready in line for line in tail.stdout), f"no {ready!r} in {log.read_text()[-2000:]}"
-            tail.terminate()
+            limit = threading.Timer(SECONDS, tail.kill)  # ends the loop, so that the log is shown
+            limit.start()
+            try:
+                assert any(ready in line for line in tail.stdout), f"no {ready!r} in {log.read_text()[-2000:]}"
+            finally:
+                limit.cancel()
+                tail.terminate()
         yield
     finally:
         process.terminate()

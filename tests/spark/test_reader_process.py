@@ -56,7 +56,7 @@ def reader(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
         process.communicate()
 
 
-def rows_in(directory: Path) -> list[dict[str, Any]]:
+def committed_rows(directory: Path) -> list[dict[str, Any]]:
     """The rows that Spark's file sink has committed: its log names the files."""
     log = directory / "_spark_metadata"
     lines = [line for path in log.glob("[0-9]*") for line in path.read_text().splitlines() if line.startswith("{")]
@@ -66,7 +66,7 @@ def rows_in(directory: Path) -> list[dict[str, Any]]:
 
 def until_rows(process: subprocess.Popen[str], directory: Path, count: int) -> int:
     deadline = time.monotonic() + SECONDS
-    while (rows := len(rows_in(directory))) <= count:
+    while (rows := len(committed_rows(directory))) <= count:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, f"{rows} rows, and not more than {count}, after {SECONDS:g} s"
         time.sleep(LOOK_SECONDS)
@@ -96,7 +96,7 @@ def test_the_reader_outlives_the_driver_and_ends_quietly(start: Callable[[bool],
     assert "Traceback" not in err and "Exception" not in err, err
     assert out == "stopped: the reader continues from its checkpoint when it is started again\n"
     by_device: dict[str, dict[int, int]] = {}
-    rows = rows_in(tmp_path / "alarms")
+    rows = committed_rows(tmp_path / "alarms")
     for row in rows:
         by_device.setdefault(row["device"], {})[row["number"]] = row["value"]
     assert sum(map(len, by_device.values())) == len(rows), "no row comes twice"

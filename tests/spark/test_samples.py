@@ -28,6 +28,7 @@ from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine
 from support.processes.shared_spark import stop_shared_session
+from support.rows import rows_in
 from support.suites.kept_state import positions_of, state_of
 from support.suites.pages import DOCS, README, ROOT, blocks, put_in, typed_in, write_file
 
@@ -95,10 +96,6 @@ def put(path: Path, lines: Iterable[str]) -> None:
     part = path.parent.with_name(f"part-of-{path.name}")
     part.write_text("".join(f"{line}\n" for line in lines))
     part.rename(path)
-
-
-def rows_in(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for path in sorted(directory.glob("*.jsonl")) for line in path.read_text().splitlines()]
 
 
 def text(rng: random.Random) -> list[str]:

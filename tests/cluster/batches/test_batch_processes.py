@@ -24,11 +24,11 @@ from support.cluster.batch_parts import (
     counters,
     fail_after,
     numbers_in,
-    rows_in,
     run_to_the_end,
     start,
 )
 from support.cluster.records import CLOSED, MADE
+from support.rows import rows_in
 from support.suites.kept_state import own_of
 
 # ---- direct streams ----
@@ -177,12 +177,12 @@ def test_an_attempt_aborted_elsewhere_does_not_affect_an_idle_process(tmp_path: 
     batches.batch()
     all_in(batches, 1)
     fail_after(batches, stage=3)
-    assert list((tmp_path / "out").glob(".staged-*/*"))
+    assert list((tmp_path / "out").glob(".staged-*/*.jsonl"))
     all_in(batches, 0)
     total = counters(batches)
     assert total["resident"] == 3 and not total["restored"]
     assert set(MADE.values()) == {2}, "once in each process"
-    assert not list((tmp_path / "out").glob(".staged-*/*"))
+    assert not list((tmp_path / "out").glob(".staged-*/*.jsonl"))
     all_in(batches, 1)
     run_to_the_end(batches)
     check_tally(batches, tmp_path / "out")

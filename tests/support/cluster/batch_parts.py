@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from millrace.model.graph import batched, graph_of
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
 from support.cluster.plain_parts import Numbers
 from support.cluster.records import CLOSED, MADE
+from support.rows import rows_in
 from support.suites.kept_state import state_of
 
 N = 200
@@ -50,10 +50,6 @@ def fail_after(batches: LocalBatches, stage: int) -> None:
     with pytest.raises(AttemptFailed):
         batches.batch()
     batches.fault = lambda at, partition: False
-
-
-def rows_in(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for path in sorted(directory.glob("part-*.jsonl")) for line in path.read_text().splitlines()]
 
 
 def numbers_in(directory: Path) -> list[int]:

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from support.servers.catalog import ZOOKEEPER, ZOOKEEPER_JAR
 from support.servers.certificates import Certificates
@@ -63,6 +64,19 @@ class ZooKeeperServer:
             time.sleep(0.05)
         self.stop()
         raise RuntimeError(f"ZooKeeper did not start: {self.log.read_text()[-1000:] or 'nothing in its log'}")
+
+    @contextlib.contextmanager
+    def stranger(self, timeout: float) -> Iterator[Any]:
+        """A client of someone who reaches the server, has no user and does not know the key of any run."""
+        from kazoo.client import KazooClient
+
+        client = KazooClient(self.hosts, timeout=timeout)
+        client.start(timeout)
+        try:
+            yield client
+        finally:
+            client.stop()
+            client.close()
 
     def stop(self) -> None:
         if self.process is not None:

@@ -15,7 +15,7 @@ from millrace.control.assignment import WorkerAddress
 from millrace.runtime.wire.transport import CONNECT_MS, UNACKED_MS, DataPort, Gate, Keys, SocketPeers, visit
 
 KEYS = Keys.make()
-LONG = 20_000  # milliseconds: a safety limit
+LIMIT_MS = 20_000  # a safety limit
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_both_ends_of_a_connection_between_workers_are_limited(context: zmq.Cont
     peers = SocketPeers(context, KEYS, "this host")
     try:
         peers.link(WorkerAddress(0, 1, "node", "another host", port.ipc, port.tcp)).send([b"hello"])
-        assert port.sockets[1].poll(LONG)
+        assert port.sockets[1].poll(LIMIT_MS)
         assert limits(int(port.tcp.rpartition(":")[2])) == [UNACKED_MS, UNACKED_MS]
     finally:
         peers.close()

@@ -15,7 +15,7 @@ from millrace.runtime.wire.transport import DataPort, Gate, Keys, SocketPeers, i
 
 KEYS = Keys.make()
 BOOT = "the same kernel"
-SECONDS = 20_000  # milliseconds: a safety limit
+LIMIT_MS = 20_000  # a safety limit
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def received_on(context: zmq.Context[Any], port: DataPort, to: WorkerAddress) ->
         poller.register(one, zmq.POLLIN)
     try:
         peers.link(to).send([b"hello"])
-        (ready, _), *more = poller.poll(SECONDS)
+        (ready, _), *more = poller.poll(LIMIT_MS)
         assert not more and ready.recv() == b"hello"
         return "ipc" if ready is port.sockets[0] else "tcp"
     finally:
