@@ -193,7 +193,7 @@ def test_one_query_feeds_and_another_reads(engine: ResidentEngine, spark: SparkS
 
 def test_state_is_resumed_with_the_positions_of_its_own_run(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
                                                             tmp_path: Path) -> None:
-    """A later run that was killed before it saved any state does not count."""
+    """A later run that was killed before it saved any state leaves the positions of the earlier one alone."""
     config = {"path": str(tmp_path / "out")}
     incoming.add(files=2, lines=50)
     running = engine.submit(counting(lines_of(spark, incoming)), "again", config, resume="auto")
@@ -206,7 +206,7 @@ def test_state_is_resumed_with_the_positions_of_its_own_run(engine: ResidentEngi
     running.kill(wait=0)
     assert running.wait(SECONDS)
     incoming.add(files=1, lines=50)
-    running = engine.submit(counting(lines_of(spark, incoming)), "again", config, resume=True)
+    running = engine.submit(counting(lines_of(spark, incoming)), "again", config, resume="older")
     read_all(spark, running)
     end(running)
     assert stored_counts(open_store(engine.master.checkpointing.place), "again") == dict.fromkeys(incoming.lines, 1)

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from millrace.api.bolt import Bolt
 from millrace.api.spout import Spout
 from millrace.api.topology import Topology
+from millrace.connectors.tap import UNREAD_METRIC
 from millrace.errors import TopologyError
 from millrace.master.service import Master
 from millrace.spark.dataframes.declared import resolve_dataframes
@@ -80,6 +81,8 @@ def test_on_the_resident_engine_through_a_tap_and_state(spark: SparkSession, sou
         until(engine.master, lambda: not query.isActive or (
             (read / "_spark_metadata").exists() and spark.read.schema("n int").parquet(str(read)).count() >= N))
         assert query.isActive, query.exception()
+        # Spark tells the tap that a batch is done when it plans the next one; without that the topology would not drain.
+        until(engine.master, lambda: not any(task.custom.get(UNREAD_METRIC) for task in running.observed().tasks.values()))
         query.stop()
         assert by_number(spark.read.parquet(str(read))) == source
         running.kill(wait=SECONDS)

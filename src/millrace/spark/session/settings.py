@@ -40,7 +40,7 @@ def session_settings(master: str, slots: int, extra: Mapping[str, str] | None = 
         "spark.task.maxFailures": str(MANY_FAILURES),
         "spark.excludeOnFailure.enabled": "false",
         "spark.dynamicAllocation.enabled": "false",
-        "spark.locality.wait": "0s",
+        "spark.locality.wait": "3s",  # workers start on the executors that they are spread over
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.executorEnv.PYTHONHASHSEED": HASH_SEED,

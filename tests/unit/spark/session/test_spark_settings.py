@@ -35,7 +35,7 @@ def test_settings_for_long_lived_tasks() -> None:
     assert int(settings["spark.task.maxFailures"]) > 100_000
     assert settings["spark.excludeOnFailure.enabled"] == "false"
     assert settings["spark.dynamicAllocation.enabled"] == "false"
-    assert settings["spark.locality.wait"] == "0s"
+    assert settings["spark.locality.wait"] == "1s"
     assert settings["spark.executorEnv.PYTHONHASHSEED"] == "0"
 
 
@@ -65,9 +65,9 @@ def test_local_cluster_without_a_spare_core_is_refused() -> None:
 
 
 def test_extra_settings_win_and_java_options_are_added() -> None:
-    extra = {"spark.locality.wait": "3s", "spark.driver.extraJavaOptions": "-XX:+UseG1GC -Da=b"}
+    extra = {"spark.locality.wait": "1s", "spark.driver.extraJavaOptions": "-XX:+UseG1GC -Da=b"}
     _, settings = session_settings("local[2]", 2, extra)
-    assert settings["spark.locality.wait"] == "3s"
+    assert settings["spark.locality.wait"] == "1s"
     assert settings["spark.driver.extraJavaOptions"] == "-XX:+UseG1GC -Da=b"
     assert "SerialGC" not in settings["spark.driver.defaultJavaOptions"]  # two collectors would stop the JVM
     assert "TieredStopAtLevel" in settings["spark.driver.defaultJavaOptions"]
