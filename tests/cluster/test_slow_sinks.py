@@ -136,8 +136,8 @@ def test_what_is_not_committed_is_said() -> None:
     committed = waves(cluster).committed
     cluster.run_until(lambda: bool(cluster.ended))
     [given_up] = cluster.given_up
-    assert given_up.startswith(f"killed as of wave {committed}: later input, of which ")
-    assert given_up.endswith(" tuples were still in flight, is not committed, --resume continues from there")
+    assert given_up.startswith(f"killed as of wave {committed}: input after it is not committed (")
+    assert given_up.endswith(" tuples were in flight); --resume continues from there")
     assert f"slow: {given_up}" in cluster.said
 
 

@@ -112,7 +112,7 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
     check_engine_settings(options.settings)
     check_engine(options)
     with start_engine(options, topology, console) as engine:
-        for text in engine.in_clear:
+        for text in engine.unencrypted:
             console.print(f"warning: {text}", markup=False)
         if options.scheduler is not None:
             engine.set_scheduler(options.scheduler, options.scheduler_parameters)

@@ -403,5 +403,5 @@ def _killed_how(topology: TopologyState) -> str:
     else:
         wave = topology.waves.committed
     unfinished = sum(topology.in_flight.values())
-    of_which = f", of which {unfinished} tuples were still in flight," if unfinished else ""
-    return f"killed as of wave {wave}: later input{of_which} is not committed, --resume continues from there"
+    in_flight = f" ({unfinished} tuples were in flight)" if unfinished else ""
+    return f"killed as of wave {wave}: input after it is not committed{in_flight}; --resume continues from there"

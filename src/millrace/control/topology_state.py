@@ -32,7 +32,7 @@ class TopologyState:
     paused: bool = False  # requested by the user; takes effect once the topology is up
     deadline: float = 0.0  # end of the time that a killed topology has to drain
     patience: float = 0.0  # seconds without progress after which a killed exactly-once topology ends uncommitted
-    given_up: str = ""  # a killed topology had to roll back: what it does not commit
+    given_up: str = ""  # why a killed topology ends with uncommitted input; empty otherwise
     executed: dict[TaskId, int] = field(default_factory=dict)  # tuples processed, by the last reports
     in_flight: dict[int, int] = field(default_factory=dict)  # slot -> tuples, by the last reports
     quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight
@@ -75,10 +75,10 @@ class TopologyState:
 
     @property
     def active(self) -> bool:
-        return self.status == RUNNING and not self.stalled
+        return self.status == RUNNING and not self.spouts_wait
 
     @property
-    def stalled(self) -> bool:
+    def spouts_wait(self) -> bool:
         """Its spouts wait for a wave to be committed: after too many failures in a row, uncommitted work must not grow on."""
         return self.graph.exactly_once and 0 < WAVE_FAILURES.of(self.graph.config) <= self.failed_waves
 

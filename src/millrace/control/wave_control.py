@@ -227,22 +227,22 @@ class WaveControl:
     def _committed(self, topology: TopologyState) -> list[Command]:
         assert topology.waves is not None
         topology.troubled, topology.troubles = "", 0
-        stalled, topology.failed_waves = topology.stalled, 0
+        waited, topology.failed_waves = topology.spouts_wait, 0
         if topology.closing and topology.waves.committed >= topology.closing:
             return self._master.end(topology, "drained, and its last wave is committed")
         resumed: list[Command] = []
-        if stalled:
+        if waited:
             resumed = [Say("a wave is committed again: its spouts continue", topology.graph.name), self._master.distribute()]
         return resumed + self._move_now(topology)
 
     def _abandoned(self, topology: TopologyState, step: Abandoned) -> list[Command]:
-        stalled = topology.stalled
+        waited = topology.spouts_wait
         topology.failed_waves += 1
-        continues = "its spouts wait" if stalled else "the stream continues"
+        continues = "its spouts wait" if waited else "the stream continues"
         reports = self._report_rarely(topology, step.reason, f"wave {step.wave} is abandoned and {continues}: {step.reason}")
-        if stalled or not topology.stalled:
+        if waited or not topology.spouts_wait:
             return reports
-        return [*reports, Say(f"{topology.failed_waves} waves in a row have failed: its spouts pause until one is committed",
+        return [*reports, Say(f"{topology.failed_waves} waves in a row have failed: its spouts wait until one is committed",
                               topology.graph.name, "warning"), self._master.distribute()]
 
     def _report_rarely(self, topology: TopologyState, reason: str, text: str) -> list[Command]:

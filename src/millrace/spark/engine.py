@@ -58,7 +58,7 @@ class ResidentEngine:
     `slots` workers run as Spark tasks; each holds a core of the cluster for as long as the engine runs. Pass `spark` to use
     your own session (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have one created. `code`:
     topologies, or names of modules, that workers must be able to import later. `require_encryption`: raise `NotEncrypted`
-    instead of warning if anything would travel between hosts in clear.
+    instead of warning if anything would travel between hosts unencrypted.
     """
 
     def __init__(self, master: str = "local[2]", slots: int = 2, *, spark: SparkSession | None = None,
@@ -85,9 +85,9 @@ class ResidentEngine:
         where = parse_master(str(self.spark.sparkContext.master))
         scheduler = Even(one_worker_per_node=one_worker_per_node, spread_back=False)
         try:
-            self.in_clear = check_encryption(conf_of(self.spark), where, require_encryption)
+            self.unencrypted = check_encryption(conf_of(self.spark), where, require_encryption)
             self.master = Master(name, bind or self._driver_host(where), port, settings, scheduler)
-            for text in self.in_clear:
+            for text in self.unencrypted:
                 self.master.say(Say(text, level="warning"))
             self._launch(where, bind, [item if isinstance(item, str) else item.__module__ for item in code])
         except BaseException:
@@ -125,10 +125,10 @@ class ResidentEngine:
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None,
                resume: Resume = None) -> RunningTopology:
-        """Start a topology. `resume`: True continues from its last committed wave; False starts fresh and deletes the
-        checkpoints of an earlier run; None is refused if there are any; "auto" continues if there are any, and starts
-        otherwise; "older" continues the run that a fresh one, stopped before its first commit, was to replace. Returns at
-        once; `RunningTopology.wait_running` waits for its tasks."""
+        """Start a topology. `resume`: True continues from its last committed wave; False starts empty, and the checkpoints of
+        earlier runs are deleted once this one has committed its own; None is refused if there are any; "auto" continues if
+        there are any, and starts otherwise; "older" goes back to the previous run, if the last fresh one stopped before its
+        first commit. Returns at once; `RunningTopology.wait_running` waits for its tasks."""
         check_topology_config(config or {})
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
         check_code(graph, "resident")

@@ -42,9 +42,9 @@ def test_a_mark_that_the_master_does_not_see_is_reported(store: CheckpointStore)
 def test_a_directory_of_its_own(tmp_path: Path) -> None:
     here, there = DirectoryStore(tmp_path / "here"), DirectoryStore(tmp_path / "there")
     begin_trial(here, "t0")
-    assert join_trial(there, "t0", "0") == "it has its own"
+    assert join_trial(there, "t0", "0") == "the driver's test file is not there: another directory or server"
     there.write(mark_name("t0", MASTER), [b"t1"])
-    assert join_trial(there, "t0", "0") == "it has something else there"
+    assert join_trial(there, "t0", "0") == "the driver's test file has other content"
 
 
 def test_a_store_that_cannot_be_written() -> None:
@@ -56,6 +56,6 @@ def test_a_store_that_cannot_be_written() -> None:
 def test_the_refusal_names_everyone_and_no_password() -> None:
     check_shared("/store", {})
     with pytest.raises(StoreNotShared) as refused:
-        check_shared("redis://:secret@localhost:6379", {"worker 1 on b": "it has its own", "worker 0 on a": "no answer"})
+        check_shared("redis://:secret@localhost:6379", {"worker 1 on b": "it has none", "worker 0 on a": "no answer"})
     assert "redis://localhost:6379" in str(refused.value) and "secret" not in str(refused.value)
-    assert "(worker 0 on a: no answer; worker 1 on b: it has its own)" in str(refused.value)
+    assert "(worker 0 on a: no answer; worker 1 on b: it has none)" in str(refused.value)

@@ -46,7 +46,7 @@ def test_batches_give_an_even_rate() -> None:
 class OvertakenEngine:
     """An engine whose master is overtaken when its topology is killed, or at once."""
 
-    lost = in_clear = ""
+    lost = unencrypted = ""
 
     def __init__(self, at_once: bool) -> None:
         self.reason = "another driver took over 'words'"

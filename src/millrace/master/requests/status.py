@@ -91,9 +91,9 @@ def _worker(master: Overview, slot: int) -> dict[str, Any]:
 def warnings_of(master: Overview) -> list[str]:
     """Conditions that last and that someone should look at."""
     calls = [f"worker {slot}: {call}" for slot, view in sorted(master.state.workers.items()) for call in view.warnings()]
-    stalled = [f"{name}: its spouts wait, because {topology.failed_waves} waves in a row have failed: {topology.troubled}"
-               for name, topology in master.state.topologies.items() if topology.stalled]
-    return [*filter(None, [master.store_alarm]), *stalled, *calls]
+    waiting = [f"{name}: its spouts wait, because {topology.failed_waves} waves in a row have failed: {topology.troubled}"
+               for name, topology in master.state.topologies.items() if topology.spouts_wait]
+    return [*filter(None, [master.store_alarm]), *waiting, *calls]
 
 
 def topology_status(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def topology_status(state: TopologyState, observed: TopologyObserved, batches: B
             "version": state.version, "uptime_seconds": round(seconds, 1), "tasks": len(state.places), "losses": state.losses,
             "components": [_component(state, observed, component.name, component.kind, component.par, seconds)
                            for component in state.graph.components],
-            "stalled": state.stalled, "failed_waves": state.failed_waves,
+            "spouts_wait": state.spouts_wait, "failed_waves": state.failed_waves,
             "metrics": _metrics(observed),
             "last_errors": observed.errors[-5:]}
 

@@ -26,7 +26,7 @@ def check_store(placement: Placement, executors: Sequence[Executor], store: Chec
         joined = dict(map(_answer.decode, placement.collect(placement.python(placed, partial(join_here, place, token)))))
     finally:
         unseen = end_trial(store, token, [executor for executor, error in joined.items() if not error])
-    joined |= dict.fromkeys(unseen, "the driver does not see what it writes")
+    joined |= dict.fromkeys(unseen, "the driver does not find its test file")
     hosts = {executor.id: executor.host for executor in executors}
     check_shared(place, {f"executor {executor} on {hosts.get(executor, 'another host')}": error
                          for executor, error in joined.items() if error})
