@@ -141,7 +141,7 @@ class ResidentEngine:
         # Without state the master has nothing to resume; Spark's positions are resumed by the queries.
         resumed = self.master.submit(graph, resume if graph.waves or not dataframes else None, queries.run)
         if dataframes:
-            self._feed(queries, (resumed or not graph.waves) if resume == AUTO else resume if resume is None else bool(resume))
+            self._feed(queries, _positions_choice(resume, resumed, graph.waves))
         return RunningTopology(self.master, graph.name)
 
     def _feed(self, queries: FeedingQueries, resume: bool | None) -> None:
@@ -192,6 +192,16 @@ class ResidentEngine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
+
+
+def _positions_choice(resume: Resume, resumed: bool, has_waves: bool) -> bool | None:
+    """True if Spark's positions of an earlier run are resumed, False if not, None if nothing was chosen. `resumed`: the master
+    has resumed a checkpoint."""
+    if resume is None:
+        return None
+    if resume == AUTO:
+        return resumed or not has_waves
+    return bool(resume)
 
 
 def check_code(graph: TopologyGraph, engine: str) -> None:
