@@ -18,6 +18,7 @@ AT_MOST_ONCE = "at-most-once"
 AT_LEAST_ONCE = "at-least-once"
 EXACTLY_ONCE = "exactly-once"
 EMBEDDED = "embedded"
+RESIDENT, MICROBATCH = "resident", "microbatch"  # the engines
 
 
 @dataclass(frozen=True, slots=True)

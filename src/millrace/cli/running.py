@@ -15,7 +15,7 @@ from rich.live import Live
 
 from millrace.api.topology import Topology
 from millrace.cli.dashboard import dashboard
-from millrace.config import check_engine_settings, check_topology_config
+from millrace.config import MICROBATCH, RESIDENT, check_engine_settings, check_topology_config
 from millrace.control.submission import Resume, check_settings
 from millrace.control.topology_status import ENDED
 from millrace.errors import MillraceError, NotTheAuthor, TopologyError
@@ -27,7 +27,6 @@ from millrace.spark.engine import ResidentEngine, RunningTopology
 if TYPE_CHECKING:
     from millrace.spark.microbatch import MicrobatchEngine
 
-RESIDENT, MICROBATCH = "resident", "microbatch"
 DEFAULT_SLOTS = {RESIDENT: 2, MICROBATCH: 1}
 IN_FLIGHT_SECONDS = {RESIDENT: 5.0, MICROBATCH: 60.0}  # to finish tuples in flight, or the batch in progress, at the end
 REFRESH_SECONDS = 0.5

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
-from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
+from millrace.config import CHECKPOINTS, RESIDENT, check_engine_settings, check_topology_config
 from millrace.control.events import Say
 from millrace.control.submission import AUTO, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
@@ -131,7 +131,7 @@ class ResidentEngine:
         first commit. Returns at once; `RunningTopology.wait_running` waits for its tasks."""
         check_topology_config(config or {})
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
-        check_code(graph, "resident")
+        check_code(graph, RESIDENT)
         declared = {} if isinstance(topology, TopologyGraph) else dataframes_of(topology)
         check_dataframes(graph, declared)
         dataframes = resolve_dataframes(self.spark, topology) if isinstance(topology, type) and declared else {}

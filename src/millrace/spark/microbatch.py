@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from millrace.api.topology import Topology
-from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
+from millrace.config import CHECKPOINTS, MICROBATCH, check_engine_settings, check_topology_config
 from millrace.control.batches.decisions import check_digest, needs_offsets, start_from
 from millrace.control.events import Say, Submitted
 from millrace.control.submission import Resume, as_scaled, check_guarantee, check_settings
@@ -121,7 +121,7 @@ class MicrobatchEngine:
         `sources`: streaming DataFrames by component, for a graph with DataFrame spouts; a class declares its own."""
         check_topology_config(config or {})
         graph = batched(topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par))
-        check_code(graph, "microbatch")
+        check_code(graph, MICROBATCH)
         check_settings(graph)
         check_guarantee(graph)
         if sources is None and isinstance(topology, type):

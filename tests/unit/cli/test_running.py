@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from millrace.cli import running
-from millrace.cli.running import IN_FLIGHT_SECONDS, RATE_SECONDS, RESIDENT, Rates, RunOptions, _stop, run_topology
+from millrace.cli.running import IN_FLIGHT_SECONDS, RATE_SECONDS, Rates, RunOptions, _stop, run_topology
+from millrace.config import RESIDENT
 from millrace.errors import NotTheAuthor
 from millrace.spark.engine import RunningTopology
 

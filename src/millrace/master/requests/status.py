@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from millrace.config import MICROBATCH, RESIDENT
 from millrace.connectors.tap import TAP_METRIC
 from millrace.control.feeding import FEED
 from millrace.control.topology_state import TopologyState
@@ -98,7 +99,7 @@ def warnings_of(master: Overview) -> list[str]:
 
 def topology_status(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:
     seconds = time.monotonic() - observed.since
-    return {"name": state.graph.name, "engine": "microbatch" if state.batched else "resident", "status": state.status,
+    return {"name": state.graph.name, "engine": MICROBATCH if state.batched else RESIDENT, "status": state.status,
             "batches": (batches or BatchLog()).summary() if state.batched else None,
             "version": state.version, "uptime_seconds": round(seconds, 1), "tasks": len(state.places), "losses": state.losses,
             "components": [_component(state, observed, component.name, component.kind, component.par, seconds)
