@@ -192,7 +192,7 @@ class Master:
         event = replace(self.checkpointing.submission(graph, resume), offsets=offsets)
         try:
             if graph.waves and self.connections:
-                self.checkpointing.check_shared(lambda token: self.call(lambda: self.trials.begin(token)), self._node_of)
+                self.checkpointing.try_store(lambda token: self.call(lambda: self.trials.begin(token)), self._node_of)
             self.call(lambda: self._submit(event))
         except BaseException:
             self.checkpointing.refused(graph.name)

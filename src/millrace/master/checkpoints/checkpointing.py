@@ -29,7 +29,7 @@ from millrace.runtime.checkpoints.lock import Lock
 from millrace.runtime.checkpoints.resumption import Beginning
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
-from millrace.runtime.checkpoints.trial import begin_trial, check_shared, end_trial
+from millrace.runtime.checkpoints.trial import begin_trial, end_trial, raise_if_not_shared
 from millrace.runtime.wire import messages as wire
 from millrace.state.author import Author
 from millrace.state.checkpoint import Manifest
@@ -157,7 +157,7 @@ class Checkpointing:
             self.refused(graph.name)  # it takes the lock if the store answers after all
             raise StoreUnreachable(str(hangs)) from None
 
-    def check_shared(self, ask: Callable[[str], Future[dict[int, str]]], nodes: Callable[[int], str]) -> None:
+    def try_store(self, ask: Callable[[str], Future[dict[int, str]]], nodes: Callable[[int], str]) -> None:
         """Raise `StoreNotShared` if workers do not share the store with the master. `ask` asks them to look for the mark with a
         token; `nodes` gives the node of a slot."""
         token, what = uuid.uuid4().hex, "test files of the workers"
@@ -172,7 +172,7 @@ class Checkpointing:
         except TimeoutError as hangs:
             raise StoreUnreachable(str(hangs)) from None
         answers |= {int(who): "the driver does not find its test file" for who in unseen}
-        check_shared(self.place, {f"worker {slot} on {nodes(slot)}": error for slot, error in answers.items() if error})
+        raise_if_not_shared(self.place, {f"worker {slot} on {nodes(slot)}": error for slot, error in answers.items() if error})
 
     def _awaited(self, what: str, work: Callable[[], T]) -> T:
         """Run the work on the checkpoints' thread and wait for it. Raises `TimeoutError` if the store does not answer."""

@@ -42,7 +42,7 @@ def end_trial(store: CheckpointStore, token: str, joined: Iterable[str]) -> set[
     return {names[name] for name in missing}
 
 
-def check_shared(place: str, refused: dict[str, str]) -> None:
+def raise_if_not_shared(place: str, refused: dict[str, str]) -> None:
     """Raise `StoreNotShared` if processes do not share the store. `refused`: the reason, by process."""
     if refused:
         reasons = "; ".join(f"{who}: {why}" for who, why in sorted(refused.items()))
