@@ -271,7 +271,7 @@ class MasterState:
         if topology.status == WAITING:
             return self.end(topology, _killed_how(topology) if topology.version else "killed before it had a slot")
         topology.become(STOPPING)
-        topology.deadline, topology.quiet, topology.patience = event.now + event.wait, {}, event.wait
+        topology.deadline, topology.quiet, topology.kill_wait = event.now + event.wait, {}, event.wait
         distribute = self.distribute()
         topology.ready_at = self.revision
         what = "the running batch is the last" if topology.batched else "spouts stop"

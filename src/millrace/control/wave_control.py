@@ -185,8 +185,8 @@ class WaveControl:
         if topology.waves is None or not tasks:
             return
         topology.waves.progress(tasks, self.now)
-        if topology.status == STOPPING and topology.graph.exactly_once and topology.patience:
-            topology.deadline = max(topology.deadline, self.now + topology.patience)
+        if topology.status == STOPPING and topology.graph.exactly_once and topology.kill_wait:
+            topology.deadline = max(topology.deadline, self.now + topology.kill_wait)
 
     # -- waves ---------------------------------------------------------------------------------------------------------
 
