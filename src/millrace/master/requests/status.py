@@ -105,8 +105,7 @@ def topology_status(state: TopologyState, observed: TopologyObserved, batches: B
             "components": [_component(state, observed, component.name, component.kind, component.par, seconds)
                            for component in state.graph.components],
             "spouts_wait": state.spouts_wait, "failed_waves": state.failed_waves,
-            "metrics": _metrics(observed),
-            "last_errors": observed.errors[-5:]}
+            "metrics": _metrics(observed)}
 
 
 def _metrics(observed: TopologyObserved) -> dict[str, dict[str, Any]]:
@@ -120,7 +119,7 @@ def _component(state: TopologyState, observed: TopologyObserved, name: str, kind
                seconds: float) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "kind": kind, "par": par}
     row.update({key: int(observed.total(name, key)) for key in SHOWN})
-    row["last_error"] = observed.last_errors.get(name)
+    row["last_error"] = observed.last_error_of.get(name)
     row["queue_length"] = sum(task.queue_length for key, task in observed.tasks.items() if key.component == name)
     for latency in LATENCIES:
         measured = percentiles(observed.latency(name, latency))
