@@ -125,15 +125,15 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
             console.print("stopping ...")
         result = _final(engine, running)
         _stop(engine, running, options.engine, console)
-        given_up = running.given_up
+        uncommitted = running.uncommitted
     if engine.master.superseded:
         raise NotTheAuthor(engine.master.superseded)
     if running.name in engine.master.failures:
         raise MillraceError(engine.master.failures[running.name])
     if engine.lost:
         raise MillraceError(engine.lost)
-    if given_up:
-        raise MillraceError(f"{graph.name}: {given_up}")
+    if uncommitted:
+        raise MillraceError(f"{graph.name}: {uncommitted}")
     return result
 
 

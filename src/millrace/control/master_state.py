@@ -289,7 +289,7 @@ class MasterState:
         """End a killed topology whose time is up."""
         how = _killed_how(topology)
         if topology.waves is not None and topology.graph.exactly_once:
-            topology.given_up = how
+            topology.uncommitted = how
         return self.end(topology, how)
 
     def end(self, topology: TopologyState, how: str) -> list[Command]:
@@ -297,7 +297,7 @@ class MasterState:
         topology.become(ENDED)
         del self.topologies[topology.graph.name]
         return [Say(how, topology.graph.name), self.distribute(), *self._waves.sweep(topology),
-                Ended(topology.graph.name, topology.given_up)]
+                Ended(topology.graph.name, topology.uncommitted)]
 
     def topology(self, name: str) -> TopologyState:
         if name not in self.topologies:

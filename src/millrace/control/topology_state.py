@@ -32,7 +32,7 @@ class TopologyState:
     paused: bool = False  # requested by the user; takes effect once the topology is up
     deadline: float = 0.0  # end of the time that a killed topology has to drain
     kill_wait: float = 0.0  # seconds without progress after which a killed exactly-once topology ends uncommitted
-    given_up: str = ""  # why a killed topology ends with uncommitted input; empty otherwise
+    uncommitted: str = ""  # why a killed topology ends with uncommitted input; empty otherwise
     executed: dict[TaskId, int] = field(default_factory=dict)  # tuples processed, by the last reports
     in_flight: dict[int, int] = field(default_factory=dict)  # slot -> tuples, by the last reports
     quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight

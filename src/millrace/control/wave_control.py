@@ -307,8 +307,8 @@ class WaveControl:
         if topology.status in (RUNNING, PAUSED, STARTING):
             topology.become(STARTING)
         elif topology.status == STOPPING and graph.exactly_once:
-            topology.given_up = f"ends as of wave {waves.committed}: --resume continues from there"
-            reports.append(Say(topology.given_up, graph.name, "warning"))
+            topology.uncommitted = f"ends as of wave {waves.committed}: --resume continues from there"
+            reports.append(Say(topology.uncommitted, graph.name, "warning"))
         topology.ready_at = self._master.revision + 1
         tasks = _with_waves(graph)
         # A fresh start leaves older checkpoints alone until its first commit: --resume still works after a premature --fresh.

@@ -263,7 +263,7 @@ class TopologyPort(Protocol):
         """Reports of the tasks of topologies that ended recently."""
 
     @property
-    def given_up(self) -> Mapping[str, str]:
+    def uncommitted(self) -> Mapping[str, str]:
         """By topology that ended recently: the reason why input was not committed; empty if all was."""
 
     def call(self, work: Callable[[], Any]) -> Any:
@@ -301,9 +301,9 @@ class RunningTopology:
         return state.status if state is not None else ENDED
 
     @property
-    def given_up(self) -> str:
+    def uncommitted(self) -> str:
         """The reason why input was not committed when it ended; empty if all was, or while it runs."""
-        return "" if self.status != ENDED else self._master.given_up.get(self.name, "")
+        return "" if self.status != ENDED else self._master.uncommitted.get(self.name, "")
 
     def observed(self) -> TopologyObserved:
         """The reports of its tasks; available after it ended too."""
