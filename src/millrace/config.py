@@ -18,6 +18,7 @@ AT_MOST_ONCE = "at-most-once"
 AT_LEAST_ONCE = "at-least-once"
 EXACTLY_ONCE = "exactly-once"
 EMBEDDED = "embedded"
+RESIDENT, MICROBATCH = "resident", "microbatch"  # the engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,8 @@ WAVE_TIMEOUT = Setting("topology.checkpoint.timeout.secs", 60.0, low=0.1,
                        about="Seconds without progress after which a wave that is not prepared is abandoned; the next one "
                              "covers it. Progress: a task that the wave has not reached yet processes tuples.")
 WAVE_FAILURES = Setting("topology.checkpoint.max.failures", 10, low=0,
-                        about="Waves in a row that may fail before the spouts of an exactly-once topology pause; they continue "
-                              "when a wave is committed. 0: they never pause.")
+                        about="Waves in a row that may fail before the spouts of an exactly-once topology wait; they continue "
+                              "when a wave is committed. 0: they never wait.")
 BACKUP_BLOCKS = Setting("topology.backup.blocks", None, text=True,
                         about="Blocks of a snapshot in other workers' memory: r+c, for example 7+3 (any 7 of the 10 restore "
                               "it), or none. Unset: chosen by the number of workers.")

@@ -8,7 +8,7 @@
     ├── NotRunning               keyed state or a DataFrame used outside a running task (also a RuntimeError)
     ├── JavaNotFound             no Java that Spark can use
     ├── MasterUnreachable        the Spark master, or a running Millrace, does not answer
-    ├── NotEncrypted             encryption is required, and something would travel between hosts in clear
+    ├── NotEncrypted             encryption is required, and something would travel between hosts unencrypted
     ├── NotEnoughSlots           fewer workers started than requested
     ├── AddressInUse             a port or socket that another process holds
     ├── UnknownName              no component, stream, task or slot of that name (also a KeyError)
@@ -19,18 +19,19 @@
     ├── StalePlan                a plan based on an outdated one
     ├── IllegalTransition        a status that cannot follow the present one of a topology (also a RuntimeError)
     ├── ForeignPlan              a stored plan that this run has not signed
-    ├── NotTheAuthor             another master has taken over the plans
+    ├── NotTheAuthor             another driver has taken over the plans or the checkpoints
     ├── StoreUnreachable         a store (of plans, history or checkpoints) does not answer, is full or refuses
     ├── StoreInUse               another master uses the checkpoints of that topology
     ├── StoreNotShared           a checkpoint store that is not the same one on all hosts
     ├── StateNotKept             state that no wave saves
+    ├── RowsLost                 staged rows that only a roll-back brings back
     ├── CheckpointMissing        a checkpoint, or a part of it, that is not in the store
     ├── CorruptCheckpoint        a checkpoint whose bytes have changed
     ├── OutputMissing            committed output that a sink no longer has
     ├── NotEnoughFragments       a snapshot that cannot be rebuilt from the available fragments
     ├── FeedingFailed            rows of a DataFrame that a topology did not process
     ├── ThreadDied               a thread of a worker that ended with an error, and the worker with it (also a RuntimeError)
-    ├── UserCodeFailed           user code raised something that is no Exception
+    ├── UserCodeFailed           user code raised an exception that does not derive from Exception
     └── WireError                a network message that cannot be read (also a ValueError)
 
 A message states the request, the cause and the fix.
@@ -130,7 +131,7 @@ class ThreadDied(MillraceError, RuntimeError):
 
 
 class UserCodeFailed(MillraceError):
-    """User code raised something that is no `Exception`, such as SystemExit, where no tuple can be blamed for it."""
+    """User code raised an exception that does not derive from `Exception`, such as SystemExit, where no tuple can be blamed."""
 
 
 class BadParameter(MillraceError, ValueError):
@@ -166,7 +167,7 @@ class ForeignPlan(MillraceError):
 
 
 class NotTheAuthor(MillraceError):
-    """A newer master writes the plans: this one must not."""
+    """Another driver has taken over the plans or the checkpoints: this one must not write them."""
 
 
 class StoreUnreachable(MillraceError):

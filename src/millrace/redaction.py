@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 HIDDEN = "***"
-# A name, if it has a password, and anything up to the last @: a password that was not percent-encoded may contain @ and /.
+# Scheme, user name if a password follows, then everything up to the last @: a password that was not percent-encoded may contain
+# @ and /.
 _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)((?:[^\s'\"<>:@/]*:)?)[^\s'\"<>]*@")
 _IN_QUERY = re.compile(r"(?i)([?&][^=&\s]*(?:password|passwd|secret|token)[^=&\s]*=)[^&\s'\"<>]*")
 # The rule by which Spark itself hides settings, spark.redaction.regex, and passwords by their other name.

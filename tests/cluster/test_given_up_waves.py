@@ -1,4 +1,4 @@
-"""Waves that are given up one after the other: fewer and fewer are tried, they leave nothing in the store, and lost state is
+"""Waves that are abandoned one after the other: fewer and fewer are tried, they leave nothing in the store, and lost state is
 reported as lost."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def uncommitted(cluster: LocalCluster) -> list[str]:
 
 
 def most_waves(seconds: float) -> int:
-    """The most waves that can begin in this time if each of them is given up."""
+    """The most waves that can begin in this time if each of them is abandoned."""
     count, at, pause = 1, 0.0, FIRST_PAUSE
     while (at := at + pause) <= seconds:
         count, pause = count + 1, min(2 * pause, LAST_PAUSE)
@@ -101,8 +101,8 @@ def test_a_wave_that_could_not_be_stored_leaves_nothing(topology: type) -> None:
     cluster = start(topology, limit=ENDLESS, store=ApartStore(), rate=100.0)
     name = topology.__name__.lower()
     for _ in range(3):
-        given_up = waves(cluster, name).abandoned
-        cluster.run_until(lambda given_up=given_up: waves(cluster, name).abandoned > given_up
+        abandoned = waves(cluster, name).abandoned
+        cluster.run_until(lambda abandoned=abandoned: waves(cluster, name).abandoned > abandoned
                           and waves(cluster, name).phase == IDLE)
         assert blobs(cluster) == []
 

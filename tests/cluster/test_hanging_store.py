@@ -1,4 +1,4 @@
-"""A checkpoint store that hangs: memory stays bounded, waves are abandoned in time, and spouts pause until one is committed."""
+"""A checkpoint store that hangs: memory stays bounded, waves are abandoned in time, and spouts wait until one is committed."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_every_task_has_at_most_one_snapshot_in_memory(cluster: LocalCluster, to
 def test_spouts_pause_after_failures_in_a_row_and_continue_by_themselves(cluster: LocalCluster) -> None:
     start(cluster)
     cluster.store_hangs = True
-    cluster.run_until(lambda: state(cluster).stalled, seconds=120)
-    assert f"exact: {FAILURES} waves in a row have failed: its spouts pause until one is committed" in cluster.said
+    cluster.run_until(lambda: state(cluster).spouts_wait, seconds=120)
+    assert f"exact: {FAILURES} waves in a row have failed: its spouts wait until one is committed" in cluster.said
     cluster.run(0.1)
     before = positions(cluster)
     cluster.run(2.0)
@@ -75,7 +75,7 @@ def test_spouts_pause_after_failures_in_a_row_and_continue_by_themselves(cluster
     assert state(cluster).waves.abandoned > FAILURES, "waves are still tried"
     cluster.store_hangs = False
     cluster.run_until(lambda: positions(cluster) > before)
-    assert not state(cluster).stalled
+    assert not state(cluster).spouts_wait
     assert "exact: a wave is committed again: its spouts continue" in cluster.said
     finish(cluster)
 
@@ -84,15 +84,15 @@ def test_a_worker_dies_while_the_spouts_wait(cluster: LocalCluster) -> None:
     """The state rolls back; the spouts wait on until a wave is committed."""
     start(cluster)
     cluster.store.broken = StoreUnreachable("no space left: make room")
-    cluster.run_until(lambda: state(cluster).stalled, seconds=120)
+    cluster.run_until(lambda: state(cluster).spouts_wait, seconds=120)
     cluster.store.broken = None
     cluster.store_hangs = True
     cluster.kill(1)
     cluster.start(1)
     cluster.run(1.0)
-    assert state(cluster).stalled
+    assert state(cluster).spouts_wait
     cluster.store_hangs = False
-    cluster.run_until(lambda: not state(cluster).stalled and state(cluster).status == "running")
+    cluster.run_until(lambda: not state(cluster).spouts_wait and state(cluster).status == "running")
     cluster.run(0.5)
     finish(cluster)
 

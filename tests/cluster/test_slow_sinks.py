@@ -125,7 +125,7 @@ def test_a_stopped_topology_commits_all_that_it_has_emitted(topology: type[Topol
     total, began = emitted(cluster), cluster.clock.now()
     cluster.run_until(lambda: bool(cluster.ended))
     assert cluster.clock.now() - began > 2.0
-    assert cluster.given_up == [""] and total > 0
+    assert cluster.uncommitted == [""] and total > 0
     assert sum(visible().values()) == total and set(visible().values()) == {1}
 
 
@@ -136,10 +136,10 @@ def test_what_is_not_committed_is_said() -> None:
     cluster.stop("slow", wait=0.0)
     committed = waves(cluster).committed
     cluster.run_until(lambda: bool(cluster.ended))
-    [given_up] = cluster.given_up
-    assert given_up.startswith(f"killed as of wave {committed}: later input, of which ")
-    assert given_up.endswith(" tuples were still in flight, is not committed, --resume continues from there")
-    assert f"slow: {given_up}" in cluster.said
+    [uncommitted] = cluster.uncommitted
+    assert uncommitted.startswith(f"killed as of wave {committed}: input after it is not committed (")
+    assert uncommitted.endswith(" tuples were in flight); --resume continues from there")
+    assert f"slow: {uncommitted}" in cluster.said
 
 
 def test_a_topology_that_processes_nothing_more_is_given_up_after_its_time() -> None:
@@ -150,7 +150,7 @@ def test_a_topology_that_processes_nothing_more_is_given_up_after_its_time() -> 
     cluster.stop("slow", wait=2.0)
     began = cluster.clock.now()
     cluster.run_until(lambda: bool(cluster.ended))
-    assert cluster.given_up[0].startswith("killed as of wave")
+    assert cluster.uncommitted[0].startswith("killed as of wave")
     assert 2.0 <= cluster.clock.now() - began <= 6.0
 
 
@@ -161,7 +161,7 @@ def test_a_worker_lost_while_stopping_leaves_tuples_uncommitted_and_that_is_said
     committed = waves(cluster).committed
     cluster.kill(1)
     cluster.run_until(lambda: bool(cluster.ended))
-    assert cluster.given_up == [f"ends as of wave {committed}: --resume continues from there"]
+    assert cluster.uncommitted == [f"ends as of wave {committed}: --resume continues from there"]
 
 
 @KINDS

@@ -25,7 +25,7 @@ from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import private_directory
 from millrace.runtime.worker.process import WorkerSetup
 from millrace.testing.processes import run_worker_on
-from support.processes.ending import given_up
+from support.processes.ending import presumed_dead
 from support.processes.forked import ForkedCluster, forked
 from support.processes.small_disk import mount_small_disk
 from support.servers.needed import NotTested
@@ -165,7 +165,7 @@ def test_a_stopped_agent_is_replaced_and_returns_as_a_plain_worker(cluster: Fork
     os.kill(pid, signal.SIGSTOP)
     try:
         move(cluster, stream)
-        stream.until(given_up(cluster.master, victim))
+        stream.until(presumed_dead(cluster.master, victim))
         move(cluster, stream, "split")
         stream.until(reached(cluster))
     finally:

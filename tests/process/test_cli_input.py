@@ -144,7 +144,7 @@ def test_options_that_the_microbatch_engine_lacks(cli: Cli, arguments: list[str]
 @pytest.mark.parametrize("engine", ["resident", "microbatch"])
 def test_resume_and_fresh_together(cli: Cli, engine: str) -> None:
     assert_one_line(cli("run", WORD_COUNT, "--engine", engine, "--resume", "--fresh"),
-                    "--resume continues from the checkpoints of an earlier run, --fresh deletes them: give only one")
+                    "--resume continues from the checkpoints of an earlier run, --fresh starts empty: give only one")
 
 
 @pytest.mark.parametrize("arguments", [

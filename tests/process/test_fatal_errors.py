@@ -1,4 +1,4 @@
-"""Real workers whose user code raises what is no Exception, and workers whose own threads die."""
+"""Real workers whose user code raises exceptions that do not derive from Exception, and workers whose own threads die."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from millrace.master.requests.server import request_directory
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
 from millrace.runtime.worker.process import WorkerSetup, run_worker
-from support.processes.ending import given_up
+from support.processes.ending import presumed_dead
 from support.processes.forked import ForkedCluster, forked
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 from support.topologies.stuck import Stuck
@@ -199,7 +199,7 @@ def test_a_worker_is_stopped_while_it_restarts(tmp_path: Path) -> None:
         stream = AuditedStream(cluster.master, tmp_path)
         stream.advance(500)
         os.kill(cluster.processes[1].pid, signal.SIGSTOP)
-        stream.until(given_up(cluster.master, 1))
+        stream.until(presumed_dead(cluster.master, 1))
         stream.advance(500)
         assert_nothing_lost(stream.finish())
         processes = list(cluster.processes.values())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.patience import HEARTBEAT_SECONDS
-from support.processes.ending import given_up
+from support.processes.ending import presumed_dead
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 
@@ -43,7 +43,7 @@ def stop_until_presumed_dead(cluster: ForkedCluster, stream: AuditedStream, slot
     state = cluster.master.state
     stream.until(lambda: all(worker.revision == state.revision for worker in state.workers.values()))
     os.kill(cluster.processes[slot].pid, signal.SIGSTOP)
-    stream.until(given_up(cluster.master, slot))
+    stream.until(presumed_dead(cluster.master, slot))
     assert slot not in stream.slots()
 
 
@@ -70,7 +70,7 @@ def test_it_restarts_and_is_used_again(cluster: ForkedCluster, stream: AuditedSt
 def test_all_at_once(cluster: ForkedCluster, stream: AuditedStream) -> None:
     for slot in range(SLOTS):
         os.kill(cluster.processes[slot].pid, signal.SIGSTOP)
-        stream.until(given_up(cluster.master, slot))
+        stream.until(presumed_dead(cluster.master, slot))
     assert stream.state.status == "waiting"
     for slot in range(SLOTS):
         wake(cluster, slot)

@@ -36,7 +36,7 @@ def test_rows_are_visible_while_it_runs_and_complete_when_it_was_stopped(tmp_pat
         assert sum(numbers_in(tmp_path / "rows").values()) > 0
         running.kill(wait=30.0)
         assert running.wait(PATIENCE)
-        assert running.given_up == ""
+        assert running.uncommitted == ""
     manifest = Checkpoints(open_store(store), "slow").latest()
     assert manifest is not None
     positions = manifest.positions()

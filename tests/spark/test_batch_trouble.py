@@ -133,12 +133,16 @@ def test_a_function_that_cannot_write_is_named_and_its_rows_wait(engine: Microba
     def status() -> dict[str, Any]:
         return next(topology for topology in engine.status()["topologies"] if topology["name"] == "refused")
 
+    def last_error() -> dict[str, Any] | None:
+        return next(row["last_error"] for row in status()["components"] if row["name"] == "table")
+
     running = engine.submit(Refused, "refused", {"topology.batch.tuples": 60})
-    assert engine.master.wait_until(lambda: bool(status()["last_errors"] and status()["batches"]["running"]), SECONDS)
+    assert engine.master.wait_until(lambda: bool(last_error() and status()["batches"]["running"]), SECONDS)
     now = status()["batches"]["running"]
     assert now["committed"] and now["doing"] == "write the rows kept by the sinks"
-    [error] = status()["last_errors"]
-    assert error["task"] == "table" and "dataframe_parts:refused" in error["error"] and "the sink 'table'" in error["error"]
+    error = last_error()
+    assert error is not None and error["task"] == "table"
+    assert "dataframe_parts:refused" in error["error"] and "the sink 'table'" in error["error"]
     assert "LookupError: there is no table (" in error["error"] and "topologies/dataframe_parts.py:" in error["error"]
     assert "in refused" in error["traceback"]
     running.kill(wait=10 * SECONDS)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 class TaskHandle(Protocol):
     """The calls that a running task offers its component. The engine sets it before `initialize`.
-    `chunk_tuples`: as many as its receivers can take soon; a spout that emits more in one call makes them wait."""
+    `chunk_tuples`: the number of tuples that its receivers can process soon; a spout that emits more in one call makes them
+    wait."""
 
     chunk_tuples: int
 

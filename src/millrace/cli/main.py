@@ -86,13 +86,13 @@ def run(topology: DeclaredTopology,
                                                min=0)] = 0,
         resume: Annotated[bool, typer.Option(RESUME, help="Restart from the last checkpoint of an earlier run. --resume auto: "
                                                           "if there is one, else start; for service managers. --resume older: "
-                                                          "continue the run that a --fresh one, stopped before its first "
-                                                          "commit, was to replace.")] = False,
+                                                          "go back to the previous run, if the last --fresh run stopped "
+                                                          "before its first commit.")] = False,
         resume_auto: Annotated[bool, typer.Option(RESUME_AUTO, hidden=True, help="The same as --resume auto.")] = False,
         resume_older: Annotated[bool, typer.Option(RESUME_OLDER, hidden=True, help="The same as --resume older.")] = False,
-        fresh: Annotated[bool, typer.Option("--fresh", help="Start empty, and delete the checkpoints of earlier runs. "
-                                                            "--resume or --fresh is required if an earlier run left "
-                                                            "checkpoints.")] = False,
+        fresh: Annotated[bool, typer.Option("--fresh", help="Start empty; checkpoints of earlier runs are deleted once this "
+                                                            "run has committed its own. --resume or --fresh is required "
+                                                            "if an earlier run left checkpoints.")] = False,
         cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Name by which other commands find this "
                                                                          "cluster.")] = None,
         scheduler: Annotated[str | None, typer.Option(metavar="NAME", help="Scheduler that moves tasks while they run; "
@@ -106,8 +106,8 @@ def run(topology: DeclaredTopology,
         one_worker_per_node: Annotated[bool, typer.Option("--one-worker-per-node", help="Use at most one worker on each node "
                                                                                         "for a topology.")] = False,
         require_encryption: Annotated[bool, typer.Option("--require-encryption", help="Refuse to start, instead of warning, if "
-                                                         "Spark, the checkpoint store or the coordination store would carry "
-                                                         "anything between hosts in clear.")] = False,
+                                                         "Spark, the checkpoint store or the coordination store would send "
+                                                         "anything between hosts unencrypted.")] = False,
         as_json: Json = False) -> None:
     """Run a topology on Spark, until Ctrl-C or `millrace kill`.
 
@@ -155,10 +155,12 @@ def status(topology: OneTopology = None, cluster: ClusterName = None, as_json: J
 
 @app.command()
 def kill(topology: TopologyName,
-         wait: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds to wait for tuples in flight.")] = 10,
+         wait: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds that tuples in flight, or the running batch, "
+                                             "have to finish. Exactly-once on the resident engine: seconds without progress "
+                                             "before it ends uncommitted.")] = 10,
          cluster: ClusterName = None, as_json: Json = False) -> None:
     """Stop a topology: first its spouts, then the rest."""
-    _ask(cluster, "kill", topology, f"{topology} is stopping; tuples in flight have {wait:g} s to finish", as_json, wait=wait)
+    _ask(cluster, "kill", topology, f"{topology} is stopping (--wait {wait:g})", as_json, wait=wait)
 
 
 @app.command()

@@ -142,8 +142,8 @@ def resume_choice(resume: bool, auto: bool, older: bool, fresh: bool) -> Resume:
     if auto and older:
         raise MillraceError("--resume auto and --resume older: give only one of the two")
     if (resume or auto or older) and fresh:
-        raise MillraceError("--resume continues from the checkpoints of an earlier run, --fresh deletes them: give only one "
-                            "of the two")
+        raise MillraceError("--resume continues from the checkpoints of an earlier run, --fresh starts empty: give only one of "
+                            "the two")
     if auto or older:
         return AUTO if auto else OLDER
     return resume if resume or fresh else None

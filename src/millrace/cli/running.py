@@ -15,7 +15,7 @@ from rich.live import Live
 
 from millrace.api.topology import Topology
 from millrace.cli.dashboard import dashboard
-from millrace.config import check_engine_settings, check_topology_config
+from millrace.config import MICROBATCH, RESIDENT, check_engine_settings, check_topology_config
 from millrace.control.submission import Resume, check_settings
 from millrace.control.topology_status import ENDED
 from millrace.errors import MillraceError, NotTheAuthor, TopologyError
@@ -27,7 +27,6 @@ from millrace.spark.engine import ResidentEngine, RunningTopology
 if TYPE_CHECKING:
     from millrace.spark.microbatch import MicrobatchEngine
 
-RESIDENT, MICROBATCH = "resident", "microbatch"
 DEFAULT_SLOTS = {RESIDENT: 2, MICROBATCH: 1}
 IN_FLIGHT_SECONDS = {RESIDENT: 5.0, MICROBATCH: 60.0}  # to finish tuples in flight, or the batch in progress, at the end
 REFRESH_SECONDS = 0.5
@@ -112,7 +111,7 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
     check_engine_settings(options.settings)
     check_engine(options)
     with start_engine(options, topology, console) as engine:
-        for text in engine.in_clear:
+        for text in engine.unencrypted:
             console.print(f"warning: {text}", markup=False)
         if options.scheduler is not None:
             engine.set_scheduler(options.scheduler, options.scheduler_parameters)
@@ -126,15 +125,15 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
             console.print("stopping ...")
         result = _final(engine, running)
         _stop(engine, running, options.engine, console)
-        given_up = running.given_up
+        uncommitted = running.uncommitted
     if engine.master.superseded:
         raise NotTheAuthor(engine.master.superseded)
     if running.name in engine.master.failures:
         raise MillraceError(engine.master.failures[running.name])
     if engine.lost:
         raise MillraceError(engine.lost)
-    if given_up:
-        raise MillraceError(f"{graph.name}: {given_up}")
+    if uncommitted:
+        raise MillraceError(f"{graph.name}: {uncommitted}")
     return result
 
 

@@ -37,8 +37,8 @@ return wanted - base
 """
 
 # KEYS: marks, list, target, hash of the waves published last. ARGV: the wave, the maximum number of words, the task, the epoch.
-# Returns the number of commands left to execute. A
-# command that the server refuses stays in the list, and those before it do not: nothing is executed twice.
+# Returns the number of commands left to execute. A command that the server refuses stays in the list, and those before it
+# do not: nothing is executed twice.
 _PUBLISH = f"""
 local function words(text)
   local parts, at = {{}}, 1

@@ -91,5 +91,5 @@ def staged_name(component: Component) -> str:
 
 def gone(component: Component, where: str) -> RowsLost:
     return RowsLost(f"{component.component_name}: rows staged in {where} are missing (task {component.task_index} "
-                         f"in epoch {component.epoch}). Either a later epoch has discarded them, and this incarnation will "
-                         "end; or someone else has, and the topology must roll back to its last committed wave.")
+                    f"in epoch {component.epoch}). Either a later epoch has discarded them, and this incarnation will "
+                    "end; or someone else has, and the topology must roll back to its last committed wave.")

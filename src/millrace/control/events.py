@@ -220,10 +220,10 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The topology's tasks are gone. `given_up`: what was not committed, and why; empty if everything was."""
+    """The topology's tasks are gone. `uncommitted`: what was not committed, and why; empty if everything was."""
 
     name: str
-    given_up: str = ""
+    uncommitted: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,7 @@ class MasterState:
         if topology.status == WAITING:
             return self._give_up(topology) if topology.version else self.end(topology, "killed before it had a slot")
         topology.become(STOPPING)
-        topology.deadline, topology.quiet, topology.patience = event.now + event.wait, {}, event.wait
+        topology.deadline, topology.quiet, topology.kill_wait = event.now + event.wait, {}, event.wait
         if topology.waves is not None:
             topology.stop_by = topology.deadline + MOST_TIMEOUTS * topology.waves.timeout
         distribute = self.distribute()
@@ -292,7 +292,7 @@ class MasterState:
         """End a killed topology whose time is up."""
         how = _killed_how(topology)
         if topology.waves is not None and topology.graph.exactly_once:
-            topology.given_up = how
+            topology.uncommitted = how
         return self.end(topology, how)
 
     def end(self, topology: TopologyState, how: str) -> list[Command]:
@@ -300,7 +300,7 @@ class MasterState:
         topology.become(ENDED)
         del self.topologies[topology.graph.name]
         return [Say(how, topology.graph.name), self.distribute(), *self._waves.sweep(topology),
-                Ended(topology.graph.name, topology.given_up)]
+                Ended(topology.graph.name, topology.uncommitted)]
 
     def topology(self, name: str) -> TopologyState:
         if name not in self.topologies:
@@ -406,5 +406,5 @@ def _killed_how(topology: TopologyState) -> str:
     else:
         wave = topology.waves.committed
     unfinished = sum(topology.in_flight.values())
-    of_which = f", of which {unfinished} tuples were still in flight," if unfinished else ""
-    return f"killed as of wave {wave}: later input{of_which} is not committed, --resume continues from there"
+    in_flight = f" ({unfinished} tuples were in flight)" if unfinished else ""
+    return f"killed as of wave {wave}: input after it is not committed{in_flight}; --resume continues from there"

@@ -32,8 +32,8 @@ class TopologyState:
     paused: bool = False  # requested by the user; takes effect once the topology is up
     deadline: float = 0.0  # end of the time that a killed topology has to drain
     stop_by: float = 0.0  # limit of the deadline, which progress extends
-    patience: float = 0.0  # seconds without progress after which a killed exactly-once topology ends uncommitted
-    given_up: str = ""  # a killed topology had to roll back: what it does not commit
+    kill_wait: float = 0.0  # seconds without progress after which a killed exactly-once topology ends uncommitted
+    uncommitted: str = ""  # why a killed topology ends with uncommitted input; empty otherwise
     executed: dict[TaskId, int] = field(default_factory=dict)  # tuples processed, by the last reports
     in_flight: dict[int, int] = field(default_factory=dict)  # slot -> tuples, by the last reports
     quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight
@@ -53,7 +53,7 @@ class TopologyState:
     held_until: float = 0.0  # the spouts stay paused until then, so that a failing sink can recover
     troubled: str = ""  # why the last wave was abandoned
     troubles: int = 0  # waves abandoned since the last commit or restore: spaces the reports
-    stalled: bool = False  # too many waves in a row have failed: spouts wait, so that uncommitted work stays bounded
+    spouts_wait: bool = False  # too many waves in a row have failed: spouts wait, so that uncommitted work stays bounded
     in_batch: bool = False  # one of its batches is running
 
     @property
@@ -76,7 +76,7 @@ class TopologyState:
 
     @property
     def active(self) -> bool:
-        return self.status == RUNNING and not self.stalled
+        return self.status == RUNNING and not self.spouts_wait
 
     @property
     def failed_waves(self) -> int:

@@ -185,8 +185,8 @@ class WaveControl:
         if topology.waves is None or not tasks:
             return
         topology.waves.progress(tasks, self.now)
-        if topology.status == STOPPING and topology.graph.exactly_once and topology.patience:
-            topology.deadline = max(topology.deadline, min(self.now + topology.patience, topology.stop_by))
+        if topology.status == STOPPING and topology.graph.exactly_once and topology.kill_wait:
+            topology.deadline = max(topology.deadline, min(self.now + topology.kill_wait, topology.stop_by))
 
     # -- waves ---------------------------------------------------------------------------------------------------------
 
@@ -227,22 +227,22 @@ class WaveControl:
     def _committed(self, topology: TopologyState) -> list[Command]:
         assert topology.waves is not None
         topology.troubled, topology.troubles = "", 0
-        stalled, topology.stalled = topology.stalled, False
+        waited, topology.spouts_wait = topology.spouts_wait, False
         if topology.closing and topology.waves.committed >= topology.closing:
             return self._master.end(topology, "drained, and its last wave is committed")
         resumed: list[Command] = []
-        if stalled:
+        if waited:
             resumed = [Say("a wave is committed again: its spouts continue", topology.graph.name), self._master.distribute()]
         return resumed + self._move_now(topology)
 
     def _abandoned(self, topology: TopologyState, step: Abandoned) -> list[Command]:
-        stalled, limit = topology.stalled, WAVE_FAILURES.of(topology.graph.config)
-        topology.stalled = stalled or (topology.graph.exactly_once and 0 < limit <= topology.failed_waves)
-        continues = "its spouts wait" if stalled else "the stream continues"
+        waited, limit = topology.spouts_wait, WAVE_FAILURES.of(topology.graph.config)
+        topology.spouts_wait = waited or (topology.graph.exactly_once and 0 < limit <= topology.failed_waves)
+        continues = "its spouts wait" if waited else "the stream continues"
         reports = self._report_rarely(topology, step.reason, f"wave {step.wave} is abandoned and {continues}: {step.reason}")
-        if stalled or not topology.stalled:
+        if waited or not topology.spouts_wait:
             return reports
-        return [*reports, Say(f"{topology.failed_waves} waves in a row have failed: its spouts pause until one is committed",
+        return [*reports, Say(f"{topology.failed_waves} waves in a row have failed: its spouts wait until one is committed",
                               topology.graph.name, "warning"), self._master.distribute()]
 
     def _report_rarely(self, topology: TopologyState, reason: str, text: str) -> list[Command]:
@@ -307,8 +307,8 @@ class WaveControl:
         if topology.status in (RUNNING, PAUSED, STARTING):
             topology.become(STARTING)
         elif topology.status == STOPPING and graph.exactly_once:
-            topology.given_up = f"ends as of wave {waves.committed}: --resume continues from there"
-            reports.append(Say(topology.given_up, graph.name, "warning"))
+            topology.uncommitted = f"ends as of wave {waves.committed}: --resume continues from there"
+            reports.append(Say(topology.uncommitted, graph.name, "warning"))
         topology.ready_at = self._master.revision + 1
         tasks = _with_waves(graph)
         # A fresh start leaves older checkpoints alone until its first commit: --resume still works after a premature --fresh.

@@ -88,7 +88,7 @@ class Master:
         self.state = MasterState(scheduler, call_limit=CALL_LIMIT.of(self.settings))
         self.observed: dict[str, TopologyObserved] = {}
         self.finished: dict[str, TopologyObserved] = {}
-        self.given_up: dict[str, str] = {}  # by finished topology: what it did not commit
+        self.uncommitted: dict[str, str] = {}  # by finished topology: what it did not commit
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self.keys = Keys.make()
         self.cluster = uuid.uuid4().hex[:12]
@@ -192,7 +192,7 @@ class Master:
         event = replace(self.checkpointing.submission(graph, resume), offsets=offsets)
         try:
             if graph.waves and self.connections:
-                self.checkpointing.check_shared(lambda token: self.call(lambda: self.trials.begin(token)), self._node_of)
+                self.checkpointing.try_store(lambda token: self.call(lambda: self.trials.begin(token)), self._node_of)
             self.call(lambda: self._submit(event))
         except BaseException:
             self.checkpointing.refused(graph.name)
@@ -381,12 +381,12 @@ class Master:
                 self.checkpointing.sweep(command.name, command.epoch, command.wave, command.needed)
             elif isinstance(command, Ended):
                 self.finished[command.name] = self.observed.pop(command.name)
-                self.given_up[command.name] = command.given_up
+                self.uncommitted[command.name] = command.uncommitted
                 self._kill_delays.pop(command.name, None)
                 self.checkpointing.ended(command.name)
                 self.scheduling.forget(command.name)
                 for name in list(self.finished)[:-FINISHED_KEPT]:
-                    del self.finished[name], self.given_up[name]
+                    del self.finished[name], self.uncommitted[name]
                     self.batching.logs.pop(name, None)
 
     def _kill(self, name: str, wait: float) -> None:

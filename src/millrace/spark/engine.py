@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
-from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
+from millrace.config import CHECKPOINTS, RESIDENT, check_engine_settings, check_topology_config
 from millrace.control.events import Say
 from millrace.control.submission import AUTO, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
@@ -58,7 +58,7 @@ class ResidentEngine:
     `slots` workers run as Spark tasks; each holds a core of the cluster for as long as the engine runs. Pass `spark` to use
     your own session (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have one created. `code`:
     topologies, or names of modules, that workers must be able to import later. `require_encryption`: raise `NotEncrypted`
-    instead of warning if anything would travel between hosts in clear.
+    instead of warning if anything would travel between hosts unencrypted.
     """
 
     def __init__(self, master: str = "local[2]", slots: int = 2, *, spark: SparkSession | None = None,
@@ -85,9 +85,9 @@ class ResidentEngine:
         where = parse_master(str(self.spark.sparkContext.master))
         scheduler = Even(one_worker_per_node=one_worker_per_node, spread_back=False)
         try:
-            self.in_clear = check_encryption(conf_of(self.spark), where, require_encryption)
+            self.unencrypted = check_encryption(conf_of(self.spark), where, require_encryption)
             self.master = Master(name, bind or self._driver_host(where), port, settings, scheduler)
-            for text in self.in_clear:
+            for text in self.unencrypted:
                 self.master.say(Say(text, level="warning"))
             self._launch(where, bind, [item if isinstance(item, str) else item.__module__ for item in code])
         except BaseException:
@@ -125,13 +125,13 @@ class ResidentEngine:
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None,
                resume: Resume = None) -> RunningTopology:
-        """Start a topology. `resume`: True continues from its last committed wave; False starts fresh and deletes the
-        checkpoints of an earlier run; None is refused if there are any; "auto" continues if there are any, and starts
-        otherwise; "older" continues the run that a fresh one, stopped before its first commit, was to replace. Returns at
-        once; `RunningTopology.wait_running` waits for its tasks."""
+        """Start a topology. `resume`: True continues from its last committed wave; False starts empty, and the checkpoints of
+        earlier runs are deleted once this one has committed its own; None is refused if there are any; "auto" continues if
+        there are any, and starts otherwise; "older" goes back to the previous run, if the last fresh one stopped before its
+        first commit. Returns at once; `RunningTopology.wait_running` waits for its tasks."""
         check_topology_config(config or {})
         graph = topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par)
-        check_code(graph, "resident")
+        check_code(graph, RESIDENT)
         declared = {} if isinstance(topology, TopologyGraph) else dataframes_of(topology)
         check_dataframes(graph, declared)
         dataframes = resolve_dataframes(self.spark, topology) if isinstance(topology, type) and declared else {}
@@ -141,7 +141,7 @@ class ResidentEngine:
         # Without state the master has nothing to resume; Spark's positions are resumed by the queries.
         resumed = self.master.submit(graph, resume if graph.waves or not dataframes else None, queries.run)
         if dataframes:
-            self._feed(queries, (resumed or not graph.waves) if resume == AUTO else resume if resume is None else bool(resume))
+            self._feed(queries, _positions_choice(resume, resumed, graph.waves))
         return RunningTopology(self.master, graph.name)
 
     def _feed(self, queries: FeedingQueries, resume: bool | None) -> None:
@@ -192,6 +192,16 @@ class ResidentEngine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
+
+
+def _positions_choice(resume: Resume, resumed: bool, has_waves: bool) -> bool | None:
+    """True if Spark's positions of an earlier run are resumed, False if not, None if nothing was chosen. `resumed`: the master
+    has resumed a checkpoint."""
+    if resume is None:
+        return None
+    if resume == AUTO:
+        return resumed or not has_waves
+    return bool(resume)
 
 
 def check_code(graph: TopologyGraph, engine: str) -> None:
@@ -253,7 +263,7 @@ class TopologyPort(Protocol):
         """Reports of the tasks of topologies that ended recently."""
 
     @property
-    def given_up(self) -> Mapping[str, str]:
+    def uncommitted(self) -> Mapping[str, str]:
         """By topology that ended recently: the reason why input was not committed; empty if all was."""
 
     def call(self, work: Callable[[], Any]) -> Any:
@@ -291,9 +301,9 @@ class RunningTopology:
         return state.status if state is not None else ENDED
 
     @property
-    def given_up(self) -> str:
+    def uncommitted(self) -> str:
         """The reason why input was not committed when it ended; empty if all was, or while it runs."""
-        return "" if self.status != ENDED else self._master.given_up.get(self.name, "")
+        return "" if self.status != ENDED else self._master.uncommitted.get(self.name, "")
 
     def observed(self) -> TopologyObserved:
         """The reports of its tasks; available after it ended too."""

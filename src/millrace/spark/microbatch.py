@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from millrace.api.topology import Topology
-from millrace.config import CHECKPOINTS, check_engine_settings, check_topology_config
+from millrace.config import CHECKPOINTS, MICROBATCH, check_engine_settings, check_topology_config
 from millrace.control.batches.decisions import check_digest, needs_offsets, start_from
 from millrace.control.events import Say, Submitted
 from millrace.control.submission import Resume, as_scaled, check_guarantee, check_settings
@@ -68,7 +68,7 @@ class MicrobatchEngine:
 
     A slot is one of Spark's executors; `slots`: how many to wait for. Pass `spark` to use your own session, or `master` to
     have one made. `code`: topologies, or names of modules, that executors must be able to import. `require_encryption`: raise
-    `NotEncrypted` instead of warning if anything would travel between hosts in clear.
+    `NotEncrypted` instead of warning if anything would travel between hosts unencrypted.
     """
 
     def __init__(self, master: str = "local[2]", slots: int = 1, *, spark: SparkSession | None = None, name: str | None = None,
@@ -89,7 +89,7 @@ class MicrobatchEngine:
         self.spark = spark or make_batch_session(master, f"millrace {name}", spark_settings)
         where = parse_master(str(self.spark.sparkContext.master))
         try:
-            self.in_clear = check_encryption(conf_of(self.spark), where, require_encryption)
+            self.unencrypted = check_encryption(conf_of(self.spark), where, require_encryption)
             check_batch_settings(self.spark.sparkContext.getConf())
             if where.kind != "local":
                 check_allocation(self.spark.sparkContext.getConf(), slots)
@@ -98,7 +98,7 @@ class MicrobatchEngine:
             self.number = enter(self)
             host = LOOPBACK if where.on_loopback else str(self.spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK))
             self.master = Master(name, host, 0, settings, SameSlot())
-            for text in self.in_clear:
+            for text in self.unencrypted:
                 self.master.say(Say(text, level="warning"))
             self.placement = Placement(self.spark.sparkContext)
             path = ship_code(self.spark.sparkContext, [item if isinstance(item, str) else item.__module__ for item in code],
@@ -115,13 +115,13 @@ class MicrobatchEngine:
                par: dict[str, int] | None = None, resume: Resume = None,
                sources: dict[str, DataFrame] | None = None) -> RunningTopology:
         """Start a topology. `resume`: True continues from its last committed batch, with the parallelism that it was scaled to
-        unless `par` names another (a graph keeps its own); False starts without state and discards the checkpoints of earlier
-        runs; None is refused if there are any; "auto" continues if there are any, and starts otherwise; "older" continues the
-        run that a fresh one, stopped before its first commit, was to replace. `sources`: streaming DataFrames by component,
-        for a graph with DataFrame spouts; a class declares its own."""
+        unless `par` names another (a graph keeps its own); False starts empty, and the checkpoints of earlier runs are
+        deleted once this one has committed its own; None is refused if there are any; "auto" continues if there are any, and
+        starts otherwise; "older" goes back to the previous run, if the last fresh one stopped before its first commit.
+        `sources`: streaming DataFrames by component, for a graph with DataFrame spouts; a class declares its own."""
         check_topology_config(config or {})
         graph = batched(topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par))
-        check_code(graph, "microbatch")
+        check_code(graph, MICROBATCH)
         check_settings(graph)
         check_guarantee(graph)
         if sources is None and isinstance(topology, type):

@@ -173,7 +173,7 @@ class LocalCluster:
         self._checkpoints: dict[str, Checkpoints] = {}  # by topology that takes waves
         self.said: list[str] = []
         self.ended: list[str] = []
-        self.given_up: list[str] = []  # by topology that ended: what was not committed
+        self.uncommitted: list[str] = []  # by topology that ended: what was not committed
         self.delivered = 0
         self.drop: Callable[[int, int, list[bytes]], bool] = lambda sender, receiver, frames: False
         self.deaf: set[int] = set()  # slots that plans do not reach for now
@@ -246,7 +246,7 @@ class LocalCluster:
                 self.said.append(f"{command.topology}: {command.text}" if command.topology else command.text)
             elif isinstance(command, Ended):
                 self.ended.append(command.name)
-                self.given_up.append(command.given_up)
+                self.uncommitted.append(command.uncommitted)
             elif isinstance(command, SendWave):
                 self._send_wave(command)
             elif isinstance(command, StoreManifest):

@@ -1,4 +1,4 @@
-"""User code that raises what is no Exception: the tuple fails, as with any other error, and the worker survives."""
+"""User code that raises exceptions not derived from Exception: the tuple fails, as with any error, and the worker survives."""
 
 from __future__ import annotations
 

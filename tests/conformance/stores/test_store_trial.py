@@ -11,7 +11,7 @@ from millrace.errors import StoreNotShared, StoreUnreachable
 from millrace.runtime.checkpoints.directory import DirectoryStore
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
-from millrace.runtime.checkpoints.trial import MASTER, begin_trial, check_shared, end_trial, join_trial, mark_name
+from millrace.runtime.checkpoints.trial import MASTER, begin_trial, end_trial, join_trial, mark_name, raise_if_not_shared
 from millrace.testing.local_cluster import MemoryStore
 from support.suites.saved_waves import Open
 
@@ -42,9 +42,9 @@ def test_a_mark_that_the_master_does_not_see_is_reported(store: CheckpointStore)
 def test_a_directory_of_its_own(tmp_path: Path) -> None:
     here, there = DirectoryStore(tmp_path / "here"), DirectoryStore(tmp_path / "there")
     begin_trial(here, "t0")
-    assert join_trial(there, "t0", "0") == "it has its own"
+    assert join_trial(there, "t0", "0") == "the driver's test file is not there: another directory or server"
     there.write(mark_name("t0", MASTER), [b"t1"])
-    assert join_trial(there, "t0", "0") == "it has something else there"
+    assert join_trial(there, "t0", "0") == "the driver's test file has other content"
 
 
 def test_a_store_that_cannot_be_written() -> None:
@@ -54,8 +54,8 @@ def test_a_store_that_cannot_be_written() -> None:
 
 
 def test_the_refusal_names_everyone_and_no_password() -> None:
-    check_shared("/store", {})
+    raise_if_not_shared("/store", {})
     with pytest.raises(StoreNotShared) as refused:
-        check_shared("redis://:secret@localhost:6379", {"worker 1 on b": "it has its own", "worker 0 on a": "no answer"})
+        raise_if_not_shared("redis://:secret@localhost:6379", {"worker 1 on b": "it has none", "worker 0 on a": "no answer"})
     assert "redis://localhost:6379" in str(refused.value) and "secret" not in str(refused.value)
-    assert "(worker 0 on a: no answer; worker 1 on b: it has its own)" in str(refused.value)
+    assert "(worker 0 on a: no answer; worker 1 on b: it has none)" in str(refused.value)

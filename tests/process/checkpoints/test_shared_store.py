@@ -44,7 +44,8 @@ def marks(tmp_path: Path) -> list[Path]:
 
 
 def test_a_directory_of_each_host_is_refused_with_what_to_set(cluster: ForkedCluster, tmp_path: Path) -> None:
-    with pytest.raises(StoreNotShared, match=r"(?s)worker 1 on node1: it has its own\).*Set checkpoint\.store to .*redis://.*s3://"):
+    with pytest.raises(StoreNotShared, match=r"(?s)worker 1 on node1: the driver's test file is not there: .*"
+                       r"Set checkpoint\.store to .*redis://.*s3://"):
         cluster.master.submit(graph_of(StatefulWordCount, "refused", {"path": str(tmp_path)}))
     assert not cluster.master.state.topologies and not marks(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Components of the cluster tests that raise exceptions which are no `Exception`."""
+"""Components of the cluster tests that raise exceptions that do not derive from `Exception`."""
 
 from __future__ import annotations
 

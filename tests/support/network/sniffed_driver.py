@@ -26,7 +26,7 @@ def main() -> None:
         running.wait_running(SECONDS)
         rows = engine.spark.createDataFrame([(request["row"],)], ["row"]).repartition(1).collect()
         refused = "" if request["encrypted"] else refusal(engine)
-        print(json.dumps({"refusal": refused, "secret": engine.master.keys.secret.decode(), "warnings": engine.in_clear,
+        print(json.dumps({"refusal": refused, "secret": engine.master.keys.secret.decode(), "warnings": engine.unencrypted,
                           "status": running.status == RUNNING, "rows": [row["row"] for row in rows]}), flush=True)
 
 

@@ -28,8 +28,8 @@ def kill_and_wait(pid: int) -> None:
         os.close(ended)
 
 
-def given_up(master: Master, slot: int) -> Callable[[], bool]:
-    """A condition: the master has given up a worker whose process is stopped, or dead on another host. Its last heartbeat
+def presumed_dead(master: Master, slot: int) -> Callable[[], bool]:
+    """A condition: the master presumes a worker dead whose process is stopped, or dead on another host. Its last heartbeat
     counts as long past and its connection as closed; the other workers keep a timeout that a busy machine does not exceed."""
 
     def lost() -> bool:

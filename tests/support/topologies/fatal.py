@@ -1,4 +1,4 @@
-"""Components whose code raises what is no Exception, and one that breaks the engine's own objects."""
+"""Components whose code raises exceptions that do not derive from Exception, and one that breaks the engine's own objects."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def component(name: str, kind: str = "bolt", **changed: Any) -> Status:
 
 def topology(name: str, components: list[Status], **changed: Any) -> Status:
     return {"name": name, "engine": "resident", "status": "running", "batches": None, "version": 3, "uptime_seconds": 100_000.0,
-            "tasks": 6, "losses": 0, "components": components, "metrics": {}, "last_errors": [], **changed}
+            "tasks": 6, "losses": 0, "components": components, "metrics": {}, **changed}
 
 
 def batched(name: str, components: list[Status]) -> Status:

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from millrace.cli import running
-from millrace.cli.running import IN_FLIGHT_SECONDS, RATE_SECONDS, RESIDENT, Rates, RunOptions, _stop, run_topology
+from millrace.cli.running import IN_FLIGHT_SECONDS, RATE_SECONDS, Rates, RunOptions, _stop, run_topology
+from millrace.config import RESIDENT
 from millrace.errors import NotTheAuthor
 from millrace.spark.engine import RunningTopology
 
@@ -46,7 +47,7 @@ def test_batches_give_an_even_rate() -> None:
 class OvertakenEngine:
     """An engine whose master is overtaken when its topology is killed, or at once."""
 
-    lost = in_clear = ""
+    lost = unencrypted = ""
 
     def __init__(self, at_once: bool) -> None:
         self.reason = "another driver took over 'words'"

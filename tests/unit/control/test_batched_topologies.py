@@ -192,7 +192,8 @@ def test_killed_it_ends_in_time_even_if_the_batch_does_not() -> None:
     story = running()
     story.on(BatchCommitted("words", manifest(3, 30)))
     story.on(Killed("words", 10, 100.0))
-    assert said(story.on(Ticked(110.0))) == ["killed as of wave 3: later input is not committed, --resume continues from there"]
+    assert said(story.on(Ticked(110.0))) == [
+        "killed as of wave 3: input after it is not committed; --resume continues from there"]
 
 
 def test_killed_without_a_slot_it_ends_at_once() -> None:

@@ -362,7 +362,7 @@ def test_a_topology_with_waves_that_has_lost_every_worker_is_killed_as_of_its_la
     story.lose(0)
     assert story.status() == "waiting"
     commands = story.on(Killed("words", 10, now=100))
-    text = "killed as of wave 0: later input is not committed, --resume continues from there"
+    text = "killed as of wave 0: input after it is not committed; --resume continues from there"
     assert said(commands) == [text]
     assert commands[-1] == Ended("words", text)
 

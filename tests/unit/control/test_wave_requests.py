@@ -158,7 +158,7 @@ def test_a_topology_without_waves_cannot_be_asked_for_one() -> None:
         story.on(WaveRequested("wrods"))
 
 
-def given_up(waves: Waves, at: float) -> float:
+def abandoned(waves: Waves, at: float) -> float:
     """Begin a wave at its time and abandon it at once. Returns when the next one may begin."""
     waves.tick(at)
     waves.acked(PREPARE, waves.wave, TASK, None, "the disk is full", at)
@@ -170,15 +170,15 @@ def test_pauses_between_abandoned_waves_double_up_to_a_limit_until_one_is_commit
     waves, at, pauses = idle(), INTERVAL, []
     waves.interval = 0.1
     for _ in range(9):
-        pauses.append(given_up(waves, at) - at)
+        pauses.append(abandoned(waves, at) - at)
         at = waves.due
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     waves.tick(at)
     commit(waves, at)
-    assert given_up(waves, at + 1.0) == at + 1.5
+    assert abandoned(waves, at + 1.0) == at + 1.5
 
 
 def test_the_last_wave_is_repeated_with_a_pause_too() -> None:
     waves = idle()
     waves.close(100.0)
-    assert given_up(waves, 100.0) == 100.5, "sooner than after the interval"
+    assert abandoned(waves, 100.0) == 100.5, "sooner than after the interval"

@@ -88,7 +88,7 @@ def test_a_call_that_hangs_is_told_once_and_its_end_too(store: HangingStore) -> 
     assert store.reached.wait(LIMIT_SECONDS)
     calls.tick(0.0)
     calls.tick(1.0)
-    assert calls.alarm == f"the checkpoint store {PLACE} has not answered for 0 s: write a manifest of 'words'"
+    assert calls.alarm == f"the checkpoint store {PLACE} has not answered for 0 s (pending call: manifest of 'words')"
     assert port.said == [Say(calls.alarm, level="error")]
     store.released.set()
     until_idle(calls)
@@ -115,7 +115,7 @@ def test_only_the_newest_manifest_waits(store: HangingStore) -> None:
 
 def test_a_submission_is_refused_after_the_timeout_and_leaves_no_lock(store: HangingStore) -> None:
     calls = Checkpointing(PLACE, (), FakePort(), timeout=0.05)
-    with pytest.raises(StoreUnreachable, match=r"has not answered for 0 s: look for checkpoints of 'words'\. Start"):
+    with pytest.raises(StoreUnreachable, match=r"\(pending call: search for checkpoints of 'words'\)\. Start"):
         calls.submission(graph(), resume=None)
     store.released.set()
     until_idle(calls)

@@ -23,7 +23,7 @@ from millrace.bench.faults.plan import KILL_DRIVER, TAKEOVER
 from millrace.bench.faults.soak import NAME, Stuck
 from millrace.bench.redis_server import redis_server
 from millrace.bench.stored_counts import stored_positions
-from millrace.config import CHECKPOINTS, GUARANTEE, HISTORY, WAVE_INTERVAL
+from millrace.config import CHECKPOINTS, GUARANTEE, HISTORY, RESIDENT, WAVE_INTERVAL
 from millrace.runtime.checkpoints.store import open_store
 
 KILLS, TAKEOVERS = 3, 2
@@ -162,7 +162,7 @@ def visible_bytes(output: Path) -> int:
 def _store(base: Path, engine: str) -> Iterator[tuple[str, str]]:
     """Yield the URL of a store, one without a lock if possible, and why there is none."""
     directory = str(base / "driver-checkpoints")
-    if engine != "resident":
+    if engine != RESIDENT:
         yield directory, "a store for batches is a file system, and its lock refuses a second driver"
         return
     with redis_server(base) as (client, missing):

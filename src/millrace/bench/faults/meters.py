@@ -10,8 +10,8 @@ from typing import Any
 
 
 class LongestGap:
-    """The longest time in which a number did not change. Call `look` repeatedly; the time between `pause` and `resume` does not
-    count."""
+    """The longest time in which a number did not change. Call `look` repeatedly; the time between `pause` and `unpause` does
+    not count."""
 
     def __init__(self) -> None:
         self.longest = 0.0

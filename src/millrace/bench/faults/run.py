@@ -26,14 +26,24 @@ from millrace.bench.faults.surroundings import TakenAway
 from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.results import keep
 from millrace.bench.topology_runs import end_run, resident_engine, start_run, window_rates
-from millrace.config import AT_LEAST_ONCE, BATCH_TUPLES, CHECKPOINTS, EXACTLY_ONCE, GUARANTEE, HISTORY, NODE_BY, WAVE_INTERVAL
+from millrace.config import (
+    AT_LEAST_ONCE,
+    BATCH_TUPLES,
+    CHECKPOINTS,
+    EXACTLY_ONCE,
+    GUARANTEE,
+    HISTORY,
+    MICROBATCH,
+    NODE_BY,
+    RESIDENT,
+    WAVE_INTERVAL,
+)
 from millrace.errors import MillraceError
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.workloads.wordcount import WORDS_PER_LINE
 
-RESIDENT, MICROBATCH = "resident", "microbatch"
 MASTERS = {RESIDENT: ("local-cluster[2,3,700]", 4), MICROBATCH: ("local-cluster[2,2,1024]", 2)}  # with their slots
 DRIVER_MASTERS = {RESIDENT: ("local[2]", 2), MICROBATCH: ("local[2]", 1)}
 SATURATION = {RESIDENT: Rule(warm_up=5.0, seconds=5.0, rounds=2), MICROBATCH: Rule(warm_up=15.0, seconds=10.0, rounds=2)}

@@ -29,7 +29,7 @@ from millrace.runtime.checkpoints.lock import Lock
 from millrace.runtime.checkpoints.resumption import Beginning
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
-from millrace.runtime.checkpoints.trial import begin_trial, check_shared, end_trial
+from millrace.runtime.checkpoints.trial import begin_trial, end_trial, raise_if_not_shared
 from millrace.runtime.wire import messages as wire
 from millrace.state.author import Author
 from millrace.state.checkpoint import Manifest
@@ -94,7 +94,7 @@ class Checkpointing:
         self._watch_calls()
         if now >= self._look_at and not self._looking and self._authors:
             self._looking, self._look_at = True, now + LOOK_SECONDS
-            self._thread.submit("look at the author", self._look)
+            self._thread.submit("check of the author", self._look)
 
     def _watch_calls(self) -> None:
         current, before = self._thread.current(), self.alarm
@@ -106,7 +106,7 @@ class Checkpointing:
             self._port.say(Say(f"the checkpoint store {shown_place(self.place)} answers again"))
 
     def _hangs(self, what: str, seconds: float) -> str:
-        return f"the checkpoint store {shown_place(self.place)} has not answered for {seconds:.0f} s: {what}"
+        return f"the checkpoint store {shown_place(self.place)} has not answered for {seconds:.0f} s (pending call: {what})"
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -115,28 +115,28 @@ class Checkpointing:
             queued = manifest.topology in self._manifests
             self._manifests[manifest.topology] = manifest, claim
         if not queued:
-            self._thread.submit(f"write a manifest of {manifest.topology!r}", self._write, manifest.topology)
+            self._thread.submit(f"manifest of {manifest.topology!r}", self._write, manifest.topology)
 
     def ended(self, topology: str) -> None:
         """Release the topology's lock for other masters, after all pending writes."""
-        self._thread.submit(f"release the lock of {topology!r}", self._unlock, topology)
+        self._thread.submit(f"release of the lock of {topology!r}", self._unlock, topology)
 
     def collect(self, topology: str, epoch: int) -> None:
         """Delete blobs that the newest checkpoints no longer need. Callable from any thread."""
-        self._thread.submit(f"delete old checkpoints of {topology!r}", self._collect, topology, epoch)
+        self._thread.submit(f"deletion of old checkpoints of {topology!r}", self._collect, topology, epoch)
 
     def sweep(self, topology: str, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> None:
         """Delete what abandoned waves have left, see `Checkpoints.sweep`."""
-        self._thread.submit(f"delete what abandoned waves of {topology!r} left", self._sweep, topology, epoch, wave, needed)
+        self._thread.submit(f"deletion of abandoned waves of {topology!r}", self._sweep, topology, epoch, wave, needed)
 
     def discard(self, topology: str, names: list[str]) -> None:
         """Delete names that nothing needs. Callable from any thread."""
-        self._thread.submit(f"delete old checkpoints of {topology!r}", self._discard, topology, names)
+        self._thread.submit(f"deletion of old checkpoints of {topology!r}", self._discard, topology, names)
 
     def lookup(self, topology: TopologyState, task: TaskId, group: int, state: str, key: Any) -> Future[dict[str, Any]]:
         """The value under a key as of the last committed batch, for a topology that runs in batches. Between two batches its
         tasks have the same value in memory."""
-        return self._thread.submit(f"read state of {topology.graph.name!r}", self._looked_up, topology, task, group, state, key)
+        return self._thread.submit(f"state of {topology.graph.name!r}", self._looked_up, topology, task, group, state, key)
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
@@ -152,15 +152,15 @@ class Checkpointing:
                                     "it without --resume")
             return Submitted(graph)
         try:
-            return self._awaited(f"look for checkpoints of {graph.name!r}", lambda: self._submission(graph, resume))
+            return self._awaited(f"search for checkpoints of {graph.name!r}", lambda: self._submission(graph, resume))
         except TimeoutError as hangs:
             self.refused(graph.name)  # it takes the lock if the store answers after all
             raise StoreUnreachable(str(hangs)) from None
 
-    def check_shared(self, ask: Callable[[str], Future[dict[int, str]]], nodes: Callable[[int], str]) -> None:
+    def try_store(self, ask: Callable[[str], Future[dict[int, str]]], nodes: Callable[[int], str]) -> None:
         """Raise `StoreNotShared` if workers do not share the store with the master. `ask` asks them to look for the mark with a
         token; `nodes` gives the node of a slot."""
-        token, what = uuid.uuid4().hex, "try whether workers share it"
+        token, what = uuid.uuid4().hex, "test files of the workers"
         answers: dict[int, str] = {}
         try:
             self._awaited(what, lambda: begin_trial(self._opened(), token))
@@ -171,8 +171,8 @@ class Checkpointing:
                 unseen = self._awaited(what, lambda: end_trial(self._opened(), token, joined))
         except TimeoutError as hangs:
             raise StoreUnreachable(str(hangs)) from None
-        answers |= {int(who): "the master does not see what it writes" for who in unseen}
-        check_shared(self.place, {f"worker {slot} on {nodes(slot)}": error for slot, error in answers.items() if error})
+        answers |= {int(who): "the driver does not find its test file" for who in unseen}
+        raise_if_not_shared(self.place, {f"worker {slot} on {nodes(slot)}": error for slot, error in answers.items() if error})
 
     def _awaited(self, what: str, work: Callable[[], T]) -> T:
         """Run the work on the checkpoints' thread and wait for it. Raises `TimeoutError` if the store does not answer."""
@@ -185,7 +185,7 @@ class Checkpointing:
     def refused(self, topology: str) -> None:
         """Release the lock of a topology that could not be started, unless it already runs here."""
         if topology not in self._running:
-            self._thread.submit(f"release the lock of {topology!r}", self._unlock, topology)
+            self._thread.submit(f"release of the lock of {topology!r}", self._unlock, topology)
 
     # -- on the checkpoints' thread ----------------------------------------------------------------------------------
 

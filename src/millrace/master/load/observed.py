@@ -86,13 +86,13 @@ class TopologyObserved:
         self.graph, self.since = graph, now
         self.tasks: dict[TaskId, TaskObserved] = {}
         self.errors: list[dict[str, Any]] = []
-        self.last_errors: dict[str, dict[str, Any]] = {}  # by component: one that always fails must not hide the others
+        self.last_error_of: dict[str, dict[str, Any]] = {}  # by component: one that always fails must not hide the others
         self._former: dict[int, TaskId] = {}  # tasks of earlier graphs: traffic to them still counts
 
     def note_error(self, error: dict[str, Any]) -> None:
         """Record an error that a worker reported."""
         self.errors = [*self.errors, error][-ERRORS_KEPT:]
-        self.last_errors[error["task"].partition("[")[0]] = error
+        self.last_error_of[error["task"].partition("[")[0]] = error
 
     def note_driver_error(self, component: str, text: str, stack: str = "") -> None:
         """Record an error of the component in code that ran in the driver."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from millrace.config import MICROBATCH, RESIDENT
 from millrace.connectors.tap import TAP_METRIC
 from millrace.control.feeding import FEED
 from millrace.control.topology_state import TopologyState
@@ -91,21 +92,20 @@ def _worker(master: Overview, slot: int) -> dict[str, Any]:
 def warnings_of(master: Overview) -> list[str]:
     """Conditions that last and that someone should look at."""
     calls = [f"worker {slot}: {call}" for slot, view in sorted(master.state.workers.items()) for call in view.warnings()]
-    stalled = [f"{name}: its spouts wait, because {topology.failed_waves} waves in a row have failed: {topology.troubled}"
-               for name, topology in master.state.topologies.items() if topology.stalled]
-    return [*filter(None, [master.store_alarm]), *stalled, *calls]
+    waiting = [f"{name}: its spouts wait, because {topology.failed_waves} waves in a row have failed: {topology.troubled}"
+               for name, topology in master.state.topologies.items() if topology.spouts_wait]
+    return [*filter(None, [master.store_alarm]), *waiting, *calls]
 
 
 def topology_status(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:
     seconds = time.monotonic() - observed.since
-    return {"name": state.graph.name, "engine": "microbatch" if state.batched else "resident", "status": state.status,
+    return {"name": state.graph.name, "engine": MICROBATCH if state.batched else RESIDENT, "status": state.status,
             "batches": (batches or BatchLog()).summary() if state.batched else None,
             "version": state.version, "uptime_seconds": round(seconds, 1), "tasks": len(state.places), "losses": state.losses,
             "components": [_component(state, observed, component.name, component.kind, component.par, seconds)
                            for component in state.graph.components],
-            "stalled": state.stalled, "failed_waves": state.failed_waves,
-            "metrics": _metrics(observed),
-            "last_errors": observed.errors[-5:]}
+            "spouts_wait": state.spouts_wait, "failed_waves": state.failed_waves,
+            "metrics": _metrics(observed)}
 
 
 def _metrics(observed: TopologyObserved) -> dict[str, dict[str, Any]]:
@@ -119,7 +119,7 @@ def _component(state: TopologyState, observed: TopologyObserved, name: str, kind
                seconds: float) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "kind": kind, "par": par}
     row.update({key: int(observed.total(name, key)) for key in SHOWN})
-    row["last_error"] = observed.last_errors.get(name)
+    row["last_error"] = observed.last_error_of.get(name)
     row["queue_length"] = sum(task.queue_length for key, task in observed.tasks.items() if key.component == name)
     for latency in LATENCIES:
         measured = percentiles(observed.latency(name, latency))

@@ -63,7 +63,7 @@ class WorkerPort:
         self.refused = self.malformed = 0
         self.patience = Patience(HEARTBEAT_TIMEOUT.of(settings), SILENCE_LIMIT.of(settings))
         self._ping_seconds: float = HEARTBEAT_INTERVAL.of(settings)
-        self._given_up: dict[int, Connection] = {}  # by slot: presumed dead although its process answered
+        self._presumed_dead: dict[int, Connection] = {}  # by slot: presumed dead although its process answered
         self._frame_limit: int = FRAME_LIMIT.of(settings)
         self._keys = keys
         self._ticked = time.monotonic()
@@ -185,9 +185,9 @@ class WorkerPort:
             return
         if hello.slot in self.connections:
             self._lose(hello.slot, "Spark restarted the slot")
-        given_up = self._given_up.pop(hello.slot, None)
-        if given_up is not None and given_up.generation == hello.former:
-            self.patience.spoke_again(time.monotonic() - given_up.heard)
+        returned = self._presumed_dead.pop(hello.slot, None)
+        if returned is not None and returned.generation == hello.former:
+            self.patience.spoke_again(time.monotonic() - returned.heard)
         same_host = bool(self._boot) and hello.boot == self._boot
         watch = PidWatch.open(hello.pid) if same_host else None
         welcome = self._handlers.admit()
@@ -211,7 +211,7 @@ class WorkerPort:
         if silence <= self.patience.limit(answers):
             return
         if answers:
-            self._given_up[slot] = connection
+            self._presumed_dead[slot] = connection
             self._lose(slot, f"no heartbeat for {silence:.1f} s, though its process answers on the network: its code holds the "
                              "interpreter lock")
         else:

@@ -1,7 +1,8 @@
 """Checkpoints in a directory of this host, or one that all hosts have mounted.
 
 A file is written under a temporary name, synced, and renamed; then the directory is synced too. A crash of the process or the
-machine leaves at most the unfinished file, which is removed after an hour. What is made here, only its user can read.
+machine leaves at most the unfinished file, which is removed after an hour. Files and directories are
+created readable by their user only.
 """
 
 from __future__ import annotations

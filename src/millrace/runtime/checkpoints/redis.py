@@ -6,8 +6,8 @@
                                             not depend on the number of other keys
 
 A hash is written under a temporary key, then renamed and added to the set in one script, which can also compare the content of
-another name, the guard. A large one is read in several steps;
-each also reads the `id`, so that a reader notices if the content was replaced meanwhile.
+another name, the guard. A large one is read in several steps; each also reads the `id`, so that a reader notices if the content
+was replaced meanwhile.
 """
 
 from __future__ import annotations

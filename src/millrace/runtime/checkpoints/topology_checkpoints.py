@@ -2,9 +2,9 @@
 
     <topology>/author       the driver that may commit: the one that took the topology over last
 
-A driver takes over by writing its name there, and only then looks for the newest manifest. A manifest counts, and sinks publish
-what it commits, only if `author` still named its driver while the manifest could be read (`CheckpointStore.write_if`). With A
-the earlier driver and B the later one:
+A driver takes over by writing its name there, and only then looks for the newest manifest. After it has written a manifest, a
+driver checks that `author` still names it; only then do sinks publish (`CheckpointStore.write_if`). With A the earlier driver
+and B the later one:
 
     A: write the manifest, then look at the author
     B: write the author,   then look for manifests

@@ -1,5 +1,5 @@
-"""Trial of a checkpoint store: do all processes see what the others write? The path of a directory does not tell whether all
-hosts share it, and `localhost` in a URL is another server on each of them."""
+"""Trial of a checkpoint store: each process writes a test file, a mark, that another must find. The path of a directory does
+not tell whether all hosts share it, and `localhost` in a URL is another server on each of them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def join_trial(store: CheckpointStore, token: str, who: str) -> str:
     """Look for the master's mark and leave one for the master; returns the reason why that is impossible, or nothing."""
     try:
         if store.read(mark_name(token, MASTER)) != token.encode():
-            return "it has something else there"
+            return "the driver's test file has other content"
         store.write(mark_name(token, who), [token.encode()])
     except CheckpointMissing:
-        return "it has its own"
+        return "the driver's test file is not there: another directory or server"
     except Exception as error:  # of any store
         return f"{type(error).__name__}: {error}"
     return ""
@@ -42,7 +42,7 @@ def end_trial(store: CheckpointStore, token: str, joined: Iterable[str]) -> set[
     return {names[name] for name in missing}
 
 
-def check_shared(place: str, refused: dict[str, str]) -> None:
+def raise_if_not_shared(place: str, refused: dict[str, str]) -> None:
     """Raise `StoreNotShared` if processes do not share the store. `refused`: the reason, by process."""
     if refused:
         reasons = "; ".join(f"{who}: {why}" for who, why in sorted(refused.items()))

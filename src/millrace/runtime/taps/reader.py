@@ -122,7 +122,7 @@ def read_range(address: TapAddress, wanted: TapRange,
     """Read all rows of a range, piece by piece, even if the task moves meanwhile. `find` returns the tap's present address, if
     it is known here: that of another master if the driver was restarted. Raises RowsGone."""
     number, wait = wanted.start, TapWait(f"{address.label}[{wanted.task}]", address.cluster, address.wait)
-    patience = ANSWER_SECONDS  # grows: a large row on a slow connection arrives all at once
+    answer_seconds = ANSWER_SECONDS  # grows: a large row on a slow connection arrives all at once
     links = TapLinks(address.keys)
     try:
         while number < wanted.stop:
@@ -134,12 +134,12 @@ def read_range(address: TapAddress, wanted: TapRange,
                 elif place.name != wanted.name:
                     return  # uncommitted rows of the previous incarnation are replayed under the new name
                 else:
-                    for rows in _pieces(links, place, address, wanted._replace(start=number), patience):
+                    for rows in _pieces(links, place, address, wanted._replace(start=number), answer_seconds):
                         yield rows
                         number += len(rows)
                         wait.found()
             except NoAnswer as error:
-                trouble, patience = str(error), min(2 * patience, LONGEST_ANSWER_SECONDS)
+                trouble, answer_seconds = str(error), min(2 * answer_seconds, LONGEST_ANSWER_SECONDS)
             except UnknownName as error:
                 if not address.exactly_once:
                     return  # the topology has ended, and uncommitted rows were not acked
@@ -150,16 +150,17 @@ def read_range(address: TapAddress, wanted: TapRange,
                 found = find() if trouble else None
                 if found is not None and found.master != address.master:
                     links.close()
-                    address, links, patience = replace(found, reader=address.reader), TapLinks(found.keys), ANSWER_SECONDS
+                    address, links, answer_seconds = replace(found, reader=address.reader), TapLinks(found.keys), ANSWER_SECONDS
     finally:
         links.close()
 
 
-def _pieces(links: TapLinks, place: TapPlace, address: TapAddress, wanted: TapRange, patience: float) -> Iterator[list[Any]]:
+def _pieces(links: TapLinks, place: TapPlace, address: TapAddress, wanted: TapRange,
+            answer_seconds: float) -> Iterator[list[Any]]:
     """Read pieces until there are no more rows for now."""
     number = wanted.start
     while number < wanted.stop:
-        piece = links.read(place, number, wanted.stop, address.reader, patience)
+        piece = links.read(place, number, wanted.stop, address.reader, answer_seconds)
         if piece is None:
             return
         first, rows = piece

@@ -38,5 +38,5 @@ class TapWait:
         if self._since is None:
             return
         if self._said:
-            log.warning("the reader of %s goes on after %.0f s", self._tap, time.monotonic() - self._since)
+            log.warning("the reader of %s continues after %.0f s", self._tap, time.monotonic() - self._since)
         self._since, self._said = None, False

@@ -77,7 +77,7 @@ class Output:
         if type(value) in SCALARS:
             return value
         if type(value) in EXTENDED:
-            return self._timed(value)
+            return self._extended_value(value)
         try:
             copied = through_the_wire([value])[0]
             if copied == value or not holds_extended(value):
@@ -89,7 +89,7 @@ class Output:
                                 f"which cannot be encoded ({error}). Emit str, int, float, bool, bytes, None, Decimal, dates "
                                 "and times, or lists and dicts of them.") from None
 
-    def _timed(self, value: Any) -> Any:
+    def _extended_value(self, value: Any) -> Any:
         """A decimal, a date or a time as it arrives: unchanged, except that a datetime with a zone is in UTC."""
         if type(value) is datetime and value.tzinfo is not None:
             return value.astimezone(UTC)

@@ -86,7 +86,7 @@ class Task:
         self.meters.custom[name] = value
 
     def report_error(self, error: BaseException, tup: Tuple | None) -> None:
-        """Count and record an error of user code. A Ctrl-C of the process is none, and passes through."""
+        """Count and record an error of user code. A Ctrl-C is not an error of user code: it is raised again."""
         spare_interrupts(error)
         self.meters.errors += 1
         self.worker.errors.add(self, error, traceback.format_exception(error), tup)

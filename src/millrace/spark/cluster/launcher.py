@@ -76,11 +76,11 @@ class SparkLauncher:
         conf = dict(self._context.getConf().getAll())
         cpus = int(conf.get("spark.task.cpus", "1"))
         expected = Expected.of(conf, parse_master(str(self._context.master)).executors)
-        patience: float = SPREAD_WAIT.of(self._setup.settings)
+        settle: float = SPREAD_WAIT.of(self._setup.settings)
         deadline = time.monotonic() + REGISTER_SECONDS
         while True:
             executors = self._placement.registered()
-            if (time.monotonic() >= deadline or all_registered(executors, self._slots, cpus, expected, time.time(), patience)
+            if (time.monotonic() >= deadline or all_registered(executors, self._slots, cpus, expected, time.time(), settle)
                     or self._stopped.wait(LOOK_SECONDS)):
                 self._hosts({executor.id: executor.host for executor in executors})
                 places = spread(self._slots, executors, cpus)

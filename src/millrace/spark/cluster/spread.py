@@ -43,12 +43,12 @@ class Expected:
 
 
 def all_registered(executors: Sequence[Executor], slots: int, cpus: int, expected: Expected, now: float,
-                   patience: float) -> bool:
+                   settle_seconds: float) -> bool:
     """True if no other executor is worth waiting for: all that are expected have come or, if that is not known, there is room
-    for all workers and no executor has come for `patience` seconds. `now`: seconds since the epoch."""
+    for all workers and no executor has come for `settle_seconds`. `now`: seconds since the epoch."""
     if expected.executors:
         return len(executors) >= expected.executors
     if expected.cores and sum(executor.cores for executor in executors) >= expected.cores:
         return True
     room = sum(max(0, executor.cores // cpus - executor.busy) for executor in executors)
-    return room >= slots and now - max(executor.added for executor in executors) >= patience
+    return room >= slots and now - max(executor.added for executor in executors) >= settle_seconds

@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store
-from millrace.runtime.checkpoints.trial import begin_trial, check_shared, end_trial, join_trial
+from millrace.runtime.checkpoints.trial import begin_trial, end_trial, join_trial, raise_if_not_shared
 from millrace.runtime.wire import messages as wire
 from millrace.spark.cluster.identity import executor_id, read_to_end
 from millrace.spark.cluster.placement import Executor, Placement
@@ -26,10 +26,10 @@ def check_store(placement: Placement, executors: Sequence[Executor], store: Chec
         joined = dict(map(_answer.decode, placement.collect(placement.python(placed, partial(join_here, place, token)))))
     finally:
         unseen = end_trial(store, token, [executor for executor, error in joined.items() if not error])
-    joined |= dict.fromkeys(unseen, "the driver does not see what it writes")
+    joined |= dict.fromkeys(unseen, "the driver does not find its test file")
     hosts = {executor.id: executor.host for executor in executors}
-    check_shared(place, {f"executor {executor} on {hosts.get(executor, 'another host')}": error
-                         for executor, error in joined.items() if error})
+    raise_if_not_shared(place, {f"executor {executor} on {hosts.get(executor, 'another host')}": error
+                                for executor, error in joined.items() if error})
 
 
 def join_here(place: str, token: str, index: int, records: Iterable[bytes]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Encryption between hosts: the settings that make Spark encrypt, and what would travel in clear.
+"""Encryption between hosts: the settings that make Spark encrypt, and the check that nothing is sent unencrypted.
 
 The workers' CURVE keys travel with the Spark job, so connections between workers are as secret as Spark's own.
 """
@@ -24,7 +24,7 @@ ENCRYPTED = {
     CRYPTO: "true",
     "spark.network.crypto.authEngineVersion": "2",
     "spark.network.crypto.cipher": "AES/GCM/NoPadding",  # Spark's default does not notice changed bytes
-    "spark.network.crypto.saslFallback": "false",  # else a peer could ask for a connection in clear
+    "spark.network.crypto.saslFallback": "false",  # else a peer could ask for an unencrypted connection
     ON_DISK: "true",
 }
 OTHER_CIPHERS = ("spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption")  # Spark's other ways to encrypt
@@ -39,45 +39,50 @@ def encryption_settings(master: MasterUrl, extra: Mapping[str, str]) -> dict[str
 
 
 def check_encryption(conf: Mapping[str, str], master: MasterUrl, required: bool) -> list[str]:
-    """Messages about connections of a running session that are not encrypted; `conf`: its settings. Raises `NotEncrypted`
-    instead if encryption is `required`."""
-    in_clear = _spark_in_clear(conf, master)
+    """Messages about what a running session does not encrypt; `conf`: its settings. Raises `NotEncrypted` instead if encryption
+    is `required`."""
+    unencrypted = _unencrypted_in_spark(conf, master)
     if required:
-        _refuse(in_clear)
-    return in_clear
+        _refuse(unencrypted)
+    return unencrypted
 
 
 def check_stores(settings: Mapping[str, Any]) -> None:
     """Raise `NotEncrypted` for stores on other hosts without TLS. Only if encryption is required: many are on a private
     network."""
-    _refuse(_stores_in_clear(settings))
+    _refuse(_unencrypted_stores(settings))
 
 
-def _refuse(in_clear: list[str]) -> None:
-    if in_clear:
-        raise NotEncrypted("encryption is required, and not everything is encrypted. " + " ".join(in_clear))
+def _refuse(unencrypted: list[str]) -> None:
+    if unencrypted:
+        raise NotEncrypted("encryption is required, and not everything is encrypted. " + " ".join(unencrypted))
 
 
-def _spark_in_clear(conf: Mapping[str, str], master: MasterUrl) -> list[str]:
+def _unencrypted_in_spark(conf: Mapping[str, str], master: MasterUrl) -> list[str]:
     def is_on(key: str) -> bool:
         return str(conf.get(key, "false")).strip().lower() == "true"
 
-    missing = [key for key in (AUTHENTICATE, CRYPTO, ON_DISK) if not is_on(key)
-               and not (key == CRYPTO and any(map(is_on, OTHER_CIPHERS)))]
-    if master.on_loopback or not missing:
+    between_hosts = [key for key in (AUTHENTICATE, CRYPTO) if not is_on(key)
+                     and not (key == CRYPTO and any(map(is_on, OTHER_CIPHERS)))]
+    problems = []
+    if between_hosts:
+        problems.append("Spark's connections between hosts are not protected, and they carry the workers' keys: the session "
+                        f"has no {' and no '.join(f'{key}=true' for key in between_hosts)}.")
+    if not is_on(ON_DISK):
+        problems.append(f"Spark writes shuffle data to local disks unencrypted: the session has no {ON_DISK}=true.")
+    if master.on_loopback or not problems:
         return []
-    text = (f"Spark's connections between hosts are not protected, and they carry the workers' keys: the session has no "
-            f"{' and no '.join(f'{key}=true' for key in missing)}.")
-    if master.kind == "spark":
+    text = " ".join(problems)
+    if between_hosts and master.kind == "spark":
         text += (f" Give this standalone cluster a secret, in the spark-defaults.conf of its master and workers together with "
                  f"{' '.join(f'{key}={value}' for key, value in ENCRYPTED.items())}, and pass it here with "
                  f"--set {SECRET}=env:NAME or --set {SECRET}=@FILE, in Python with spark_settings={{...}}")
     else:
-        text += " Create the session with them, or let Millrace create it"
+        text += " Create the session with encryption, or let Millrace create it"
     return [f"{text} ({SEE})."]
 
 
-def _stores_in_clear(settings: Mapping[str, Any]) -> list[str]:
+def _unencrypted_stores(settings: Mapping[str, Any]) -> list[str]:
     problems = []
     checkpoints, plans = str(CHECKPOINTS.of(settings) or ""), str(COORDINATION.of(settings))
     if checkpoints.startswith("redis://") and not _on_loopback(checkpoints):

@@ -30,7 +30,7 @@ def test_addresses_are_not_shown_as_metrics() -> None:
 def test_warnings_name_the_store_topologies_that_wait_and_long_calls() -> None:
     waits = TopologyState(1, GRAPH)
     waits.waves = Waves(1.0, 1.0, failed=2)
-    waits.stalled, waits.troubled = True, "no space left"
+    waits.spouts_wait, waits.troubled = True, "no space left"
     worker = WorkerView(WorkerAddress(0, 1, "host", "boot", "", ""), "", Node("host", 1, 1000.0, 1024))
     worker.long_calls = (LongCall("process of out[0] of 't' (out.py:7)", 61.2), LongCall("tick of out[0]", 9.0))
     state: Any = SimpleNamespace(workers={0: worker}, topologies={"t": waits})

@@ -35,7 +35,7 @@ def test_settings_for_long_lived_tasks() -> None:
     assert int(settings["spark.task.maxFailures"]) > 100_000
     assert settings["spark.excludeOnFailure.enabled"] == "false"
     assert settings["spark.dynamicAllocation.enabled"] == "false"
-    assert settings["spark.locality.wait"] == "1s"
+    assert settings["spark.locality.wait"] == "3s"
     assert settings["spark.executorEnv.PYTHONHASHSEED"] == "0"
 
 
