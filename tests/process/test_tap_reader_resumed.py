@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,19 @@ class Reader:
         return expected - {row[0] for row in self.rows} - {row[1:] for row in self.rows}
 
 
-def first_rows(driver: TapDriver) -> Reader:
-    """A reader that has read some rows."""
-    driver.submitted(SECONDS)
-    reader = Reader(driver.name)
-    reader.read_until_nothing_is(lambda: range(len(reader.rows), 20))
-    return reader
+@pytest.fixture
+def first_rows() -> Iterator[Callable[[TapDriver], Reader]]:
+    """Makes readers that have read some rows. They are stopped even if the test fails: the next test would wait forever for
+    the garbage collection of their sockets."""
+    with ExitStack() as stack:
+        def make(driver: TapDriver) -> Reader:
+            driver.submitted(SECONDS)
+            reader = Reader(driver.name)
+            stack.callback(reader.source.stop)
+            reader.read_until_nothing_is(lambda: range(len(reader.rows), 20))
+            return reader
+
+        yield make
 
 
 def numbers_of_last_wave(store: Path) -> int:
@@ -103,7 +111,8 @@ def assert_exactly_once(reader: Reader, number: int) -> None:
     assert set(Counter((word, count) for _, word, count in reader.rows).values()) == {1}
 
 
-def test_between_two_batches(start: Callable[..., TapDriver], tmp_path: Path) -> None:
+def test_between_two_batches(start: Callable[..., TapDriver], first_rows: Callable[[TapDriver], Reader],
+                             tmp_path: Path) -> None:
     first = start()
     reader = first_rows(first)
     first.kill()
@@ -113,7 +122,8 @@ def test_between_two_batches(start: Callable[..., TapDriver], tmp_path: Path) ->
     assert_exactly_once(reader, before + MORE)
 
 
-def test_in_the_middle_of_a_batch(start: Callable[..., TapDriver], tmp_path: Path) -> None:
+def test_in_the_middle_of_a_batch(start: Callable[..., TapDriver], first_rows: Callable[[TapDriver], Reader],
+                                  tmp_path: Path) -> None:
     first = start()
     reader = first_rows(first)
     end = reader.new_rows()
@@ -125,7 +135,8 @@ def test_in_the_middle_of_a_batch(start: Callable[..., TapDriver], tmp_path: Pat
 
 
 def test_a_reader_says_for_which_cluster_it_waits_and_gives_up_at_its_limit(
-        start: Callable[..., TapDriver], caplog: pytest.LogCaptureFixture) -> None:
+        start: Callable[..., TapDriver], first_rows: Callable[[TapDriver], Reader],
+        caplog: pytest.LogCaptureFixture) -> None:
     first = start()
     reader = first_rows(first)
     first.kill()
