@@ -12,7 +12,7 @@ import pytest
 
 from millrace.errors import NotTheAuthor
 from millrace.model.graph import TopologyGraph
-from millrace.runtime.checkpoints.resumption import Beginning
+from millrace.runtime.checkpoints.resumption import StartOnStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.state.checkpoint import Manifest
 from millrace.testing.local_cluster import MemoryStore
@@ -116,7 +116,7 @@ def manifest(wave: int, epoch: int) -> Manifest:
 def start(store: MemoryStore | SteppedStore, run: str) -> tuple[Checkpoints, Manifest | None, int]:
     """Take over, and resume from the newest wave. Returns that, and the first epoch."""
     checkpoints = Checkpoints(store, "t")
-    event = Beginning(GRAPH, checkpoints, "store", run).submission(resume=True)
+    event = StartOnStore(GRAPH, checkpoints, "store", run).submission(resume=True)
     return checkpoints, event.checkpoint, event.after[0] + 1
 
 
@@ -132,7 +132,7 @@ def resume(store: MemoryStore | SteppedStore, run: str) -> Manifest:
 def run_first(store: MemoryStore) -> tuple[Checkpoints, int]:
     """The first driver, which has committed and published wave 1."""
     checkpoints = Checkpoints(store, "t")
-    epoch = Beginning(GRAPH, checkpoints, "store", "first").submission(None).after[0] + 1
+    epoch = StartOnStore(GRAPH, checkpoints, "store", "first").submission(None).after[0] + 1
     checkpoints.commit(manifest(1, epoch))
     return checkpoints, epoch
 

@@ -35,7 +35,7 @@ from millrace.microbatch.host import Out, TopologyHost
 from millrace.microbatch.work import Attempt, BatchWork, PartitionReport, check_single_run, read_report
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import initial_key_groups, rescaled_key_groups
-from millrace.runtime.checkpoints.resumption import Beginning
+from millrace.runtime.checkpoints.resumption import StartOnStore
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import KEPT, Checkpoints
 from millrace.runtime.clock import Clock
@@ -82,7 +82,7 @@ class LocalBatches(BatchDriver):
                            for component in graph.bolts if component.keyed}
         self.version = 1
         self.checkpoints = Checkpoints(open_store(store), graph.name)
-        began = Beginning(graph, self.checkpoints, store, self.setup.cluster).submission(resume)
+        began = StartOnStore(graph, self.checkpoints, store, self.setup.cluster).submission(resume)
         self.earlier = began.earlier
         epochs = itertools.count(began.after[0] + 1)
         start = start_from(began.checkpoint, next(epochs))

@@ -49,7 +49,7 @@ from millrace.model.graph import TaskId, TopologyGraph, graph_of
 from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.checkpoints.guarded import write_and_look
 from millrace.runtime.checkpoints.local_copies import LocalCopies
-from millrace.runtime.checkpoints.resumption import Beginning
+from millrace.runtime.checkpoints.resumption import StartOnStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.tasks.snapshots import StoreThread
@@ -196,7 +196,7 @@ class LocalCluster:
             self.tell(Submitted(graph))
             return graph
         checkpoints = Checkpoints(self.store, graph.name)
-        event = Beginning(graph, checkpoints, "the store", uuid.uuid4().hex).submission(resume)
+        event = StartOnStore(graph, checkpoints, "the store", uuid.uuid4().hex).submission(resume)
         self._checkpoints[graph.name] = checkpoints
         self.tell(event)
         return graph

@@ -26,7 +26,7 @@ from millrace.master.state_home import state_home
 from millrace.model.graph import TaskId, TopologyGraph, resolve
 from millrace.redaction import shown_place
 from millrace.runtime.checkpoints.lock import Lock
-from millrace.runtime.checkpoints.resumption import Beginning
+from millrace.runtime.checkpoints.resumption import StartOnStore
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.checkpoints.trial import begin_trial, end_trial, raise_if_not_shared
@@ -215,8 +215,8 @@ class Checkpointing:
             lock.close()
 
     def _resumption(self, graph: TopologyGraph, checkpoints: Checkpoints, resume: Resume) -> Submitted:
-        beginning = Beginning(graph, checkpoints, shown_place(self.place), uuid.uuid4().hex, self.least_epoch)
-        event = beginning.submission(resume)
+        start = StartOnStore(graph, checkpoints, shown_place(self.place), uuid.uuid4().hex, self.least_epoch)
+        event = start.submission(resume)
         assert checkpoints.author is not None
         self._authors[graph.name] = checkpoints.author
         return event

@@ -16,8 +16,8 @@ from millrace.state.checkpoint import Manifest, check_fit
 log = logging.getLogger(__name__)
 
 
-class Beginning(NamedTuple):
-    """A driver that is about to start the topology. `place`: the store, for messages; `run`, `least`: see
+class StartOnStore(NamedTuple):
+    """The start of a topology by this driver. `place`: the store, for messages; `run`, `least`: see
     `Checkpoints.take_over`."""
 
     graph: TopologyGraph
@@ -33,22 +33,22 @@ class Beginning(NamedTuple):
         before = self.checkpoints.current_author()
         choice: Resume = False
         if resume is not False:  # a fresh start is never refused
-            choice, _ = self._found(resume, before)
+            choice, _ = self._choice_and_checkpoint(resume, before)
         author = self.checkpoints.take_over(self.run, not choice, self.least)
-        choice, manifest = self._found(resume, before)
+        choice, manifest = self._choice_and_checkpoint(resume, before)
         after = author.epoch, self.checkpoints.newest()[1]
         if choice:
             return Submitted(self.graph, manifest, after)
         return Submitted(self.graph, None, after, earlier=(manifest.wave, manifest.wave_epoch) if manifest else (0, 0))
 
-    def _found(self, resume: Resume, before: Author | None) -> tuple[Resume, Manifest | None]:
+    def _choice_and_checkpoint(self, resume: Resume, before: Author | None) -> tuple[Resume, Manifest | None]:
         """The choice that was made, and the checkpoint to resume from; for a fresh start, the last one of the run that it
         replaces."""
         begun = before is not None and self.checkpoints.replaces_nothing_yet(before)
         upto = before.epoch - 1 if before is not None and begun else None
         if resume is False or (resume == AUTO and begun):
             return False, self._replaced(upto)
-        manifest, is_newest = self.checkpoints.found(upto)
+        manifest, is_newest = self.checkpoints.newest_usable(upto)
         if begun:
             check_begun(resume, manifest, before.at if before is not None else 0.0, self.place)
         choice = chosen(resume, manifest)

@@ -129,9 +129,9 @@ class Checkpoints:
     def latest(self, upto: int | None = None) -> Manifest | None:
         """The newest usable manifest; None if none was ever committed. Raises `CorruptCheckpoint` if all are damaged: starting
         without state is then for the operator to decide. `upto`: ignore later epochs."""
-        return self.found(upto)[0]
+        return self.newest_usable(upto)[0]
 
-    def found(self, upto: int | None = None) -> tuple[Manifest | None, bool]:
+    def newest_usable(self, upto: int | None = None) -> tuple[Manifest | None, bool]:
         """The result of `latest`, and True if no other manifest, usable or not, is newer."""
         names = _of_epochs(self._names(), upto)
         manifest = next(self._usable(names), None)

@@ -63,13 +63,13 @@ class TapOptions:
     def label(self) -> str:
         return f"{self.topology}.{self.stream}"
 
-    def find(self, seconds: float = FIRST_SECONDS) -> FoundTap:
+    def find(self, seconds: float = FIRST_SECONDS) -> TapInfo:
         """Find the tap; `seconds`: limit for the master's answer."""
         self.cluster = self.cluster or cluster_running(self.topology)
         return find_tap(self.cluster, self.topology, self.stream, self.wait, seconds)
 
 
-class FoundTap(NamedTuple):
+class TapInfo(NamedTuple):
     """A tap's address, the current places of its tasks, and its fields."""
 
     address: TapAddress
@@ -77,12 +77,12 @@ class FoundTap(NamedTuple):
     fields: list[str]
 
 
-def find_tap(cluster: str, topology: str, stream: str, wait: float, seconds: float) -> FoundTap:
+def find_tap(cluster: str, topology: str, stream: str, wait: float, seconds: float) -> TapInfo:
     """Ask the master that the cluster of this name has now."""
     tap = ask(cluster, "taps", seconds=seconds, topology=topology, component=stream)
     address = TapAddress(tap["master"], Keys(tap["public"], tap["secret"]), topology, stream, tap["exactly_once"],
                          cluster=cluster, wait=wait)
-    return FoundTap(address, {int(task): as_place(place) for task, place in tap["places"].items()}, tap["fields"])
+    return TapInfo(address, {int(task): as_place(place) for task, place in tap["places"].items()}, tap["fields"])
 
 
 def _seconds(text: str | None) -> float:
@@ -159,7 +159,7 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._schema = options, schema
         self._reader = f"{time.time_ns():020}-{uuid.uuid4().hex}"  # a tap has one reader, the newest
         self._links: TapLinks | None = None
-        self._found: FoundTap | None = None  # as of the last look
+        self._tap_info: TapInfo | None = None  # as of the last look
         self._wait: TapWait | None = None
         self._target: Offset | None = None
         self._checked = False  # whether the first rows were checked against the schema
@@ -184,8 +184,8 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ranges to read. If the cluster is gone, executors look for it and wait."""
         wanted = ranges_between(start, end)
         seen = self._look({})
-        assert self._found is not None
-        address, places, fields = self._found
+        assert self._tap_info is not None
+        address, places, fields = self._tap_info
         indexes = self._indexes(fields)
         if taken := taken_by_another(wanted, seen):
             raise RowsGone(taken, self._options.label)
@@ -215,10 +215,10 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._find():
             time.sleep(RETRY_SECONDS)
             return {}
-        assert self._found is not None and self._links is not None
-        self._indexes(self._found.fields)
+        assert self._tap_info is not None and self._links is not None
+        self._indexes(self._tap_info.fields)
         try:
-            return look_at(self._links, self._found.places, committed, self._reader)
+            return look_at(self._links, self._tap_info.places, committed, self._reader)
         except HasAnotherReader as error:
             raise MillraceError(f"{self._options.label} cannot be read: {error}. A tap has one reader: give each query its "
                                 "own Tap, or stop the other") from None
@@ -226,20 +226,20 @@ class TapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _find(self) -> bool:
         """Find the tap. False if it is gone and may come back; an error if it has never been there."""
         try:
-            found = self._options.find() if self._found is None else self._options.find(AGAIN_SECONDS)
+            found = self._options.find() if self._tap_info is None else self._options.find(AGAIN_SECONDS)
         except (MasterUnreachable, UnknownName, UnknownTopology) as error:
-            if self._found is None:
+            if self._tap_info is None:
                 raise
-            self._wait = self._wait or TapWait(self._options.label, self._found.address.cluster, self._options.wait)
+            self._wait = self._wait or TapWait(self._options.label, self._tap_info.address.cluster, self._options.wait)
             self._wait.missed(str(error))
             return False
         if self._wait is not None:
             self._wait.found()
-        if self._found is None or self._found.address != found.address:  # a restarted master has other keys
+        if self._tap_info is None or self._tap_info.address != found.address:  # a restarted master has other keys
             self.stop()
         if self._links is None:
             self._links = TapLinks(found.address.keys)
-        self._found = found
+        self._tap_info = found
         return True
 
     def _indexes(self, fields: list[str]) -> list[int]:
