@@ -13,11 +13,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from millrace.control.events import Paused, Submitted, Unpaused, WaveRequested
+from millrace.control.submission import Resume
 from millrace.control.waves import IDLE
-from millrace.errors import RowsLost, StoreUnreachable, TopologyError
+from millrace.errors import CorruptCheckpoint, RowsLost, StoreUnreachable, TopologyError
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.wire import messages as wire
+from millrace.schedulers.base import SchedulingResult
 from millrace.state.checkpoint import manifest_names
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
 from support.cluster import wave_parts as parts
@@ -422,19 +424,102 @@ def test_a_fresh_run_that_committed_a_wave_is_resumed() -> None:
     assert again.master.topologies["exact"].checkpoint == begun.master.topologies["exact"].checkpoint
 
 
-def test_a_fresh_run_that_rolled_back_before_its_first_commit_replaces_nothing() -> None:
-    """Its roll-back leaves a manifest without a wave in the store."""
-    store = MemoryStore()
-    until_wave(start(store=store), 3)
+def rolled_back_fresh_run(store: MemoryStore) -> None:
+    """A fresh run that stops before its first commit, and after a roll-back: that leaves a manifest without a wave."""
     hasty = start(store=store, resume=False)
     hasty.run(0.02)
     hasty.kill(1)
     hasty.run_until(lambda: len(manifest_names(store.names("exact/"))) > 2)
     assert waves(hasty).committed == 0
+
+
+def test_a_fresh_run_that_rolled_back_before_its_first_commit_replaces_nothing() -> None:
+    store = MemoryStore()
+    until_wave(start(store=store), 3)
+    rolled_back_fresh_run(store)
     with pytest.raises(TopologyError, match="--resume older"):
         start(store=store, resume=True)
     finish(start(store=store, resume="older"))
     assert_exact()
+
+
+def test_auto_continues_the_run_that_a_refused_fresh_start_was_to_replace() -> None:
+    store = MemoryStore()
+    until_wave(start(store=store), 3)
+    before = dict(store.blobs)
+    with pytest.raises(TopologyError, match="plain cannot be read again"):
+        LocalCluster(3, store=store).submit(NotReplayable, name="exact", resume=False)
+    assert store.blobs == before
+    again = start(store=store, resume="auto")
+    checkpoint = again.master.topologies["exact"].checkpoint
+    assert checkpoint is not None and checkpoint.wave == 3
+    finish(again)
+    assert_exact()
+
+
+@pytest.mark.parametrize("resume", [True, False, "auto"])
+def test_a_refused_start_leaves_a_running_driver_alone(resume: Resume) -> None:
+    store = MemoryStore()
+    running = start(store=store)
+    until_wave(running, 1)
+    with pytest.raises(TopologyError, match=r"topology\.message\.timeout\.secs"):
+        start(store=store, resume=resume, **{"topology.message.timeout.secs": "soon"})
+    parts.Numbers.clock = staticmethod(running.clock.now)
+    finish(running)
+    assert_exact()
+
+
+class BrokenScheduler:
+    def schedule(self, *question: Any) -> SchedulingResult:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["the first run", "an earlier run"])
+def test_a_start_that_fails_after_the_takeover_gives_the_topology_back(earlier: bool) -> None:
+    store = MemoryStore()
+    if earlier:
+        until_wave(start(store=store), 3)
+    before = dict(store.blobs)
+    with pytest.raises(ZeroDivisionError):
+        LocalCluster(3, scheduler=BrokenScheduler(), store=store).submit(Exact, resume=False)
+    assert store.blobs == before
+
+
+def test_a_run_is_resumed_past_the_fresh_one_that_it_was_chosen_over() -> None:
+    """The fresh run has left a manifest without a wave, and the driver that was to continue the older run died first."""
+    store = MemoryStore()
+    until_wave(start(store=store), 3)
+    rolled_back_fresh_run(store)
+    start(store=store, workers=0, resume="older")  # waits for a slot until it is killed
+    again = start(store=store, resume=True)
+    checkpoint = again.master.topologies["exact"].checkpoint
+    assert checkpoint is not None and checkpoint.wave == 3
+    finish(again)
+    assert_exact()
+
+
+def test_the_older_run_is_the_one_that_has_committed() -> None:
+    """Two fresh runs in a row committed nothing; the first has left a manifest without a wave."""
+    store = MemoryStore()
+    until_wave(start(store=store), 3)
+    rolled_back_fresh_run(store)
+    start(store=store, workers=0, resume="auto")
+    with pytest.raises(TopologyError, match=r"up to wave 3.*--resume older"):
+        start(store=store, resume=True)
+    finish(start(store=store, resume="older"))
+    assert_exact()
+
+
+def test_damaged_waves_are_not_replaced_by_a_manifest_without_a_wave() -> None:
+    store = MemoryStore()
+    until_wave(start(store=store), 3)
+    committed = manifest_names(store.names("exact/"))
+    rolled_back_fresh_run(store)
+    start(store=store, workers=0, resume="older")
+    for name in committed:
+        store.blobs[name] = b"torn"
+    with pytest.raises(CorruptCheckpoint, match="none can be used"):
+        start(store=store, resume=True)
 
 
 def test_a_fresh_run_publishes_what_the_earlier_one_committed() -> None:

@@ -20,7 +20,8 @@ from millrace.api.spout import ReplayableSpout
 from millrace.api.topology import Topology
 from millrace.cli.dashboard import batch_lines
 from millrace.cli.main import main
-from millrace.control.events import Killed
+from millrace.control.events import Killed, Submitted
+from millrace.control.submission import Resume
 from millrace.control.topology_status import RUNNING, STOPPING
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.master.batch_log import BatchRecord
@@ -89,6 +90,10 @@ def words() -> TopologyGraph:
     return replace(graph_of(Words, "words", config), batched=True)
 
 
+def taken_over(master: Master, resume: Resume, graph: TopologyGraph | None = None) -> Submitted:
+    return master.checkpointing.take_over(master.checkpointing.attempt(graph or words(), resume))
+
+
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[Master]:
     """A master with two executors and a topology that runs in batches."""
@@ -98,7 +103,7 @@ def master(tmp_path: Path) -> Iterator[Master]:
     try:
         made.enlist(0, NODE, "e0")
         made.enlist(1, NODE, "e1")
-        made.submit_batched(made.checkpointing.submission(words(), resume=False))
+        made.submit_batched(taken_over(made, resume=False))
         yield made
     finally:
         made.stop()
@@ -222,7 +227,7 @@ def test_the_delay_of_a_kill_ends_with_its_topology(master: Master) -> None:
     delayed: list[Killed] = []
     master.call(lambda: master.delay_kill("words", delayed.append))
     master.finish("words")
-    master.submit_batched(master.checkpointing.submission(words(), resume=False))
+    master.submit_batched(taken_over(master, resume=False))
     master.kill("words")
     assert not delayed and master.state.topologies["words"].status == STOPPING
 
@@ -241,7 +246,7 @@ def test_it_resumes_from_its_last_batch(master: Master) -> None:
     manifest = committed(master, 3, {"a": 1})
     master.committed("words", manifest)
     master.finish("words")
-    event = master.checkpointing.submission(words(), resume=True)
+    event = taken_over(master, resume=True)
     assert event.checkpoint == manifest and event.after == (manifest.epoch + STEP, 3)
     master.submit_batched(event)
     assert master.state.topologies["words"].positions == {LINES: 30}
@@ -252,7 +257,7 @@ def test_a_refused_submission_releases_the_lock(master: Master) -> None:
     wrong = graph_of(Words, "wrong", {"topology.guarantee": "exactly-once", "topology.message.timeout.secs": "soon"})
     with pytest.raises(MillraceError, match="soon"):
         master.submit(wrong)
-    master.checkpointing.submission(replace(wrong, name="another"), resume=False)  # earlier requests are done by then
+    taken_over(master, False, replace(wrong, name="another"))  # earlier requests are done by then
     other = open_store(master.checkpointing.place)
     lock = other.lock("wrong")
     assert lock is not None

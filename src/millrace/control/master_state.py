@@ -42,7 +42,7 @@ from millrace.control.plan_changes import PlanChanges
 from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import ENDED, PAUSED, RUNNING, STARTING, STOPPING, WAITING
-from millrace.control.wave_control import WaveControl
+from millrace.control.wave_control import WaveControl, check_read
 from millrace.control.waves import MOST_TIMEOUTS
 from millrace.control.wording import tasks_named, workers_named
 from millrace.control.workers import WorkerView, agents_of, cluster_from
@@ -230,11 +230,18 @@ class MasterState:
 
     # -- topologies --------------------------------------------------------------------------------------------------
 
+    def check(self, event: Submitted) -> None:
+        """Raise `TopologyError` if the topology cannot be started."""
+        check_not_running(event.graph.name, self.topologies)
+        check_settings(event.graph)
+        check_guarantee(event.graph)
+        if event.checkpoint is not None:
+            check_fit(event.checkpoint, event.graph)
+            check_read(event.checkpoint, event)
+
     def _submitted(self, event: Submitted) -> list[Command]:
+        self.check(event)
         graph = event.graph
-        check_not_running(graph.name, self.topologies)
-        check_settings(graph)
-        check_guarantee(graph)
         self._numbers += 1
         graph = replace(graph, ackers=ackers_for(graph, max(1, len(self.workers))))
         topology = TopologyState(self._numbers, graph, earlier=event.earlier)
@@ -320,7 +327,6 @@ class MasterState:
         """Set up a topology that runs in batches. Each batch is a wave; epochs rise from run to run as for other waves, so
         that no name in the store is used twice."""
         if event.checkpoint is not None:
-            check_fit(event.checkpoint, event.graph)
             topology.positions = event.checkpoint.positions()
             topology.key_groups = owners_in(event.checkpoint, event.graph)
         topology.epoch, topology.checkpoint = max(self.author, event.after[0]) + 1, event.checkpoint

@@ -50,7 +50,7 @@ from millrace.control.wording import tasks_named
 from millrace.control.workers import WorkerView
 from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
-from millrace.state.checkpoint import Manifest, TaskRecord, check_fit
+from millrace.state.checkpoint import Manifest, TaskRecord
 
 FIRST_HOLD, LAST_HOLD = 0.5, 30.0  # seconds before spouts continue: after the second failure in short succession, and at most
 REPORTED_AT = {10**power for power in range(9)}  # repeats of a trouble that are reported
@@ -91,9 +91,6 @@ class WaveControl:
         """Set up a topology that takes waves. Epochs and waves are numbered after those in the store, so that no name is used
         twice. A master's author number is a time: epochs rise from run to run even if the store was emptied."""
         graph, checkpoint = event.graph, event.checkpoint
-        if checkpoint is not None:
-            check_fit(checkpoint, graph)
-            _check_read(checkpoint, event)
         topology.epoch, topology.checkpoint = max(self._master.author, event.after[0]), checkpoint
         topology.offsets = event.offsets
         committed = (checkpoint.wave, checkpoint.wave_epoch) if checkpoint is not None else (0, 0)
@@ -321,7 +318,7 @@ class WaveControl:
         return reports + self._carry_out(topology, waves.restore(tasks, topology.epoch, claim, self.now))
 
 
-def _check_read(checkpoint: Manifest, event: Submitted) -> None:
+def check_read(checkpoint: Manifest, event: Submitted) -> None:
     """Raise `TopologyError` if a DataFrame would be read from the beginning again on top of resumed state."""
     if event.offsets and checkpoint.of_batches:
         fed = ", ".join(component.name for component in event.graph.spouts if component.dataframe)

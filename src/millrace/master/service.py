@@ -189,15 +189,21 @@ class Master:
 
     def submit(self, graph: TopologyGraph, resume: Resume = None, offsets: str = "") -> bool:
         """Start a topology. `offsets`: as in `Submitted`. Returns True if it resumes from a checkpoint."""
-        event = replace(self.checkpointing.submission(graph, resume), offsets=offsets)
+        attempt = self.checkpointing.attempt(graph, resume)
         try:
+            self.check(replace(attempt.outlook, offsets=offsets))
             if graph.waves and self.connections:
                 self.checkpointing.try_store(lambda token: self.call(lambda: self.trials.begin(token)), self._node_of)
+            event = replace(self.checkpointing.take_over(attempt), offsets=offsets)
             self.call(lambda: self._submit(event))
         except BaseException:
-            self.checkpointing.refused(graph.name)
+            self.checkpointing.refused(attempt)
             raise
         return event.checkpoint is not None
+
+    def check(self, event: Submitted) -> None:
+        """Raise an error if the topology cannot be started."""
+        self.call(lambda: self._check(event))
 
     def _node_of(self, slot: int) -> str:
         worker = self.state.workers.get(slot)
@@ -267,7 +273,7 @@ class Master:
         self.call(lambda: self.batching.dismiss(slot, cause))
 
     def submit_batched(self, event: Submitted) -> None:
-        """Start a topology that runs in batches; `checkpointing.submission` makes the event."""
+        """Start a topology that runs in batches; `checkpointing.take_over` makes the event."""
         self.call(lambda: self._submit(event))
 
     def begin_batch(self, name: str) -> None:
@@ -432,6 +438,11 @@ class Master:
             except Exception:
                 log.exception("a listener failed and gets no more messages")
                 self.listeners.remove(listener)
+
+    def _check(self, event: Submitted) -> None:
+        if self.superseded:
+            raise NotTheAuthor(self.superseded)
+        self.state.check(event)
 
     def _submit(self, event: Submitted) -> None:
         self.tell(event)

@@ -131,18 +131,17 @@ class MicrobatchEngine:
         writers = sink_writers(graph)
         graph = with_schemas(graph, writers)
         self._wait_for_earlier_query(graph.name)
-        event, message = self.master.checkpointing.submission(graph, resume), ""
+        attempt = self.master.checkpointing.attempt(graph, resume)
+        keep = frozenset(par or {}) if isinstance(topology, type) else None
         try:
+            self.master.check(self._fitted(attempt.outlook, keep)[0])
             self.executors.check_store(str(CHECKPOINTS.of(self.master.settings)))
-            if event.checkpoint is not None:
-                if isinstance(topology, type):
-                    graph, message = as_scaled(graph, event.checkpoint, frozenset(par or {}))
-                check_fit(event.checkpoint, graph)
-                event = replace(event, graph=graph)
+            event, message = self._fitted(self.master.checkpointing.take_over(attempt), keep)
+            graph = event.graph
             query = self._query(graph, sources or {}, event, writers)
             self.master.submit_batched(event)
         except BaseException:
-            self.master.checkpointing.refused(graph.name)
+            self.master.checkpointing.refused(attempt)
             raise
         self._queries[graph.name] = query
         try:
@@ -154,12 +153,23 @@ class MicrobatchEngine:
             self.master.call(lambda: self.master.say(Say(message, graph.name)))
         return RunningTopology(self.master, graph.name)
 
+    def _fitted(self, event: Submitted, keep: frozenset[str] | None) -> tuple[Submitted, str]:
+        """The event with the parallelism that its checkpoint was scaled to, and a message about it; raises an error if it
+        cannot be resumed. `keep`: components that keep their own parallelism; None: all do."""
+        checkpoint, message = event.checkpoint, ""
+        if checkpoint is None:
+            return event, message
+        graph = event.graph
+        if keep is not None:
+            graph, message = as_scaled(graph, checkpoint, keep)
+        check_fit(checkpoint, graph)
+        self._check_offsets(graph.name, checkpoint)
+        return replace(event, graph=graph), message
+
     def _query(self, graph: TopologyGraph, sources: dict[str, DataFrame], event: Submitted,
                writers: list[SinkWriter]) -> BatchQuery:
         checkpoints = Checkpoints(open_store(str(CHECKPOINTS.of(self.master.settings))), graph.name,
                                   self.master.checkpointing.author(graph.name))
-        if event.checkpoint is not None:
-            self._check_offsets(graph.name, event.checkpoint)
         start = start_from(event.checkpoint, self.next_epoch(event.after[0]), sources)
         place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), graph.name, start.offsets)
         run = f"{self.master.cluster}/{graph.name}/{uuid.uuid4().hex[:8]}"

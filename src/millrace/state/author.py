@@ -9,13 +9,15 @@ STEP = 1000  # between the epochs of two drivers: the earlier one may have rolle
 
 class Author(msgspec.Struct, frozen=True):
     """A driver as the store names it. Its epochs begin at `epoch`. `fresh`: it began without the checkpoints of
-    earlier runs."""
+    earlier runs. `upto`: the last epoch of the run that it continues or replaces, if fresh runs have come after that run and
+    committed nothing; otherwise 0."""
 
     run: str
     epoch: int = 0
     fresh: bool = False
     at: float = 0.0
     process: str = ""
+    upto: int = 0
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)

@@ -196,9 +196,16 @@ class LocalCluster:
             self.tell(Submitted(graph))
             return graph
         checkpoints = Checkpoints(self.store, graph.name)
-        event = StartOnStore(graph, checkpoints, "the store", uuid.uuid4().hex).submission(resume)
-        self._checkpoints[graph.name] = checkpoints
-        self.tell(event)
+        start = StartOnStore(graph, checkpoints, "the store", uuid.uuid4().hex)
+        self.master.check(start.outlook(resume))
+        try:
+            event = start.submission(resume)
+            self._checkpoints[graph.name] = checkpoints
+            self.tell(event)
+        except BaseException:
+            if graph.name not in self.master.topologies:
+                checkpoints.give_back()
+            raise
         return graph
 
     def start(self, slot: int) -> None:

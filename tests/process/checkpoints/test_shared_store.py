@@ -70,6 +70,28 @@ def test_a_shared_directory_is_accepted_whatever_its_path(cluster: ForkedCluster
     assert not marks(tmp_path)
 
 
+def test_auto_continues_the_run_that_a_refused_start_was_to_replace(home_of: Callable[[str], Path], tmp_path: Path) -> None:
+    settings = {CHECKPOINTS.key: "~/store"}
+    home_of("first")
+    output = tmp_path / "output"
+    output.mkdir()
+    with ForkedCluster(1, settings=settings) as earlier:
+        StatefulStream(earlier.master, output, "stateful", rate=1500, interval=0.1).wave(2)
+        earlier.master.kill("stateful", wait=SECONDS)
+        assert earlier.master.wait_until(lambda: "stateful" not in earlier.master.state.topologies, SECONDS)
+    with ForkedCluster(1, settings=settings, nodes=2) as hasty:
+        home_of("second")
+        hasty.start(1)
+        hasty.master.wait_for_workers(2, SECONDS)
+        home_of("first")
+        with pytest.raises(StoreNotShared):
+            hasty.master.submit(graph_of(StatefulWordCount, "stateful", {"path": str(output)}), resume=False)
+    with ForkedCluster(1, settings=settings) as supervised:
+        stream = StatefulStream(supervised.master, output, "stateful", rate=1500, interval=0.1, resume="auto")
+        stream.wave(2)
+        assert_all_exact(stream.finish_both())
+
+
 def test_a_store_that_a_worker_cannot_write_to_is_refused(cluster: ForkedCluster, tmp_path: Path) -> None:
     """The worker has a file where the store's directory should be."""
     (tmp_path / "second" / "store").write_text("not a directory")

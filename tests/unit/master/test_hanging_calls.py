@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from millrace.control.events import Event, ManifestStored, Say
-from millrace.errors import NotTheAuthor, StoreUnreachable
+from millrace.errors import NotTheAuthor, StoreUnreachable, TopologyError
 from millrace.master.checkpoints import checkpointing
-from millrace.master.checkpoints.checkpointing import Checkpointing
+from millrace.master.checkpoints.checkpointing import Checkpointing, StartAttempt
 from millrace.master.checkpoints.store_calls import StoreCalls
 from millrace.model.graph import TopologyGraph, graph_of
+from millrace.state.author import Author
 from millrace.state.checkpoint import Manifest
 from millrace.testing.local_cluster import MemoryStore
 from millrace.workloads.audit import StatefulWordCount
@@ -23,19 +24,26 @@ PLACE = "redis://store:6379"
 
 
 class HangingStore(MemoryStore):
-    """Every call waits for `released`."""
+    """Every call waits for `released`; if `hangs` is "write", only those that write."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.reached, self.released = threading.Event(), threading.Event()
+        self.reached, self.released, self.reached_hanging = threading.Event(), threading.Event(), threading.Event()
         self.written: list[str] = []
+        self.hangs = "read"
+        self._writing = False
 
     def _check(self) -> None:
         self.reached.set()
-        assert self.released.wait(LIMIT_SECONDS)
+        if self.hangs == "read" or self._writing:
+            if not self.released.is_set():
+                self.reached_hanging.set()
+            assert self.released.wait(LIMIT_SECONDS)
 
     def write(self, name: str, parts: Any) -> None:
+        self._writing = True
         super().write(name, parts)
+        self._writing = False
         self.written.append(name)
 
 
@@ -116,10 +124,49 @@ def test_only_the_newest_manifest_waits(store: HangingStore) -> None:
 def test_a_submission_is_refused_after_the_timeout_and_leaves_no_lock(store: HangingStore) -> None:
     calls = Checkpointing(PLACE, (), FakePort(), timeout=0.05)
     with pytest.raises(StoreUnreachable, match=r"\(pending call: search for checkpoints of 'words'\)\. Start"):
-        calls.submission(graph(), resume=None)
+        calls.attempt(graph(), resume=None)
     store.released.set()
     until_idle(calls)
     assert calls._locks == {}
+    calls.close()
+
+
+@pytest.mark.parametrize("earlier", [None, Author("earlier", 7)], ids=["the first run", "an earlier run"])
+@pytest.mark.parametrize("hangs", ["read", "write"])
+def test_a_topology_is_not_taken_over_after_the_timeout(store: HangingStore, hangs: str, earlier: Author | None) -> None:
+    """The store answers only when the user has been told that the start failed."""
+    if earlier is not None:
+        store.blobs["words/author"] = earlier.encode()
+    before = dict(store.blobs)
+    store.released.set()
+    calls = Checkpointing(PLACE, (), FakePort(), LIMIT_SECONDS)
+    attempt = calls.attempt(graph(), resume=False)
+    store.hangs = hangs
+    store.released.clear()
+    calls._timeout = 0.05
+    with pytest.raises(StoreUnreachable, match=r"has not answered for 0 s: take 'words' over\. Start"):
+        calls.take_over(attempt)
+    assert store.reached_hanging.wait(LIMIT_SECONDS)
+    calls.refused(attempt)
+    store.released.set()
+    until_idle(calls)
+    assert store.blobs == before and calls._locks == {} and calls._authors == {}
+    if hangs == "read":
+        assert store.written == [], "not even for a moment"
+    calls.close()
+
+
+def test_an_attempt_that_is_refused_leaves_another_one_alone(store: HangingStore) -> None:
+    store.released.set()
+    calls = Checkpointing(PLACE, (), FakePort(), LIMIT_SECONDS)
+    first = calls.attempt(graph(), resume=None)
+    second = StartAttempt(graph(), None)
+    with pytest.raises(TopologyError, match="'words' is running already"):
+        calls._look_for(second)
+    calls.refused(second)
+    until_idle(calls)
+    event = calls.take_over(first)
+    assert event.after[0] == calls.author("words").epoch
     calls.close()
 
 

@@ -62,6 +62,21 @@ class CheckpointingPort(Protocol):
         """Stop deciding, because another master has taken over; called on the master's thread."""
 
 
+class StartAttempt:
+    """An attempt to start a topology. `outlook`: the event that would start it now; all checks that may refuse it come before
+    the topology is taken over. `abandoned`: nobody waits for it any more."""
+
+    def __init__(self, graph: TopologyGraph, resume: Resume) -> None:
+        self.graph, self.resume = graph, resume
+        self.outlook = Submitted(graph)
+        self.abandoned = False
+        self.start: StartOnStore | None = None  # set on the checkpoints' thread, once the topology is locked
+
+    def check_wanted(self) -> None:
+        if self.abandoned:
+            raise TopologyError(f"{self.graph.name!r} is not started any more: nobody waits for it")
+
+
 class Checkpointing:
     """Called on the master's thread, unless a method says otherwise. `place`: the checkpoint store's url or directory.
     `running`: names of the running topologies. `timeout`: seconds after which a call of the store is reported as hanging."""
@@ -141,20 +156,32 @@ class Checkpointing:
     # -- from other threads ------------------------------------------------------------------------------------------
 
     def author(self, topology: str) -> Author:
-        """This master as the author of a topology that it has a submission for."""
+        """This master as the author of a topology that it has taken over."""
         return self._authors[topology]
 
-    def submission(self, graph: TopologyGraph, resume: Resume) -> Submitted:
-        """The event that starts the topology, with its checkpoint in the store if it resumes. Waits for the store."""
+    def attempt(self, graph: TopologyGraph, resume: Resume) -> StartAttempt:
+        """Begin to start the topology: lock it, and look for the checkpoint to resume from. `take_over` or `refused` must
+        follow. Waits for the store."""
+        attempt = StartAttempt(graph, resume)
         if not graph.waves:
             if resume is True:
                 raise TopologyError(f"{graph.name!r} keeps no state and is not exactly-once: there is nothing to resume. Start "
                                     "it without --resume")
-            return Submitted(graph)
+            return attempt
         try:
-            return self._awaited(f"search for checkpoints of {graph.name!r}", lambda: self._submission(graph, resume))
+            self._awaited(f"search for checkpoints of {graph.name!r}", lambda: self._look_for(attempt))
         except TimeoutError as hangs:
-            self.refused(graph.name)  # it takes the lock if the store answers after all
+            self.refused(attempt)  # it takes the lock if the store answers after all
+            raise StoreUnreachable(str(hangs)) from None
+        return attempt
+
+    def take_over(self, attempt: StartAttempt) -> Submitted:
+        """Take the topology over from any other driver; the event that starts it, to be told next. Waits for the store."""
+        if not attempt.graph.waves:
+            return attempt.outlook
+        try:
+            return self._awaited(f"takeover of {attempt.graph.name!r}", lambda: self._take_over(attempt))
+        except TimeoutError as hangs:
             raise StoreUnreachable(str(hangs)) from None
 
     def try_store(self, ask: Callable[[str], Future[dict[int, str]]], nodes: Callable[[int], str]) -> None:
@@ -182,10 +209,11 @@ class Checkpointing:
             raise TimeoutError(f"{self._hangs(what, self._timeout)}. Start the topology again when it answers")
         return future.result()
 
-    def refused(self, topology: str) -> None:
-        """Release the lock of a topology that could not be started, unless it already runs here."""
-        if topology not in self._running:
-            self._thread.submit(f"release of the lock of {topology!r}", self._unlock, topology)
+    def refused(self, attempt: StartAttempt) -> None:
+        """Undo the attempt to start a topology, unless it runs here."""
+        attempt.abandoned = True
+        if attempt.graph.name not in self._running:
+            self._thread.submit(f"release of the lock of {attempt.graph.name!r}", self._withdraw, attempt)
 
     # -- on the checkpoints' thread ----------------------------------------------------------------------------------
 
@@ -197,29 +225,44 @@ class Checkpointing:
             self._store = open_store(self.place)
         return self._store
 
-    def _submission(self, graph: TopologyGraph, resume: Resume) -> Submitted:
+    def _look_for(self, attempt: StartAttempt) -> None:
+        graph = attempt.graph
         check_not_running(graph.name, self._running)  # the store has checkpoints of a running topology, too
         check_not_running(graph.name, self._locks)  # it is just being started
         checkpoints = self._checkpoints(graph.name)
         self._locks[graph.name] = checkpoints.store.lock(graph.name)
+        attempt.start = StartOnStore(graph, checkpoints, shown_place(self.place), uuid.uuid4().hex, self.least_epoch)
         try:
-            return self._resumption(graph, checkpoints, resume)
+            attempt.outlook = attempt.start.outlook(attempt.resume)
         except BaseException:
-            self._unlock(graph.name)
+            self._withdraw(attempt)
             raise
+
+    def _take_over(self, attempt: StartAttempt) -> Submitted:
+        assert attempt.start is not None
+        event = attempt.start.submission(attempt.resume, attempt.check_wanted)
+        author = attempt.start.checkpoints.author
+        assert author is not None
+        self._authors[attempt.graph.name] = author
+        return event
+
+    def _withdraw(self, attempt: StartAttempt) -> None:
+        if attempt.start is None:  # it has not got the lock: another attempt may have it
+            return
+        try:
+            attempt.start.checkpoints.give_back()
+        except Exception as error:  # of any store: the start is refused all the same
+            log.warning("%s was not started and may still have been taken over in the checkpoint store: %s",
+                        attempt.graph.name, error)
+        finally:
+            attempt.start = None
+            self._unlock(attempt.graph.name)
 
     def _unlock(self, topology: str) -> None:
         lock = self._locks.pop(topology, None)
         self._authors.pop(topology, None)
         if lock is not None:
             lock.close()
-
-    def _resumption(self, graph: TopologyGraph, checkpoints: Checkpoints, resume: Resume) -> Submitted:
-        start = StartOnStore(graph, checkpoints, shown_place(self.place), uuid.uuid4().hex, self.least_epoch)
-        event = start.submission(resume)
-        assert checkpoints.author is not None
-        self._authors[graph.name] = checkpoints.author
-        return event
 
     def _look(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from millrace.control.events import Submitted
@@ -26,15 +27,23 @@ class StartOnStore(NamedTuple):
     run: str
     least: int = 0
 
-    def submission(self, resume: Resume) -> Submitted:
-        """The event that starts the topology. A start that is refused leaves the store, and a driver that still runs, alone:
-        so the choice is checked first. A driver that still runs may commit a wave until this one has taken over: so the
-        checkpoint is looked up again after that."""
+    def outlook(self, resume: Resume) -> Submitted:
+        """The event that would start the topology now, for all checks that may refuse it. Writes nothing: a start that is
+        refused leaves the store, and a driver that still runs, alone."""
+        if resume is False:  # a fresh start is never refused here
+            return Submitted(self.graph)
+        choice, manifest = self._choice_and_checkpoint(resume, self.checkpoints.current_author())
+        return Submitted(self.graph, manifest if choice else None)
+
+    def submission(self, resume: Resume, confirm: Callable[[], None] = lambda: None) -> Submitted:
+        """Take the topology over; the event that starts it. The last step before it is told, after all checks on `outlook`;
+        `Checkpoints.give_back` undoes it. A driver that still runs may commit a wave until this one has taken over: so the
+        checkpoint is looked up again after that. `confirm`: see `Checkpoints.take_over`."""
         before = self.checkpoints.current_author()
         choice: Resume = False
-        if resume is not False:  # a fresh start is never refused
+        if resume is not False:  # a fresh start is never refused here
             choice, _ = self._choice_and_checkpoint(resume, before)
-        author = self.checkpoints.take_over(self.run, not choice, self.least)
+        author = self.checkpoints.take_over(self.run, not choice, self.least, self._upto(before) or 0, confirm)
         choice, manifest = self._choice_and_checkpoint(resume, before)
         after = author.epoch, self.checkpoints.newest()[1]
         if choice:
@@ -44,8 +53,8 @@ class StartOnStore(NamedTuple):
     def _choice_and_checkpoint(self, resume: Resume, before: Author | None) -> tuple[Resume, Manifest | None]:
         """The choice that was made, and the checkpoint to resume from; for a fresh start, the last one of the run that it
         replaces."""
-        begun = before is not None and self.checkpoints.replaces_nothing_yet(before)
-        upto = before.epoch - 1 if before is not None and begun else None
+        upto = self._upto(before)
+        begun = before is not None and before.fresh and upto is not None
         if resume is False or (resume == AUTO and begun):
             return False, self._replaced(upto)
         manifest, is_newest = self.checkpoints.newest_usable(upto)
@@ -56,6 +65,9 @@ class StartOnStore(NamedTuple):
         if choice:
             self._check_usable(manifest, is_newest, choice)
         return choice, manifest
+
+    def _upto(self, before: Author | None) -> int | None:
+        return self.checkpoints.last_epoch(before) if before is not None else None
 
     def _replaced(self, upto: int | None) -> Manifest | None:
         """A fresh start works with damaged checkpoints, too."""

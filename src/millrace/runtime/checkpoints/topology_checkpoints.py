@@ -21,7 +21,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from millrace.control.wording import shown
@@ -55,19 +55,36 @@ class Checkpoints:
     def __init__(self, store: CheckpointStore, topology: str, author: Author | None = None) -> None:
         self.store, self.topology, self.author = store, topology, author
         self._author_name = f"{topology_prefix(topology)}/author"
+        self._replaced: Author | None = None  # the author before this one took over
 
     # -- authors -------------------------------------------------------------------------------------------------------
 
-    def take_over(self, run: str, fresh: bool = False, least: int = 0) -> Author:
+    def take_over(self, run: str, fresh: bool = False, least: int = 0, upto: int = 0,
+                  confirm: Callable[[], None] = lambda: None) -> Author:
         """Become the author: no other driver can commit from now on. Look for the newest manifest afterwards. `run`: a name
-        that no other driver has; `least`: the least epoch of this driver."""
+        that no other driver has; `least`: the least epoch of this driver; `upto`: see `Author`; `confirm`: called last before
+        the author is written, and raises if it must not be."""
         while True:
             before = self.current_author()  # it may have written nothing else, and its sinks may have staged rows
             epoch = first_epoch(max(self.newest()[0], before.epoch if before is not None else 0), least)
-            self.author = Author(run, epoch, fresh, time.time(), f"process {os.getpid()} on {socket.gethostname()}")
+            confirm()
+            if before is None or before.run != run:
+                self._replaced = before
+            self.author = Author(run, epoch, fresh, time.time(), f"process {os.getpid()} on {socket.gethostname()}", upto)
             self.store.write(self._author_name, [self.author.encode()])
             if self.newest()[0] < epoch:  # else the driver before has rolled back meanwhile
                 return self.author
+
+    def give_back(self) -> None:
+        """Undo `take_over`, for a driver that does not start after all: the driver before is the author again, unless another
+        one has taken over meanwhile. Nothing may have been written or published under this author."""
+        if self.author is None:
+            return
+        if self._replaced is not None:
+            self.store.write_if(self._author_name, [self._replaced.encode()], self._author_name, self.author.encode())
+        elif self.current_author() == self.author:
+            self.store.delete([self._author_name])
+        self.author = None
 
     def current_author(self) -> Author | None:
         """The author in the store."""
@@ -142,12 +159,13 @@ class Checkpoints:
                                     "from a backup, or start without state with --fresh (resume=False)")
         return manifest, manifest is None or manifest_name(self.topology, manifest.epoch, manifest.wave) == committed[0]
 
-    def replaces_nothing_yet(self, author: Author) -> bool:
-        """True if this author began without the checkpoints of earlier runs, which are still there, and has committed no
-        wave."""
+    def last_epoch(self, author: Author) -> int | None:
+        """The last epoch of the run that this author was to continue or to replace, if no wave has been committed since: later
+        manifests, without a wave, are of fresh runs that rolled back before their first commit. None: all epochs count."""
         waves = [(epoch_of(name), wave_of(name.removesuffix(".manifest"))) for name in manifest_names(self._names())]
         committed = [epoch for epoch, wave in waves if wave]
-        return author.fresh and bool(committed) and max(committed) < author.epoch
+        limits = (author.upto, author.epoch - 1 if author.fresh else 0)
+        return next((limit for limit in limits if committed and max(committed) <= limit), None)
 
     def manifest(self, epoch: int, wave: int) -> Manifest:
         """The manifest of one wave. Raises `CheckpointMissing` and `CorruptCheckpoint`."""
