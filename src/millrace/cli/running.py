@@ -126,7 +126,7 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
             console.print("stopping ...")
         result = _final(engine, running)
         _stop(engine, running, options.engine, console)
-        given_up = running.given_up
+        given_up, has_ended = running.given_up, running.status == ENDED
     if engine.master.superseded:
         raise NotTheAuthor(engine.master.superseded)
     if running.name in engine.master.failures:
@@ -135,6 +135,9 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
         raise MillraceError(engine.lost)
     if given_up:
         raise MillraceError(f"{graph.name}: {given_up}")
+    if not has_ended:
+        raise MillraceError(f"{graph.name}: it has not ended in time, and input after its last checkpoint may not be "
+                            "committed. --resume continues from there")
     return result
 
 

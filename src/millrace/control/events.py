@@ -183,10 +183,12 @@ class BatchOver:
 
 @dataclass(frozen=True, slots=True)
 class BatchesEnded:
-    """The engine will run no other batch of the topology."""
+    """The engine will run no other batch of the topology. `given_up`: what was not committed or published, and why; empty if
+    everything was."""
 
     name: str
     how: str
+    given_up: str = ""
 
 
 @dataclass(frozen=True, slots=True)

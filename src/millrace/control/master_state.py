@@ -102,7 +102,7 @@ class MasterState:
                 self._batched(event.name).in_batch = False
                 return []
             case BatchesEnded():
-                return self.end(self._batched(event.name), event.how)
+                return self._batches_ended(event)
             case Ticked():
                 return self._ticked(event.now)
             case WaveRequested():
@@ -269,7 +269,7 @@ class MasterState:
     def _killed(self, event: Killed) -> list[Command]:
         topology = self.topology(event.name)
         if topology.status == WAITING:
-            return self.end(topology, _killed_how(topology) if topology.version else "killed before it had a slot")
+            return self._give_up(topology) if topology.version else self.end(topology, "killed before it had a slot")
         topology.become(STOPPING)
         topology.deadline, topology.quiet, topology.patience = event.now + event.wait, {}, event.wait
         distribute = self.distribute()
@@ -286,9 +286,9 @@ class MasterState:
         return commands + self._waves.tick(now)
 
     def _give_up(self, topology: TopologyState) -> list[Command]:
-        """End a killed topology whose time is up."""
+        """End a killed topology that cannot commit more: its time is up, or its tasks have no slots."""
         how = _killed_how(topology)
-        if topology.waves is not None and topology.graph.exactly_once:
+        if topology.batched or (topology.waves is not None and topology.graph.exactly_once):
             topology.given_up = how
         return self.end(topology, how)
 
@@ -327,6 +327,11 @@ class MasterState:
         topology.checkpoint = event.manifest
         topology.epoch, topology.positions = event.manifest.epoch, event.manifest.positions()
         return []
+
+    def _batches_ended(self, event: BatchesEnded) -> list[Command]:
+        topology = self._batched(event.name)
+        topology.given_up = event.given_up
+        return self.end(topology, event.how)
 
     # -- placement ---------------------------------------------------------------------------------------------------
 

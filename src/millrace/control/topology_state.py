@@ -32,7 +32,7 @@ class TopologyState:
     paused: bool = False  # requested by the user; takes effect once the topology is up
     deadline: float = 0.0  # end of the time that a killed topology has to drain
     patience: float = 0.0  # seconds without progress after which a killed exactly-once topology ends uncommitted
-    given_up: str = ""  # a killed topology had to roll back: what it does not commit
+    given_up: str = ""  # what it does not commit: it was killed and had to roll back or ran out of time, or its query failed
     executed: dict[TaskId, int] = field(default_factory=dict)  # tuples processed, by the last reports
     in_flight: dict[int, int] = field(default_factory=dict)  # slot -> tuples, by the last reports
     quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight
