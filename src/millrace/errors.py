@@ -194,5 +194,9 @@ class CorruptCheckpoint(MillraceError):
     """The bytes read from the checkpoint store are not those that were written, or cannot be restored."""
 
 
+class OffsetsChanged(CorruptCheckpoint):
+    """Spark's notes on a batch are no longer those that it was run with: the batch cannot be committed."""
+
+
 class NotEnoughFragments(MillraceError):
     """Fewer good fragments than a snapshot needs; the message lists rejected ones. The checkpoint store has it too."""

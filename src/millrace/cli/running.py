@@ -125,7 +125,7 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
             console.print("stopping ...")
         result = _final(engine, running)
         _stop(engine, running, options.engine, console)
-        uncommitted = running.uncommitted
+        uncommitted, has_ended = running.uncommitted, running.status == ENDED
     if engine.master.superseded:
         raise NotTheAuthor(engine.master.superseded)
     if running.name in engine.master.failures:
@@ -134,6 +134,9 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
         raise MillraceError(engine.lost)
     if uncommitted:
         raise MillraceError(f"{graph.name}: {uncommitted}")
+    if not has_ended:
+        raise MillraceError(f"{graph.name}: it has not ended in time, and input after its last checkpoint may not be "
+                            "committed. --resume continues from there")
     return result
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from millrace.api.component import Component
 from millrace.connectors.staging import Staging, gone, staged_name
 from millrace.errors import MillraceError, RowsLost
-from millrace.runtime.durable import make_directory, sync_directory
+from millrace.runtime.durable import make_directory, sync_directory, write_file
 
 _NAME = re.compile(r"(\d+)-(\d+)-(?:open|unsynced|(\d+)-([0-9a-f]+))")
 
@@ -48,7 +48,7 @@ class StagedFiles(Staging):
         self._file: tuple[int, Path] | None = None  # descriptor and name of the open one
         self._size = 0  # of the whole chunks in it
         self._unsynced = self._path("unsynced").exists()  # an earlier instance may have left one
-        self._publishing = False  # files were renamed, and their directories are not synced yet
+        self._renamed: set[_Staged] = set()  # visible, and not yet noted as published: a sync may have failed
 
     def add(self, data: bytes) -> None:
         """Stages one chunk, completely or not at all."""
@@ -98,18 +98,29 @@ class StagedFiles(Staging):
         """Raises if a file that this instance prepared is neither staged nor visible; this is unknown for other instances."""
         prepared = [staged for staged in self._files() if (staged.task, staged.epoch) == (task, epoch)
                     and staged.wave is not None and staged.wave <= wave]
-        self._publishing |= bool(prepared)
+        for staged in self._renamed_of(task, epoch):  # by a call that failed
+            self._rename_again(staged)
         for staged in sorted(prepared, key=lambda staged: staged.wave or 0):
+            self._renamed.add(staged)
             with contextlib.suppress(FileNotFoundError):  # another incarnation has published it
                 staged.path.rename(self._final(staged))
                 self._prepared.discard(staged)
-        if self._publishing:  # in this call, or in one that failed
+        if renamed := self._renamed_of(task, epoch):
             sync_directory(self._visible)
             self._note_published(task, epoch, wave)
-            sync_directory(self._hidden)
-            self._publishing = False
+            self._renamed -= renamed
         if (task, epoch) == (self._owner.task_index, self._owner.epoch):
             self._account(wave)
+
+    def _renamed_of(self, task: int, epoch: int) -> set[_Staged]:
+        return {staged for staged in self._renamed if (staged.task, staged.epoch) == (task, epoch)}
+
+    def _rename_again(self, staged: _Staged) -> None:
+        """Move a visible file out and in again. If the sync of its directory has failed, another one would succeed and prove
+        nothing about the first rename, and a power cut might undo it after the file was noted as published."""
+        with contextlib.suppress(FileNotFoundError):  # a reader has taken it away, or the file is still staged
+            self._final(staged).rename(staged.path)
+            staged.path.rename(self._final(staged))
 
     def missing(self, task: int, epoch: int, wave: int, tokens: Sequence[str]) -> list[str]:
         if self._published(task) >= (epoch, wave):
@@ -123,14 +134,12 @@ class StagedFiles(Staging):
 
     def _note_published(self, task: int, epoch: int, wave: int) -> None:
         note = self._hidden / f"{task}-published"
-        unfinished = note.with_name(f"{note.name}-{secrets.token_hex(4)}")
-        unfinished.write_text(f"{epoch} {wave}")
-        unfinished.replace(note)
+        write_file(note, note.with_name(f"{note.name}-{secrets.token_hex(4)}"), [f"{epoch} {wave}".encode()])
 
     def _published(self, task: int) -> tuple[int, int]:
         try:
             epoch, wave = (self._hidden / f"{task}-published").read_text().split()
-        except (FileNotFoundError, ValueError):  # a crash of the machine may leave it empty
+        except (FileNotFoundError, ValueError):  # earlier releases did not sync it: a crash of the machine may leave it empty
             return -1, -1
         return int(epoch), int(wave)
 
@@ -140,7 +149,7 @@ class StagedFiles(Staging):
                 staged.path.unlink(missing_ok=True)
 
     def staged(self) -> list[tuple[int, int]]:
-        return [(staged.task, staged.epoch) for staged in self._files()]
+        return [(staged.task, staged.epoch) for staged in (*self._files(), *self._renamed)]
 
     def close(self) -> None:
         if self._file is not None:

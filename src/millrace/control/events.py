@@ -183,10 +183,12 @@ class BatchOver:
 
 @dataclass(frozen=True, slots=True)
 class BatchesEnded:
-    """The engine will run no other batch of the topology."""
+    """The engine will run no other batch of the topology. `uncommitted`: what was not committed or published, and why; empty if
+    everything was."""
 
     name: str
     how: str
+    uncommitted: str = ""
 
 
 @dataclass(frozen=True, slots=True)

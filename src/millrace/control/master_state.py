@@ -103,7 +103,7 @@ class MasterState:
                 self._batched(event.name).in_batch = False
                 return []
             case BatchesEnded():
-                return self.end(self._batched(event.name), event.how)
+                return self._batches_ended(event)
             case Ticked():
                 return self._ticked(event.now)
             case WaveRequested():
@@ -296,9 +296,9 @@ class MasterState:
         return commands + self._waves.tick(now)
 
     def _give_up(self, topology: TopologyState) -> list[Command]:
-        """End a killed topology whose time is up."""
+        """End a killed topology that cannot commit more: its time is up, or its tasks have no slots."""
         how = _killed_how(topology)
-        if topology.waves is not None and topology.graph.exactly_once:
+        if topology.batched or (topology.waves is not None and topology.graph.exactly_once):
             topology.uncommitted = how
         return self.end(topology, how)
 
@@ -336,6 +336,11 @@ class MasterState:
         topology.checkpoint = event.manifest
         topology.epoch, topology.positions = event.manifest.epoch, event.manifest.positions()
         return []
+
+    def _batches_ended(self, event: BatchesEnded) -> list[Command]:
+        topology = self._batched(event.name)
+        topology.uncommitted = event.uncommitted
+        return self.end(topology, event.how)
 
     # -- placement ---------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class TopologyState:
     deadline: float = 0.0  # end of the time that a killed topology has to drain
     stop_by: float = 0.0  # limit of the deadline, which progress extends
     kill_wait: float = 0.0  # seconds without progress after which a killed exactly-once topology ends uncommitted
-    uncommitted: str = ""  # why a killed topology ends with uncommitted input; empty otherwise
+    uncommitted: str = ""  # why it ends with uncommitted input: killed, or its query failed; empty otherwise
     executed: dict[TaskId, int] = field(default_factory=dict)  # tuples processed, by the last reports
     in_flight: dict[int, int] = field(default_factory=dict)  # slot -> tuples, by the last reports
     quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight

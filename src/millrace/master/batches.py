@@ -82,7 +82,7 @@ class Batching:
         if observed is not None:
             observed.note_driver_error(component, text, stack)
 
-    def finish(self, name: str, how: str) -> None:
+    def finish(self, name: str, how: str, uncommitted: str) -> None:
         self.under_way(name, None)
         if name in self._state.topologies:
-            self._tell(BatchesEnded(name, how))
+            self._tell(BatchesEnded(name, how, uncommitted))

@@ -292,9 +292,9 @@ class Master:
         """Record a batch that is over."""
         self.call(lambda: self.batching.note(name, record))
 
-    def finish(self, name: str, how: str = "its last batch is committed") -> None:
-        """End the topology: no other batch of it will be run."""
-        self.call(lambda: self.batching.finish(name, how))
+    def finish(self, name: str, how: str, uncommitted: str = "") -> None:
+        """End the topology: no other batch of it will be run. `uncommitted`: what was not committed or published, and why."""
+        self.call(lambda: self.batching.finish(name, how, uncommitted))
 
     # -- on the thread -----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from millrace.config import FRAME_LIMIT
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.model.graph import batched, graph_of
 from millrace.runtime.tasks.dead_letters import shortened
-from millrace.runtime.wire.messages import encode_rows
+from millrace.runtime.wire.messages import encode_extended, encode_rows
 from millrace.testing.local_batches import LocalBatches
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster.batch_parts import Source, run_to_the_end
@@ -85,6 +87,40 @@ class WritesLetters(Bolt):
             self.emit([n, text_of(n)])
 
 
+def decimals_of(n: int) -> list[Decimal]:
+    """Decimals that fit into a frame as text, but not as the extensions that are sent."""
+    return [Decimal(n) + Decimal("0.5")] * (LIMIT // 6 if n in LARGE else 1)
+
+
+class WritesDecimalLetters(Bolt):
+    outputs = ["n"]
+
+    def process(self, tup: Tuple) -> None:
+        n = tup.values.n
+        if n in LARGE:
+            self.emit([self.component_name, self.task_index, "default", [n, *decimals_of(n)], "refused"], stream=DEAD_LETTERS)
+        else:
+            self.emit([n])
+
+
+class RefusesDecimals(Bolt):
+    """Raises for large numbers, with many decimals in the tuple."""
+
+    outputs = ["n"]
+
+    def process(self, tup: Tuple) -> None:
+        if tup.values.n in LARGE:
+            raise Refusal("many decimals")
+        self.emit([tup.values.n])
+
+
+class Decimals(Bolt):
+    outputs = ["n", "decimals"]
+
+    def process(self, tup: Tuple) -> None:
+        self.emit([tup.values.n, decimals_of(tup.values.n)])
+
+
 def remote(spout: Any, bolt: type[Bolt]) -> type[Topology]:
     """A topology whose bolt sends everything to every task, so that some of it leaves the worker."""
 
@@ -148,6 +184,37 @@ def test_a_letter_that_a_bolt_writes_itself() -> None:
     assert {n for n, _ in SEEN["sink"]} == set(range(N)) - LARGE
     assert {letter[3][0] for letter in SEEN["letters"]} == LARGE
     assert any(letter[3][1].endswith(" bytes)") and len(encode_rows([letter])) <= LIMIT for letter in SEEN["letters"])
+
+
+def check_decimals(letters: list[tuple[Any, ...]]) -> None:
+    """Each large number has a letter, which a frame can hold."""
+    assert all(len(encode_extended([letter])) <= LIMIT for letter in letters)
+    assert {int(re.findall(r"\d+", str(letter[3]))[0]) for letter in letters} == LARGE
+
+
+def test_a_letter_of_many_decimals_that_a_bolt_writes_itself() -> None:
+    cluster = LocalCluster(3, settings=SETTINGS)
+    cluster.submit(remote(Reliable, WritesDecimalLetters), config={"limit": N})
+    cluster.run(2.0)
+    drain(cluster, "remote")
+    sent = [letter for letter in SEEN["letters"] if len(encode_extended([letter])) <= LIMIT]  # others are in the same worker
+    check_decimals(sent)
+
+
+def test_a_tuple_of_many_decimals_whose_dead_letter_is_too_large() -> None:
+    class Large(Topology):
+        source = Numbers.spec()
+        first = Decimals.spec(inputs=[source])
+        middle = RefusesDecimals.spec(inputs=[first])
+        sink = Sink.spec(inputs=[middle])
+        letters = Sink.spec(inputs=[middle.dead_letters])
+
+    cluster = LocalCluster(1, settings=SETTINGS)
+    cluster.submit(Large, config={"limit": N, "topology.guarantee": "at-least-once"})
+    cluster.run(2.0)
+    drain(cluster, "large")
+    assert set(SEEN["sink"]) == set(range(N)) - LARGE
+    check_decimals(SEEN["letters"])
 
 
 def test_a_spout_that_emits_one_reports_it() -> None:

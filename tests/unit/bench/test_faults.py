@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from millrace.bench.faults import batches, drivers, resident
+from millrace.bench.faults import batches, drivers, resident, run
 from millrace.bench.faults.batches import BatchSoak
 from millrace.bench.faults.comparison import broken_promise
 from millrace.bench.faults.meters import FaultFigures, LongestGap
 from millrace.bench.faults.plan import EXTRA_SECONDS, PAUSE, QUIET_SECONDS, STORE_AWAY, Fault, is_over, plan_of_faults
 from millrace.bench.faults.resident import PROOFS, ResidentSoak, Victim
-from millrace.bench.faults.soak import NAME
+from millrace.bench.faults.soak import NAME, Stuck
 from millrace.bench.faults.surroundings import TakenAway, catches, executor_of, has_ended, is_stopped
 from millrace.errors import StoreUnreachable
 from millrace.model.graph import TaskId
@@ -144,6 +144,18 @@ def test_each_guarantee_forbids_its_own_results() -> None:
     assert broken_promise({**again, "guarantee": "at-least-once"}) == ""
     assert broken_promise({**GOOD, "guarantee": "at-least-once", "lost": 1, "counts_less": 2}) == "lost 1, counts_less 2"
     assert broken_promise({"stuck": "no wave", "guarantee": "exactly-once"}) == "no wave"
+
+
+def test_a_run_that_is_stuck_has_every_figure_that_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(*arguments: Any) -> dict[str, Any]:
+        raise Stuck("no wave")
+
+    monkeypatch.setattr(run, "_run_soak", stuck)
+    monkeypatch.setattr(run, "keep", lambda name, result: name)
+    result = run.run_faults(1.0, 0, "exactly-once", run.RESIDENT, live=False)
+    assert result["stuck"] == "no wave"
+    assert [result[key] for key in ("driver_restart_ms", "wave_under_backpressure_ms", "latency_under_backpressure_ms")] == [
+        None] * 3
 
 
 def test_the_operating_system_shows_the_effect_of_signals() -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from millrace.cli import running
 from millrace.cli.running import IN_FLIGHT_SECONDS, RATE_SECONDS, Rates, RunOptions, _stop, run_topology
 from millrace.config import RESIDENT
-from millrace.errors import NotTheAuthor
+from millrace.errors import MillraceError, NotTheAuthor
 from millrace.spark.engine import RunningTopology
 
 
@@ -78,6 +78,42 @@ def test_run_fails_if_another_driver_takes_over(monkeypatch: pytest.MonkeyPatch,
                          False, {}, {}, None, {}, None)
     with pytest.raises(NotTheAuthor, match="another driver took over 'words'"):
         run_topology(options, live=False)
+
+
+class EndingEngine(OvertakenEngine):
+    """An engine whose topology ends with this outcome when it is killed, or not at all."""
+
+    def __init__(self, uncommitted: str | None) -> None:
+        super().__init__(at_once=False)
+        self.outcome, self.master.uncommitted = uncommitted, {}
+
+    def kill(self, name: str, wait: float) -> None:
+        if self.outcome is not None:
+            del self.master.state.topologies[name]
+            self.master.uncommitted[name] = self.outcome
+
+
+def run_words(monkeypatch: pytest.MonkeyPatch, uncommitted: str | None) -> dict[str, Any]:
+    """Run a batched topology for a moment."""
+    monkeypatch.setattr(running, "start_engine", lambda *arguments: EndingEngine(uncommitted))
+    monkeypatch.setattr(running, "LAST_BATCH_SECONDS", 0.0)
+    options = RunOptions("millrace.workloads.wordcount:WordCount", "local[2]", None, "words", {}, {}, 0.001, None, None, 0,
+                         False, {}, {}, None, {}, None, engine=running.MICROBATCH)
+    return run_topology(options, live=False)
+
+
+def test_run_succeeds_if_everything_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_words(monkeypatch, "")["name"] == "words"
+
+
+def test_run_fails_if_something_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MillraceError, match="words: the query ended: no such table"):
+        run_words(monkeypatch, "the query ended: no such table")
+
+
+def test_run_fails_if_the_topology_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MillraceError, match="words: it has not ended in time, and input after its last checkpoint may not be"):
+        run_words(monkeypatch, None)
 
 
 class StoppingTopology:

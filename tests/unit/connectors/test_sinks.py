@@ -171,7 +171,8 @@ def test_a_prepared_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeyp
     assert calls == [str(tmp_path.parent), str(tmp_path), f"{hidden}/0-1-open.jsonl", "rename", hidden]
     calls.clear()
     sink.commit(1)
-    assert calls == ["rename", str(tmp_path), hidden]
+    note = calls.pop(2)
+    assert note.startswith(f"{hidden}/0-published-") and calls == ["rename", str(tmp_path), hidden]
 
 
 def test_directories_that_are_made_are_on_the_disk(tmp_path, monkeypatch):
@@ -210,19 +211,57 @@ def test_a_file_whose_sync_has_failed_is_never_prepared(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / ".staged-test+under-test").iterdir()] == ["0-published"]
 
 
-def test_a_repeated_commit_syncs_what_the_failed_one_has_renamed(tmp_path, monkeypatch):
+def test_a_repeated_commit_renames_again_and_syncs_what_the_failed_one_has_renamed(tmp_path, monkeypatch):
+    """The second sync alone would succeed and prove nothing about the first rename."""
     sink = staged_sink(tmp_path)
     sink.process_rows(rows("word", [["tea"]]))
     sink.prepare(1)
     with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output"):
         patched.setattr(os, "fsync", broken)
         sink.commit(1)
-    forced, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (forced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    calls, fsync, rename = [], os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    monkeypatch.setattr(os, "rename", lambda old, new: (calls.append(("rename", str(old), str(new))), rename(old, new)))
+    hidden, [part] = tmp_path / ".staged-test+under-test", tmp_path.glob("part-*")
     sink.commit(1)
-    assert forced == [str(tmp_path), str(tmp_path / ".staged-test+under-test")]
+    (_, old, staged), back, *synced = calls
+    assert old == str(part) and staged.startswith(str(hidden)) and back == ("rename", staged, str(part))
+    assert [str(tmp_path), str(hidden)] == [synced[0], synced[-1]]
+    assert written(tmp_path) == [{"word": "tea"}] and (hidden / "0-published").read_text() == "1 1"
+    count = len(calls)
     sink.commit(1)
-    assert len(forced) == 2
+    assert len(calls) == count
+
+
+def test_a_recovery_that_failed_to_publish_publishes_again(tmp_path, monkeypatch):
+    first = staged_sink(tmp_path)
+    first.process_rows(rows("word", [["tea"]]))
+    first.prepare(1)
+    second = staged_sink(tmp_path, epoch=2)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output"):
+        patched.setattr(os, "fsync", broken)
+        second.recover(1, 1)
+    second.recover(1, 1)
+    assert written(tmp_path) == [{"word": "tea"}]
+    assert (tmp_path / ".staged-test+under-test" / "0-published").read_text() == "1 1"
+
+
+def test_a_note_that_is_not_on_the_disk_is_not_left_behind(tmp_path, monkeypatch):
+    sink, fsync = staged_sink(tmp_path), os.fsync
+    sink.process_rows(rows("word", [["tea"]]))
+    sink.prepare(1)
+
+    def broken_for_notes(fd):
+        if "published" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(5, "Input/output error")
+        fsync(fd)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output"):
+        patched.setattr(os, "fsync", broken_for_notes)
+        sink.commit(1)
+    assert not list((tmp_path / ".staged-test+under-test").iterdir())
+    sink.commit(1)
+    assert (tmp_path / ".staged-test+under-test" / "0-published").read_text() == "1 1"
 
 
 def test_staged_rows_are_private_until_they_are_published(tmp_path):

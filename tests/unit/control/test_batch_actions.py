@@ -23,7 +23,7 @@ from millrace.control.batches.steps import (
     RunAttempt,
     StopBatches,
 )
-from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor, StoreUnreachable
+from millrace.errors import CheckpointMissing, CorruptCheckpoint, NotTheAuthor, OffsetsChanged, StoreUnreachable
 
 KINDS = [kind for kind in get_args(BatchStep) if kind not in (Rest, BatchDone, StopBatches)]
 
@@ -122,7 +122,8 @@ def test_an_error_of_the_decider_is_not_one_of_the_step() -> None:
 @pytest.mark.parametrize(("error", "fails_an_attempt", "fails_another_step"), [
     (NotTheAuthor("another run"), False, False), (JobLost("no executor"), True, True), (BatchFailed("a bolt"), True, True),
     (CheckpointMissing("a blob"), True, True), (OSError("no room"), True, True), (StoreUnreachable("away"), False, True),
-    (ZeroDivisionError("a bug"), False, True), (CorruptCheckpoint("damaged"), False, True)])
+    (ZeroDivisionError("a bug"), False, True), (CorruptCheckpoint("damaged"), False, True),
+    (OffsetsChanged("another batch"), False, False)])
 def test_the_meaning_of_an_error_depends_on_the_step(kind: type, error: Exception, fails_an_attempt: bool,
                                                  fails_another_step: bool) -> None:
     fails = fails_an_attempt if kind in (AwaitPlan, RunAttempt) else fails_another_step and kind in MAY_FAIL

@@ -192,12 +192,27 @@ def test_killed_it_ends_in_time_even_if_the_batch_does_not() -> None:
     story = running()
     story.on(BatchCommitted("words", manifest(3, 30)))
     story.on(Killed("words", 10, 100.0))
-    assert said(story.on(Ticked(110.0))) == [
-        "killed as of wave 3: input after it is not committed; --resume continues from there"]
+    commands = story.on(Ticked(110.0))
+    how = "killed as of wave 3: input after it is not committed; --resume continues from there"
+    assert said(commands) == [how] and commands[-1] == Ended("words", how)
+
+
+def test_its_end_says_what_was_not_committed() -> None:
+    commands = running().on(BatchesEnded("words", "its query has failed", "the query ended: no such table"))
+    assert said(commands) == ["its query has failed"]
+    assert commands[-1] == Ended("words", "the query ended: no such table")
 
 
 def test_killed_without_a_slot_it_ends_at_once() -> None:
     assert Ended("words") in running(0).on(Killed("words", 10, 0.0))
+
+
+def test_killed_after_it_has_lost_its_slots_it_does_not_finish_its_batch() -> None:
+    story = running(1)
+    story.on(BatchBegan("words"))
+    story.lose(0)
+    commands = story.on(Killed("words", 10, 0.0))
+    assert commands[-1] == Ended("words", "killed as of wave 0: later input is not committed, --resume continues from there")
 
 
 def test_batches_are_not_for_resident_topologies() -> None:

@@ -144,7 +144,7 @@ def test_a_topology_is_not_taken_over_after_the_timeout(store: HangingStore, han
     store.hangs = hangs
     store.released.clear()
     calls._timeout = 0.05
-    with pytest.raises(StoreUnreachable, match=r"has not answered for 0 s: take 'words' over\. Start"):
+    with pytest.raises(StoreUnreachable, match=r"pending call: takeover of 'words'\)\. Start"):
         calls.take_over(attempt)
     assert store.reached_hanging.wait(LIMIT_SECONDS)
     calls.refused(attempt)

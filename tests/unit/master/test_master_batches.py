@@ -53,7 +53,7 @@ def test_messages_about_an_unknown_topology_are_dropped() -> None:
     master = FakeMaster()
     master.batching.began("ghost")
     master.batching.note("ghost", record(0))
-    master.batching.finish("ghost", "over")
+    master.batching.finish("ghost", "over", "")
     assert master.events == [] and master.batching.logs == {}
 
 

@@ -51,7 +51,7 @@ SHARE = 0.8  # of the highest rate
 DRIVER_SHARE = 0.4  # of the highest rate: Java starts on the same cores
 INTERVAL_SECONDS = 1.0
 SLOW_ROWS_MS = (1, 10, 100)
-NO_BACKPRESSURE = {"wave_under_backpressure_ms": None, "latency_under_backpressure_ms": None}
+NOT_MEASURED = {"driver_restart_ms": None, "wave_under_backpressure_ms": None, "latency_under_backpressure_ms": None}
 BATCH_LINES = 5_000  # of one spout task in a batch: short batches recover sooner
 
 
@@ -89,7 +89,8 @@ def run_faults(minutes: float, seed: int, guarantee: str, engine: str, live: boo
     console = Console(stderr=not live)
     console.print(f"{engine}, {guarantee}, seed {seed}: {minutes:g} minutes of faults on Spark {MASTERS[engine][0]}",
                   markup=False)
-    result: dict[str, Any] = {"engine": engine, "guarantee": guarantee, "minutes": minutes, "seed": seed, "stuck": None}
+    result: dict[str, Any] = {"engine": engine, "guarantee": guarantee, "minutes": minutes, "seed": seed, "stuck": None,
+                              **NOT_MEASURED}
     with tempfile.TemporaryDirectory(prefix="millrace-faults-") as base:
         try:
             result.update(_run_soak(Path(base), engine, guarantee, seed, minutes, result, console))
@@ -102,8 +103,8 @@ def run_faults(minutes: float, seed: int, guarantee: str, engine: str, live: boo
             result["proofs"].update(drivers.PROOFS)
             result["driver_restart_ms"] = driver["driver_restart_ms"]
             result["drivers"] = {key: driver[key] for key in ("no_takeover", "overtaken_ended_ms", "compared")}
-            has_waves = (engine, guarantee) == (RESIDENT, EXACTLY_ONCE)
-            result.update(_under_backpressure(Path(base)) if has_waves else NO_BACKPRESSURE)
+            if (engine, guarantee) == (RESIDENT, EXACTLY_ONCE):
+                result.update(_under_backpressure(Path(base)))
     _print(console, result)
     return result
 

@@ -29,7 +29,7 @@ from millrace.control.batches.steps import (
     StopBatches,
     WriteRows,
 )
-from millrace.errors import CheckpointMissing, MillraceError, NotTheAuthor
+from millrace.errors import CheckpointMissing, MillraceError, NotTheAuthor, OffsetsChanged
 from millrace.model.graph import TopologyGraph
 from millrace.state.checkpoint import TaskRecord
 
@@ -120,8 +120,9 @@ def _next_step(step: BatchStep, batches: Batches, actions: BatchActions) -> Batc
 
 def is_fatal(step: BatchStep, error: Exception, transport_errors: tuple[type[Exception], ...]) -> bool:
     """True if the error ends the run; otherwise the step has failed and may be retried. After the attempt, a store, a job or a
-    user's function may raise anything. A run that another one has replaced retries nothing."""
-    if isinstance(error, NotTheAuthor) or not isinstance(step, MAY_FAIL):
+    user's function may raise anything. A run that another one has replaced retries nothing, nor does one whose
+    batch is no longer what Spark has noted."""
+    if isinstance(error, NotTheAuthor | OffsetsChanged) or not isinstance(step, MAY_FAIL):
         return True
     return isinstance(step, AwaitPlan | RunAttempt) and not isinstance(error, (*ATTEMPT_ERRORS, *transport_errors))
 

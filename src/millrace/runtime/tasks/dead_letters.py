@@ -13,7 +13,7 @@ from millrace.errors import EncodingError
 from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.tasks.output import Output
 from millrace.runtime.tasks.user_errors import describe
-from millrace.runtime.wire.messages import encode_rows
+from millrace.runtime.wire.messages import encode_extended
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.bolt import BoltTask
@@ -48,7 +48,7 @@ class DeadLetters:
         letters = self._task.outbox.by_stream[DEAD_LETTERS]
         if output is not letters:
             letters.rows.append(self._letter(output.name, row, describe(error)))
-        elif (shorter := self._fitting(row)) != row:
+        elif (shorter := self._short(row)) != row:
             letters.rows.append(shorter)
 
     def _letter(self, stream: str, values: Iterable[Any], error: str) -> tuple[Any, ...]:
@@ -62,10 +62,11 @@ class DeadLetters:
 
     def _fitting(self, letter: tuple[Any, ...]) -> tuple[Any, ...]:
         """The letter, shortened if no frame can hold it."""
-        limit = self._task.worker.frame_limit
-        if _size_of(letter) < limit:  # a frame also has the header of a list
-            return letter
-        *origin, values, error = letter
+        fits = _size_of(letter) < self._task.worker.frame_limit  # a frame also has the header of a list
+        return letter if fits else self._short(letter)
+
+    def _short(self, letter: tuple[Any, ...]) -> tuple[Any, ...]:
+        limit, (*origin, values, error) = self._task.worker.frame_limit, letter
         short = shortened(values if isinstance(values, list) else [values], limit // 4)
         return (*origin, short, str(error)[:limit // 16])
 
@@ -84,9 +85,9 @@ def _beginning(value: Any, room: int) -> str:
 
 
 def _size_of(value: Any) -> int:
-    """Bytes of the encoded value; 0 if it cannot be encoded."""
+    """Bytes of the encoded value; 0 if it cannot be encoded. Decimals, dates and times are sent as extensions."""
     try:
-        return len(encode_rows([value])) - 1  # without the header of the list
+        return len(encode_extended([value])) - 1  # without the header of the list
     except (TypeError, ValueError, OverflowError, RecursionError):
         return 0
 

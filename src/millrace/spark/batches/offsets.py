@@ -17,6 +17,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
+from millrace.errors import OffsetsChanged
 from millrace.runtime.checkpoints.store import local_directory
 from millrace.runtime.durable import make_directory, sync_directory, write_file
 
@@ -39,7 +40,8 @@ class SparkOffsets:
         self._files, self.place = files, place
         self._directory = local_directory(place)
         self._synced: set[Path] = set()
-        self._distrusted: set[Path] = set()  # files whose sync has failed
+        self._distrusted: set[Path] = set()  # files and directories whose sync has failed
+        self._unchecked = False  # files were written anew and are not compared with the digest yet
 
     def make(self) -> None:
         """Make the directory, so that it survives a crash and only the user can read it."""
@@ -74,11 +76,21 @@ class SparkOffsets:
         path = self._directory / name
         return path.read_bytes() if path.exists() else None
 
-    def sync(self) -> None:
-        """Sync all notes that were written since the last call, and their directories."""
+    def sync(self, batch: int, digest: str) -> None:
+        """Sync all notes that were written since the last call, and their directories. `digest`: that of the batch when it
+        began; `OffsetsChanged` if notes had to be written anew and no longer have it."""
         if self._directory is None or not self._directory.is_dir():
             return
-        folders = [self._directory, self._directory / "offsets", *self._directory.glob("sources/*")]
+        self._sync_new(self._directory)
+        if self._unchecked and (found := self.digest(batch)) != digest:
+            raise OffsetsChanged(f"Spark's notes on batch {batch} in {self.place} could not be written to the disk, and what "
+                                    f"is left of them is not what the batch was run with (digest {found or 'missing'}, not "
+                                    f"{digest}): it is not committed. Check that disk, and start with --resume to run the "
+                                    "batch again")
+        self._unchecked = False
+
+    def _sync_new(self, directory: Path) -> None:
+        folders = [directory, directory / "offsets", *directory.glob("sources/*")]
         for folder in folders:
             written = {Path(entry.path) for entry in os.scandir(folder) if entry.is_file()} if folder.is_dir() else set()
             new = written - self._synced
@@ -86,15 +98,16 @@ class SparkOffsets:
                 self._sync_file(path)
             if new:
                 for each in (folder, *folder.parents):
-                    sync_directory(each)
-                    if each == self._directory:
+                    self._sync_folder(each)
+                    if each == directory:
                         break
             self._synced = {path for path in self._synced if path.parent != folder} | written
 
     def _sync_file(self, path: Path) -> None:
-        """Sync a file. One whose sync has failed is written anew: a second sync would succeed and prove nothing."""
+        """Sync a file. If its sync or that of its directory has failed it is written anew, which renames it into place: a
+        second sync would succeed and prove nothing."""
         try:
-            if path in self._distrusted:
+            if path in self._distrusted or path.parent in self._distrusted:
                 self._rewrite(path)
                 return
             with path.open("rb") as file:
@@ -102,13 +115,32 @@ class SparkOffsets:
         except FileNotFoundError:  # Spark deletes old ones
             return
         except OSError:
-            self._distrusted.add(path)
+            self._distrusted |= {path, path.parent}  # to write it anew syncs the directory, too
             raise
         self._distrusted.discard(path)
 
     def _rewrite(self, path: Path) -> None:
-        write_file(path, path.with_name(f"{UNFINISHED}{uuid.uuid4().hex}"), [path.read_bytes()])
+        self._unchecked = True
+        write_file(path, _unfinished(path.parent), [path.read_bytes()])
         self._distrusted.discard(path)
+
+    def _sync_folder(self, folder: Path) -> None:
+        """Sync a directory. If its sync has failed its entries are changed first, so that all of them are written again: Spark
+        uses the directories in it, which cannot be renamed."""
+        try:
+            if folder in self._distrusted:
+                passing = _unfinished(folder)
+                write_file(passing, _unfinished(folder), [])
+                passing.unlink()
+            sync_directory(folder)
+        except OSError:
+            self._distrusted.add(folder)
+            raise
+        self._distrusted.discard(folder)
+
+
+def _unfinished(folder: Path) -> Path:
+    return folder / f"{UNFINISHED}{uuid.uuid4().hex}"
 
 
 def _value_of(line: str, name: str) -> Any:

@@ -96,9 +96,11 @@ class BatchQuery(BatchDriver):
         self._began = 0.0, 0.0  # the first attempt at the batch: unix time, and by the clock of `time.monotonic`
         self._dataframe: Any = None  # the batch that Spark has offered
         self._is_cached = False
-        self._error = ""  # of the step that failed last
+        self._error = ""  # of the step of the current batch that failed last
         self._noted = ""  # the last error of a sink's function reported to the master
         self._unwritten = ""  # the step left to the resumed run because the topology is being killed
+        self._unfinished = False  # a batch has begun and is not published yet
+        self._stopped = False  # the error that ended the query is `Stopped`
         self._busy = threading.Lock()  # held while a batch runs
         self._ended = threading.Event()
         self._query: Any = None
@@ -149,18 +151,29 @@ class BatchQuery(BatchDriver):
         return error
 
     def _report_end(self, error: Exception | None) -> None:
-        how = "its last batch is committed"
+        how, uncommitted = self._outcome(error)
+        if uncommitted:
+            self._say(uncommitted, "error")
+        self._master.finish(self.name, how, uncommitted)
+
+    def _outcome(self, error: Exception | None) -> tuple[str, str]:
+        """The way in which the query has ended, and what was not committed or published by it, with the reason."""
         if self._master.superseded:
-            how = "another driver took over"
-        elif self._engine.lost:
-            self._say(self._engine.lost, "warning")
-            how = "Spark has ended"
-        elif self._unwritten:
-            self._say(f"it ended before it could {self._unwritten}; the rows are in the checkpoint, and --resume writes them",
-                      "error")
-        elif error is not None and self._status() != STOPPING:
-            self._say(f"the query ended: {first_words(error)}. --resume continues from the last committed batch", "error")
-        self._master.finish(self.name, how)
+            return "another driver took over", self._master.superseded
+        if self._engine.lost:
+            return "Spark has ended", self._engine.lost
+        if self._unwritten:
+            return "its last batch is committed, but not written", (
+                f"it ended before it could {self._unwritten}; the rows are in the checkpoint, and --resume writes them")
+        if error is not None and not self._stopped:
+            return "its query has failed", (
+                f"the query ended: {first_words(error)}. --resume continues from the last committed batch")
+        if self._unfinished:
+            because = f": {self._error}" if self._error else ""
+            return "its last batch is not finished", (
+                f"it ended before its last batch was committed and published{because}. --resume continues from the last "
+                "committed batch")
+        return "its last batch is committed", ""
 
     def stop(self) -> None:
         self._ended.set()
@@ -225,13 +238,13 @@ class BatchQuery(BatchDriver):
 
     def _run_batch(self, number: int) -> bool:
         """Returns True if the batch has run and had no tuples."""
-        decider = self.decider
+        decider, self._error = self.decider, ""
         step = decider.offered(number, self._offsets.digest(number))
         if decider.committed is not None and isinstance(step, CommitSinks | WriteRows):  # of an earlier run
             self._long.is_committed(decider.batch_of(decider.committed.wave))
         end = run_steps(step, decider, self)
         if isinstance(end, StopBatches):
-            self._unwritten = end.unwritten
+            self._unwritten, self._stopped = end.unwritten, True
             raise Stopped(f"{self.name!r} is being killed")
         if not end.ran:
             return False
@@ -240,6 +253,7 @@ class BatchQuery(BatchDriver):
     def entering(self, step: BatchStep) -> None:
         if not isinstance(step, AwaitPlan):  # it may follow a pause, which is shown until the batch begins
             self._long.doing = step.doing if isinstance(step, RETRIED) else RUN_TASKS
+            self._unfinished = not isinstance(step, Collect)
 
     def note_failure(self, error: Exception) -> Life:
         self._error = str(error) if isinstance(error, WriteFailed) else first_words(error)
@@ -328,7 +342,8 @@ class BatchQuery(BatchDriver):
     # -- the commit point --------------------------------------------------------------------------------------------
 
     def commit(self, step: CommitPoint) -> None:
-        self._offsets.sync()  # or Spark might plan another batch of this number after a power cut
+        # Spark might plan another batch of this number after a power cut, if its notes on this one were not on the disk.
+        self._offsets.sync(self.decider.batch, step.manifest.offsets_digest)
         super().commit(step)
 
     # -- after the commit point --------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class FakeMaster:
         self.committed_waves: list[int] = []
         self.batches: list[Any] = []
         self.deleted: list[Any] = []
+        self.ends: list[tuple[str, str]] = []
         self.checkpointing = SimpleNamespace(collect=lambda name, epoch: self.deleted.append("all"),
                                              discard=lambda name, names: self.deleted.append(names))
 
@@ -75,6 +76,9 @@ class FakeMaster:
 
     def note_batch(self, name: str, record: Any) -> None:
         self.batches.append(record)
+
+    def finish(self, name: str, how: str, uncommitted: str = "") -> None:
+        self.ends.append((how, uncommitted))
 
 
 class FakeJobs:
@@ -250,6 +254,74 @@ def test_an_error_that_is_not_about_the_attempt_ends_the_query(words: Fixture) -
     assert not words.master.committed_waves
 
 
+class EndedQuery:
+    """Spark's query, ended by this error or still active."""
+
+    runId = "1"
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error, self.isActive = error, error is None
+
+    def exception(self) -> Exception | None:
+        return self.error
+
+    def stop(self) -> None: ...
+
+
+def end_of(words: Fixture, number: int) -> tuple[str, str]:
+    """Offer the batch, and return what is reported when the query has ended: by its error, or because it is killed."""
+    error: Exception | None = None
+    try:
+        words.offer(number)
+        end(words, STOPPING)
+    except Exception as raised:
+        error = raised
+    words.query._query = EndedQuery(error)
+    words.query._watch()
+    [ended] = words.master.ends
+    return ended
+
+
+def test_a_query_that_is_killed_between_two_batches_has_committed_its_last(words: Fixture) -> None:
+    assert end_of(words, 0) == ("its last batch is committed", "")
+    assert not words.master.messages
+
+
+def test_a_query_that_is_killed_before_it_begins_a_batch_has_committed_its_last(words: Fixture) -> None:
+    words.offer(0)
+    end(words, STOPPING)
+    assert end_of(words, 1) == ("its last batch is committed", "")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_query_that_an_error_ends_has_failed(words: Fixture, killed: bool) -> None:
+    words.offer(0)
+    words.jobs.errors = [ZeroDivisionError("a bug")]
+    words.jobs.before = lambda: end(words, STOPPING) if killed else None
+    how, uncommitted = end_of(words, 1)
+    assert how == "its query has failed" and uncommitted.startswith("the query ended: ") and "a bug" in uncommitted
+    assert [(message.text, message.level) for message in words.master.messages] == [(uncommitted, "error")]
+
+
+def test_a_query_that_is_killed_when_its_batch_fails_says_that_it_is_not_committed(words: Fixture) -> None:
+    words.offer(0)
+    words.jobs.errors = [BatchFailed("a task died")]
+    words.jobs.before = lambda: end(words, STOPPING)
+    assert end_of(words, 1) == (
+        "its last batch is not finished", "it ended before its last batch was committed and published: a task died. --resume "
+        "continues from the last committed batch")
+
+
+def test_a_query_that_ends_before_rows_are_written_says_so(words: Fixture) -> None:
+    words.offer(0)
+    words.query._unwritten = "write the rows kept by the sinks"
+    words.query._watch_query = lambda: None  # type: ignore[method-assign]
+    words.query._watch()
+    [(how, uncommitted)] = words.master.ends
+    assert how == "its last batch is committed, but not written"
+    assert uncommitted.startswith("it ended before it could write the rows kept by the sinks; ")
+
+
 @pytest.mark.parametrize("status", [STOPPING, None])
 def test_a_killed_topology_does_not_run_a_failed_attempt_again(words: Fixture, status: str | None) -> None:
     words.jobs.errors = [BatchFailed("a task died")]
@@ -362,9 +434,9 @@ def test_spark_s_offsets_are_on_the_disk_before_the_manifest_that_has_their_dige
     manifests: list[int] = []  # in the store, at each sync
 
     class Noted(SparkOffsets):
-        def sync(self) -> None:
+        def sync(self, batch: int, digest: str) -> None:
             manifests.append(sum(name.endswith(".manifest") for name in fixture.store.names("")))
-            super().sync()
+            super().sync(batch, digest)
 
     fixture.query._offsets = Noted(SimpleNamespace(), place.as_uri())
     fixture.offer(0)

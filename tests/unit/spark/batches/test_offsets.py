@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.errors import OffsetsChanged
 from millrace.spark.batches.offsets import SparkOffsets
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{}}'
@@ -96,7 +97,7 @@ def test_another_file_system_gives_the_same_digest_and_nothing_is_synced(place: 
     assert offsets.digest(3) == digest(place) and offsets.digest(4) == ""
     monkeypatch.setattr(os, "fsync", None)
     offsets.make()
-    offsets.sync()
+    offsets.sync(3, digest(place))
 
 
 @pytest.fixture
@@ -124,15 +125,15 @@ BROKEN: list[str] = []
 def test_new_notes_are_synced_with_their_directories_and_only_once(place: Path, forced: list[str]) -> None:
     (place / "metadata").write_text("{}")
     offsets = SparkOffsets(NoFiles(), place.as_uri())
-    offsets.sync()
+    offsets.sync(3, digest(place))
     assert forced == ["/metadata", "", "/offsets/.3.crc", "/offsets/3", "/offsets", "",
                       "/sources/0/1", "/sources/0", "/sources", ""]
     forced.clear()
-    offsets.sync()
+    offsets.sync(3, digest(place))
     assert forced == []
     note(place, 4, FIRST, SECOND)
     (place / "offsets" / "3").unlink()  # Spark deletes old ones
-    offsets.sync()
+    offsets.sync(3, digest(place))
     assert forced == ["/offsets/.4.crc", "/offsets/4", "/offsets", ""]
 
 
@@ -142,12 +143,45 @@ def test_a_file_whose_sync_has_failed_is_written_anew(place: Path, forced: list[
     before, content = path.stat().st_ino, path.read_bytes()
     BROKEN.append("/offsets/3")
     with pytest.raises(OSError, match="Input/output error"):
-        offsets.sync()
+        offsets.sync(3, digest(place))
     forced.clear()
-    offsets.sync()
+    offsets.sync(3, digest(place))
     assert path.stat().st_ino != before and path.read_bytes() == content
     assert "/offsets/3" not in forced and any(name.startswith("/offsets/.millrace-") for name in forced)
     assert sorted(entry.name for entry in (place / "offsets").iterdir()) == [".3.crc", "3"]
+
+
+def test_a_file_that_is_written_anew_with_another_content_is_not_committed(place: Path, forced: list[str]) -> None:
+    """After a failed sync the kernel may forget what was written."""
+    offsets, before = SparkOffsets(NoFiles(), place.as_uri()), digest(place)
+    BROKEN.append("/offsets/3")
+    with pytest.raises(OSError, match="Input/output error"):
+        offsets.sync(3, before)
+    note(place, 3, FIRST, '{"offset":1,"timestamp":1000}')
+    for _ in range(2):
+        with pytest.raises(OffsetsChanged, match=r"Spark's notes on batch 3 in .* not what the batch was run with"):
+            offsets.sync(3, before)
+
+
+@pytest.mark.parametrize("folder", ["/offsets", "/sources/0", "/sources", ""])
+def test_entries_of_a_directory_whose_sync_has_failed_are_made_again(place: Path, forced: list[str], folder: str) -> None:
+    """A second sync of the directory alone would succeed and prove nothing."""
+    offsets, before = SparkOffsets(NoFiles(), place.as_uri()), digest(place)
+    listed = sorted(place.rglob("*"))
+    files = [path for path in listed if path.is_file() and path.parent == Path(f"{place}{folder}")]
+    inodes = [path.stat().st_ino for path in files]
+    BROKEN.append(folder)
+    with pytest.raises(OSError, match="Input/output error"):
+        offsets.sync(3, before)
+    forced.clear()
+    offsets.sync(3, before)
+    made = max(at for at, name in enumerate(forced) if name.startswith(f"{folder}/.millrace-"))
+    assert folder in forced[made:], "the directory is synced after its entries have changed"
+    assert all(path.stat().st_ino != inode for path, inode in zip(files, inodes, strict=True))
+    assert sorted(place.rglob("*")) == listed and digest(place) == before
+    forced.clear()
+    offsets.sync(3, before)
+    assert forced == []
 
 
 def test_spark_s_notes_are_private(tmp_path: Path) -> None:
