@@ -27,6 +27,7 @@
     ├── RowsLost                 staged rows that only a roll-back brings back
     ├── CheckpointMissing        a checkpoint, or a part of it, that is not in the store
     ├── CorruptCheckpoint        a checkpoint whose bytes have changed
+    ├── OffsetsChanged           Spark's notes on a batch are no longer its own (also a CorruptCheckpoint)
     ├── OutputMissing            committed output that a sink no longer has
     ├── NotEnoughFragments       a snapshot that cannot be rebuilt from the available fragments
     ├── FeedingFailed            rows of a DataFrame that a topology did not process

@@ -58,11 +58,11 @@ class Runs:
         return self.store / ".spark" / "lost" / manifest.offsets, manifest.wave - base_wave(manifest.offsets) - 1
 
     def lose(self, *names: str) -> None:
-        """Delete files below Spark's directory, with their checksums."""
+        """Delete files below Spark's directory, with their checksums. Spark may have been stopped before it wrote `commits`."""
         place, batch = self.last_batch()
         for name in names:
             path = place / name.format(batch=batch)
-            path.unlink()
+            path.unlink(missing_ok=name.startswith("commits"))
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 

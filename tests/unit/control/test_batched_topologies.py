@@ -212,7 +212,7 @@ def test_killed_after_it_has_lost_its_slots_it_does_not_finish_its_batch() -> No
     story.on(BatchBegan("words"))
     story.lose(0)
     commands = story.on(Killed("words", 10, 0.0))
-    assert commands[-1] == Ended("words", "killed as of wave 0: later input is not committed, --resume continues from there")
+    assert commands[-1] == Ended("words", "killed as of wave 0: input after it is not committed; --resume continues from there")
 
 
 def test_batches_are_not_for_resident_topologies() -> None:
