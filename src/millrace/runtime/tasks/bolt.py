@@ -101,7 +101,7 @@ class BoltTask(Task):
             self._took(self.worker.clock.now())
         if not delivery.more:
             self.inbox.owe(delivery.inlet)
-        if self.inbox.waiting or self.due.pending:
+        if self.inbox.waiting or self.due.pending or self.waves.pending:  # a request may have come during the call
             self.worker.ready(self)
 
     def _took(self, now: float) -> None:
