@@ -84,6 +84,10 @@ WAVE_INTERVAL = Setting("topology.checkpoint.interval.secs", 5.0, low=0.01,
 WAVE_TIMEOUT = Setting("topology.checkpoint.timeout.secs", 60.0, low=0.1,
                        about="Seconds without progress after which a wave that is not prepared is abandoned; the next one "
                              "covers it. Progress: a task that the wave has not reached yet processes tuples.")
+WAVE_ALIGNED = Setting("topology.checkpoint.aligned.secs", 10.0, low=0,
+                       about="Seconds that a wave of an exactly-once topology waits behind queued tuples. Then it overtakes "
+                             "them: they are saved with the wave, and processed first after a return to it. 0: it always "
+                             "waits.")
 WAVE_FAILURES = Setting("topology.checkpoint.max.failures", 10, low=0,
                         about="Waves in a row that may fail before the spouts of an exactly-once topology wait; they continue "
                               "when a wave is committed. 0: they never wait.")

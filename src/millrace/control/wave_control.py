@@ -12,7 +12,15 @@ from typing import Protocol
 
 import msgspec
 
-from millrace.config import AT_LEAST_ONCE, GUARANTEE, MESSAGE_TIMEOUT, WAVE_FAILURES, WAVE_INTERVAL, WAVE_TIMEOUT
+from millrace.config import (
+    AT_LEAST_ONCE,
+    GUARANTEE,
+    MESSAGE_TIMEOUT,
+    WAVE_ALIGNED,
+    WAVE_FAILURES,
+    WAVE_INTERVAL,
+    WAVE_TIMEOUT,
+)
 from millrace.control.assignment import Place
 from millrace.control.events import (
     ChannelBroke,
@@ -94,7 +102,10 @@ class WaveControl:
         topology.epoch, topology.checkpoint = max(self._master.author, event.after[0]), checkpoint
         topology.offsets = event.offsets
         committed = (checkpoint.wave, checkpoint.wave_epoch) if checkpoint is not None else (0, 0)
-        topology.waves = Waves(WAVE_INTERVAL.of(graph.config), WAVE_TIMEOUT.of(graph.config), event.after[1], *committed)
+        # At least once, roots that are in flight at a wave are replayed anyway.
+        aligned = WAVE_ALIGNED.of(graph.config) if graph.exactly_once else 0.0
+        topology.waves = Waves(WAVE_INTERVAL.of(graph.config), WAVE_TIMEOUT.of(graph.config), event.after[1], *committed,
+                               aligned=aligned)
         if checkpoint is not None and event.offsets:
             topology.offsets = checkpoint.offsets or event.offsets
 

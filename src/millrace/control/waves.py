@@ -3,6 +3,7 @@
     CLAIM     the new epoch is entered in the store                          (written: INIT)
     INIT      every task restores the state of the last committed wave       (all acked: the spouts may run)
     PREPARE   every task snapshots, at the same point of the stream          (all acked: the manifest is written)
+              a wave that takes too long overtakes queued tuples: tasks snapshot at once and save the tuples with the wave
     COMMIT    the manifest is written: sinks publish their prepared output   (all acked: the next wave may begin)
     ROLLBACK  a wave that was not prepared in time, or not stored, is abandoned
 
@@ -31,7 +32,7 @@ FIRST_OUTPUT_SECONDS = 0.5  # from the return to a wave until the next one begin
 class Send:
     """Send a wave message to these tasks. `sweep`: only the spouts begin, other tasks follow when the wave has reached them
     on every channel; a task that has done it already acks again. `wave` was prepared in `wave_epoch`. `whole`: write no
-    deltas, because the store has lost some."""
+    deltas, because the store has lost some. `overtakes`: a task that has not done it yet does it before its queued input."""
 
     kind: str
     wave: int
@@ -39,6 +40,7 @@ class Send:
     wave_epoch: int = 0
     sweep: bool = False
     whole: bool = False
+    overtakes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class Waves:
     waiting: set[TaskId] = field(default_factory=set)
     records: dict[TaskId, TaskRecord] = field(default_factory=dict)
     whole: bool = False
+    aligned: float = 0.0  # seconds after which a wave that is not prepared overtakes queued tuples; 0: never
+    overtakes: bool = False  # the current wave does
     epoch: int = 0
     due: float = 0.0
     not_before: float = 0.0  # the next wave waits until then, even if one is requested: the last ones failed
@@ -145,7 +149,7 @@ class Waves:
         if self.phase != IDLE or not self.tasks:
             return []
         self.wave += 1
-        self.began, self.records, self.requested = now, {}, False
+        self.began, self.records, self.requested, self.overtakes = now, {}, False, False
         return [self._send(PREPARE, now)]
 
     def tick(self, now: float) -> list[WaveStep]:
@@ -154,6 +158,9 @@ class Waves:
         if self.phase == PREPARE and self._is_late(now):
             late = ", ".join(map(str, sorted(self.waiting)[:5]))
             return self.abandon(f"not prepared within {now - self.began:.0f} s: {late}", now)
+        if self._is_to_overtake(now):
+            self.overtakes = True
+            return [self._again(now)]
         if self.phase == STORING and now - self.sent >= self.timeout:
             # It may still be written, which does no harm: it is complete, and a later manifest takes its place.
             return self.stored(self.wave, f"the checkpoint store has not written its manifest within {self.timeout:g} s", now)
@@ -169,6 +176,12 @@ class Waves:
         while the wave itself is stuck behind another task."""
         return (now - max(self.began, self.progressed) >= self.timeout
                 or now - self.began >= MOST_TIMEOUTS * self.timeout)
+
+    def _is_to_overtake(self, now: float) -> bool:
+        """True if the current wave has waited long enough. The last wave of a topology never overtakes: it leaves no tuples
+        behind, so that the topology can be resumed with another parallelism."""
+        return (self.phase == PREPARE and not self.overtakes and not self.closing
+                and 0 < self.aligned <= now - self.began)
 
     def progress(self, tasks: Iterable[TaskId], now: float) -> None:
         """Record that these tasks have processed tuples. A task that has not answered works on what is ahead of the wave, and
@@ -238,4 +251,4 @@ class Waves:
     def _again(self, now: float) -> Send:
         self.sent = now
         return Send(self.phase, self._asked(), tuple(sorted(self.waiting)), self.committed_epoch if self.phase == INIT
-                    else self.epoch, self.phase == PREPARE, self.whole)
+                    else self.epoch, self.phase == PREPARE, self.whole, self.phase == PREPARE and self.overtakes)

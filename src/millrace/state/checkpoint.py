@@ -24,6 +24,7 @@ from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.state.path_step import path_step
 
 OWN = -1  # in place of a key group in `pack`: the task's `snapshot()`, which belongs to no group
+IN_FLIGHT = -2  # the same for chunks that the wave has overtaken
 MAGIC = b"MRCP"
 FORMAT = 1
 
@@ -51,7 +52,8 @@ class Blocks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The report of a task at a wave. `own` is its `snapshot()`; `position` that of a replayable spout."""
+    """The report of a task at a wave. `own` is its `snapshot()`; `position` that of a replayable spout; `in_flight` the input
+    that the wave has overtaken, which the task processes first when it is restored."""
 
     component: str
     index: int
@@ -60,6 +62,7 @@ class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
     position: int | None = None
     blocks: dict[str, Blocks] = {}  # by blob that contains one of its pieces
     prepared: list[str] = []  # tokens of the output that a sink has prepared and not published, see `TwoPhaseSink`
+    in_flight: PieceRef | None = None
 
     @property
     def task(self) -> TaskId:
@@ -70,6 +73,8 @@ class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
             yield from chain
         if self.own is not None:
             yield self.own
+        if self.in_flight is not None:
+            yield self.in_flight
 
 
 def batch_offsets(epoch: int, wave: int) -> str:
@@ -195,7 +200,7 @@ def _torn(what: str) -> CorruptCheckpoint:
 
 def pack(pieces: Mapping[int, tuple[bool, bytes]], blob: str) -> tuple[list[bytes], dict[int, PieceRef]]:
     """Packs group -> (whole, content) into a blob: its parts in the order to write them, and the reference to each group's
-    piece. The task's `snapshot()` has the key `OWN`."""
+    piece. The task's `snapshot()` has the key `OWN`, its overtaken input `IN_FLIGHT`."""
     refs: dict[int, PieceRef] = {}
     offset = 0
     for group, (whole, content) in pieces.items():
@@ -315,8 +320,22 @@ def check_fit(manifest: Manifest, graph: TopologyGraph) -> None:
     if graph.key_groups != manifest.key_groups:
         raise _misfit(manifest, graph, f"has {manifest.key_groups} key groups", f"has {graph.key_groups}",
                       f"Set {KEY_GROUP_COUNT.key} to {manifest.key_groups}")
+    if any(record.in_flight is not None for record in manifest.records):
+        _check_in_flight(manifest, graph)
     for record in manifest.records:
         _check_record(manifest, graph, record, now[record.component])
+
+
+def _check_in_flight(manifest: Manifest, graph: TopologyGraph) -> None:
+    """Tuples that the wave has overtaken were sent from one task to another: both must be there to process them."""
+    advice = "Resume it as it was and stop it with `millrace kill`, whose last wave leaves no tuples in flight"
+    if graph.batched:
+        raise _misfit(manifest, graph, "has tuples in flight between tasks", "runs in batches, which have none", advice)
+    for component in graph.components:
+        before = manifest.parallelism[component.name]
+        if component.par != before:
+            raise _misfit(manifest, graph, f"has tuples in flight between tasks, and {before} tasks of {component.name!r}",
+                          f"has {component.par}", advice)
 
 
 def _check_record(manifest: Manifest, graph: TopologyGraph, record: TaskRecord, component: ComponentDef) -> None:

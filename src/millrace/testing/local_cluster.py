@@ -267,7 +267,7 @@ class LocalCluster:
 
     def _send_wave(self, command: SendWave) -> None:
         send = command.send
-        mark = wire.WaveMark(send.kind, send.wave, send.wave_epoch, send.whole)
+        mark = wire.WaveMark(send.kind, send.wave, send.wave_epoch, send.whole, send.overtakes)
         for slot, tasks in command.tasks.items():
             wave = wire.Wave(command.topology, command.epoch, mark, send.sweep, list(tasks))
             if slot in self.workers and not self.lose(wave):

@@ -83,3 +83,48 @@ class ThroughSlow(Topology):
     slow = SlowPass.spec(inputs=[numbers])
     tally = Tally.spec(inputs={slow: Grouping.fields("key")}, par=2)
     ledger = FakeLedger.spec(inputs=[tally])
+
+
+FAN = 40
+
+
+class Burst(Bolt):
+    """Makes many rows from one."""
+
+    outputs: ClassVar[list[str]] = ["key", "number"]
+
+    def process(self, tup: Tuple) -> None:
+        key, number = tup.values
+        self.emit_rows([(key, number * FAN + offset) for offset in range(FAN)])
+
+
+class SlowTally(Tally):
+    """Takes long for every row."""
+
+    def process(self, tup: Tuple) -> None:
+        spend(1)
+        super().process(tup)
+
+
+class SlowBlockingTally(SlowTally):
+    """Runs on its own thread."""
+
+    blocking = True
+
+
+class Bursts(Topology):
+    """Rows of a key keep the order in which one spout has emitted them."""
+
+    config: ClassVar[dict[str, Any]] = {"topology.guarantee": "exactly-once"}
+    numbers = Numbers.spec(par=2)
+    burst = Burst.spec(inputs={numbers: Grouping.fields("key")}, par=2)
+    tally = SlowTally.spec(inputs={burst: Grouping.fields("key")}, par=2)
+    ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
+
+
+class BlockingBursts(Topology):
+    config: ClassVar[dict[str, Any]] = Bursts.config
+    numbers = Numbers.spec(par=2)
+    burst = Burst.spec(inputs={numbers: Grouping.fields("key")}, par=2)
+    tally = SlowBlockingTally.spec(inputs={burst: Grouping.fields("key")}, par=2)
+    ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)

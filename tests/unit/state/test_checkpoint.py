@@ -11,7 +11,7 @@ import pytest
 
 from millrace.api.grouping import Grouping
 from millrace.errors import CorruptCheckpoint, TopologyError
-from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph
+from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph, batched
 from millrace.state.checkpoint import (
     FORMAT,
     MAGIC,
@@ -208,3 +208,29 @@ def test_an_incompatible_topology_is_refused_with_advice(changed: TopologyGraph,
     with pytest.raises(TopologyError) as caught:
         check_fit(FULL, changed)
     assert message in str(caught.value)
+
+
+IN_FLIGHT = manifest(TaskRecord("split", 2, in_flight=whole("s")), TaskRecord("count", 0, {0: [whole("a")]}))
+
+
+def test_tuples_in_flight_fit_the_topology_as_it_was() -> None:
+    check_fit(IN_FLIGHT, graph())
+    assert IN_FLIGHT.blobs() == {"s", "a"} and IN_FLIGHT.size("split") == 10
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    (graph(count=5), "wave 7 of 'words' has tuples in flight between tasks, and 2 tasks of 'count'; the topology 'words' now "
+                     "has 5. Resume it as it was and stop it with `millrace kill`, whose last wave leaves no tuples in "
+                     "flight, or"),
+    (graph(split=1), "and 3 tasks of 'split'; the topology 'words' now has 1."),
+    (batched(graph()), "has tuples in flight between tasks; the topology 'words' now runs in batches, which have none."),
+])
+def test_tuples_in_flight_are_bound_to_their_tasks(changed: TopologyGraph, message: str) -> None:
+    with pytest.raises(TopologyError) as caught:
+        check_fit(IN_FLIGHT, changed)
+    assert message in str(caught.value)
+
+
+def test_a_record_of_an_earlier_version_has_no_tuples_in_flight() -> None:
+    old = msgspec.msgpack.encode(["count", 0, {0: [whole("a")]}, None, None, {}, []])
+    assert msgspec.msgpack.decode(old, type=TaskRecord) == TaskRecord("count", 0, {0: [whole("a")]})

@@ -42,6 +42,12 @@ class Alignment:
         self.passed.add(source)
         return self.passed >= self.sources
 
+    def overtake(self, mark: WaveMark) -> set[int]:
+        """Let the wave pass without waiting for further marks; return the channels on which it has not come."""
+        missing = set(self.sources - self.passed)
+        self.mark = mark
+        return missing
+
     def release(self) -> deque[Delivery]:
         """End the alignment; return the chunks held back, in order of arrival."""
         if self.mark is not None:

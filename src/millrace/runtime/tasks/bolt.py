@@ -20,6 +20,7 @@ from millrace.api.bolt import Bolt
 from millrace.config import CHANNEL_SECONDS, MESSAGE_TIMEOUT
 from millrace.model.graph import TaskId
 from millrace.runtime.flow.channel import Delivery
+from millrace.runtime.flow.overtaken import Overtaken
 from millrace.runtime.flow.pace import Pace
 from millrace.runtime.tasks.chunk_views import ChunkReader
 from millrace.runtime.tasks.dead_letters import DeadLetters
@@ -62,6 +63,7 @@ class BoltTask(Task):
     def on_start(self) -> None:
         self.acks.by_hand = self.component.acks_itself or not self.component.auto_ack
         self.worker.start_timers(self)
+        self.inbox.put_back(self.snapshots.take_in_flight())
         self.settling.settle()  # sends what initialize emitted
 
     def step(self, now: float) -> None:
@@ -99,7 +101,7 @@ class BoltTask(Task):
             self._took(self.worker.clock.now())
         if not delivery.more:
             self.inbox.owe(delivery.inlet)
-        if self.inbox.waiting or self.due.pending:
+        if self.inbox.waiting or self.due.pending or self.waves.pending:  # a request may have come during the call
             self.worker.ready(self)
 
     def _took(self, now: float) -> None:
@@ -118,6 +120,10 @@ class BoltTask(Task):
     def send_waiting(self) -> None:
         self.settling.settle()
         self.report_broken()
+
+    def overtake(self, mark: wire.WaveMark) -> Overtaken | None:
+        self.settling.settle()
+        return self.inbox.overtake(mark)
 
     def abandon_wave(self, wave: int) -> None:
         super().abandon_wave(wave)

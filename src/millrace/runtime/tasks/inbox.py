@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from millrace.runtime.flow.channel import Delivery, Inlet
+from millrace.runtime.flow.overtaken import Overtaken
 from millrace.runtime.tasks.alignment import Alignment
 from millrace.runtime.wire import messages as wire
 
@@ -17,7 +20,8 @@ HELD_TUPLES = 200_000  # tuples a bolt may leave unacked before its senders have
 
 class Inbox:
     """Queues the chunks for one bolt. A wave mark takes its place in the queue when it has come on every channel: behind all
-    chunks sent before it and ahead of those held back."""
+    chunks sent before it and ahead of those held back. A wave that overtakes does not queue: chunks sent before it are saved,
+    those that wait and those that still arrive before its mark."""
 
     def __init__(self, task: BoltTask) -> None:
         graph = task.topology.graph
@@ -38,6 +42,8 @@ class Inbox:
         if self.alignment.mark is not None and self.alignment.holds(delivery.inlet.source):
             self.alignment.ahead.append(delivery)
             return
+        if task.waves.overtaken is not None:
+            task.waves.overtaken.arrived(delivery)
         self.waiting.append(delivery)
         if not task.queued:
             self._worker.ready(task)
@@ -55,6 +61,12 @@ class Inbox:
         self.waiting.appendleft(rest)
         return part
 
+    def put_back(self, chunks: Sequence[Delivery]) -> None:
+        """Queue chunks that the wave just restored had overtaken: all others were sent after them."""
+        for delivery in chunks:
+            delivery.arrived = self._worker.clock.now()
+        self.waiting.extendleft(reversed(chunks))
+
     # -- waves ---------------------------------------------------------------------------------------------------------
 
     def _on_mark(self, delivery: Delivery) -> None:
@@ -66,6 +78,8 @@ class Inbox:
             self._worker.counters["malformed"] += 1
             if self._task.topology.graph.exactly_once:  # a chunk that came as a mark is missing
                 self._worker.broken(self._task, f"{self._task.name} could not read its input ({error})")
+            return
+        if self._task.waves.passes(mark, delivery.inlet.source):
             return
         if alignment.is_late(mark):
             return
@@ -81,6 +95,22 @@ class Inbox:
         for delivery in self.alignment.release():
             self.deliver(delivery)
         self._worker.ready(self._task)
+
+    def overtake(self, mark: wire.WaveMark) -> Overtaken | None:
+        """Let the wave pass the chunks that wait, and save them; None if it has passed here already, or was abandoned."""
+        queued = next((delivery for delivery in self.waiting
+                       if delivery.form == wire.WAVE and delivery.body.wave == mark.wave), None)
+        if queued is None and self.alignment.is_late(mark):
+            return None
+        missing = self.alignment.overtake(mark) if queued is None else set()
+        overtaken = Overtaken(mark, missing, self._task.topology.graph)
+        for delivery in takewhile(lambda delivery: delivery is not queued, self.waiting):
+            overtaken.save(delivery)
+        if queued is None:
+            self._release()
+        else:  # it has come on every channel, and nothing is held back
+            self.waiting.remove(queued)
+        return overtaken
 
     def abandon_wave(self, wave: int) -> None:
         """Drop the marks of this wave and of earlier ones."""

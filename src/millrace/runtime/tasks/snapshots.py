@@ -15,9 +15,11 @@ from millrace.api.grouping import stable_hash
 from millrace.api.spout import ReplayableSpout
 from millrace.control.waves import INIT
 from millrace.errors import EncodingError, OutputMissing
+from millrace.runtime.flow.channel import Delivery
+from millrace.runtime.flow.overtaken import unpacked
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.messages import WaveMark
-from millrace.state.checkpoint import OWN, Blocks, PieceRef, TaskRecord, blob_name, pack
+from millrace.state.checkpoint import IN_FLIGHT, OWN, Blocks, PieceRef, TaskRecord, blob_name, pack
 from millrace.state.packing import pack_value, unpack_value
 from millrace.state.task_state import TaskState, open_states
 
@@ -59,6 +61,7 @@ class Snapshots:
     def _forget(self) -> None:
         self._chains: dict[int, list[PieceRef]] = {}  # by key group: the pieces that its state amounts to
         self._own: PieceRef | None = None
+        self._in_flight: PieceRef | None = None  # input that the last wave has overtaken
         self._changed: set[int] = set()  # groups whose chains differ from the last committed manifest
         self._blocks: dict[str, Blocks] = {}  # by blob: the slots that its fragments were sent to
         self._holders: set[int] = set()  # slots that may hold blocks which are no longer needed
@@ -66,6 +69,7 @@ class Snapshots:
         self.saving: int | None = None  # the wave whose snapshot is being written: one at a time
         self._restored: tuple[Any, int | None] | None = None
         self._promised: list[TaskRecord] = []  # of the component, at the wave to restore
+        self._put_back: list[Delivery] = []  # input that this wave had overtaken
 
     # -- keyed state -------------------------------------------------------------------------------------------------
 
@@ -127,16 +131,19 @@ class Snapshots:
         self._lost |= spoiled
         self.answer(mark, error=error)
 
+    def lost(self, snapshot: Snapshot) -> None:
+        """Record that a snapshot will not be written: the next one has its key groups whole. Runs on the loop."""
+        self._lost |= _groups(snapshot.pieces)
+
     def save(self, mark: WaveMark, snapshot: Snapshot) -> None:
         """Write the snapshot on the store thread, then answer the master. Runs on the loop."""
         pieces = snapshot.pieces
-        if OWN not in pieces:
-            self._own = None
+        self._replace_whole(pieces)
         if not pieces:
             self._prepared(mark, snapshot)
             return
         blob, parts, refs = self._packed(mark.wave, pieces)
-        groups = {group for group in refs if group != OWN}
+        groups = _groups(refs)
         self.saving = mark.wave
         self._changed |= groups
         worker, topology, errors = self.task.worker, self.task.topology.graph.name, list[str]()
@@ -163,8 +170,7 @@ class Snapshots:
 
     def write(self, wave: int, snapshot: Snapshot) -> TaskRecord:
         """Write the snapshot at once; returns the record of all state of the task."""
-        if OWN not in snapshot.pieces:
-            self._own = None
+        self._replace_whole(snapshot.pieces)
         self._write_pieces(wave, snapshot.pieces)
         return self.record(snapshot.position, prepared=snapshot.prepared)
 
@@ -184,6 +190,13 @@ class Snapshots:
             self._send_fragments(blob, parts, release=True)
         self._extend(refs)
 
+    def _replace_whole(self, pieces: Pieces) -> None:
+        """Forget what a new snapshot does not continue but replace."""
+        if OWN not in pieces:
+            self._own = None
+        if IN_FLIGHT not in pieces:
+            self._in_flight = None
+
     def _packed(self, wave: int, pieces: Pieces) -> tuple[str, list[bytes], dict[int, PieceRef]]:
         blob = blob_name(self.task.topology.graph.name, *self.task.name, self.task.topology.epoch, wave)
         return blob, *pack(pieces, blob)
@@ -192,6 +205,8 @@ class Snapshots:
         for group, ref in refs.items():
             if group == OWN:
                 self._own = ref
+            elif group == IN_FLIGHT:
+                self._in_flight = ref
             elif ref.whole:
                 self._chains[group] = [ref]
             else:
@@ -206,12 +221,13 @@ class Snapshots:
         needed = self.blobs()
         self._blocks = {blob: blocks for blob, blocks in self._blocks.items() if blob in needed}
         chains = {group: chain for group, chain in self._chains.items() if groups is None or group in groups}
-        return TaskRecord(*self.task.name, chains, self._own, position, dict(self._blocks), list(prepared))
+        return TaskRecord(*self.task.name, chains, self._own, position, dict(self._blocks), list(prepared),
+                          self._in_flight)
 
     def blobs(self) -> set[str]:
         """The blobs that the task's state is in."""
         blobs = {ref.blob for chain in self._chains.values() for ref in chain}
-        return blobs | {self._own.blob} if self._own is not None else blobs
+        return blobs | {ref.blob for ref in (self._own, self._in_flight) if ref is not None}
 
     # -- fragments -----------------------------------------------------------------------------------------------------
 
@@ -279,13 +295,16 @@ class Snapshots:
         record = next((record for record in component if record.task == name), None) if with_own else None
         wanted = [ref for chain in stale.values() for ref in chain]
         own = [record.own] if record is not None and record.own is not None else []
-        pieces = checkpoints.fetch(self.task.topology.graph.name, [*wanted, *own], blocks)
+        in_flight = [record.in_flight] if record is not None and record.in_flight is not None else []
+        pieces = checkpoints.fetch(self.task.topology.graph.name, [*wanted, *own, *in_flight], blocks)
         if self.state is not None and stale:
             self.state.restore_all({group: [pieces[ref] for ref in chain] for group, chain in stale.items()})
             self._chains = {group: chain for group, chain in {**self._chains, **stale}.items() if chain}
         if with_own:
             self._promised = component
             self._own = own[0] if own else None
+            self._in_flight = in_flight[0] if in_flight else None
+            self._put_back = unpacked(pieces[in_flight[0]], self.task.topology.graph, name) if in_flight else []
             self._restored = unpack_value(pieces[own[0]]) if own else None, record.position if record is not None else None
         needed = self.blobs()
         self._blocks = {blob: held for blob, held in {**self._blocks, **blocks}.items() if blob in needed}
@@ -318,6 +337,11 @@ class Snapshots:
         if self.task.commits:
             self.check_prepared(self._promised)
             component.recover(*self.task.topology.recovers)
+
+    def take_in_flight(self) -> list[Delivery]:
+        """The input to process first, because the restored wave had overtaken it."""
+        put_back, self._put_back = self._put_back, []
+        return put_back
 
     def check_prepared(self, records: Iterable[TaskRecord]) -> None:
         """Raise `OutputMissing` if the sink finds less than it had prepared for the wave to restore. Task 0 also answers
@@ -368,3 +392,8 @@ class Snapshots:
             return False
         self.task.worker.tell_master(answer)
         return True
+
+
+def _groups(pieces: Iterable[int]) -> set[int]:
+    """The key groups among the keys of pieces."""
+    return {group for group in pieces if group not in (OWN, IN_FLIGHT)}

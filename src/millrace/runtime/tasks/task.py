@@ -32,6 +32,7 @@ from millrace.runtime.tasks.waves import TaskWaves
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
+    from millrace.runtime.flow.overtaken import Overtaken
     from millrace.runtime.tasks.host import TaskHost, TaskTopology
 
 
@@ -110,6 +111,10 @@ class Task:
 
     def send_waiting(self) -> None:
         """Send all output."""
+        raise NotImplementedError
+
+    def overtake(self, mark: wire.WaveMark) -> Overtaken | None:
+        """Let a wave pass the input that waits. Returns that input, or None if the wave has passed here already."""
         raise NotImplementedError
 
     def abandon_wave(self, wave: int) -> None:

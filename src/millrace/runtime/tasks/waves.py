@@ -11,8 +11,10 @@ from millrace.errors import RowsLost
 from millrace.runtime.tasks.snapshots import Snapshot
 from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
+from millrace.state.checkpoint import IN_FLIGHT
 
 if TYPE_CHECKING:
+    from millrace.runtime.flow.overtaken import Overtaken
     from millrace.runtime.tasks.task import Task
 
 
@@ -23,6 +25,8 @@ class TaskWaves:
         self._task = task
         self.pending: deque[wire.WaveMark] = deque()
         self._snapshot: Snapshot | None = None  # the one being taken
+        self.overtaken: Overtaken | None = None  # the input that the wave being prepared has overtaken
+        self._unsaved: tuple[wire.WaveMark, Snapshot] | None = None  # taken, while overtaken input may still arrive
         self._error: BaseException | None = None
 
     def on_request(self, mark: wire.WaveMark, sweep: bool) -> None:
@@ -44,11 +48,20 @@ class TaskWaves:
                 task.worker.ready(task)
         else:  # the mark comes along the edges; input still held back for an earlier, failed wave would block it
             task.abandon_wave(mark.wave - 1)
+            if mark.overtakes and task.snapshots.begins(mark):
+                self.pending.append(mark)
+                task.worker.ready(task)
 
     def abandon(self, wave: int) -> None:
         """Drop a wave that will not be committed. The next wave covers it."""
         for mark in [mark for mark in self.pending if mark.wave == wave]:
             self.pending.remove(mark)
+            self._task.snapshots.dropped(mark)
+        if self.overtaken is not None and self.overtaken.mark.wave <= wave:
+            self.overtaken = None
+        if self._unsaved is not None and self._unsaved[0].wave <= wave:
+            (mark, snapshot), self._unsaved = self._unsaved, None
+            self._task.snapshots.lost(snapshot)
             self._task.snapshots.dropped(mark)
 
     def run_next(self) -> bool:
@@ -58,7 +71,7 @@ class TaskWaves:
             return False
         mark = self.pending.popleft()
         if mark.kind == PREPARE:
-            self.prepare(mark)
+            self._prepare_now(mark)
         elif task.commits:
             task.on_own_thread(partial(self._commit, mark), partial(self._committed, mark))
         else:
@@ -69,7 +82,8 @@ class TaskWaves:
     # -- PREPARE -------------------------------------------------------------------------------------------------------
 
     def prepare(self, mark: wire.WaveMark) -> None:
-        """Take the snapshot once all input before the wave is processed, then forward the mark behind the output."""
+        """Take the snapshot once all input before the wave is processed or overtaken, then forward the mark behind the
+        output."""
         task = self._task
         if task.topology.broken:
             task.snapshots.answer(mark, error=task.topology.broken)
@@ -105,8 +119,44 @@ class TaskWaves:
         else:
             for channel in task.channels.values():
                 channel.send_mark(mark)
-            task.snapshots.save(mark, snapshot)
+            self._unsaved = mark, snapshot
+            self._save_if_complete()
         task.worker.ready(task)
+
+    # -- PREPARE of a wave that overtakes ------------------------------------------------------------------------------
+
+    def _prepare_now(self, mark: wire.WaveMark) -> None:
+        """Prepare the wave at the master's request: a spout, which has no input, or a bolt that the wave is to pass at once."""
+        task = self._task
+        if not task.begins_waves:
+            overtaken = task.overtake(mark)
+            if overtaken is None:
+                task.snapshots.dropped(mark)
+                return
+            self.overtaken = overtaken
+        self.prepare(mark)
+
+    def passes(self, mark: wire.WaveMark, source: int) -> bool:
+        """Record a mark that comes after its wave has overtaken the input here; False if it is of another wave."""
+        if self.overtaken is None or self.overtaken.mark.wave != mark.wave:
+            return False
+        self.overtaken.missing.discard(source)
+        self._save_if_complete()
+        return True
+
+    def _save_if_complete(self) -> None:
+        """Save the snapshot, once the wave has come on every channel: until then, what arrives belongs to it."""
+        if self._unsaved is None or (self.overtaken is not None and self.overtaken.missing):
+            return
+        (mark, snapshot), overtaken = self._unsaved, self.overtaken
+        self._unsaved = self.overtaken = None
+        if overtaken is not None and overtaken.error:
+            self._task.snapshots.lost(snapshot)
+            self._task.snapshots.answer(mark, error=overtaken.error)
+            return
+        if overtaken is not None and overtaken.chunks:
+            snapshot.pieces[IN_FLIGHT] = True, overtaken.packed()
+        self._task.snapshots.save(mark, snapshot)
 
     # -- COMMIT --------------------------------------------------------------------------------------------------------
 

@@ -231,6 +231,7 @@ class WaveMark(msgspec.Struct, array_like=True, frozen=True):
     wave: int
     wave_epoch: int = 0  # the epoch in which the wave was prepared
     whole: bool = False  # snapshot everything: the base of deltas is gone
+    overtakes: bool = False  # snapshot before queued input, and save that with the snapshot
 
 
 class Wave(msgspec.Struct, array_like=True, tag=20, tag_field="type"):
