@@ -204,9 +204,9 @@ def test_status_shows_batches(master: Master) -> None:
 
 def test_calls_for_an_ended_topology_are_ignored(master: Master) -> None:
     master.note_batch("words", record(0))
-    master.finish("words")
+    master.finish("words", "its last batch is committed")
     assert master.wait_until(lambda: "words" not in master.state.topologies, 5)
-    master.finish("words")
+    master.finish("words", "its last batch is committed")
     master.begin_batch("words")
     master.note_batch("words", record(1))
     master.committed("words", committed(master, 1, {"a": 1}))
@@ -226,7 +226,7 @@ def test_a_kill_is_delayed_once(master: Master) -> None:
 def test_the_delay_of_a_kill_ends_with_its_topology(master: Master) -> None:
     delayed: list[Killed] = []
     master.call(lambda: master.delay_kill("words", delayed.append))
-    master.finish("words")
+    master.finish("words", "its last batch is committed")
     master.submit_batched(taken_over(master, resume=False))
     master.kill("words")
     assert not delayed and master.state.topologies["words"].status == STOPPING
@@ -245,7 +245,7 @@ def test_positions_are_those_of_the_last_batch(master: Master) -> None:
 def test_it_resumes_from_its_last_batch(master: Master) -> None:
     manifest = committed(master, 3, {"a": 1})
     master.committed("words", manifest)
-    master.finish("words")
+    master.finish("words", "its last batch is committed")
     event = taken_over(master, resume=True)
     assert event.checkpoint == manifest and event.after == (manifest.epoch + STEP, 3)
     master.submit_batched(event)

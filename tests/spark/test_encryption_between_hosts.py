@@ -133,6 +133,7 @@ def test_with_a_secret_neither_keys_nor_rows_can_be_read_on_the_cable(hosts: tup
         assert not overheard.heard(text)
 
 
+@pytest.mark.slow  # it proves that the listener hears what is not encrypted
 def test_without_a_secret_they_can_be_read_and_millrace_warns(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """Proves that the listener hears what is to be heard. The plan has its own encryption, but its key can be read."""
     overheard = overhear(hosts, tmp_path, "")

@@ -80,6 +80,7 @@ def alarms(device: str, count: int) -> list[int]:
     return [next(above) for _ in range(count)]
 
 
+@pytest.mark.slow  # tests/process/test_tap_reader_resumed.py does the same without Spark
 def test_the_reader_outlives_the_driver_and_ends_quietly(start: Callable[[bool], TapDriver], tmp_path: Path,
                                                          reader: Callable[[], subprocess.Popen[str]]) -> None:
     first = start(False)
