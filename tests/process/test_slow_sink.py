@@ -63,8 +63,9 @@ def test_a_worker_dies_after_waves_have_overtaken_queued_rows(tmp_path: Path) ->
                     and any(record.in_flight is not None for record in manifest.records if record.component == "lines"))
 
         assert master.wait_until(lambda: overtaken(1), PATIENCE)
+        assert topology.waves is not None
+        wave, epoch = topology.waves.committed, topology.epoch  # the master may notice the kill at once
         cluster.kill(1)
-        wave, epoch = topology.waves.committed if topology.waves is not None else 0, topology.epoch
         assert master.wait_until(lambda: topology.epoch > epoch and overtaken(wave), PATIENCE)
         running.kill(wait=30.0)
         assert running.wait(PATIENCE)
