@@ -91,6 +91,15 @@ WAVE_ALIGNED = Setting("topology.checkpoint.aligned.secs", 10.0, low=0,
 WAVE_FAILURES = Setting("topology.checkpoint.max.failures", 10, low=0,
                         about="Waves in a row that may fail before the spouts of an exactly-once topology wait; they continue "
                               "when a wave is committed. 0: they never wait.")
+HANDOVER_BATCH = Setting("topology.handover.tasks", 0, low=0, whole=True,
+                         about="Maximum number of tasks that are handed over at the same time. 0: all tasks of a plan, except "
+                               "that a task and its direct upstream never move together.")
+HANDOVER_PREPARE_LIMIT = Setting("topology.handover.prepare.secs", 60.0, low=0.1,
+                                 about="Seconds that the new incarnation of a task that moves may take to start and to copy "
+                                       "its state, while the old one works. Then the move is cancelled.")
+HANDOVER_SWITCH_LIMIT = Setting("topology.handover.switch.secs", 10.0, low=0.1,
+                                about="Seconds from the change of a task's place until its new incarnation must work. Then the "
+                                      "task counts as lost.")
 BACKUP_BLOCKS = Setting("topology.backup.blocks", None, text=True,
                         about="Blocks of a snapshot in other workers' memory: r+c, for example 7+3 (any 7 of the 10 restore "
                               "it), or none. Unset: chosen by the number of workers.")
@@ -152,9 +161,6 @@ HELLO = Setting("worker.hello.secs", 20.0, low=0.1,
                 about="Seconds that a starting worker waits for the master's first answer before it exits.")
 RECOVERY_GRACE = Setting("recovery.grace.secs", 0.5, low=0,
                          about="Seconds after the loss of a worker before unfinished tuples are replayed.")
-DRAIN_LIMIT = Setting("task.drain.limit.secs", 2.0, low=0,
-                      about="Minimum time, in seconds, for which the old incarnation of a moved task keeps draining; after "
-                            "that it ends when its inbox is empty.")
 FRAME_LIMIT = Setting("wire.frame.limit.bytes", 64 * 2**20, low=4096, about="Largest frame that is sent or accepted.")
 
 NODE_BY = Setting("worker.node.by", "host", choices=("host", "executor"),

@@ -51,6 +51,24 @@ class Place:
     incarnation: int
 
 
+ARM, SWITCH = "arm", "switch"  # phases of a move
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The hand-over of a task to another worker, see `control/handover.py`. While it arms, the task stays at its old place and
+    the new worker prepares an incarnation from the wave `base`; as soon as it switches, senders use the new place. `sources`:
+    (task, incarnation) of the senders whose marks the old incarnation awaits."""
+
+    number: int
+    task: TaskId
+    old: Place
+    new: Place
+    phase: str
+    base: tuple[int, int, int] = (0, 0, 0)  # wave, epoch it was prepared in, epoch of its manifest; 0, 0, 0: no state
+    sources: list[tuple[TaskId, int]] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class TopologyAssignment:
     """One topology's part: graph, places of tasks, owners of key groups, and whether its spouts may emit."""
@@ -68,6 +86,7 @@ class TopologyAssignment:
     blocks: tuple[int, int] = (0, 0)  # raw and check blocks that a snapshot is cut into; 0, 0 for none
     holders: list[tuple[TaskId, list[int]]] = field(default_factory=list)  # slots that keep a task's blocks, by block
     earlier: tuple[int, int] = (0, 0)  # last wave, and its epoch, of the run that a fresh one replaces: sinks publish it
+    moves: list[Move] = field(default_factory=list)  # tasks that are being handed over
 
     @property
     def recovers(self) -> tuple[int, int]:

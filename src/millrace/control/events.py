@@ -107,6 +107,32 @@ class ChannelBroke:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveArmed:
+    """The new incarnation of a task that moves is ready to take over, with the state of `wave`; or it cannot, because of
+    `error`. `copied_bytes`: of that state, since the last such event."""
+
+    topology: int
+    epoch: int
+    move: int
+    wave: int
+    copied_bytes: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTaken:
+    """The new incarnation of a task has taken over; or it cannot, because of `error`. `delta_bytes`: state that had changed
+    since the wave it was armed with. `pause`: seconds in which no incarnation worked."""
+
+    topology: int
+    epoch: int
+    move: int
+    delta_bytes: int = 0
+    pause: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class WaveRequested:
     """Someone needs a checkpoint of the topology soon: begin a wave now or, if one is in progress, right after it."""
 
@@ -200,7 +226,7 @@ class Ticked:
 
 Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Replanned | Rescaled
          | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked | ManifestStored
-         | ChannelBroke | LongCallsSeen)
+         | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from millrace.config import settings_without_effect
@@ -24,7 +24,9 @@ from millrace.control.events import (
     Killed,
     LongCallsSeen,
     ManifestStored,
+    MoveArmed,
     Moved,
+    MoveTaken,
     Paused,
     Replanned,
     Rescaled,
@@ -38,6 +40,7 @@ from millrace.control.events import (
     WorkerLost,
     WorkerReported,
 )
+from millrace.control.handover import HandoverControl
 from millrace.control.plan_changes import PlanChanges
 from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
 from millrace.control.topology_state import TopologyState
@@ -69,7 +72,8 @@ class MasterState:
         self.agents: dict[str, int] = {}  # node -> slot of the worker whose agent keeps the node's plan store
         self.revision = 0
         self._waves = WaveControl(self)
-        self._plan_changes = PlanChanges(self, self._waves)
+        self._handovers = HandoverControl(self)
+        self._plan_changes = PlanChanges(self, self._handovers)
         self._numbers = 0
 
     def handle(self, event: Event) -> list[Command]:
@@ -116,6 +120,10 @@ class MasterState:
                 return self._waves.broke(event)
             case LongCallsSeen():
                 return self._long_calls(event)
+            case MoveArmed():
+                return self._handovers.armed(event)
+            case MoveTaken():
+                return self._handovers.taken(event)
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -143,15 +151,26 @@ class MasterState:
         commands: list[Command] = [Say(f"worker {event.slot} lost: {event.cause}", level="warning")]
         for topology in self.topologies.values():
             lost = [task for task, place in topology.places.items() if place.slot == event.slot]
+            stranded, ends = self._handovers.lost(topology, event.slot)
+            commands += ends
             topology.quiet.pop(event.slot, None)
             topology.in_flight.pop(event.slot, None)
             topology.starting.pop(event.slot, None)
-            if lost:
-                topology.losses += 1
-                for task in lost:
-                    del topology.places[task]
-                commands += self._place(topology)
+            if lost or stranded:
+                commands += self.lose(topology, [*lost, *stranded])
         return [*commands, self.distribute()]
+
+    def lose(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+        topology.losses += 1
+        for task in tasks:
+            del topology.places[task]
+        return [*self._place(topology), self.distribute()]
+
+    def wave_committed(self, topology: TopologyState) -> list[Command]:
+        return self._handovers.wave_committed(topology)
+
+    def rolled_back(self, topology: TopologyState) -> list[Command]:
+        return self._handovers.rolled_back(topology)
 
     def _reported(self, event: WorkerReported) -> list[Command]:
         worker = self.workers.get(event.slot)
@@ -293,7 +312,7 @@ class MasterState:
     def _ticked(self, now: float) -> list[Command]:
         late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]
         commands = [command for topology in late for command in self._give_up(topology)]
-        return commands + self._waves.tick(now)
+        return [*commands, *self._waves.tick(now), *self._handovers.tick(now)]
 
     def _give_up(self, topology: TopologyState) -> list[Command]:
         """End a killed topology that cannot commit more: its time is up, or its tasks have no slots."""

@@ -1,7 +1,7 @@
 """Applies changes of plan to running topologies: accepted plans of a scheduler, moved tasks, rescaled components, and tasks
 that return to a worker that is back.
 
-On resident workers, tasks with state move after a wave. A topology that runs in batches changes with its next batch.
+On resident workers, tasks are handed over while the stream runs. A topology that runs in batches changes with its next batch.
 schedule_generator.py decides when to run a scheduler, plan_acceptance.py whether to accept its plan.
 """
 
@@ -12,9 +12,9 @@ from typing import Protocol
 
 from millrace.control.assignment import Place
 from millrace.control.events import Command, Distribute, Moved, Replanned, Rescaled, Say
+from millrace.control.handover import HandoverControl
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
-from millrace.control.wave_control import WaveControl
 from millrace.control.wording import counts_named, tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.errors import StalePlan, TopologyError, UnknownName
@@ -43,8 +43,8 @@ class PlannedTopologies(Protocol):
 class PlanChanges:
     """Every method returns the commands to carry out, or raises without changing anything."""
 
-    def __init__(self, master: PlannedTopologies, waves: WaveControl) -> None:
-        self._master, self._waves = master, waves
+    def __init__(self, master: PlannedTopologies, handovers: HandoverControl) -> None:
+        self._master, self._handovers = master, handovers
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -60,9 +60,12 @@ class PlanChanges:
         if not topology.graph.movable(event.task):
             raise TopologyError(f"{event.task} cannot be moved: its source cannot be replayed, so its tuples in flight would "
                                 "be lost. Derive the spout from ReplayableSpout to move it")
+        moving = topology.handover.moving(event.task)
+        if moving is not None and (source != event.slot or moving.new.slot == event.slot):
+            raise TopologyError(f"{event.task} is being moved to worker {moving.new.slot}. Try again when it has arrived")
         if source == event.slot:
-            topology.moves.pop(event.task, None)  # cancels a move that waits for the next wave
-            return [Say(f"{event.task} is already on worker {event.slot}", event.name)]
+            return [Say(f"{event.task} is already on worker {event.slot}", event.name),
+                    *self._handovers.withdraw(topology, event.task)]
         _check_changeable(topology)
         return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name),
                 *self._enact(topology, {event.task: event.slot}), self._master.distribute()]
@@ -134,15 +137,13 @@ class PlanChanges:
             raise StalePlan(f"the plan for {name!r} {mismatch}: it is discarded. Run the scheduler again")
 
     def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
-        """Move the tasks: at once, or after the next wave if the topology takes waves, so that little is replayed."""
-        for task, slot in moves.items():
-            topology.homes[task] = slot
-        if topology.waves is not None:
-            return self._waves.move(topology, moves)
+        """Move the tasks: with the next batch, or by hand-over."""
+        if not topology.batched:
+            return self._handovers.request(topology, moves)
         topology.version += 1
         for task, slot in moves.items():
+            topology.homes[task] = slot
             topology.places[task] = Place(slot, topology.version)
-        topology.quiet = {}
         return []
 
     def _replan_batches(self, topology: TopologyState, plan: Plan, reason: str) -> list[Command]:

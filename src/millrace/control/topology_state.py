@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from millrace.config import AT_MOST_ONCE, GUARANTEE
 from millrace.control.assignment import Place, TopologyAssignment
 from millrace.control.backup_placement import backups
+from millrace.control.moves import Handover
 from millrace.control.topology_status import RUNNING, WAITING, check_transition
 from millrace.control.waves import Waves
 from millrace.model.graph import TaskId, TopologyGraph
@@ -44,7 +45,7 @@ class TopologyState:
     checkpoint: Manifest | None = None  # the last one committed
     earlier: tuple[int, int] = (0, 0)  # as in `Submitted`
     offsets: str = ""  # the run under which Spark's positions are recorded; also in the manifests
-    moves: dict[TaskId, int] = field(default_factory=dict)  # requested; they wait for the current wave
+    handover: Handover = field(default_factory=Handover)
     storing: Manifest | None = None  # the manifest being written
     begun: bool = False  # its tasks have been started before
     closing: int = 0  # killed: the wave that must be committed before it ends
@@ -96,7 +97,8 @@ class TopologyState:
     def assignment(self, nodes: Mapping[int, str]) -> TopologyAssignment:
         """The topology's part of the assignment. `nodes`: slot -> node, of all workers."""
         plain = TopologyAssignment(self.number, self.graph, self.version, self.active, sorted(self.places.items()),
-                                   self.key_groups, sorted(self.positions.items()), self.losses)
+                                   self.key_groups, sorted(self.positions.items()), self.losses,
+                                   moves=self.handover.moves(self.places))
         if self.waves is None:
             return plain
         blocks, holders = backups(self.graph, {task: place.slot for task, place in self.places.items()}, nodes)
@@ -105,7 +107,8 @@ class TopologyState:
                        restore=self.restore_point, earlier=self.earlier)
 
     def note_hosts(self, node_of: Mapping[int, str]) -> None:
-        for task, place in self.places.items():
+        arriving = [(moving.task, moving.new) for moving in self.handover.batch if moving.new.slot in node_of]
+        for task, place in (*self.places.items(), *arriving):
             node = node_of[place.slot]
             if task.component not in self.hosted.get(node, frozenset()):
                 self.hosted[node] = self.hosted.get(node, frozenset()) | {task.component}

@@ -7,7 +7,7 @@ failure came, or that a superseded master still writes, therefore does no harm: 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -80,6 +80,12 @@ class WaveTopologies(Protocol):
 
     def all_up(self, topology: TopologyState) -> list[Command]:
         """Let the spouts run once all tasks are up, unless the topology is paused."""
+
+    def wave_committed(self, topology: TopologyState) -> list[Command]:
+        """Go on with moves that wait for a wave."""
+
+    def rolled_back(self, topology: TopologyState) -> list[Command]:
+        """End the moves of a topology whose tasks all begin again."""
 
     def end(self, topology: TopologyState, how: str) -> list[Command]:
         """Remove the topology."""
@@ -241,7 +247,7 @@ class WaveControl:
         resumed: list[Command] = []
         if waited:
             resumed = [Say("a wave is committed again: its spouts continue", topology.graph.name), self._master.distribute()]
-        return resumed + self._move_now(topology)
+        return resumed + self._master.wave_committed(topology)
 
     def _abandoned(self, topology: TopologyState, step: Abandoned) -> list[Command]:
         waited, limit = topology.spouts_wait, WAVE_FAILURES.of(topology.graph.config)
@@ -276,42 +282,23 @@ class WaveControl:
         """Delete what waves that were never committed have left of a topology that ends."""
         return _sweep(topology, _with_waves(topology.graph)) if topology.begun else []
 
-    # -- moves ---------------------------------------------------------------------------------------------------------
-
-    def move(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
-        """Move tasks after the next wave, so that little is replayed."""
-        assert topology.waves is not None
-        topology.moves.update(moves)
-        return self._carry_out(topology, topology.waves.begin(self.now)) if topology.status in (RUNNING, PAUSED) else []
-
-    def _move_now(self, topology: TopologyState) -> list[Command]:
-        """Carry out the moves that waited for the wave just committed."""
-        moves = {task: slot for task, slot in topology.moves.items()
-                 if slot in self._master.workers and task in topology.places}
-        topology.moves = {}
-        if not moves or topology.status == STOPPING:
-            return []
-        topology.version += 1
-        for task, slot in moves.items():
-            topology.places[task] = Place(slot, topology.version)
-        return [*self.roll_back(topology), self._master.distribute()]
-
     # -- rolling back --------------------------------------------------------------------------------------------------
 
     def roll_back(self, topology: TopologyState) -> list[Command]:
         """Roll back to the last committed wave, under the version just begun. Exactly once: every task restarts in a new
-        epoch. At least once: only lost or moved tasks restore their state, and spouts replay the tuples after the wave."""
+        epoch. At least once: only lost tasks restore their state, and spouts replay the tuples after the wave."""
         waves, graph = topology.waves, topology.graph
         assert waves is not None
+        reports: list[Command] = []
         if graph.exactly_once:
             topology.epoch += 1
+            reports += self._master.rolled_back(topology)
         for task in [task for task in topology.places if graph.exactly_once or _rewinds(graph, task)]:
             topology.places[task] = Place(topology.places[task].slot, topology.version)
         if not topology.never_repeats:
             topology.positions = dict(topology.checkpoint.positions()) if topology.checkpoint is not None else {}
         topology.quiet, topology.starting, topology.closing = {}, {}, 0
         topology.executed, topology.in_flight = {}, {}
-        reports: list[Command] = []
         if topology.status in (RUNNING, PAUSED, STARTING):
             topology.become(STARTING)
         elif topology.status == STOPPING and graph.exactly_once:

@@ -113,6 +113,7 @@ class Waves:
     failed: int = 0  # waves abandoned since the last commit
     refused: bool = False  # the store refused the claim: try again
     requested: bool = False  # a wave is wanted after the current one, without waiting for the interval
+    held: bool = False  # none begins: a task is being handed over
     closing: bool = False  # the next wave is the last one: repeat it without waiting for the interval until it is committed
 
     def request(self, now: float) -> None:
@@ -146,7 +147,7 @@ class Waves:
 
     def begin(self, now: float) -> list[WaveStep]:
         """Begin a wave now, unless one is in progress."""
-        if self.phase != IDLE or not self.tasks:
+        if self.phase != IDLE or self.held or not self.tasks:
             return []
         self.wave += 1
         self.began, self.records, self.requested, self.overtakes = now, {}, False, False

@@ -181,12 +181,13 @@ class Channel:
         else:
             self._send(stream, wire.encode_batch(batch), batch.num_rows, wire.ARROW, edge, lineage)
 
-    def send_mark(self, mark: wire.WaveMark) -> None:
-        """Send a wave behind everything sent so far, even if the channel is full."""
+    def send_mark(self, mark: wire.WaveMark | wire.HandoverMark) -> None:
+        """Send a mark behind everything sent so far, even if the channel is full."""
+        form = wire.WAVE if isinstance(mark, wire.WaveMark) else wire.HANDOVER
         if self.local is not None:
-            self._hand_over(0, mark, 0, wire.WAVE, 0, UNTRACKED)
+            self._hand_over(0, mark, 0, form, 0, UNTRACKED)
         else:
-            self._send(0, wire.encode(mark), 0, wire.WAVE, 0, UNTRACKED)
+            self._send(0, wire.encode(mark), 0, form, 0, UNTRACKED)
 
     def _hand_over(self, stream: int, body: Any, count: int, form: int, edge: int, lineage: Lineage) -> None:
         assert self.local is not None and self.inlet is not None

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from millrace.runtime.flow.channel import Delivery, Inlet
 from millrace.runtime.flow.overtaken import Overtaken
 from millrace.runtime.tasks.alignment import Alignment
+from millrace.runtime.tasks.succession import Sender, Succession
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.bolt import BoltTask
 
-HELD_TUPLES = 200_000  # tuples a bolt may leave unacked before its senders have to wait
+HELD_TUPLES = 200_000  # tuples a bolt may leave unacked, or get before it has taken over, until its senders have to wait
 
 
 class Inbox:
@@ -30,14 +31,23 @@ class Inbox:
         self.inlets: dict[tuple[int, int], Inlet] = {}  # by source task and its incarnation
         self.alignment = Alignment(map(graph.number, graph.upstream(task.name.component)))
         self._owed: deque[Inlet] = deque()  # credits withheld while too many tuples are unacked
+        self.succession = Succession()
+        self.moved: set[Sender] = set()  # senders that use the next incarnation of this task from now on
+        self.early = False  # the task has not taken over yet: input waits, and is credited all the same
+        self._early_tuples = 0
 
     def deliver(self, delivery: Delivery) -> None:
         task = self._task
         if task.ended:
             return
         delivery.arrived = self._worker.clock.now()
-        if delivery.form == wire.WAVE:
-            self._on_mark(delivery)
+        if self.succession.held and self.succession.holds(delivery):
+            return
+        if delivery.form >= wire.MARKS:
+            if delivery.form == wire.WAVE:
+                self._on_mark(delivery)
+            else:
+                self._on_handover(delivery)
             return
         if self.alignment.mark is not None and self.alignment.holds(delivery.inlet.source):
             self.alignment.ahead.append(delivery)
@@ -45,6 +55,8 @@ class Inbox:
         if task.waves.overtaken is not None:
             task.waves.overtaken.arrived(delivery)
         self.waiting.append(delivery)
+        if self.early:
+            self._credit_early(delivery)
         if not task.queued:
             self._worker.ready(task)
 
@@ -75,9 +87,7 @@ class Inbox:
         try:
             mark = delivery.body if delivery.local else wire.decode_mark(delivery.body)
         except wire.WireError as error:
-            self._worker.counters["malformed"] += 1
-            if self._task.topology.graph.exactly_once:  # a chunk that came as a mark is missing
-                self._worker.broken(self._task, f"{self._task.name} could not read its input ({error})")
+            self._unreadable_mark(error)
             return
         if self._task.waves.passes(mark, delivery.inlet.source):
             return
@@ -89,6 +99,11 @@ class Inbox:
             delivery.body = mark
             self.waiting.append(delivery)
             self._release()
+
+    def _unreadable_mark(self, error: wire.WireError) -> None:
+        self._worker.counters["malformed"] += 1
+        if self._task.topology.graph.exactly_once:  # a chunk that came as a mark is missing
+            self._worker.broken(self._task, f"{self._task.name} could not read its input ({error})")
 
     def _release(self) -> None:
         """Queue the chunks that alignment held back."""
@@ -120,6 +135,40 @@ class Inbox:
         self.waiting = deque(delivery for delivery in self.waiting
                              if delivery.form != wire.WAVE or delivery.body.wave > wave)
 
+    # -- hand-over -----------------------------------------------------------------------------------------------------
+
+    def _on_handover(self, delivery: Delivery) -> None:
+        inlet = delivery.inlet
+        self._worker.consumed(self._task, inlet)
+        try:
+            mark = delivery.body if delivery.local else wire.decode_handover(delivery.body)
+        except wire.WireError as error:
+            self._unreadable_mark(error)
+            return
+        if mark.kind == wire.START:
+            self.succession.start(inlet, mark)
+        elif mark.kind == wire.END:
+            self._deliver_all(self.succession.end(inlet))
+        else:
+            self.moved.add((inlet.source, inlet.incarnation))
+        self._worker.ready(self._task)
+
+    def end_lost(self, is_alive: Callable[[int, int], bool]) -> None:
+        """Wait no longer for senders that were lost before they had sent their end."""
+        if self.succession.held:
+            self._deliver_all(self.succession.end_lost(is_alive))
+
+    def _deliver_all(self, deliveries: Iterable[Delivery]) -> None:
+        for delivery in deliveries:
+            self.deliver(delivery)
+
+    def _credit_early(self, delivery: Delivery) -> None:
+        """Credit a chunk on arrival, or else a full channel would stop its sender, which has other receivers, too."""
+        self._early_tuples += delivery.count
+        if self._early_tuples <= HELD_TUPLES:
+            delivery.more = True  # no credit is due when it is processed
+            self._worker.consumed(self._task, delivery.inlet)
+
     # -- credits -------------------------------------------------------------------------------------------------------
 
     def owe(self, inlet: Inlet) -> None:
@@ -141,11 +190,12 @@ class Inbox:
 
     @property
     def empty(self) -> bool:
-        return not (self.waiting or self.alignment.ahead)
+        return not (self.waiting or self.alignment.ahead or self.succession.held)
 
     @property
     def tuples(self) -> int:
-        return sum(delivery.count for delivery in self.waiting) + sum(delivery.count for delivery in self.alignment.ahead)
+        return (sum(delivery.count for delivery in self.waiting) + sum(delivery.count for delivery in self.alignment.ahead)
+                + self.succession.tuples)
 
     def clear(self) -> None:
         self.waiting.clear()

@@ -22,7 +22,8 @@ from millrace.state.checkpoint import TaskRecord
 from millrace.state.packing import BIG_INT, PAIRS, as_key
 from millrace.state.time_values import EXTENDED, EXTENSIONS, extension_of, read_extension
 
-ROWS, ARROW, WAVE, EXTENDED_ROWS = 0, 1, 2, 3  # forms of a chunk's body; extended: see `encode_extended`
+ROWS, ARROW, EXTENDED_ROWS, WAVE, HANDOVER = range(5)  # forms of a chunk's body; extended: see `encode_extended`
+MARKS = WAVE  # this form and those after it carry no tuples
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)  # raised for malformed and forged frames
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # a message with a larger number is forged
 _encoder = msgspec.msgpack.Encoder()
@@ -120,7 +121,20 @@ class Handover(Message, tag=8):
     failed: list[int]
 
 
-DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe | Handover
+class StatePart(Message, tag=9):
+    """A part of a task's state on its way to the task's new incarnation; the state itself is a second frame. `part` numbers
+    them. `group`: a key group, or a key of its own, see `tasks/departure.py`. `more`: the same piece continues."""
+
+    topology: int
+    epoch: int
+    target: int
+    target_incarnation: int
+    part: int
+    group: int
+    more: bool
+
+
+DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe | Handover | StatePart
 
 
 class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):
@@ -234,6 +248,20 @@ class WaveMark(msgspec.Struct, array_like=True, frozen=True):
     overtakes: bool = False  # snapshot before queued input, and save that with the snapshot
 
 
+class HandoverMark(msgspec.Struct, array_like=True, frozen=True):
+    """Cuts a channel between two incarnations of a task. MOVE: the last chunk for the receiver; what follows goes to its new
+    incarnation. END: the last chunk of the sender, whose task has moved. START: the first of its new incarnation, after the one
+    named here."""
+
+    kind: str
+    incarnation: int = 0
+    slot: int = -1
+    generation: int = 0
+
+
+MOVE, END, START = "move", "end", "start"
+
+
 class Wave(msgspec.Struct, array_like=True, tag=20, tag_field="type"):
     """Requests a wave from tasks. With `sweep`, the spouts among them start it, and the others only repeat answers they have
     already given."""
@@ -268,6 +296,32 @@ class Broken(msgspec.Struct, array_like=True, tag=22, tag_field="type"):
     topology: int
     epoch: int
     reason: str
+
+
+class Armed(msgspec.Struct, array_like=True, tag=27, tag_field="type"):
+    """Reports that the new incarnation of a task has the state of `wave`, or why it cannot be made."""
+
+    slot: int
+    generation: int
+    topology: int
+    epoch: int
+    move: int
+    wave: int
+    copied_bytes: int = 0
+    error: str = ""
+
+
+class Taken(msgspec.Struct, array_like=True, tag=28, tag_field="type"):
+    """Reports that the new incarnation of a task has taken over, or why it cannot."""
+
+    slot: int
+    generation: int
+    topology: int
+    epoch: int
+    move: int
+    delta_bytes: int = 0
+    pause: float = 0.0
+    error: str = ""
 
 
 class Query(msgspec.Struct, array_like=True, tag=23, tag_field="type"):
@@ -335,12 +389,13 @@ class Feeds(msgspec.Struct, array_like=True, tag=41, tag_field="type"):
 
 
 ControlMessage = (Hello | Welcome | Fetch | Agency | Heartbeat | Beat | Fenced | Stop | Report | Bye | Wave | Waved | Broken
-                  | Query | Answer | TryStore | StoreTried | AskTaps | Taps | AskFeeds | Feeds)
+                  | Armed | Taken | Query | Answer | TryStore | StoreTried | AskTaps | Taps | AskFeeds | Feeds)
 
 _part_decoder = msgspec.msgpack.Decoder(Assignment)
 _data_decoder = msgspec.msgpack.Decoder(DataMessage)
 _control_decoder = msgspec.msgpack.Decoder(ControlMessage)
 _mark_decoder = msgspec.msgpack.Decoder(WaveMark)
+_handover_decoder = msgspec.msgpack.Decoder(HandoverMark)
 
 
 def encode(message: Any) -> bytes:
@@ -375,6 +430,13 @@ def decode_mark(body: Any) -> WaveMark:
         return _mark_decoder.decode(body)
     except UNREADABLE as error:
         raise WireError(f"a body of {len(body)} bytes is not a wave: {error}") from None
+
+
+def decode_handover(body: Any) -> HandoverMark:
+    try:
+        return _handover_decoder.decode(body)
+    except UNREADABLE as error:
+        raise WireError(f"a body of {len(body)} bytes is not a mark of a hand-over: {error}") from None
 
 
 def encode_rows(rows: Sequence[Sequence[Any]]) -> bytes:

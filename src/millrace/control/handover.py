@@ -1,0 +1,254 @@
+"""Hand-over: tasks of a running topology move to other workers without a stop, in batches.
+
+    ARM      the new worker makes the new incarnation and copies its state as of the last committed wave (the stream goes on)
+    REFRESH  one more wave is committed, and the new incarnation copies what is new in it (the stream goes on)
+    SWITCH   places change. Each sender sends a mark down the old channel and uses the new one from then on. Behind the marks of
+             all senders, the old incarnation hands over what has changed since the wave, and the new one takes over.
+
+No wave runs during SWITCH: the state that the new incarnation starts from is that of exactly one point in the stream. A batch
+never has a task together with a direct upstream of it, because the marks of one would depend on the other's.
+
+A move can be cancelled until it switches; the old incarnation has not been touched until then. After that there is no way
+back: if a worker is lost that takes part in it, or if it takes too long, the task counts as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from millrace.config import HANDOVER_BATCH, HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
+from millrace.control.assignment import ARM, SWITCH, Place
+from millrace.control.events import Command, Distribute, MoveArmed, MoveTaken, Say
+from millrace.control.moves import REFRESH, RESTING, Moving, batch_of
+from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import PAUSED, RUNNING, STARTING
+from millrace.control.waves import IDLE
+from millrace.control.wording import tasks_named, workers_named
+from millrace.control.workers import WorkerView
+from millrace.model.graph import ACKER, TaskId
+
+class MovingTopologies(Protocol):
+    """The part of the master's state that hand-over uses."""
+
+    topologies: dict[str, TopologyState]
+    workers: dict[int, WorkerView]
+
+    def distribute(self) -> Distribute:
+        """The command that sends out the assignment under a new revision."""
+
+    def lose(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+        """Place these tasks anew, as if their worker were lost."""
+
+
+class HandoverControl:
+    """Carries out the moves of all topologies. Every method returns the commands to carry out. `now` is the time of the last
+    tick."""
+
+    def __init__(self, master: MovingTopologies) -> None:
+        self._master = master
+        self.now = 0.0
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def request(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
+        """Move these tasks as soon as possible."""
+        handover = topology.handover
+        ackers = {task: slot for task, slot in moves.items() if task.component == ACKER}
+        for task, slot in moves.items():
+            topology.homes[task] = slot
+        handover.waiting.update((task, slot) for task, slot in moves.items() if task not in ackers)
+        commands = self._move_ackers(topology, ackers) if ackers else []
+        if handover.phase != RESTING and handover.waiting:
+            return [*commands, Say(f"{tasks_named(sorted(handover.waiting))} will move after "
+                                   f"{tasks_named([moving.task for moving in handover.batch])}", topology.graph.name)]
+        return commands + self._begin(topology)
+
+    def withdraw(self, topology: TopologyState, task: TaskId) -> list[Command]:
+        """Cancel the move of a task that has not switched yet."""
+        topology.handover.waiting.pop(task, None)
+        moving = topology.handover.moving(task)
+        return self._cancel(topology, [moving], "it stays where it is") if moving is not None else []
+
+    def _move_ackers(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
+        """Move ackers at once: their ledgers follow them, and messages that come too early or too late are passed on."""
+        topology.version += 1
+        for task, slot in moves.items():
+            topology.places[task] = Place(slot, topology.version)
+        return [self._master.distribute()]
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Command]:
+        self.now = now
+        commands: list[Command] = []
+        for topology in list(self._master.topologies.values()):
+            handover = topology.handover
+            if handover.phase == RESTING:
+                commands += self._begin(topology)
+            elif handover.phase == SWITCH:
+                commands += self._switch_too_long(topology)
+            elif topology.status not in (RUNNING, PAUSED, STARTING):
+                commands += self._cancel(topology, handover.batch, f"the topology is {topology.status}")
+            elif now - handover.since > (limit := HANDOVER_PREPARE_LIMIT.of(topology.graph.config)):
+                late = tasks_named([moving.task for moving in handover.batch if moving.armed < handover.base[0]])
+                what = f"{late} could not be prepared" if late else "no wave was committed"
+                commands += self._cancel(topology, handover.batch, f"{what} within {limit:g} s")
+            else:
+                commands += self._advance(topology)
+        return commands
+
+    def armed(self, event: MoveArmed) -> list[Command]:
+        found = self._find(event.topology, event.epoch, event.move)
+        if found is None or found[0].handover.phase == SWITCH:
+            return []
+        topology, moving = found
+        if event.error:
+            return self._cancel(topology, [moving], event.error)
+        moving.copied_bytes += event.copied_bytes if event.wave > moving.armed else 0
+        moving.armed = max(moving.armed, event.wave)
+        return self._advance(topology)
+
+    def taken(self, event: MoveTaken) -> list[Command]:
+        found = self._find(event.topology, event.epoch, event.move)
+        if found is None or found[0].handover.phase != SWITCH:
+            return []
+        topology, moving = found
+        if event.error:
+            return self._give_up(topology, [moving], event.error)
+        moving.taken, moving.delta_bytes, moving.pause = True, event.delta_bytes, event.pause
+        return self._done(topology) if all(each.taken for each in topology.handover.batch) else []
+
+    def wave_committed(self, topology: TopologyState) -> list[Command]:
+        """Go on from the wave just committed; after the extra wave no other begins until the batch is done."""
+        if topology.handover.phase == REFRESH and topology.waves is not None:
+            topology.waves.held = True
+        return self._advance(topology) if topology.handover.phase in (ARM, REFRESH) else []
+
+    def lost(self, topology: TopologyState, slot: int) -> tuple[list[TaskId], list[Command]]:
+        """A worker is lost. Returns the tasks that are lost with it although they have another place already, and the commands
+        to carry out."""
+        handover = topology.handover
+        touched = [moving for moving in handover.batch if slot in (moving.old.slot, moving.new.slot) and not moving.taken]
+        if handover.phase != SWITCH:
+            return [], self._cancel(topology, touched, f"worker {slot} was lost")
+        handover.batch = [moving for moving in handover.batch if moving not in touched]
+        tasks = [moving.task for moving in touched]
+        ends = self._done(topology) if all(moving.taken for moving in handover.batch) else []
+        return [task for task in tasks if topology.places[task].slot != slot], ends
+
+    def rolled_back(self, topology: TopologyState) -> list[Command]:
+        """The topology returns to its last wave. Tasks that have switched begin at their new places."""
+        handover = topology.handover
+        tasks = tasks_named([moving.task for moving in handover.batch])
+        switched = handover.phase == SWITCH
+        self._rest(topology)
+        if not tasks:
+            return []
+        text = f"the hand-over of {tasks} ends with a roll-back" if switched else f"{tasks} not moved: the topology rolls back"
+        return [Say(text, topology.graph.name, "warning")]
+
+    # -- phases --------------------------------------------------------------------------------------------------------
+
+    def _begin(self, topology: TopologyState) -> list[Command]:
+        """Arm the next batch."""
+        handover = topology.handover
+        if not handover.waiting or handover.phase != RESTING or topology.status not in (RUNNING, PAUSED):
+            return []
+        handover.waiting = {task: slot for task, slot in handover.waiting.items() if slot in self._master.workers
+                            and task in topology.places and topology.places[task].slot != slot}
+        tasks = batch_of(topology.graph, handover.waiting, HANDOVER_BATCH.of(topology.graph.config))
+        if not tasks:
+            return []
+        topology.version += 1
+        for task in tasks:
+            handover.last_number += 1
+            handover.batch.append(Moving(handover.last_number, task, topology.places[task],
+                                         Place(handover.waiting.pop(task), topology.version)))
+        handover.stateful = any(topology.graph.component(task.component).stateful for task in tasks)
+        handover.base = topology.restore_point if handover.stateful else (0, 0, 0)
+        handover.phase, handover.since, handover.began = ARM, self.now, self.now
+        return [self._master.distribute()]
+
+    def _advance(self, topology: TopologyState) -> list[Command]:
+        """Enter the next phase if the new incarnations have what they need."""
+        handover, waves = topology.handover, topology.waves
+        if any(moving.armed < handover.base[0] for moving in handover.batch):
+            return []
+        if handover.stateful and handover.base != topology.restore_point:  # another wave was committed meanwhile
+            handover.base, handover.since = topology.restore_point, self.now
+            return [self._master.distribute()]
+        if handover.phase == ARM and handover.base[0] and waves is not None:
+            handover.phase, handover.since = REFRESH, self.now
+            waves.request(self.now)
+        if waves is not None:
+            waves.held = waves.held or handover.phase != REFRESH
+            if not waves.held or waves.phase != IDLE:  # the wave is under way
+                return []
+        return self._switch(topology)
+
+    def _switch(self, topology: TopologyState) -> list[Command]:
+        handover, graph = topology.handover, topology.graph
+        topology.version += 1
+        for moving in handover.batch:
+            upstream = graph.upstream(moving.task.component)
+            moving.sources = tuple((task, topology.places[task].incarnation) for task in upstream if task in topology.places)
+        for moving in handover.batch:
+            topology.places[moving.task] = moving.new
+        handover.phase, handover.since, topology.quiet = SWITCH, self.now, {}
+        return [self._master.distribute()]
+
+    def _switch_too_long(self, topology: TopologyState) -> list[Command]:
+        handover, limit = topology.handover, HANDOVER_SWITCH_LIMIT.of(topology.graph.config)
+        if self.now - handover.since <= limit:
+            return []
+        return self._give_up(topology, [moving for moving in handover.batch if not moving.taken],
+                             f"it took longer than {HANDOVER_SWITCH_LIMIT.key} = {limit:g}")
+
+    def _done(self, topology: TopologyState) -> list[Command]:
+        handover = topology.handover
+        batch, seconds = handover.batch, self.now - handover.began
+        self._rest(topology)
+        reports: list[Command] = []
+        if batch:
+            pause = max(moving.pause for moving in batch)
+            text = f"{tasks_named([moving.task for moving in batch])} moved to " \
+                   f"{workers_named(moving.new.slot for moving in batch)} in {seconds:.1f} s, with a pause of {pause * 1000:.0f} ms"
+            reports.append(Say(text, topology.graph.name))
+        return [*reports, self._master.distribute(), *self._begin(topology)]
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def _cancel(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
+        """Cancel moves that have not switched: their tasks stay where they are."""
+        handover, cancelled = topology.handover, list(moves)
+        if not cancelled or handover.phase == SWITCH:
+            return []
+        handover.batch = [moving for moving in handover.batch if moving not in cancelled]
+        for moving in cancelled:
+            topology.homes[moving.task] = moving.old.slot
+        if not handover.batch:
+            self._rest(topology)
+        return [Say(f"{tasks_named([moving.task for moving in cancelled])} not moved: {reason}", topology.graph.name, "warning"),
+                self._master.distribute()]
+
+    def _give_up(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
+        """Count the tasks as lost: they have left their old place, and did not arrive at the new one."""
+        given_up = list(moves)
+        tasks = [moving.task for moving in given_up]
+        topology.handover.batch = [moving for moving in topology.handover.batch if moving not in given_up]
+        ends = self._done(topology) if all(moving.taken for moving in topology.handover.batch) else []
+        return [Say(f"{tasks_named(tasks)} lost while being moved: {reason}", topology.graph.name, "warning"), *ends,
+                *self._master.lose(topology, tasks)]
+
+    def _rest(self, topology: TopologyState) -> None:
+        topology.handover.batch, topology.handover.phase = [], RESTING
+        if topology.waves is not None:
+            topology.waves.held = False
+
+    def _find(self, number: int, epoch: int, move: int) -> tuple[TopologyState, Moving] | None:
+        for topology in self._master.topologies.values():
+            if topology.number == number and topology.epoch == epoch:
+                moving = next((moving for moving in topology.handover.batch if moving.number == move), None)
+                return (topology, moving) if moving is not None else None
+        return None

@@ -1,0 +1,65 @@
+"""The moves of one topology: those that wait, and the batch that is handed over. `handover.py` decides about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from millrace.control.assignment import ARM, SWITCH, Move, Place
+from millrace.model.graph import TaskId, TopologyGraph
+
+RESTING, REFRESH = "resting", "refresh"  # the other phases are those of a `Move`
+
+
+@dataclass(slots=True)
+class Moving:
+    """One move of the batch. `armed`: the wave whose state its new incarnation has; -1: none yet."""
+
+    number: int
+    task: TaskId
+    old: Place
+    new: Place
+    armed: int = -1
+    taken: bool = False
+    sources: tuple[tuple[TaskId, int], ...] = ()
+    copied_bytes: int = 0
+    delta_bytes: int = 0
+    pause: float = 0.0  # seconds in which no incarnation worked
+
+
+@dataclass(slots=True)
+class Handover:
+    """The moves of one topology: those that wait, and the batch that is carried out."""
+
+    waiting: dict[TaskId, int] = field(default_factory=dict)  # task -> slot
+    batch: list[Moving] = field(default_factory=list)
+    phase: str = RESTING
+    stateful: bool = False  # some task of the batch has state
+    base: tuple[int, int, int] = (0, 0, 0)  # the wave whose state the new incarnations copy, as in `Move`
+    since: float = 0.0  # time when the phase began
+    began: float = 0.0  # time when the batch began
+    last_number: int = 0
+
+    def moving(self, task: TaskId) -> Moving | None:
+        return next((moving for moving in self.batch if moving.task == task), None)
+
+    def moves(self, places: Mapping[TaskId, Place]) -> list[Move]:
+        """The moves as workers see them. Marks of senders that were lost meanwhile are not awaited."""
+        phase = SWITCH if self.phase == SWITCH else ARM
+        return [Move(moving.number, moving.task, moving.old, moving.new, phase, self.base, [
+            (source, incarnation) for source, incarnation in moving.sources
+            if source in places and places[source].incarnation == incarnation]) for moving in self.batch]
+
+
+def batch_of(graph: TopologyGraph, waiting: Iterable[TaskId], most: int) -> list[TaskId]:
+    """The tasks to move next: no more than `most` (0: any number), and none together with a direct upstream of it."""
+    order = {component.name: position for position, component in enumerate(graph.components)}
+    batch: list[TaskId] = []
+    components: set[str] = set()
+    for task in sorted(waiting, key=lambda task: (order[task.component], task.index)):
+        near = {read.source for read in graph.component(task.component).inputs}
+        if (most and len(batch) >= most) or near & components:
+            continue
+        batch.append(task)
+        components.add(task.component)
+    return batch
