@@ -1,0 +1,176 @@
+"""The beginning of an incarnation that takes over from another one, on another worker, while the stream runs.
+
+It is made and initialized, and copies the state of the last committed wave, beside the old incarnation, which works. What it
+receives waits until the old one has handed over the rest of its state.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from millrace.control.assignment import Move
+from millrace.errors import MillraceError, WireError
+from millrace.runtime.tasks.departure import CLOSING, Closing, decode_closing
+from millrace.runtime.tasks.user_errors import describe, error_of
+from millrace.runtime.wire import messages as wire
+from millrace.state.checkpoint import OWN
+
+if TYPE_CHECKING:
+    from millrace.runtime.tasks.task import Task
+
+MAKE, LOAD, READY, TAKE, TAKEN, FAILED = "make", "load", "ready", "take", "taken", "failed"
+
+
+class Arrival:
+    """The new incarnation's part in a move. `predecessor`: generation of the worker of the old one."""
+
+    def __init__(self, task: Task, move: Move, predecessor: int) -> None:
+        self._task, self.move, self._predecessor = task, move, predecessor
+        self._phase = MAKE
+        self._wave = -1  # whose state it has
+        self._copied = 0  # bytes
+        self._parts = 0
+        self._pieces: dict[int, list[bytes]] = {}  # parts of the piece that is arriving
+        self._own: bytes | None = None
+        self._delta = 0
+        self._first_at = 0.0
+        self._error: BaseException | None = None
+        self._told: wire.Armed | wire.Taken | None = None
+
+    # -- arming --------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Make the component and initialize it. What it emits then is dropped: the old incarnation has emitted it before."""
+        task = self._task
+        if task.definition.dataframe:  # its feed can have one receiver only: it is made when the old incarnation has ended
+            self._made()
+        else:
+            task.on_own_thread(self._make, self._made)
+
+    def _make(self) -> None:
+        self._error = error_of(partial(self._task.life.build, empty_state=True))
+        self._task.outbox.take()
+
+    def _made(self) -> None:
+        self._task.busy = False
+        if not self._task.ended:
+            self._phase = LOAD
+            self._load()
+
+    def update(self, move: Move) -> None:
+        """Take the move as of a new plan: there may be a newer wave to copy."""
+        self.move = move
+        if self._phase == READY and self._wave < move.base[0]:
+            self._phase = LOAD
+            self._load()
+
+    def _load(self) -> None:
+        if self._error is not None:
+            self._fail(self._error)
+        elif self.move.base[0]:
+            self._task.snapshots.copy(self.move.base, partial(self._loaded, self.move.base[0]))
+        else:
+            self._loaded(0, 0, None)
+
+    def _loaded(self, wave: int, copied: int, error: BaseException | None) -> None:
+        if self._task.ended:
+            return
+        if error is not None:
+            self._fail(error)
+            return
+        self._phase, self._wave = READY, wave
+        self._copied = copied
+        if wave < self.move.base[0]:
+            self.update(self.move)
+        else:
+            worker, run = self._task.worker, self._task.topology
+            self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, self.move.number, wave, copied))
+
+    # -- taking over ---------------------------------------------------------------------------------------------------
+
+    def on_part(self, part: wire.StatePart, body: bytes) -> None:
+        """A part of the state has come from the old incarnation."""
+        if self._phase != READY:
+            return
+        if not self._parts:
+            self._first_at = self._task.worker.clock.now()
+        if part.part != self._parts:
+            self._fail(WireError(f"part {self._parts} of its state was lost on the way"))
+            return
+        try:
+            if part.group == CLOSING:
+                self._close(decode_closing(body))
+                return
+            self._parts += 1
+            self._pieces.setdefault(part.group, []).append(body)
+            if not part.more:
+                self._on_piece(part.group, b"".join(self._pieces.pop(part.group)))
+        except MillraceError as error:
+            self._fail(error)
+
+    def _on_piece(self, group: int, piece: bytes) -> None:
+        self._delta += len(piece)
+        if group == OWN:
+            self._own = piece
+        else:
+            self._task.snapshots.adopt(group, piece)
+
+    def _close(self, closing: Closing) -> None:
+        if closing.error:
+            self._fail(MillraceError(f"its state could not be handed over: {closing.error}"))
+            return
+        self._phase = TAKE
+        self._task.on_own_thread(partial(self._take, closing), partial(self._taken, closing))
+
+    def _take(self, closing: Closing) -> None:
+        def take() -> None:
+            if self._task.definition.dataframe:
+                self._task.life.build(empty_state=True)
+            self._task.snapshots.take_over(self._own, closing.position, closing.staged)
+
+        self._error = error_of(take)
+
+    def _taken(self, closing: Closing) -> None:
+        task = self._task
+        task.busy = False
+        if task.ended:
+            return
+        if self._error is not None:
+            self._fail(self._error)
+            return
+        start = wire.HandoverMark(wire.START, self.move.old.incarnation, self.move.old.slot, self._predecessor)
+        for channel in task.channels.values():
+            channel.send_mark(start)
+        self._phase, task.inbox_early = TAKEN, False
+        task.start_taken(closing.due)
+        worker, run = task.worker, task.topology
+        pause = closing.paused + worker.clock.now() - (self._first_at or worker.clock.now())
+        self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, self.move.number, self._delta, pause))
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        task, move = self._task, self.move
+        self._phase = FAILED
+        kind = wire.Taken if task.topology.places.get(task.name) == move.new else wire.Armed
+        text = describe(error)
+        worker, run = task.worker, task.topology
+        task.report_error(error, None)
+        if kind is wire.Taken:
+            self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, move.number, error=text))
+        else:
+            self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, move.number, self._wave, error=text))
+
+    def _tell(self, answer: wire.Armed | wire.Taken) -> None:
+        self._told = answer
+        self._task.worker.tell_master(answer)
+
+    def tell_again(self) -> None:
+        """Repeat the last answer: the master may not have received it."""
+        if self._told is not None:
+            self._task.worker.tell_master(self._told)
+
+    @property
+    def over(self) -> bool:
+        return self._phase == TAKEN
