@@ -19,6 +19,7 @@ from millrace.control.events import (
     ChannelBroke,
     CollectCheckpoints,
     Command,
+    DeleteAbandoned,
     Distribute,
     Ended,
     EndWorker,
@@ -33,7 +34,6 @@ from millrace.control.events import (
     SendWave,
     StoreManifest,
     Submitted,
-    SweepWaves,
     Ticked,
     Unpaused,
     WaveAcked,
@@ -383,8 +383,8 @@ class Master:
                 self.checkpointing.store(command.manifest, command.claim)
             elif isinstance(command, CollectCheckpoints):
                 self.checkpointing.collect(command.name, command.epoch)
-            elif isinstance(command, SweepWaves):
-                self.checkpointing.sweep(command.name, command.epoch, command.wave, command.needed)
+            elif isinstance(command, DeleteAbandoned):
+                self.checkpointing.delete_abandoned(command.name, command.epoch, command.wave, command.needed)
             elif isinstance(command, Ended):
                 self.finished[command.name] = self.observed.pop(command.name)
                 self.uncommitted[command.name] = command.uncommitted

@@ -23,6 +23,7 @@ from millrace.control.assignment import WorkerAddress
 from millrace.control.events import (
     ChannelBroke,
     CollectCheckpoints,
+    DeleteAbandoned,
     Distribute,
     Ended,
     Event,
@@ -33,7 +34,6 @@ from millrace.control.events import (
     SendWave,
     StoreManifest,
     Submitted,
-    SweepWaves,
     Ticked,
     WaveAcked,
     WorkerJoined,
@@ -261,9 +261,9 @@ class LocalCluster:
             elif isinstance(command, CollectCheckpoints):
                 with suppress(MillraceError):  # as in the master: the next wave retries
                     self._of(command.name).collect(epoch=command.epoch)
-            elif isinstance(command, SweepWaves):
+            elif isinstance(command, DeleteAbandoned):
                 with suppress(MillraceError):
-                    self._of(command.name).sweep(command.epoch, command.wave, command.needed)
+                    self._of(command.name).delete_abandoned(command.epoch, command.wave, command.needed)
 
     def _send_wave(self, command: SendWave) -> None:
         send = command.send
