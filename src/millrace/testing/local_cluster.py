@@ -101,7 +101,7 @@ class _NoThreads:
     def end(self, key: Any) -> None: ...
 
     def work(self) -> None:
-        for _ in range(len(self.waiting)):
+        for _ in range(0 if self._cluster.calls_hang else len(self.waiting)):
             work, done = self.waiting.popleft()
             work()
             done()
@@ -164,6 +164,7 @@ class LocalCluster:
         self.store, self._copies = store or MemoryStore(), copies
         self.store_seconds = 0.0  # duration of writing or reading a snapshot
         self.store_hangs = False  # while it is set, calls of the store do not return
+        self.calls_hang = False  # while it is set, calls of blocking components do not return
         self._hanging: deque[StoreManifest] = deque()
         self.lose: Callable[[Any], bool] = lambda message: False  # chooses control messages, either way, to lose
         self._from_workers: deque[Any] = deque()
