@@ -3,7 +3,7 @@ not block the next one, and lost state is reported as lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import pytest
 
@@ -11,10 +11,10 @@ from millrace.control.waves import FIRST_PAUSE, IDLE, LAST_PAUSE, PREPARE
 from millrace.errors import StoreUnreachable
 from millrace.state.checkpoint import Manifest, manifest_names, wave_of
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
-from support.cluster import wave_parts as parts
 from support.cluster.wave_parts import AtLeast, AtMost, Exact
 from support.cluster.wave_runs import assert_exact, counts, finish, start, until_wave, waves
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 ENDLESS = 10**9
 
 
@@ -36,14 +36,6 @@ class PartlyDown(MemoryStore):
         if self.refuses and f"/{self.refuses}/" in name:
             raise StoreUnreachable(f"no room for {name}: make some")
         super().write(name, list(parts))
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    parts.forget()
-    with pytest.MonkeyPatch.context() as patch:  # the spout's clock is its own again afterwards
-        patch.setattr(parts.Numbers, "clock", parts.Numbers.clock)
-        yield
 
 
 def blobs(cluster: LocalCluster) -> list[str]:
