@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.cluster import records
+from support.cluster import records, wave_parts
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +14,10 @@ def clean_slate() -> Iterator[None]:
     records.forget()
     yield
     records.forget()
+
+
+@pytest.fixture
+def fresh_wave_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clear the records of `wave_parts`; the spout's clock, which `wave_runs.start` replaces, is its own again afterwards."""
+    wave_parts.forget()
+    monkeypatch.setattr(wave_parts.Numbers, "clock", wave_parts.Numbers.clock)

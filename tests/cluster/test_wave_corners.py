@@ -1,4 +1,4 @@
-"""Edge cases of waves: empty snapshots, sinks that write batches, late plans."""
+"""Edge cases of waves: empty snapshots, sinks that write batches, late plans, requests during a call."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from millrace.control.events import WaveRequested
+from millrace.control.waves import COMMIT, IDLE, STORING
 from millrace.errors import StoreUnreachable
 from support.cluster import corner_parts as corners
 from support.cluster import wave_parts as parts
-from support.cluster.corner_parts import BatchedSink, Forgetful, Sometimes
+from support.cluster.corner_parts import BatchedSink, Forgetful, Sometimes, ToBlocking
 from support.cluster.wave_parts import AtLeast, expected_rows
 from support.cluster.wave_runs import LIMIT, assert_exact, finish, finish_at_least, start, until_wave, visible, waves
 
@@ -72,3 +74,22 @@ def test_successive_abandoned_waves_leave_no_gap_in_the_checkpoint() -> None:
     cluster.kill(1)
     finish(cluster)
     assert_exact(30_000)
+
+
+def test_a_commit_that_is_requested_during_the_last_call_of_a_blocking_sink_is_carried_out() -> None:
+    """No input follows that would give the task another turn, and the master's repeated requests do not."""
+    cluster = start(ToBlocking, workers=1, limit=2, rate=1.0)
+    cluster.run_until(lambda: sum(map(len, parts.STAGED.values())) == 1)
+    [ledger] = cluster.tasks("ledger")
+    cluster.store_hangs = True
+    cluster.tell(WaveRequested("toblocking"))
+    cluster.run_until(lambda: waves(cluster, "toblocking").phase == STORING)
+    cluster.calls_hang = True
+    cluster.run_until(lambda: ledger.busy)  # with the second and last number
+    cluster.store_hangs = False
+    cluster.run_until(lambda: bool(ledger.waves.pending))
+    cluster.run(3.0)
+    assert ledger.busy and [mark.kind for mark in ledger.waves.pending] == [COMMIT] and not visible()
+    cluster.calls_hang = False
+    cluster.run_until(lambda: waves(cluster, "toblocking").phase == IDLE, seconds=5.0)
+    assert visible() == expected_rows(1, 1), "the second number belongs to the next wave"

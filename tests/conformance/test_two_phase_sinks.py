@@ -69,7 +69,7 @@ class TestEverySink:
         engine.stage(0, 3)
         engine.stage(1, 2)
         assert target.seen() == {}
-        engine.run_wave(give_up=True)
+        engine.run_wave(abandon=True)
         assert target.seen() == {}
         engine.finish()
 
@@ -84,7 +84,7 @@ class TestEverySink:
     def test_rows_of_an_abandoned_wave_come_with_the_next(self, engine: Engine, target: Target) -> None:
         for _ in range(3):
             engine.stage(0, 2)
-            engine.run_wave(give_up=True)
+            engine.run_wave(abandon=True)
         engine.stage(0, 1)
         engine.run_wave(twice=True)
         assert target.seen() == {0: target.wanted([1, 2, 3, 4, 5, 6, 7])}
@@ -211,7 +211,7 @@ class TestEverySink:
 
     def test_another_instance_in_the_same_epoch_continues(self, engine: Engine, target: Target) -> None:
         engine.stage(0, 1)
-        engine.run_wave(give_up=True)
+        engine.run_wave(abandon=True)
         engine.stage(0, 2)
         engine.sinks[0].close()
         engine.sinks[0] = target.sink(0, 2, engine.epoch)
@@ -226,7 +226,7 @@ class TestEverySink:
         engine.stage(0, 2)
         engine.run_wave()
         engine.stage(0, 2)
-        engine.run_wave(give_up=True)
+        engine.run_wave(abandon=True)
         anew = target.sink(0, 2, 1)
         anew.recover(0, 0)
         anew.process_rows(target.rows(0, [10]))

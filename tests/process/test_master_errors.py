@@ -40,6 +40,10 @@ def errors(master: Master) -> list[tuple[str, str]]:
     return [(event["topology"], event["text"]) for event in list(master.events) if event["level"] == "error"]
 
 
+def failures(master: Master) -> dict[str, str]:
+    return {name: ended.failure for name, ended in master.ended.items() if ended.failure}
+
+
 def topologies(master: Master) -> list[str]:
     return sorted(master.state.topologies)
 
@@ -49,8 +53,9 @@ def test_an_error_in_work_that_nobody_waits_for_ends_all_topologies(master: Mast
         master.later(fail)
         assert master.wait_until(lambda: not master.state.topologies, SECONDS)
     assert "Traceback" in caplog.text and "ZeroDivisionError: a defect" in caplog.text
-    assert sorted(master.failures) == NAMES
-    assert master.failures["first"].startswith("first: ended by an unexpected error of the master: ZeroDivisionError: a defect")
+    found = failures(master)
+    assert sorted(found) == NAMES
+    assert found["first"].startswith("first: ended by an unexpected error of the master: ZeroDivisionError: a defect")
     assert [topology for topology, _ in errors(master)] == ["", *NAMES]
 
 
@@ -63,7 +68,7 @@ def test_an_error_in_a_decision_about_one_topology_ends_only_that(master: Master
     monkeypatch.setattr(master.state, "handle", fails)
     master.later(lambda: master.tell(ManifestStored("second", 1, 1, "")))
     assert master.wait_until(lambda: "second" not in master.state.topologies, SECONDS)
-    assert topologies(master) == ["first"] and list(master.failures) == ["second"]
+    assert topologies(master) == ["first"] and list(failures(master)) == ["second"]
     assert [topology for topology, _ in errors(master)] == ["second"]
 
 
@@ -75,7 +80,7 @@ def test_an_error_in_a_tick_ends_all_topologies(master: Master, monkeypatch: pyt
 
     monkeypatch.setattr(master.state, "handle", fails)
     assert master.wait_until(lambda: not master.state.topologies, SECONDS)
-    assert sorted(master.failures) == NAMES
+    assert sorted(failures(master)) == NAMES
 
 
 def test_the_thread_outlives_an_error_that_is_no_exception(master: Master) -> None:
@@ -84,7 +89,7 @@ def test_the_thread_outlives_an_error_that_is_no_exception(master: Master) -> No
 
     master.later(leave)
     assert master.wait_until(lambda: not master.state.topologies, SECONDS)
-    assert "SystemExit: no such thing" in master.failures["first"]
+    assert "SystemExit: no such thing" in failures(master)["first"]
 
 
 def test_scheduling_is_switched_off_by_its_own_error(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +105,7 @@ def test_scheduling_is_switched_off_by_its_own_error(master: Master, monkeypatch
     assert master.wait_until(lambda: bool(errors(master)), SECONDS)
     before = len(rounds)
     assert master.wait_until(lambda: len(rounds) >= before + 2, SECONDS), "the first of them is over when the second begins"
-    assert len(ticks) == 1 and topologies(master) == NAMES and not master.failures
+    assert len(ticks) == 1 and topologies(master) == NAMES and not failures(master)
 
 
 def test_a_listener_that_fails_hears_no_more(master: Master) -> None:

@@ -8,11 +8,11 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_ledger import Tree, deliver, forests, messages
 
 from millrace.control.ledger import Ledger, Owner, make_root
 from millrace.runtime.flow.tracker import Tracker
 from millrace.runtime.wire import messages as wire
+from support.ack_trees import Tree, deliver, forests, messages
 
 Handover = tuple[list[tuple[int, int, Owner | None]], list[int]]
 ACKERS = 2

@@ -128,8 +128,8 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
         uncommitted, has_ended = running.uncommitted, running.status == ENDED
     if engine.master.superseded:
         raise NotTheAuthor(engine.master.superseded)
-    if running.name in engine.master.failures:
-        raise MillraceError(engine.master.failures[running.name])
+    if running.failure:
+        raise MillraceError(running.failure)
     if engine.lost:
         raise MillraceError(engine.lost)
     if uncommitted:
@@ -174,8 +174,8 @@ def _watch(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, 
             raise NotTheAuthor(engine.master.superseded)
         if engine.lost:
             raise MillraceError(engine.lost)
-        if running.name in engine.master.failures:
-            raise MillraceError(engine.master.failures[running.name])
+        if running.failure:
+            raise MillraceError(running.failure)
         return running.wait(seconds) or time.monotonic() >= deadline
 
     if live:

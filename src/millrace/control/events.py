@@ -289,7 +289,7 @@ class EndWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class SweepWaves:
+class DeleteAbandoned:
     """Delete what abandoned waves of these tasks have left in the store, up to `wave`. `needed`: for each task, the blobs that
     its next snapshot builds on. What a manifest in the store needs is kept."""
 
@@ -299,4 +299,4 @@ class SweepWaves:
     needed: Mapping[TaskId, frozenset[str]]
 
 
-Command = Distribute | Say | Ended | SendWave | StoreManifest | CollectCheckpoints | SweepWaves | EndWorker
+Command = Distribute | Say | Ended | SendWave | StoreManifest | CollectCheckpoints | DeleteAbandoned | EndWorker

@@ -26,13 +26,13 @@ from millrace.control.events import (
     ChannelBroke,
     CollectCheckpoints,
     Command,
+    DeleteAbandoned,
     Distribute,
     ManifestStored,
     Say,
     SendWave,
     StoreManifest,
     Submitted,
-    SweepWaves,
     WaveAcked,
     WaveRequested,
 )
@@ -222,7 +222,7 @@ class WaveControl:
                 case Abandoned():
                     commands += self._abandoned(topology, step)
                 case RolledBack():
-                    commands.append(_sweep_abandoned(topology, step))
+                    commands.append(_delete_rolled_back(topology, step))
         return commands
 
     def _restored(self, topology: TopologyState, wave: int) -> list[Command]:
@@ -278,9 +278,9 @@ class WaveControl:
         topology.deadline = max(topology.deadline, self.now + waves.timeout)  # the user's limit was for the tuples in flight
         return self._carry_out(topology, waves.tick(self.now))
 
-    def sweep(self, topology: TopologyState) -> list[Command]:
+    def delete_abandoned(self, topology: TopologyState) -> list[Command]:
         """Delete what waves that were never committed have left of a topology that ends."""
-        return _sweep(topology, _with_waves(topology.graph)) if topology.begun else []
+        return _delete_uncommitted(topology, _with_waves(topology.graph)) if topology.begun else []
 
     # -- rolling back --------------------------------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class WaveControl:
         if topology.begun:
             restarted = [task for task in tasks if task in topology.places
                          and topology.places[task].incarnation == topology.version]
-            reports += [*_state_lost(topology, restarted), *_sweep(topology, restarted)]
+            reports += [*_state_lost(topology, restarted), *_delete_uncommitted(topology, restarted)]
         topology.begun = True
         return reports + self._carry_out(topology, waves.restore(tasks, topology.epoch, claim, self.now))
 
@@ -346,20 +346,20 @@ def _send(topology: TopologyState, send: Send) -> SendWave:
     return SendWave(topology.number, topology.epoch, send, {slot: tuple(numbers) for slot, numbers in sorted(tasks.items())})
 
 
-def _sweep_abandoned(topology: TopologyState, step: RolledBack) -> SweepWaves:
+def _delete_rolled_back(topology: TopologyState, step: RolledBack) -> DeleteAbandoned:
     """If the next wave writes everything whole, it builds on nothing."""
     assert topology.waves is not None
     whole = topology.waves.whole
     needed = {record.task: frozenset(() if whole else (piece.blob for piece in record.pieces())) for record in step.records}
-    return SweepWaves(topology.graph.name, topology.epoch, step.wave, needed)
+    return DeleteAbandoned(topology.graph.name, topology.epoch, step.wave, needed)
 
 
-def _sweep(topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+def _delete_uncommitted(topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
     """Delete what waves after the last committed one have left, of tasks that begin again from that or have ended."""
     waves = topology.waves
     if waves is None or waves.wave == waves.committed:
         return []
-    return [SweepWaves(topology.graph.name, topology.epoch, waves.wave, dict.fromkeys(tasks, frozenset[str]()))]
+    return [DeleteAbandoned(topology.graph.name, topology.epoch, waves.wave, dict.fromkeys(tasks, frozenset[str]()))]
 
 
 def _state_lost(topology: TopologyState, restarted: Sequence[TaskId]) -> list[Command]:

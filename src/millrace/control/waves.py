@@ -186,7 +186,7 @@ class Waves:
 
     def progress(self, tasks: Iterable[TaskId], now: float) -> None:
         """Record that these tasks have processed tuples. A task that has not answered works on what is ahead of the wave, and
-        that is finite: the wave is not given up while it does."""
+        that is finite: the wave is not abandoned while it does."""
         if self.phase == PREPARE and not self.waiting.isdisjoint(tasks):
             self.progressed = now
 

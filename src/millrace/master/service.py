@@ -9,7 +9,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import zmq
@@ -19,6 +19,7 @@ from millrace.control.events import (
     ChannelBroke,
     CollectCheckpoints,
     Command,
+    DeleteAbandoned,
     Distribute,
     Ended,
     EndWorker,
@@ -33,7 +34,6 @@ from millrace.control.events import (
     SendWave,
     StoreManifest,
     Submitted,
-    SweepWaves,
     Ticked,
     Unpaused,
     WaveAcked,
@@ -70,7 +70,16 @@ from millrace.state.checkpoint import Manifest
 
 log = logging.getLogger("millrace.master")
 EVENTS_KEPT = 200
-FINISHED_KEPT = 20
+ENDED_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTopology:
+    """The result of a topology that has ended."""
+
+    observed: TopologyObserved
+    uncommitted: str = ""  # the reason why input was not committed; empty if all was
+    failure: str = ""  # the unexpected error of the master that has ended it
 
 
 class Master:
@@ -87,8 +96,7 @@ class Master:
         self.superseded = ""  # the reason why this master has stopped deciding; empty until another master takes over
         self.state = MasterState(scheduler, call_limit=CALL_LIMIT.of(self.settings))
         self.observed: dict[str, TopologyObserved] = {}
-        self.finished: dict[str, TopologyObserved] = {}
-        self.uncommitted: dict[str, str] = {}  # by finished topology: what it did not commit
+        self.ended: dict[str, EndedTopology] = {}  # by topology that ended recently
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self.keys = Keys.make()
         self.cluster = uuid.uuid4().hex[:12]
@@ -97,7 +105,6 @@ class Master:
         self._generation = 0
         self._schedules = True
         self._thread = MasterThread(self._sources, self._hear, self._tick, self._fail)
-        self.failures: dict[str, str] = {}  # by topology: the unexpected error that has ended it
         self.worker_port = WorkerPort(self.settings, self.keys)
         self.connections = self.worker_port.connections
         self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.keys.secret, self.state,
@@ -336,7 +343,7 @@ class Master:
         """End a topology after an unexpected error of the master in one of its decisions."""
         reason = (f"ended by an unexpected error of the master: {type(error).__name__}: {error}. The log has its traceback; "
                   "--resume continues from the last committed wave, if there is one")
-        self.failures[name] = f"{name}: {reason}"
+        self.ended[name] = EndedTopology(self.observed[name], failure=f"{name}: {reason}")
         self.say(Say(reason, name, "error"))
         topology = self.state.topologies[name]
         if topology.status != WAITING:
@@ -383,17 +390,21 @@ class Master:
                 self.checkpointing.store(command.manifest, command.claim)
             elif isinstance(command, CollectCheckpoints):
                 self.checkpointing.collect(command.name, command.epoch)
-            elif isinstance(command, SweepWaves):
-                self.checkpointing.sweep(command.name, command.epoch, command.wave, command.needed)
+            elif isinstance(command, DeleteAbandoned):
+                self.checkpointing.delete_abandoned(command.name, command.epoch, command.wave, command.needed)
             elif isinstance(command, Ended):
-                self.finished[command.name] = self.observed.pop(command.name)
-                self.uncommitted[command.name] = command.uncommitted
-                self._kill_delays.pop(command.name, None)
-                self.checkpointing.ended(command.name)
-                self.scheduling.forget(command.name)
-                for name in list(self.finished)[:-FINISHED_KEPT]:
-                    del self.finished[name], self.uncommitted[name]
-                    self.batching.logs.pop(name, None)
+                self._note_end(command)
+
+    def _note_end(self, command: Ended) -> None:
+        name = command.name
+        failure = self.ended[name].failure if name in self.ended else ""
+        self.ended[name] = EndedTopology(self.observed.pop(name), command.uncommitted, failure)
+        self._kill_delays.pop(name, None)
+        self.checkpointing.ended(name)
+        self.scheduling.forget(name)
+        for oldest in list(self.ended)[:-ENDED_KEPT]:
+            del self.ended[oldest]
+            self.batching.logs.pop(oldest, None)
 
     def _kill(self, name: str, wait: float) -> None:
         """Kill the topology, or let the hook do it that delays its end."""
@@ -447,9 +458,9 @@ class Master:
     def _submit(self, event: Submitted) -> None:
         self.tell(event)
         name = event.graph.name
-        self.failures.pop(name, None)
         self.batching.logs.pop(name, None)
         self.observed[name] = TopologyObserved(self.state.topologies[name].graph, time.monotonic())
+        self.ended.pop(name, None)
 
     def take(self, connection: Connection | Enlisted, report: wire.Report) -> None:
         """Take the report of a worker, or of an engine that reports for an executor."""

@@ -18,7 +18,7 @@ from millrace.control.topology_status import ENDED, RUNNING
 from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, TopologyError, UnknownTopology
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.load.observed import TopologyObserved
-from millrace.master.service import Master
+from millrace.master.service import EndedTopology, Master
 from millrace.master.state_view import MasterView
 from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
 from millrace.model.load import Load
@@ -259,12 +259,8 @@ class TopologyPort(Protocol):
         """Reports of the tasks, by running topology."""
 
     @property
-    def finished(self) -> Mapping[str, TopologyObserved]:
-        """Reports of the tasks of topologies that ended recently."""
-
-    @property
-    def uncommitted(self) -> Mapping[str, str]:
-        """By topology that ended recently: the reason why input was not committed; empty if all was."""
+    def ended(self) -> Mapping[str, EndedTopology]:
+        """Results of topologies that ended recently, by name."""
 
     def call(self, work: Callable[[], Any]) -> Any:
         """Run the work on the master's thread and return its result."""
@@ -303,14 +299,24 @@ class RunningTopology:
     @property
     def uncommitted(self) -> str:
         """The reason why input was not committed when it ended; empty if all was, or while it runs."""
-        return "" if self.status != ENDED else self._master.uncommitted.get(self.name, "")
+        ended = self._master.ended.get(self.name)
+        return "" if self.status != ENDED or ended is None else ended.uncommitted
+
+    @property
+    def failure(self) -> str:
+        """The unexpected error of the master that has ended it; empty if there was none."""
+        ended = self._master.ended.get(self.name)
+        return "" if ended is None else ended.failure
 
     def observed(self) -> TopologyObserved:
         """The reports of its tasks; available after it ended too."""
-        observed = self._master.observed.get(self.name) or self._master.finished.get(self.name)
-        if observed is None:
+        observed = self._master.observed.get(self.name)
+        if observed is not None:
+            return observed
+        ended = self._master.ended.get(self.name)
+        if ended is None:
             raise UnknownTopology(f"no topology named {self.name!r} was submitted here")
-        return observed
+        return ended.observed
 
     def measured(self, look: Callable[[TopologyObserved], T]) -> T:
         """Evaluate `look` on the reports, on the master's thread, where each report changes them."""

@@ -23,6 +23,7 @@ from millrace.control.assignment import WorkerAddress
 from millrace.control.events import (
     ChannelBroke,
     CollectCheckpoints,
+    DeleteAbandoned,
     Distribute,
     Ended,
     Event,
@@ -33,7 +34,6 @@ from millrace.control.events import (
     SendWave,
     StoreManifest,
     Submitted,
-    SweepWaves,
     Ticked,
     WaveAcked,
     WorkerJoined,
@@ -101,7 +101,7 @@ class _NoThreads:
     def end(self, key: Any) -> None: ...
 
     def work(self) -> None:
-        for _ in range(len(self.waiting)):
+        for _ in range(0 if self._cluster.calls_hang else len(self.waiting)):
             work, done = self.waiting.popleft()
             work()
             done()
@@ -164,6 +164,7 @@ class LocalCluster:
         self.store, self._copies = store or MemoryStore(), copies
         self.store_seconds = 0.0  # duration of writing or reading a snapshot
         self.store_hangs = False  # while it is set, calls of the store do not return
+        self.calls_hang = False  # while it is set, calls of blocking components do not return
         self._hanging: deque[StoreManifest] = deque()
         self.lose: Callable[[Any], bool] = lambda message: False  # chooses control messages, either way, to lose
         self._from_workers: deque[Any] = deque()
@@ -261,9 +262,9 @@ class LocalCluster:
             elif isinstance(command, CollectCheckpoints):
                 with suppress(MillraceError):  # as in the master: the next wave retries
                     self._of(command.name).collect(epoch=command.epoch)
-            elif isinstance(command, SweepWaves):
+            elif isinstance(command, DeleteAbandoned):
                 with suppress(MillraceError):
-                    self._of(command.name).sweep(command.epoch, command.wave, command.needed)
+                    self._of(command.name).delete_abandoned(command.epoch, command.wave, command.needed)
 
     def _send_wave(self, command: SendWave) -> None:
         send = command.send

@@ -53,6 +53,20 @@ class BatchedSink(Topology):
     ledger = BatchLedger.spec(inputs={one: Grouping.SHUFFLE}, par=2)
 
 
+class BlockingLedger(FakeLedger):
+    """Runs on its own thread."""
+
+    blocking = True
+
+
+class ToBlocking(Topology):
+    """Waves are taken only at the test's request."""
+
+    config: ClassVar[dict[str, Any]] = {**Exact.config, "topology.checkpoint.interval.secs": 1000.0}
+    numbers = Numbers.spec()
+    ledger = BlockingLedger.spec(inputs={numbers: Grouping.SHUFFLE})
+
+
 def forget() -> None:
     parts.forget()
     RESTORED.clear()

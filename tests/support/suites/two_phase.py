@@ -298,7 +298,7 @@ class Engine:
         if self._survives("stage", task, lambda sink: sink.process_rows(self.target.rows(task, numbers)), at):
             self.staged[task] += numbers
 
-    def run_wave(self, prepare_at: int | None = None, give_up: bool = False, commit_at: int | None = None,
+    def run_wave(self, prepare_at: int | None = None, abandon: bool = False, commit_at: int | None = None,
                  twice: bool = False) -> None:
         self.wave += 1
         wave, taken = self.wave, {task: list(numbers) for task, numbers in self.staged.items()}
@@ -307,7 +307,7 @@ class Engine:
             if not self._survives("prepare", task, lambda sink: sink.prepare(wave), at):
                 return
         self.check()
-        if give_up:
+        if abandon:
             return
         for task, numbers in taken.items():
             self.truth[task] += numbers

@@ -52,7 +52,7 @@ class OvertakenEngine:
     def __init__(self, at_once: bool) -> None:
         self.reason = "another driver took over 'words'"
         self.master: Any = SimpleNamespace(
-            name="test", superseded=self.reason if at_once else "", failures={}, kill=self.kill,
+            name="test", superseded=self.reason if at_once else "", ended={}, kill=self.kill,
             wait_until=lambda condition, seconds: condition(),
             state=SimpleNamespace(topologies={"words": SimpleNamespace(status="running")}))
 
@@ -85,12 +85,12 @@ class EndingEngine(OvertakenEngine):
 
     def __init__(self, uncommitted: str | None) -> None:
         super().__init__(at_once=False)
-        self.outcome, self.master.uncommitted = uncommitted, {}
+        self.outcome = uncommitted
 
     def kill(self, name: str, wait: float) -> None:
         if self.outcome is not None:
             del self.master.state.topologies[name]
-            self.master.uncommitted[name] = self.outcome
+            self.master.ended[name] = SimpleNamespace(uncommitted=self.outcome, failure="")
 
 
 def run_words(monkeypatch: pytest.MonkeyPatch, uncommitted: str | None) -> dict[str, Any]:

@@ -140,9 +140,10 @@ class Checkpointing:
         """Delete blobs that the newest checkpoints no longer need. Callable from any thread."""
         self._thread.submit(f"deletion of old checkpoints of {topology!r}", self._collect, topology, epoch)
 
-    def sweep(self, topology: str, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> None:
-        """Delete what abandoned waves have left, see `Checkpoints.sweep`."""
-        self._thread.submit(f"deletion of abandoned waves of {topology!r}", self._sweep, topology, epoch, wave, needed)
+    def delete_abandoned(self, topology: str, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> None:
+        """Delete what abandoned waves have left, see `Checkpoints.delete_abandoned`."""
+        self._thread.submit(f"deletion of abandoned waves of {topology!r}", self._delete_abandoned, topology, epoch, wave,
+                            needed)
 
     def discard(self, topology: str, names: list[str]) -> None:
         """Delete names that nothing needs. Callable from any thread."""
@@ -299,9 +300,9 @@ class Checkpointing:
         except Exception as error:  # of any store: tried again after the next wave
             log.warning("old checkpoints of %s could not be deleted: %s", topology, error)
 
-    def _sweep(self, topology: str, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> None:
+    def _delete_abandoned(self, topology: str, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> None:
         try:
-            self._checkpoints(topology).sweep(epoch, wave, needed)
+            self._checkpoints(topology).delete_abandoned(epoch, wave, needed)
         except Exception as error:  # of any store: the collection after the next commit finds them
             log.warning("what abandoned waves of %s have left could not be deleted: %s", topology, error)
 

@@ -199,7 +199,7 @@ class Checkpoints:
         self.discard(unused)
         return len(unused)
 
-    def sweep(self, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> int:
+    def delete_abandoned(self, epoch: int, wave: int, needed: Mapping[TaskId, Iterable[str]]) -> int:
         """Delete the blobs that abandoned waves of these tasks have left, up to `wave`; `needed` has, for each task, those that
         its next snapshot builds on. Returns the number of names. Raises `CorruptCheckpoint` and `CheckpointMissing` if a
         manifest cannot be read, because then nobody knows what it needs."""
