@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from millrace.api.bolt import Bolt
 
@@ -26,6 +27,16 @@ class TwoPhaseSink(Bolt):
 
     An abandoned wave is never committed by its own number: the next committed wave covers it.
     """
+
+    def hand_over(self) -> Any:
+        """Called on the instance of a task that moves, between two waves and as its last call but `close`. Makes everything
+        staged since the last wave available to the next instance: in the store, or as the value returned, of plain types."""
+        return None
+
+    def take_over(self, staged: Any) -> None:
+        """Called after `initialize`, in place of `recover`, on the instance that continues in the same epoch on another worker,
+        with the value of `hand_over`. A sink that does not define it cannot be moved while it runs."""
+        raise NotImplementedError(f"{type(self).__name__} must define take_over to be moved")
 
     def prepare(self, wave: int) -> Sequence[str] | None:
         """Makes everything staged since the last call durable under this wave, still invisible. May return tokens: names, with

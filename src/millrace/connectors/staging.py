@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from millrace.api.component import Component
 from millrace.api.sink import TwoPhaseSink
@@ -72,6 +73,13 @@ class StagedSink(TwoPhaseSink):
             if staged_in == epoch:
                 staging.publish(task, staged_in, wave)
             staging.discard(task, staged_in)
+
+    def hand_over(self) -> None:
+        """Releases the open rows: the next instance finds them in the staging, under the same epoch."""
+        self._two_phase().close()
+
+    def take_over(self, staged: Any) -> None:
+        self._two_phase()
 
     def close(self) -> None:
         if self.staging is not None:

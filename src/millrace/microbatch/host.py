@@ -242,6 +242,7 @@ class TopologyHost:
         if old is not None:
             self._close(old)
         task = self.worker.make_task(self.run, name, 0)
+        self.run.tasks[task.number] = task
         task.started = True
         return task
 
@@ -250,7 +251,7 @@ class TopologyHost:
         if task.component is not None:
             self._close(task)
         task.life.build(empty_state)
-        task.on_start()
+        task.on_start({})
 
     def _lacks_state(self, kept: KeptTask) -> bool:
         """True if the task owns key groups now but owned none when its state was opened."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -116,7 +116,7 @@ class BatchWorker(Worker):
 
     def ready_at(self, task: Task, at: float) -> None: ...
 
-    def start_timers(self, task: BoltTask) -> None:
+    def start_timers(self, task: BoltTask, due: Mapping[str, float]) -> None:
         """Do nothing: the host runs due ticks and timers once per batch."""
 
     def consumed(self, task: BoltTask, inlet: Inlet) -> None:

@@ -182,6 +182,26 @@ class TaskState:
             if chain is not None:
                 self._chains[group] = chain
 
+    def adopt(self, group: int, piece: bytes) -> None:
+        """Adds the changes in a piece to those since the last snapshot, which has the state that they follow. A whole piece
+        replaces the group."""
+        whole, parts = self._read(group, 1, piece)
+        loaded: dict[str, Loaded] = {}
+        for name, columns in parts.items():
+            _apply(columns, *loaded.setdefault(name, ({}, {})))
+        decoded = {name: (self._decoded(self._state(name, group), values), dues) for name, (values, dues) in loaded.items()}
+        if whole:
+            self._clear(group)
+        for name, (entries, dues) in decoded.items():
+            deleted = parts[name][3] if name in parts and not whole else []
+            self.states[name].adopt(entries, dues, list(map(as_key, deleted)))
+
+    def _clear(self, group: int) -> None:
+        """Drops the entries of the group; its next piece is whole."""
+        for state in self.states.values():
+            state.unload([group])
+        self.spoil([group])
+
     def _joined(self, group: int, pieces: Sequence[bytes]) -> tuple[dict[str, Loaded], Chain | None]:
         """The entries of a chain by state, decoded, and its length and size."""
         entries, chain = self.summed(group, pieces)

@@ -29,7 +29,9 @@ from millrace.control.events import (
     Event,
     Killed,
     ManifestStored,
+    MoveArmed,
     Moved,
+    MoveTaken,
     Say,
     SendWave,
     StoreManifest,
@@ -302,6 +304,12 @@ class LocalCluster:
             elif isinstance(message, wire.Waved):
                 self.tell(WaveAcked(message.topology, message.epoch, message.kind, message.wave, message.task,
                                     message.incarnation, message.record, message.error))
+            elif isinstance(message, wire.Armed):
+                self.tell(MoveArmed(message.topology, message.epoch, message.move, message.wave, message.copied_bytes,
+                                    message.error))
+            elif isinstance(message, wire.Taken):
+                self.tell(MoveTaken(message.topology, message.epoch, message.move, message.delta_bytes, message.pause,
+                                    message.error))
             elif isinstance(message, wire.Broken):
                 self.tell(ChannelBroke(message.topology, message.epoch, message.reason))
 

@@ -145,6 +145,11 @@ class ExpiringState(PagedState):
             self._dues.update((key, dues.get(key, fallback)) for key in entries)
         self._in_order = False
 
+    def adopt(self, entries: Mapping[Any, Any], dues: Mapping[Any, float], deleted: Iterable[Any]) -> None:
+        super().adopt(entries, dues, deleted)
+        self._dues.update((key, dues.get(key, self._time + self._ttl)) for key in entries)
+        self._in_order = False
+
     def unload(self, numbers: Collection[int]) -> list[Any]:
         gone = super().unload(numbers)
         for key in gone:

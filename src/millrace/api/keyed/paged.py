@@ -287,6 +287,12 @@ class PagedState(KeyedState):
             self._pages[number] = page = Page(number, entries.items())
             self._homes.update(dict.fromkeys(entries, page))
 
+    def adopt(self, entries: Mapping[Any, Any], dues: Mapping[Any, float], deleted: Iterable[Any]) -> None:
+        for key in deleted:
+            if dict.__contains__(self, key) or key in self._homes:
+                self._remove(key)
+        dict.update(self, entries)
+
     def unload(self, numbers: Collection[int]) -> list[Any]:
         new = self._new_keys()
         gone = [key for key, number in zip(new, self._places.find_all(new, self.name)) if number in numbers]

@@ -196,6 +196,12 @@ class KeyedState(dict[Any, Any]):
             self._sizes[number] = len(entries)
         dict.update(self, later)
 
+    def adopt(self, entries: Mapping[Any, Any], dues: Mapping[Any, float], deleted: Iterable[Any]) -> None:
+        """Sets and deletes entries: changes since the last snapshot, of another object of this state."""
+        for key in deleted:
+            dict.pop(self, key, None)
+        dict.update(self, entries)
+
     def _later(self) -> list[Any]:
         """The keys added since the last snapshot; call `_align` before."""
         later = list(islice(reversed(self), len(self) - len(self._keys)))

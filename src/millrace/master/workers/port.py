@@ -12,7 +12,17 @@ from typing import Any
 import zmq
 
 from millrace.config import FRAME_LIMIT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, SILENCE_LIMIT
-from millrace.control.events import ChannelBroke, Event, LongCallsSeen, SendWave, WaveAcked, WorkerJoined, WorkerLost
+from millrace.control.events import (
+    ChannelBroke,
+    Event,
+    LongCallsSeen,
+    MoveArmed,
+    MoveTaken,
+    SendWave,
+    WaveAcked,
+    WorkerJoined,
+    WorkerLost,
+)
 from millrace.control.workers import LongCall, Patience
 from millrace.errors import WireError
 from millrace.master.workers.process_watch import PidWatch
@@ -20,7 +30,8 @@ from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys, Refusals, bind_tcp, boot_id, serve
 
 log = logging.getLogger("millrace.master")
-FROM_WORKERS = (wire.Heartbeat, wire.Report, wire.Bye, wire.Fetch, wire.Waved, wire.Broken, wire.Answer, wire.StoreTried)
+FROM_WORKERS = (wire.Heartbeat, wire.Report, wire.Bye, wire.Fetch, wire.Waved, wire.Armed, wire.Taken, wire.Broken, wire.Answer,
+                wire.StoreTried)
 
 
 class Connection:
@@ -167,6 +178,12 @@ class WorkerPort:
             case wire.Waved():
                 self._handlers.tell(WaveAcked(message.topology, message.epoch, message.kind, message.wave, message.task,
                                               message.incarnation, message.record, message.error))
+            case wire.Armed():
+                self._handlers.tell(MoveArmed(message.topology, message.epoch, message.move, message.wave,
+                                              message.copied_bytes, message.error))
+            case wire.Taken():
+                self._handlers.tell(MoveTaken(message.topology, message.epoch, message.move, message.delta_bytes, message.pause,
+                                              message.error))
             case wire.Broken():
                 self._handlers.tell(ChannelBroke(message.topology, message.epoch, message.reason))
             case wire.Answer():

@@ -146,6 +146,11 @@ class Channel:
         self.inlet: Inlet | None = None
         self.full = False
 
+    def succeed(self, moved: Channel) -> None:
+        """Continue where the channel to the target's previous incarnation ended: with its traffic, and with what the target
+        allows."""
+        self.tuples, self.allowance, self.chunk = moved.tuples, moved.allowance, moved.chunk
+
     def credit(self, consumed: int, allowance: int, chunk: int) -> None:
         """Record that the receiver has consumed this many chunks in total, and what it allows from now on."""
         sizes = self._sizes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from millrace.control.assignment import Move
+from millrace.control.assignment import SWITCH, Move
 from millrace.errors import MillraceError, WireError
 from millrace.runtime.tasks.departure import CLOSING, Closing, decode_closing
 from millrace.runtime.tasks.user_errors import describe, error_of
@@ -142,7 +142,7 @@ class Arrival:
         start = wire.HandoverMark(wire.START, self.move.old.incarnation, self.move.old.slot, self._predecessor)
         for channel in task.channels.values():
             channel.send_mark(start)
-        self._phase, task.inbox_early = TAKEN, False
+        self._phase = TAKEN
         task.start_taken(closing.due)
         worker, run = task.worker, task.topology
         pause = closing.paused + worker.clock.now() - (self._first_at or worker.clock.now())
@@ -152,12 +152,10 @@ class Arrival:
 
     def _fail(self, error: BaseException) -> None:
         task, move = self._task, self.move
+        worker, run, text = task.worker, task.topology, describe(error)
         self._phase = FAILED
-        kind = wire.Taken if task.topology.places.get(task.name) == move.new else wire.Armed
-        text = describe(error)
-        worker, run = task.worker, task.topology
         task.report_error(error, None)
-        if kind is wire.Taken:
+        if move.phase == SWITCH:
             self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, move.number, error=text))
         else:
             self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, move.number, self._wave, error=text))

@@ -13,6 +13,7 @@ Only `execution` may run on the task's own thread; everything else runs on the w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.host import TaskHost, TaskTopology
+    from millrace.runtime.tasks.succession import Incarnation
 
 STALE = 1.1  # message timeouts after which a chunk is not worth processing
 
@@ -60,9 +62,10 @@ class BoltTask(Task):
         self.deliver = self.inbox.deliver
         self.ack, self.fail = self.acks.ack, self.acks.fail  # type: ignore[method-assign]  # a call less per tuple
 
-    def on_start(self) -> None:
+    def on_start(self, due: Mapping[str, float]) -> None:
         self.acks.by_hand = self.component.acks_itself or not self.component.auto_ack
-        self.worker.start_timers(self)
+        self.inbox.early = False
+        self.worker.start_timers(self, due)
         self.inbox.put_back(self.snapshots.take_in_flight())
         self.settling.settle()  # sends what initialize emitted
 
@@ -73,6 +76,8 @@ class BoltTask(Task):
             self.waves.run_next()
         if self.due.pending and self.started and not self.busy and not self.blocked:
             self.due.run()
+        if self.departure is not None:
+            self.departure.go_on()
         inbox = self.inbox.waiting
         if not self.started or self.busy or self.blocked or not inbox:
             return
@@ -101,7 +106,7 @@ class BoltTask(Task):
             self._took(self.worker.clock.now())
         if not delivery.more:
             self.inbox.owe(delivery.inlet)
-        if self.inbox.waiting or self.due.pending or self.waves.pending:  # a request may have come during the call
+        if self.inbox.waiting or self.due.pending or self.waves.pending or self.departure is not None:
             self.worker.ready(self)
 
     def _took(self, now: float) -> None:
@@ -136,6 +141,15 @@ class BoltTask(Task):
     def idle(self) -> bool:
         return (self.inbox.empty and not self.busy and not self.settling.open and not self.acks.unacked
                 and not self.acks.verdicts and not self.due.pending)
+
+    def drained(self, awaited: set[Incarnation], impatient: bool) -> bool:
+        return self.inbox.empty and self.inbox.moved >= awaited
+
+    def leave(self) -> None:
+        self.acks.fail_all()
+
+    def due_in(self) -> dict[str, float]:
+        return self.due.due_in()
 
     def abandon(self) -> None:
         self.inbox.clear()

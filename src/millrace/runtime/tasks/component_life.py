@@ -102,7 +102,7 @@ class ComponentLife:
     def _start(self) -> None:
         task = self._task
         task.started = True
-        task.on_start()
+        task.on_start({})
         task.worker.ready(task)
 
     def _retry(self) -> None:
@@ -162,7 +162,7 @@ class ComponentLife:
             vars(component)["emit"] = fast_emit(default, task.outbox.emit, SPOUT if spout else BOLT, track=spout)
 
     def close(self) -> None:
-        if self._task.started:
+        if self._task.started or self._task.departure is not None:
             try:
                 self._task.component.close()
             except USER_ERRORS as error:

@@ -20,10 +20,20 @@ class DueCalls:
     def __init__(self, task: BoltTask) -> None:
         self._task = task
         self.pending: dict[str, Callable[[], None]] = {}
+        self._next: dict[str, tuple[float, float]] = {}  # of each timer: when it falls due, and its seconds
 
     def tick_seconds(self) -> float | None:
         seconds: float | None = TICK_SECONDS.of(self._task.component.storm_conf)
         return seconds
+
+    def starts(self, name: str, first: float, seconds: float) -> None:
+        """A timer starts, which falls due after `first` seconds and then every `seconds`."""
+        self._next[name] = self._task.worker.clock.now() + first, seconds
+
+    def due_in(self) -> dict[str, float]:
+        """Seconds until each timer falls due; 0 if it has, and was not run."""
+        now = self._task.worker.clock.now()
+        return {name: 0.0 if name in self.pending else max(0.0, at - now) for name, (at, _) in self._next.items()}
 
     def tick(self) -> None:
         self._add("tick", lambda: self._task.component.process_tick(Tuple((self.tick_seconds(),), TICK_ORIGIN)))
@@ -33,6 +43,7 @@ class DueCalls:
 
     def _add(self, name: str, call: Callable[[], None]) -> None:
         self.pending[name] = call
+        self.starts(name, self._next[name][1], self._next[name][1])
         self._task.worker.ready(self._task)
 
     def run(self) -> None:

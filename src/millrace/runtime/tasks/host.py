@@ -14,6 +14,7 @@ from millrace.runtime.clock import Clock
 from millrace.runtime.flow.channel import Inlet
 from millrace.runtime.flow.tracker import Tracker
 from millrace.runtime.tasks.user_errors import ErrorLog
+from millrace.runtime.wire.messages import StatePart
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.bolt import BoltTask
@@ -64,8 +65,14 @@ class TaskHost(Protocol):
     def ready_at(self, task: Task, at: float) -> None:
         """Give the task a turn at that time."""
 
-    def start_timers(self, task: BoltTask) -> None:
-        """Start the ticks and timers of the task's component."""
+    def start_timers(self, task: BoltTask, due: Mapping[str, float]) -> None:
+        """Start the ticks and timers of the task's component. `due`: seconds until the first of each, where it is known."""
+
+    def connect(self, task: Task) -> None:
+        """Give the task the channels of the current plan."""
+
+    def send_state(self, slot: int, part: StatePart, body: bytes) -> None:
+        """Send a part of a task's state to another worker."""
 
     def consumed(self, task: BoltTask, inlet: Inlet) -> None:
         """Credit the sender of a chunk that has been consumed."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from millrace.runtime.flow.channel import Delivery, Inlet
 from millrace.runtime.flow.overtaken import Overtaken
 from millrace.runtime.tasks.alignment import Alignment
-from millrace.runtime.tasks.succession import Sender, Succession
+from millrace.runtime.tasks.succession import Incarnation, Succession
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Inbox:
         self.alignment = Alignment(map(graph.number, graph.upstream(task.name.component)))
         self._owed: deque[Inlet] = deque()  # credits withheld while too many tuples are unacked
         self.succession = Succession()
-        self.moved: set[Sender] = set()  # senders that use the next incarnation of this task from now on
+        self.moved: set[Incarnation] = set()  # senders that use the next incarnation of this task from now on
         self.early = False  # the task has not taken over yet: input waits, and is credited all the same
         self._early_tuples = 0
 

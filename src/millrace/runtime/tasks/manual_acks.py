@@ -75,6 +75,13 @@ class ManualAcks:
             self._task.settling.close(delivery)
             self._task.inbox.pay()
 
+    def fail_all(self) -> None:
+        """Fail the chunks that the bolt still holds: their roots are replayed."""
+        for delivery in self.unacked.take_all():
+            delivery.failed = True
+            self._task.meters.failed += delivery.count
+            self._task.settling.close(delivery)
+
     def expire(self, before: float) -> None:
         """Forget chunks that arrived before this time and were never acked: their roots have long timed out."""
         self.unacked.expire(before)

@@ -35,6 +35,7 @@ class Snapshot(NamedTuple):
     pieces: Pieces
     position: int | None
     prepared: list[str] = []
+    staged: bytes = b""  # of a sink whose task moves
 
 
 class StoreThread:
@@ -278,16 +279,16 @@ class Snapshots:
             try:
                 if wave:
                     manifest = self.task.worker.checkpoints.manifest(self.task.topology.graph.name, manifest_epoch, wave)
-                    self.restore(manifest.records, self.state.owned if self.state is not None else ())
+                    self.restore(manifest.records, self._owned())
             except Exception as error:
                 errors.append(error)
 
         self.task.worker.threads.run(self._thread, read, lambda: done(errors[0] if errors else None))
 
-    def restore(self, records: Iterable[TaskRecord], owned: Collection[int], with_own: bool = True) -> bool:
+    def restore(self, records: Iterable[TaskRecord], owned: Collection[int], with_own: bool = True) -> int:
         """Restore the owned key groups to the records of a manifest, reading only the chains that differ from the local ones.
-        `with_own`: also read the task's own snapshot and position, for `restore_component`. Returns True if any state of key
-        groups had to be read."""
+        `with_own`: also read the task's own snapshot and position, for `restore_component`. Returns the bytes of key groups
+        that had to be read."""
         name, checkpoints = self.task.name, self.task.worker.checkpoints
         component = [record for record in records if record.component == name.component]
         blocks = {blob: held for record in component for blob, held in record.blocks.items()}
@@ -308,9 +309,11 @@ class Snapshots:
             self._restored = unpack_value(pieces[own[0]]) if own else None, record.position if record is not None else None
         needed = self.blobs()
         self._blocks = {blob: held for blob, held in {**self._blocks, **blocks}.items() if blob in needed}
-        if with_own:
-            self._holders = checkpoints.slots()  # an earlier incarnation may have sent blocks to any of them
-        return bool(wanted)
+        self._holders |= checkpoints.slots() if with_own else set()  # an earlier incarnation may have sent blocks to any of them
+        return sum(ref.length for ref in wanted)
+
+    def _owned(self) -> Collection[int]:
+        return self.state.owned if self.state is not None else ()
 
     def _stale(self, chains: Mapping[int, list[PieceRef]], owned: Collection[int]) -> dict[int, list[PieceRef]]:
         """The chains of owned key groups that differ from the local state. Groups of other tasks are dropped."""
@@ -362,6 +365,58 @@ class Snapshots:
     def initialized(self, error: str = "") -> None:
         wave, epoch, _ = self.task.topology.restore
         self.answer(WaveMark(INIT, wave, epoch), error=error)
+
+    # -- hand-over -----------------------------------------------------------------------------------------------------
+
+    def unsettled(self) -> tuple[set[int], set[int]]:
+        """The key groups whose pieces since the last committed wave may not be known to others: those that have some, and those
+        whose last piece was lost. Runs on the loop."""
+        return set(self._changed), set(self._lost)
+
+    def hand_over(self, changed: set[int], lost: set[int]) -> Snapshot:
+        """Everything that the next incarnation, which has the last committed wave, lacks. Runs where the task does, as the last
+        thing that this incarnation does."""
+        component = self.task.component
+        own = component.snapshot()
+        pieces: Pieces = {} if own is None else {OWN: (True, self._encoded(own))}
+        position = component.position() if isinstance(component, ReplayableSpout) else None
+        staged = pack_value(component.hand_over()) if self.task.commits else b""
+        if self.state is not None:
+            self.state.spoil(lost)
+            pieces.update(self.state.snapshot(changed))
+        return Snapshot(pieces, position, staged=staged)
+
+    def copy(self, base: tuple[int, int, int], done: Callable[[int, BaseException | None], None]) -> None:
+        """Copy the key groups of a committed wave, on the store thread; only what has changed if an earlier one was copied. Runs
+        on the loop; `done` gets the number of bytes, and the error if it failed."""
+        wave, _, manifest_epoch = base
+        copied, errors = [0], list[BaseException]()
+
+        def read() -> None:
+            try:
+                manifest = self.task.worker.checkpoints.manifest(self.task.topology.graph.name, manifest_epoch, wave)
+                copied[0] = self.restore(manifest.records, self._owned(), with_own=False)
+                self._holders = self.task.worker.checkpoints.slots()
+            except Exception as error:
+                errors.append(error)
+
+        self.task.worker.threads.run(self._thread, read, lambda: done(copied[0], errors[0] if errors else None))
+
+    def adopt(self, group: int, piece: bytes) -> None:
+        """Take the changes of a key group since the wave that was copied. The next wave has them. Runs on the loop."""
+        if self.state is not None:
+            self.state.adopt(group, piece)
+
+    def take_over(self, own: bytes | None, position: int | None, staged: bytes) -> None:
+        """Give the component the own state of the incarnation before it. Called where the task runs, after `initialize`."""
+        component = self.task.component
+        if own is not None:
+            component.restore(unpack_value(own))
+        if position is not None and isinstance(component, ReplayableSpout):
+            component._next_position = position
+            component.seek(position)
+        if self.task.commits:
+            component.take_over(unpack_value(staged))
 
     # -- answers -------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,9 @@ runs on the worker's loop.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from millrace.api.dataframe import DataFrameSpout
 from millrace.api.spout import ReliableSpout, Spout
@@ -22,6 +24,9 @@ from millrace.runtime.tasks.spout_position import SpoutPosition
 from millrace.runtime.tasks.spout_tracking import SpoutTracking
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.tasks.user_errors import USER_ERRORS
+
+if TYPE_CHECKING:
+    from millrace.runtime.tasks.succession import Incarnation
 
 CALLS_PER_CLOCK_READ = 8  # calls of next_tuple before the clock is read again
 
@@ -53,7 +58,7 @@ class SpoutTask(Task):
         if isinstance(self.component, ReliableSpout):  # it must keep replaying until the bolts have isolated the bad tuple
             vars(self.component)["max_fails"] = max(self.component.max_fails, self.max_fails)
 
-    def on_start(self) -> None:
+    def on_start(self, due: Mapping[str, float]) -> None:
         self.notices.start(self.active)
         if self.topology.losses:  # this task may have moved here because of one
             self.tracking.be_wary(self.worker.clock.now() + self.worker.grace)
@@ -72,6 +77,8 @@ class SpoutTask(Task):
                 and not flight.lagging(self.worker.clock.now()))
 
     def step(self, now: float) -> None:
+        if self.departure is not None:
+            self.departure.go_on()
         if self.busy or not self.started or (self.waves.pending and self.waves.run_next()):
             return
         notices = self.notices.take(room=not self.blocked)
@@ -136,6 +143,9 @@ class SpoutTask(Task):
         for group in groups:
             self.tracking.send(group, now)
         return bool(groups)
+
+    def drained(self, awaited: set[Incarnation], impatient: bool) -> bool:
+        return self.idle() or impatient
 
     def idle(self) -> bool:
         return not (self.busy or self.tracking.flight.roots or self.notices.due(room=True))

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from millrace.runtime.flow.channel import Delivery, Inlet
 from millrace.runtime.wire.messages import HandoverMark
 
-Sender = tuple[int, int]  # number and incarnation of a task
+Incarnation = tuple[int, int]  # number and incarnation of a task
 
 
 class Held:
     """Input from a new incarnation. `after`: the old one; `worker`: slot and generation of its worker."""
 
-    def __init__(self, after: Sender, worker: tuple[int, int]) -> None:
+    def __init__(self, after: Incarnation, worker: tuple[int, int]) -> None:
         self.after, self.worker = after, worker
         self.deliveries: deque[Delivery] = deque()
 
@@ -23,8 +23,8 @@ class Succession:
     """Input that is held back gets no credit, so its senders wait and it stays bounded."""
 
     def __init__(self) -> None:
-        self.held: dict[Sender, Held] = {}
-        self._ended: set[Sender] = set()  # whose successors have not started yet
+        self.held: dict[Incarnation, Held] = {}
+        self._ended: set[Incarnation] = set()  # whose successors have not started yet
 
     def holds(self, delivery: Delivery) -> bool:
         """Keep the delivery back if its sender has to wait."""
@@ -58,7 +58,7 @@ class Succession:
             released += self.held.pop(key).deliveries
         return released
 
-    def awaits(self, sender: Sender) -> bool:
+    def awaits(self, sender: Incarnation) -> bool:
         return any(held.after == sender for held in self.held.values())
 
     @property

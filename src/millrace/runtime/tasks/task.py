@@ -13,7 +13,8 @@ own thread. *Settle* routes and sends the output and settles acks, always on the
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millrace.api.tuple import Tuple
@@ -33,7 +34,10 @@ from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.overtaken import Overtaken
+    from millrace.runtime.tasks.arrival import Arrival
+    from millrace.runtime.tasks.departure import Departure
     from millrace.runtime.tasks.host import TaskHost, TaskTopology
+    from millrace.runtime.tasks.succession import Incarnation
 
 
 class Task:
@@ -53,7 +57,7 @@ class Task:
         self.blocked = 0  # number of full channels
         self.busy = False  # its own thread is in user code
         self.queued = False  # in the worker's ready list
-        self.started = False  # its component is initialized
+        self.started = False  # its component is initialized, and it has neither frozen nor yet to take over
         self.ended = False
         self.chunk_tuples = 0  # tuples to collect before they are sent; set by `size_chunks`
         self.needed = 1  # tuples in the least chunk that is worth a call of its receivers
@@ -65,16 +69,24 @@ class Task:
         self.sender = Sender(self)
         self.snapshots = Snapshots(self)
         self.waves = TaskWaves(self)
+        self.arrival: Arrival | None = None  # it takes over from an incarnation elsewhere
+        self.departure: Departure | None = None  # an incarnation elsewhere takes over
+        self.unwired = False  # it gets the channels of the current plan when its code has returned
         self.size_chunks()
 
     def on_own_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
         """Run user code, then `done` on the loop. The code of a blocking component always runs on the task's thread."""
         if self.definition.blocking:
             self.busy = True
-            self.worker.threads.run(self, work, done)
+            self.worker.threads.run(self, work, partial(self._returned, done))
         else:
             work()
             done()
+
+    def _returned(self, done: Callable[[], None]) -> None:
+        done()
+        if self.unwired and not self.busy:
+            self.worker.connect(self)
 
     # -- called by the component (TaskHandle) ------------------------------------------------------------------------
 
@@ -103,8 +115,9 @@ class Task:
     def initialize(self) -> None:
         self.component.initialize(self.component.storm_conf, self.component.context)
 
-    def on_start(self) -> None:
-        """Finish the task's setup on the loop: the component is ready."""
+    def on_start(self, due: Mapping[str, float]) -> None:
+        """Finish the task's setup on the loop: the component is ready. `due`: seconds until its first tick and timer, if it
+        takes over those of another incarnation."""
 
     def before_wave(self) -> None:
         """Run calls that the component has postponed until the wave, where its code runs."""
@@ -125,6 +138,25 @@ class Task:
         """Count, report and drop an emitted tuple that no attempt can send."""
         self.meters.dead_letters += 1
         self.report_error(error, Tuple.of("", self.name.component, output.name, self.number, row))
+
+    # -- hand-over ---------------------------------------------------------------------------------------------------
+
+    def drained(self, awaited: set[Incarnation], impatient: bool) -> bool:
+        """True if nothing is left to do before the task is handed over. `awaited`: senders whose marks must have come."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Close what cannot be handed over, after the last output."""
+
+    def due_in(self) -> dict[str, float]:
+        """Seconds until the next tick and timer."""
+        return {}
+
+    def start_taken(self, due: Mapping[str, float]) -> None:
+        """Begin to work with the state of another incarnation."""
+        self.started = True
+        self.on_start(due)
+        self.worker.ready(self)
 
     # -- called by a host of batches ----------------------------------------------------------------------------------
 

@@ -29,6 +29,10 @@ class UnackedChunks:
         self.tuples -= delivery.count
         return True
 
+    def take_all(self) -> list[Delivery]:
+        chunks, self._chunks, self.tuples = list(self._chunks.values()), {}, 0
+        return chunks
+
     def expire(self, before: float) -> None:
         """Remove chunks that arrived before this time."""
         for delivery in [delivery for delivery in self._chunks.values() if delivery.arrived < before]:

@@ -84,6 +84,11 @@ class Arrivals:
                 self._counters["malformed"] += 1
                 return
             self._on_chunk(message, frames[1])
+        elif isinstance(message, wire.StatePart):
+            if len(frames) != 2:
+                self._counters["malformed"] += 1
+                return
+            self._on_state(message, bytes(frames[1]))
         elif isinstance(message, wire.Credits):
             for credit in message.consumed:
                 self._on_credit(*credit)
@@ -125,6 +130,22 @@ class Arrivals:
             return
         key = (chunk.topology, chunk.target, chunk.target_incarnation)
         self._stash.setdefault(key, []).append((chunk, body, self._clock.now()))
+
+    def _on_state(self, part: wire.StatePart, body: bytes) -> None:
+        """Pass on a part of the state of a task that is handed over to this worker."""
+        run = self._topologies.get(part.topology)
+        task = run.find(part.target, part.target_incarnation) if run is not None and run.epoch == part.epoch else None
+        if task is None or task.arrival is None:
+            self._counters["stale"] += 1
+        else:
+            task.arrival.on_part(part, body)
+
+    def is_alive(self, slot: int, generation: int) -> bool:
+        """True if that worker is in the plan."""
+        return self._generations.get(slot) == generation
+
+    def generation_of(self, slot: int) -> int:
+        return self._generations.get(slot, 0)
 
     def _on_probe(self, probe: wire.Probe) -> None:
         """Answer the sender of a full channel that asks whether chunks were lost."""

@@ -37,7 +37,7 @@ class Reports:
                 in_flight[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
                 if isinstance(task, SpoutTask) and (position := task.position.reported()) is not None:
                     positions.append((run.number, task.number, position))
-            in_flight[run.number] += sum(not task.idle() for task in run.retired)
+            in_flight[run.number] += sum(not task.idle() for task in run.handovers)
         return wire.Report(worker.slot, worker.generation, worker.revision, worker.clock.now(), tasks, positions,
                            list(in_flight.items()), list(starting.items()), worker.errors.take(),
                            {**worker.counters, **worker.checkpoints.counters})

@@ -18,14 +18,16 @@ class Timers:
         self._heap: list[tuple[float, int, Callable[[], float | None]]] = []
         self._order = count()  # breaks ties
 
-    def every(self, seconds: float, call: Callable[[], Any], while_: Callable[[], bool] = lambda: True) -> None:
+    def every(self, seconds: float, call: Callable[[], Any], while_: Callable[[], bool] = lambda: True,
+              first: float | None = None) -> None:
+        """Call at an interval, as long as `while_` holds. `first`: seconds until the first call, if they are others."""
         def run() -> float | None:
             if not while_():
                 return None
             call()
             return seconds
 
-        self._push(self._clock.now() + seconds, run)
+        self._push(self._clock.now() + (seconds if first is None else first), run)
 
     def at(self, at: float, call: Callable[[], None]) -> None:
         self._push(at, call)

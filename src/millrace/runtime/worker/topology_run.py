@@ -11,7 +11,7 @@ from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime.flow.tracker import Tracker
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.wire import messages as wire
-from millrace.runtime.worker.lazy_killing import LazyKilling
+from millrace.runtime.worker.handovers import Handovers
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
@@ -28,7 +28,7 @@ class TopologyRun:
         self.tracker = Tracker(plan.number, worker.slot, worker.generation, worker.links.send, self._send_verdicts)
         self.worker = worker
         self.tasks: dict[int, Task] = {}
-        self.retired = LazyKilling(worker.clock, worker.drain_seconds, worker.end)  # moved elsewhere, draining
+        self.handovers = Handovers(self, worker.end)
         self.ackers: dict[int, int] = {}  # acker index -> incarnation, of the ackers that run here
         self.losses, self.epoch = plan.losses, plan.epoch
         self.broken = ""  # why nothing more may be committed in this epoch: tuples are missing
@@ -51,20 +51,21 @@ class TopologyRun:
         self.positions = dict(plan.positions)
         self.restore, self.blocks, self.holders = plan.restore, plan.blocks, dict(plan.holders)
         self.recovers = plan.recovers
+        self.handovers.update(plan.moves)
         ackers = [self.places.get(TaskId(ACKER, index)) for index in range(self.graph.ackers)]
         self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]
         self.tracker.version = plan.version
 
     def everyone(self) -> list[Task]:
-        """The tasks that run here, and those that moved away and are draining."""
-        return [*self.tasks.values(), *self.retired]
+        """The tasks that run here, those that leave and those that arrive."""
+        return [*self.tasks.values(), *self.handovers]
 
     def find(self, number: int, incarnation: int) -> Task | None:
         """The incarnation of a task that a message is for or from."""
         task = self.tasks.get(number)
         if task is not None and task.incarnation == incarnation:
             return task
-        return self.retired.find(number, incarnation)
+        return self.handovers.find(number, incarnation)
 
     def context(self, task: TaskId) -> dict[str, Any]:
         """The topology context of a component, under Storm's names."""
@@ -97,8 +98,8 @@ class TopologyRun:
 
     def on_verdicts(self, number: int, incarnation: int, finished: list[int], failed: list[int]) -> None:
         """Pass verdicts on roots to the spout task that sent them, if it is still the same incarnation."""
-        task = self.tasks.get(number)
-        if isinstance(task, SpoutTask) and task.incarnation == incarnation:
+        task = self.find(number, incarnation)
+        if isinstance(task, SpoutTask):
             task.tracking.on_verdicts(finished, failed)
 
 

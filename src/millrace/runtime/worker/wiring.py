@@ -57,7 +57,8 @@ class LinkWiring(Wiring):
         channel = task.channels.get(number)
         if channel is None or channel.target_incarnation != incarnation:
             moved, channel = channel, Channel(task, number, incarnation, target, run.window, FIRST_TUPLES)
-            channel.tuples = moved.tuples if moved is not None else 0  # counts the traffic between two tasks across moves
+            if moved is not None:
+                channel.succeed(moved)
         if place is None:
             channel.full = True  # not placed: wait until there is a slot for it
         elif place.slot == task.worker.slot:
@@ -90,10 +91,11 @@ def inlet_of(task: BoltTask, source: int, incarnation: int, slot: int, outlet: C
 
 
 def forget_inlets(task: BoltTask) -> None:
-    """Keep the inlets of the last two incarnations of each source: the older one may still be draining."""
+    """Keep the inlets of the last two incarnations of each source, and of those that have not sent their end."""
     newest: dict[int, list[int]] = {}
     for source, incarnation in sorted(task.inbox.inlets, reverse=True):
         newest.setdefault(source, []).append(incarnation)
     for source, incarnations in newest.items():
         for incarnation in incarnations[2:]:
-            del task.inbox.inlets[source, incarnation]
+            if not task.inbox.succession.awaits((source, incarnation)):
+                del task.inbox.inlets[source, incarnation]

@@ -6,11 +6,11 @@ Its driver calls `assign`, `arrivals.receive` and `step`; it sends through the `
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from millrace.config import DRAIN_LIMIT, FRAME_LIMIT, MESSAGE_TIMEOUT, RECOVERY_GRACE
+from millrace.config import FRAME_LIMIT, MESSAGE_TIMEOUT, RECOVERY_GRACE
 from millrace.control.assignment import Assignment, Stamp
 from millrace.control.ledger import Ledger
 from millrace.control.plan_diff import plan_diff
@@ -53,7 +53,6 @@ class Worker:
         settings = settings or {}
         self.frame_limit: int = FRAME_LIMIT.of(settings)
         self.grace: float = RECOVERY_GRACE.of(settings)
-        self.drain_seconds: float = DRAIN_LIMIT.of(settings)
         self.stamp = Stamp(0, 0)  # of the plan in effect
         self.topologies: dict[int, TopologyRun] = {}
         self.counters: Counter[str] = Counter()
@@ -93,13 +92,18 @@ class Worker:
         for number, name in todo.retire:
             self._retire(number, name)
         started = [self._start(number, name, incarnation) for number, name, incarnation in todo.start]
+        arriving = [task for run in self.topologies.values() for task in run.handovers.begin(
+            partial(self.make_task, run), self.slot, self.arrivals.generation_of)]
         for run in self.topologies.values():
             for task in run.everyone():
-                self._wiring.wire(task)
+                self.connect(task)
         for new in started:
             if new is not None:
                 new.life.begin()
                 self.arrivals.unstash(new)
+        for task in arriving:
+            assert task.arrival is not None
+            task.arrival.begin()
         self._forget_killed(assignment)
         self._resume(lost)
         self.stamp = assignment.stamp
@@ -117,7 +121,7 @@ class Worker:
             for task in run.tasks.values():
                 self.end(task)
             run.tasks.clear()
-            run.retired.end_all()
+            run.handovers.end_all()
 
     def _update_topologies(self, assignment: Assignment) -> list[TopologyRun]:
         """Apply the new plans. Returns the topologies that have lost a worker since the last assignment."""
@@ -139,7 +143,7 @@ class Worker:
         for run in [run for number, run in self.topologies.items() if number not in alive]:
             del self.topologies[run.number]
             self.checkpoints.forget(run.graph.name)
-            run.retired.end_all()
+            run.handovers.end_all()
 
     def _resume(self, lost: list[TopologyRun]) -> None:
         """After a new plan: give every task a turn, and deliver messages that arrived before the plan."""
@@ -153,7 +157,10 @@ class Worker:
                     task.set_active(run.active)
                 if not task.blocked:
                     self.ready(task)
-            for task in run.retired:
+            for task in run.everyone():
+                if isinstance(task, BoltTask):
+                    task.inbox.end_lost(self.arrivals.is_alive)
+            for task in run.handovers:
                 self.ready(task)
         early_waves, self._early_waves = self._early_waves, {}
         for number, wave in early_waves.items():
@@ -171,31 +178,47 @@ class Worker:
             self.timers.every(MESSAGE_TIMEOUT.of(run.graph.config), lambda: ledger.age() and None,
                               while_=lambda: run.tracker.ledgers.get(name.index) is ledger)
             return None
-        return self.make_task(run, name, incarnation)
+        arrived = run.handovers.arrives(name, incarnation)
+        task = arrived or self.make_task(run, name, incarnation)
+        run.tasks[task.number] = task
+        return task if arrived is None else None
 
     def make_task(self, run: TopologyRun, name: TaskId, incarnation: int) -> Task:
         kind = SpoutTask if run.graph.component(name.component).kind == "spout" else BoltTask
-        task = kind(self, run, name, incarnation)
-        run.tasks[task.number] = task
-        return task
+        return kind(self, run, name, incarnation)
 
-    def start_timers(self, task: BoltTask) -> None:
-        tick, timer = task.due.tick_seconds(), task.component._timer_seconds()
-        if tick:
-            self.timers.every(tick, task.due.tick, while_=lambda: not task.ended)
-        if timer:
-            self.timers.every(timer, task.due.timer, while_=lambda: not task.ended)
+    def connect(self, task: Task) -> None:
+        """Give the task the channels of the plan. One whose code runs on its thread keeps those it has until that returns: what
+        it emits meanwhile is for them."""
+        handovers = self.topologies[task.topology.number].handovers
+        task.unwired = task.busy and bool(handovers.moves)
+        if not task.unwired:
+            handovers.mark(task)
+            self._wiring.wire(task)
+
+    def start_timers(self, task: BoltTask, due: Mapping[str, float]) -> None:
+        for name, seconds, call in (("tick", task.due.tick_seconds(), task.due.tick),
+                                    ("timer", task.component._timer_seconds(), task.due.timer)):
+            if seconds:
+                first = due.get(name, seconds)
+                task.due.starts(name, first, seconds)
+                self.timers.every(seconds, call, while_=lambda: not task.ended, first=first)
+
+    def send_state(self, slot: int, part: wire.StatePart, body: bytes) -> None:
+        link = self.links.to(slot)
+        if link is not None:
+            link.send([wire.encode(part), body])
 
     def _retire(self, number: int, name: TaskId) -> None:
-        """A task or acker moved to another worker."""
+        """A task or acker is elsewhere now: it hands over, or ends because it is not the one that the plan means."""
         run = self.topologies[number]
         if name.component == ACKER:
             run.ackers.pop(name.index, None)
             run.tracker.retire(name.index)
             return
         task = run.tasks.pop(run.graph.number(name), None)
-        if task is not None:
-            run.retired.retire(task)
+        if task is not None and not run.handovers.leaves(task):
+            self.end(task)
 
     def _drop(self, number: int, name: TaskId) -> None:
         run = self.topologies.get(number)
@@ -323,13 +346,14 @@ class Worker:
                     task.tracking.check_overdue(now)
                 elif isinstance(task, BoltTask) and task.acks.unacked:
                     task.acks.expire(unacked_before)
-            run.retired.end_drained(unacked_before)
+            run.handovers.check()
         self.arrivals.forget_old()
 
     def _probe(self) -> None:
         for run in self.topologies.values():
             if run.broken:  # the master has not reacted yet
                 self._report_broken(run)
+            run.handovers.tell_again()
             for task in run.everyone():
                 self._probe_channels(task)
 

@@ -1,0 +1,125 @@
+"""The tasks of one topology in a worker that are being handed over: those that leave, and those that arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from millrace.config import HANDOVER_SWITCH_LIMIT
+from millrace.control.assignment import SWITCH, Move
+from millrace.model.graph import TaskId
+from millrace.runtime.tasks.arrival import Arrival
+from millrace.runtime.tasks.bolt import BoltTask
+from millrace.runtime.tasks.departure import Departure
+from millrace.runtime.tasks.spout import SpoutTask
+from millrace.runtime.wire import messages as wire
+
+if TYPE_CHECKING:
+    from millrace.runtime.tasks.task import Task
+    from millrace.runtime.worker.topology_run import TopologyRun
+
+
+class Handovers:
+    """`end` ends a task for good."""
+
+    def __init__(self, run: TopologyRun, end: Callable[[Task], None]) -> None:
+        self._run, self._end = run, end
+        self.moves: list[Move] = []
+        self._leaving: list[Task] = []
+        self._arriving: list[Task] = []  # that have not switched; then they are tasks like others
+
+    def __iter__(self) -> Iterator[Task]:
+        """The tasks that leave or arrive, and are not among those of the plan."""
+        yield from self._leaving
+        yield from self._arriving
+
+    def find(self, number: int, incarnation: int) -> Task | None:
+        return next((task for task in self if (task.number, task.incarnation) == (number, incarnation)), None)
+
+    # -- plans ---------------------------------------------------------------------------------------------------------
+
+    def update(self, moves: list[Move]) -> None:
+        """Take the moves of a new plan. Tasks end that have handed over, and those whose move was cancelled."""
+        self.moves = moves
+        self._leaving = self._still(self._leaving, {(move.task, move.old.incarnation): move for move in moves})
+        self._arriving = self._still(self._arriving, {(move.task, move.new.incarnation): move for move in moves})
+        by_new = {(move.task, move.new.incarnation): move for move in moves}
+        for task in self._run.tasks.values():
+            if task.arrival is not None and (move := by_new.get((task.name, task.incarnation))) is not None:
+                task.arrival.update(move)
+
+    def _still(self, tasks: Sequence[Task], moves: dict[tuple[TaskId, int], Move]) -> list[Task]:
+        stay = []
+        for task in tasks:
+            move, part = moves.get((task.name, task.incarnation)), task.departure or task.arrival
+            if move is None:
+                self._end(task)
+            else:
+                assert part is not None
+                part.update(move)
+                stay.append(task)
+        return stay
+
+    def leaves(self, task: Task) -> bool:
+        """Begin the departure of a task that the plan places elsewhere; False if it is not handed over."""
+        move = next((move for move in self.moves if move.task == task.name and move.phase == SWITCH
+                     and move.old.incarnation == task.incarnation), None)
+        if move is None:
+            return False
+        task.departure = Departure(task, move, HANDOVER_SWITCH_LIMIT.of(self._run.graph.config))
+        if isinstance(task, SpoutTask):
+            task.active = False  # without a call of `deactivate`: the next incarnation is active
+        self._leaving.append(task)
+        return True
+
+    def arrives(self, name: TaskId, incarnation: int) -> Task | None:
+        """The task that was prepared for this place, if there is one: it is a task of the plan from now on."""
+        task = next((task for task in self._arriving if (task.name, task.incarnation) == (name, incarnation)), None)
+        if task is not None:
+            self._arriving.remove(task)
+        return task
+
+    def begin(self, make: Callable[[TaskId, int], Task], slot: int, generation_of: Callable[[int], int]) -> list[Task]:
+        """Make the tasks that are to arrive here. They begin when they are wired."""
+        known = {(task.name, task.incarnation) for task in (*self._arriving, *self._run.tasks.values())}
+        made = []
+        for move in self.moves:
+            if move.new.slot == slot and move.phase != SWITCH and (move.task, move.new.incarnation) not in known:
+                task = make(move.task, move.new.incarnation)
+                task.arrival = Arrival(task, move, generation_of(move.old.slot))
+                if isinstance(task, BoltTask):
+                    task.inbox.early = True
+                self._arriving.append(task)
+                made.append(task)
+        return made
+
+    def mark(self, task: Task) -> None:
+        """Cut the channels of a task to those that have switched: what it emits from now on goes to their new incarnations."""
+        cut = [channel for move in self.moves if move.phase == SWITCH
+               and (channel := task.channels.get(self._run.graph.number(move.task))) is not None
+               and channel.target_incarnation == move.old.incarnation]
+        if cut:
+            task.send_waiting()
+            for channel in cut:
+                channel.send_mark(wire.HandoverMark(wire.MOVE))
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        for task in self._leaving:
+            if task.departure is not None:
+                task.departure.go_on()
+
+    def tell_again(self) -> None:
+        """Repeat answers that the master has not reacted to."""
+        underway = {(move.task, move.new.incarnation) for move in self.moves}
+        for task in (*self._arriving, *self._run.tasks.values()):
+            if task.arrival is not None and (task.name, task.incarnation) in underway:
+                task.arrival.tell_again()
+
+    def end_all(self) -> None:
+        """End all of them."""
+        tasks = list(self)
+        self._leaving, self._arriving = [], []
+        for task in tasks:
+            self._end(task)
