@@ -125,6 +125,8 @@ class FakeLedger(TwoPhaseSink):
             raise OSError("the disk is tired")
         self._publish(wave, self.epoch)
 
+    def take_over(self, staged: Any) -> None: ...
+
     def recover(self, wave: int, epoch: int) -> None:
         self._publish(wave, epoch)
         for key in [key for key in STAGED if key[0] == self.task_index and key[1] < self.epoch]:
