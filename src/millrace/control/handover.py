@@ -14,7 +14,7 @@ back: if a worker is lost that takes part in it, or if it takes too long, the ta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from millrace.config import HANDOVER_BATCH, HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
@@ -68,7 +68,8 @@ class HandoverControl:
         """Cancel the move of a task that has not switched yet."""
         topology.handover.waiting.pop(task, None)
         moving = topology.handover.moving(task)
-        return self._cancel(topology, [moving], "it stays where it is") if moving is not None else []
+        return [*self._cancel(topology, [moving] if moving is not None else [], "it stays where it is"),
+                self._master.distribute()]
 
     def _move_ackers(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
         """Move ackers at once: their ledgers follow them, and messages that come too early or too late are passed on."""
@@ -89,11 +90,13 @@ class HandoverControl:
             elif handover.phase == SWITCH:
                 commands += self._switch_too_long(topology)
             elif topology.status not in (RUNNING, PAUSED, STARTING):
-                commands += self._cancel(topology, handover.batch, f"the topology is {topology.status}")
+                commands += [*self._cancel(topology, handover.batch, f"the topology is {topology.status}"),
+                             self._master.distribute()]
             elif now - handover.since > (limit := HANDOVER_PREPARE_LIMIT.of(topology.graph.config)):
                 late = tasks_named([moving.task for moving in handover.batch if moving.armed < handover.base[0]])
                 what = f"{late} could not be prepared" if late else "no wave was committed"
-                commands += self._cancel(topology, handover.batch, f"{what} within {limit:g} s")
+                commands += [*self._cancel(topology, handover.batch, f"{what} within {limit:g} s"),
+                             self._master.distribute()]
             else:
                 commands += self._advance(topology)
         return commands
@@ -104,7 +107,7 @@ class HandoverControl:
             return []
         topology, moving = found
         if event.error:
-            return self._cancel(topology, [moving], event.error)
+            return [*self._cancel(topology, [moving], event.error), self._master.distribute()]
         moving.copied_bytes += event.copied_bytes if event.wave > moving.armed else 0
         moving.armed = max(moving.armed, event.wave)
         return self._advance(topology)
@@ -126,16 +129,14 @@ class HandoverControl:
         return self._advance(topology) if topology.handover.phase in (ARM, REFRESH) else []
 
     def lost(self, topology: TopologyState, slot: int) -> tuple[list[TaskId], list[Command]]:
-        """A worker is lost. Returns the tasks that are lost with it although they have another place already, and the commands
-        to carry out."""
+        """A worker is lost, and a new assignment follows. Returns the tasks that are lost with it although they have another
+        place already, and the commands to carry out."""
         handover = topology.handover
         touched = [moving for moving in handover.batch if slot in (moving.old.slot, moving.new.slot) and not moving.taken]
         if handover.phase != SWITCH:
             return [], self._cancel(topology, touched, f"worker {slot} was lost")
-        handover.batch = [moving for moving in handover.batch if moving not in touched]
-        tasks = [moving.task for moving in touched]
-        ends = self._done(topology) if all(moving.taken for moving in handover.batch) else []
-        return [task for task in tasks if topology.places[task].slot != slot], ends
+        self._drop(topology, touched)
+        return [moving.task for moving in touched if moving.new.slot != slot], []
 
     def rolled_back(self, topology: TopologyState) -> list[Command]:
         """The topology returns to its last wave. Tasks that have switched begin at their new places."""
@@ -221,25 +222,28 @@ class HandoverControl:
 
     def _cancel(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
         """Cancel moves that have not switched: their tasks stay where they are."""
-        handover, cancelled = topology.handover, list(moves)
-        if not cancelled or handover.phase == SWITCH:
+        cancelled = list(moves)
+        if not cancelled or topology.handover.phase == SWITCH:
             return []
-        handover.batch = [moving for moving in handover.batch if moving not in cancelled]
+        self._drop(topology, cancelled)
         for moving in cancelled:
             topology.homes[moving.task] = moving.old.slot
-        if not handover.batch:
-            self._rest(topology)
-        return [Say(f"{tasks_named([moving.task for moving in cancelled])} not moved: {reason}", topology.graph.name, "warning"),
-                self._master.distribute()]
+        return [Say(f"{tasks_named([moving.task for moving in cancelled])} not moved: {reason}", topology.graph.name, "warning")]
 
     def _give_up(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
         """Count the tasks as lost: they have left their old place, and did not arrive at the new one."""
         given_up = list(moves)
         tasks = [moving.task for moving in given_up]
-        topology.handover.batch = [moving for moving in topology.handover.batch if moving not in given_up]
-        ends = self._done(topology) if all(moving.taken for moving in topology.handover.batch) else []
-        return [Say(f"{tasks_named(tasks)} lost while being moved: {reason}", topology.graph.name, "warning"), *ends,
+        self._drop(topology, given_up)
+        return [Say(f"{tasks_named(tasks)} lost while being moved: {reason}", topology.graph.name, "warning"),
                 *self._master.lose(topology, tasks)]
+
+    def _drop(self, topology: TopologyState, moves: Sequence[Moving]) -> None:
+        """Take moves out of the batch; it ends if that was all that it waited for."""
+        handover = topology.handover
+        handover.batch = [moving for moving in handover.batch if moving not in moves]
+        if all(moving.taken for moving in handover.batch):
+            self._rest(topology)
 
     def _rest(self, topology: TopologyState) -> None:
         topology.handover.batch, topology.handover.phase = [], RESTING

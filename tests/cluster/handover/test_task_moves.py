@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from millrace.model.graph import TaskId
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
 from support.cluster.cluster_runs import counter
-from support.cluster.wave_runs import assert_exact, finish, start, until_wave
+from support.cluster.wave_runs import LIMIT, assert_exact, counts, finish, start, tasks, until_wave
 
 COMPONENTS = ("numbers", "one", "two", "tally", "ledger")
 
@@ -55,3 +56,19 @@ def test_a_task_moves_within_its_epoch(component: str, snapshots: bool) -> None:
     assert cluster.master.topologies["exact"].epoch == epoch, cluster.said
     finish(cluster)
     assert_exact()
+
+
+@pytest.mark.parametrize("topology", [parts.AtLeast, parts.AtMost])
+@pytest.mark.parametrize("component", ["numbers", "one", "tally", "ledger"])
+def test_nothing_is_lost_or_replayed_without_a_fault(topology: Any, component: str) -> None:
+    name = topology.__name__.lower()
+    cluster = start(topology)
+    until_wave(cluster, 2, name)
+    for index in (0, 1, 0):
+        move(cluster, TaskId(component, index), name)
+    cluster.run_until(lambda: all(task.component.exhausted and not task.component.unacked_tuples
+                                  for task in tasks(cluster, "numbers")))
+    cluster.run(0.5)
+    assert meters(cluster) == {"gaps": 0, "repeats": 0, "replayed": 0} and counter(cluster, "stale") == 0
+    assert counts(cluster) == parts.expected_counts(LIMIT, 1)
+    assert Counter((key, number) for key, number, _ in parts.WRITTEN) == parts.expected_rows(LIMIT, 1)
