@@ -104,6 +104,16 @@ class Tap(TwoPhaseSink):
     def restore(self, snapshot: Any) -> None:
         self.rows = TapRows(snapshot["tap"], snapshot["first"], split_rows(snapshot["rows"]))
 
+    def hand_over(self) -> int:
+        """Shows no more rows; all of them are in the snapshot. Returns how far they can be read."""
+        if self._port is not None:
+            self._port.hide(self.rows)
+        return self.rows.readable
+
+    def take_over(self, staged: int) -> None:
+        self.rows.show(staged)
+        self._open()
+
     def prepare(self, wave: int) -> None:
         self.rows.mark(wave)
 

@@ -236,7 +236,7 @@ class HandoverControl:
         tasks = [moving.task for moving in given_up]
         self._drop(topology, given_up)
         return [Say(f"{tasks_named(tasks)} lost while being moved: {reason}", topology.graph.name, "warning"),
-                *self._master.lose(topology, tasks)]
+                *self._master.lose(topology, tasks), self._master.distribute()]
 
     def _drop(self, topology: TopologyState, moves: Sequence[Moving]) -> None:
         """Take moves out of the batch; it ends if that was all that it waited for."""

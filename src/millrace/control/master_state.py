@@ -164,7 +164,7 @@ class MasterState:
         topology.losses += 1
         for task in tasks:
             del topology.places[task]
-        return [*self._place(topology), self.distribute()]
+        return self._place(topology)
 
     def wave_committed(self, topology: TopologyState) -> list[Command]:
         return self._handovers.wave_committed(topology)

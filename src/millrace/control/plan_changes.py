@@ -57,9 +57,8 @@ class PlanChanges:
         if event.slot not in workers:
             raise UnknownName(f"there is no worker {event.slot}; there are {', '.join(map(str, sorted(workers)))}")
         source = topology.places[event.task].slot
-        if not topology.graph.movable(event.task):
-            raise TopologyError(f"{event.task} cannot be moved: its source cannot be replayed, so its tuples in flight would "
-                                "be lost. Derive the spout from ReplayableSpout to move it")
+        if fixed := topology.graph.why_fixed(event.task):
+            raise TopologyError(f"{event.task} cannot be moved: {fixed}")
         moving = topology.handover.moving(event.task)
         if moving is not None and (source != event.slot or moving.new.slot == event.slot):
             raise TopologyError(f"{event.task} is being moved to worker {moving.new.slot}. Try again when it has arrived")
@@ -129,7 +128,7 @@ class PlanChanges:
         stuck = sorted(task for task, slot in plan.placement.items() if task in topology.places
                        and topology.places[task].slot != slot and not topology.graph.movable(task))
         if stuck:
-            raise TopologyError(f"the plan for {name!r} moves {stuck[0]}, a spout whose source cannot be replayed")
+            raise TopologyError(f"the plan for {name!r} moves {stuck[0]}: {topology.graph.why_fixed(stuck[0])}")
         graph = rescaled(topology.graph, plan.parallelism) if topology.batched else topology.graph
         if gone or set(plan.placement) != set(graph.tasks()) or len(topology.places) != len(topology.graph.tasks()):
             lost = ", ".join(map(str, gone))

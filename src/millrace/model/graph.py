@@ -69,7 +69,8 @@ class ComponentDef:
     """One component. A bolt's last output is its dead letters; `mode` is the method the engine calls. `movable`: its tasks
     may move to another worker while they run; those of a spout whose source cannot be read again may not. `stateful`: it has
     state that a wave must snapshot. `commits`: it is a sink that takes part in the two-phase commit. `own_state`: its class
-    defines `snapshot`, so its state belongs to tasks and not to key groups. `dataframe`: a spout that Spark feeds."""
+    defines `snapshot`, so its state belongs to tasks and not to key groups. `dataframe`: a spout that Spark feeds.
+    `takes_over`: a task of it can continue with the rows that another incarnation has staged."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -84,6 +85,7 @@ class ComponentDef:
     stateful: bool = False
     commits: bool = False
     own_state: bool = False
+    takes_over: bool = True
     dataframe: bool = False
 
     @property
@@ -154,7 +156,17 @@ class TopologyGraph(_GraphCache):
 
     def movable(self, task: TaskId) -> bool:
         """True if the task may move to another worker while it runs."""
-        return task.component == ACKER or self.component(task.component).movable
+        return not self.why_fixed(task)
+
+    def why_fixed(self, task: TaskId) -> str:
+        """Why the task cannot move to another worker while it runs; empty if it can."""
+        component = self.component(task.component) if task.component != ACKER else None
+        if component is not None and not component.movable:
+            return ("its source cannot be replayed, so its tuples in flight would be lost. Derive the spout from "
+                    "ReplayableSpout to move it")
+        if component is not None and self.exactly_once and component.commits and not (component.takes_over or self.batched):
+            return "its sink does not define take_over, so rows that it has staged would be lost. Define it to move the task"
+        return ""
 
     def downstream(self, name: str) -> tuple[tuple[ComponentDef, Input], ...]:
         """The readers of this component, once for each stream that they read."""
@@ -281,6 +293,7 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         stateful=_is_stateful(spec, component_cls),
         commits=issubclass(component_cls, TwoPhaseSink),
         own_state=component_cls.snapshot is not Component.snapshot,
+        takes_over=(not issubclass(component_cls, TwoPhaseSink) or component_cls.take_over is not TwoPhaseSink.take_over),
         dataframe=spec.dataframe is not None,
     )
 

@@ -40,7 +40,8 @@ class Even:
                  plan: Mapping[str, Plan]) -> SchedulingResult:
         if graphs and not cluster.slots:
             return _no_slots(graphs, cluster)
-        pinned = {_Group(graph.name, part.name) for graph in graphs for part in graph.components if not part.movable}
+        pinned = {_Group(graph.name, part.name) for graph in graphs for part in graph.components
+                  if not graph.movable(TaskId(part.name, 0))}
         most = {graph.name: WORKERS.of(graph.config) for graph in graphs}
         slots = _SlotCounts(cluster, self.one_worker_per_node, most, pinned)
         self._keep(slots, graphs, plan)

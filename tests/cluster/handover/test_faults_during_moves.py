@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from millrace.control.assignment import ARM, SWITCH
-from millrace.control.moves import REFRESH
+from millrace.control.moves import REFRESH, RESTING
 from millrace.model.graph import TaskId
+from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
 from support.cluster.wave_runs import assert_exact, finish, finish_at_least, start, until_wave
@@ -25,14 +28,14 @@ def _fresh_parts() -> Iterator[None]:
 
 
 def moving(topology: Any, component: str, phase: str, steps: int) -> LocalCluster:
-    """A cluster in which a task of the component is being moved from worker 0 to worker 1, so many steps after the beginning
+    """A cluster in which the first task of the component is being moved to the next worker, so many steps after the beginning
     of the phase."""
     name = topology.__name__.lower()
     cluster = start(topology, limit=LIMIT)
     until_wave(cluster, 1, name)
     state = cluster.master.topologies[name]
-    task = next(task for task, slot in cluster.where(name).items() if task.component == component and slot == 0)
-    cluster.move(name, task, 1)
+    task = TaskId(component, 0)
+    cluster.move(name, task, (cluster.where(name)[task] + 1) % 3)
     cluster.run_until(lambda: state.handover.phase == phase)
     cluster.step(steps)
     return cluster
@@ -43,6 +46,7 @@ def moving(topology: Any, component: str, phase: str, steps: int) -> LocalCluste
 @pytest.mark.parametrize("slot", [0, 1, 2])
 @pytest.mark.parametrize("steps", [0, 1, 2, 4])
 def test_a_worker_dies(component: str, phase: str, slot: int, steps: int) -> None:
+    """The worker with the old incarnation, that with the new one, or another."""
     if phase == REFRESH and component in ("one", "ledger"):
         pytest.skip("a task without state needs no wave")
     cluster = moving(parts.Exact, component, phase, steps)
@@ -51,3 +55,122 @@ def test_a_worker_dies(component: str, phase: str, slot: int, steps: int) -> Non
     cluster.start(slot)
     finish(cluster)
     assert_exact(LIMIT)
+
+
+@pytest.mark.parametrize("component", ["numbers", "one", "tally", "ledger"])
+@pytest.mark.parametrize("phase", [ARM, SWITCH])
+@pytest.mark.parametrize("slot", [0, 1, 2])
+def test_a_worker_dies_at_least_once(component: str, phase: str, slot: int) -> None:
+    for steps in (0, 1, 2, 3):
+        parts.forget()
+        cluster = moving(parts.AtLeast, component, phase, steps)
+        cluster.kill(slot)
+        cluster.run(0.05)
+        cluster.start(slot)
+        finish_at_least(cluster, LIMIT)
+
+
+@pytest.mark.parametrize("component", ["numbers", "tally", "ledger"])
+@pytest.mark.parametrize("slot", [0, 1, 2])
+@pytest.mark.parametrize("seconds", [0.05, 20.0])
+def test_a_worker_stands_still(component: str, slot: int, seconds: float) -> None:
+    """For a moment, and for so long that the move takes too long."""
+    for phase in (ARM, SWITCH):
+        parts.forget()
+        cluster = moving(parts.Exact, component, phase, 0)
+        cluster.holding.add(slot)
+        cluster.run(seconds)
+        cluster.holding.discard(slot)
+        finish(cluster)
+        assert_exact(LIMIT)
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+def test_a_worker_learns_of_the_plans_late(slot: int) -> None:
+    for phase, steps in ((ARM, 0), (SWITCH, 0), (SWITCH, 1)):
+        parts.forget()
+        cluster = moving(parts.Exact, "tally", phase, steps)
+        cluster.deaf.add(slot)
+        cluster.run(0.3)
+        cluster.hear(slot)
+        finish(cluster)
+        assert_exact(LIMIT)
+
+
+@pytest.mark.parametrize("kind", [wire.Armed, wire.Taken])
+def test_an_answer_to_the_master_is_lost(kind: type) -> None:
+    cluster, lost = moving(parts.Exact, "tally", ARM, 0), list[Any]()
+    epoch = cluster.master.topologies["exact"].epoch
+
+    def lose(message: Any) -> bool:
+        if isinstance(message, kind) and len(lost) < 2:
+            lost.append(message)
+            return True
+        return False
+
+    cluster.lose = lose
+    cluster.run_until(lambda: cluster.master.topologies["exact"].handover.phase == RESTING)
+    assert len(lost) == 2
+    finish(cluster)
+    assert_exact(LIMIT)
+    assert not any("roll" in text for text in cluster.said) and epoch
+
+
+def is_state(frames: list[bytes]) -> bool:
+    return isinstance(wire.decode_data(frames[0]), wire.StatePart)
+
+
+def is_mark(kind: str, frames: list[bytes]) -> bool:
+    message = wire.decode_data(frames[0])
+    return (isinstance(message, wire.Chunk) and message.form == wire.HANDOVER
+            and wire.decode_handover(frames[1]).kind == kind)
+
+
+@pytest.mark.parametrize("chosen", [is_state, partial(is_mark, wire.MOVE), partial(is_mark, wire.END),
+                                    partial(is_mark, wire.START)])
+@pytest.mark.parametrize("topology", [parts.Exact, parts.AtLeast])
+def test_a_message_between_workers_is_lost(chosen: Callable[[list[bytes]], bool], topology: Any) -> None:
+    cluster, lost = moving(topology, "tally", ARM, 0), list[Any]()
+
+    def drop(sender: int, receiver: int, frames: list[bytes]) -> bool:
+        if not lost and chosen(frames):
+            lost.append(frames)
+            return True
+        return False
+
+    cluster.drop = drop
+    cluster.run(15.0)  # longer than a switch may take
+    assert lost
+    if topology is parts.Exact:
+        finish(cluster)
+        assert_exact(LIMIT)
+    else:
+        finish_at_least(cluster, LIMIT)
+
+
+@pytest.mark.parametrize("topology", [parts.Exact, parts.AtLeast])
+def test_every_message_between_workers_is_late(topology: Any) -> None:
+    """Messages of each pair of workers stay in order, but pairs do not wait for each other."""
+    cluster = moving(topology, "tally", ARM, 0)
+    late: deque[tuple[float, Any, list[bytes]]] = deque()
+    post = cluster.post
+
+    def delayed(sender: int, address: Any, frames: list[bytes]) -> None:
+        late.append((cluster.clock.now() + 0.003 * (1 + (3 * sender + address.slot) % 7), (sender, address), frames))
+
+    cluster.post = delayed  # type: ignore[method-assign]
+    for _ in range(1500):
+        for message in sorted(late, key=lambda message: message[0]):
+            if message[0] <= cluster.clock.now():
+                late.remove(message)
+                post(*message[1], message[2])
+        cluster.step()
+    cluster.post = post  # type: ignore[method-assign]
+    for _, (sender, address), frames in late:
+        post(sender, address, frames)
+    assert any("tally[0] moved to worker" in text for text in cluster.said)
+    if topology is parts.Exact:
+        finish(cluster)
+        assert_exact(LIMIT)
+    else:
+        finish_at_least(cluster, LIMIT)

@@ -80,8 +80,11 @@ def counts(cluster: LocalCluster) -> Counter[str]:
 
 
 def finish_at_least(cluster: LocalCluster, limit: int = LIMIT) -> None:
-    cluster.run_until(lambda: cluster.master.topologies["atleast"].status == "running" and all(
-        task.component.exhausted and not task.component.unacked_tuples for task in tasks(cluster, "numbers")))
+    def all_acked() -> bool:
+        spouts = [task.component for task in tasks(cluster, "numbers")]
+        return len(spouts) == 2 and all(spout.exhausted and not spout.unacked_tuples for spout in spouts)
+
+    cluster.run_until(lambda: cluster.master.topologies["atleast"].status == "running" and all_acked())
     counted, truth = counts(cluster), expected_counts(limit, 1)
     assert counted.keys() == truth.keys()
     assert all(counted[key] >= truth[key] for key in truth)

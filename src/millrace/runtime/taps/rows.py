@@ -61,8 +61,11 @@ class TapRows:
         self._bytes_in += len(encoded)
         self._bytes_readable = self._bytes_in
 
-    def show(self) -> None:
-        self.readable, self._bytes_readable = self.end, self._bytes_in
+    def show(self, upto: int | None = None) -> None:
+        """Make the rows before this number readable; by default all."""
+        self.readable = self.end if upto is None else upto
+        waiting = islice(self._rows, self.readable - self.first, None)
+        self._bytes_readable = self._bytes_in - sum(map(len, waiting))
 
     def mark(self, wave: int) -> None:
         """Assign the rows added so far to this wave."""

@@ -52,6 +52,7 @@ class Departure:
     def __init__(self, task: Task, move: Move, limit: float) -> None:
         self._task = task
         self._impatient_at = task.worker.clock.now() + PATIENCE * limit
+        self._ends_at = task.worker.clock.now() + 2 * limit
         self._froze_at = 0.0
         self._packing = False
         self._snapshot: Snapshot | None = None
@@ -73,11 +74,12 @@ class Departure:
         if not task.drained(self._awaited, task.worker.clock.now() >= self._impatient_at):
             return
         self._packing, self._froze_at = True, task.worker.clock.now()
-        task.on_own_thread(partial(self._pack, task.snapshots.unsettled()), self._packed)
+        changed, lost = task.snapshots.unsettled()
+        task.on_own_thread(partial(self._pack, changed if self.move.base[0] else True, lost), self._packed)
 
-    def _pack(self, unsettled: tuple[set[int], set[int]]) -> None:
+    def _pack(self, changed: set[int] | bool, lost: set[int]) -> None:
         def pack() -> None:
-            self._snapshot = self._task.snapshots.hand_over(*unsettled)
+            self._snapshot = self._task.snapshots.hand_over(changed, lost)
 
         self._task.before_wave()
         self._error = error_of(pack)
@@ -95,6 +97,13 @@ class Departure:
         if self._error is not None:
             task.report_error(self._error, None)
         self._send_state()
+
+    @property
+    def over(self) -> bool:
+        """True if every receiver has had its end. Until then it is there to be asked for lost chunks."""
+        task = self._task
+        late = task.worker.clock.now() >= self._ends_at
+        return self.frozen and (late or all(channel.consumed >= channel.seq for channel in task.channels.values()))
 
     def _send_state(self) -> None:
         snapshot, parts = self._snapshot, 0

@@ -148,10 +148,14 @@ class Inbox:
         if mark.kind == wire.START:
             self.succession.start(inlet, mark)
         elif mark.kind == wire.END:
-            self._deliver_all(self.succession.end(inlet))
+            self.end(inlet)
         else:
             self.moved.add((inlet.source, inlet.incarnation))
         self._worker.ready(self._task)
+
+    def end(self, inlet: Inlet) -> None:
+        """The sender's incarnation will send nothing more: what its next one has sent is due."""
+        self._deliver_all(self.succession.end(inlet))
 
     def end_lost(self, is_alive: Callable[[int, int], bool]) -> None:
         """Wait no longer for senders that were lost before they had sent their end."""

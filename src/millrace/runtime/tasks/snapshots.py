@@ -373,9 +373,9 @@ class Snapshots:
         whose last piece was lost. Runs on the loop."""
         return set(self._changed), set(self._lost)
 
-    def hand_over(self, changed: set[int], lost: set[int]) -> Snapshot:
-        """Everything that the next incarnation, which has the last committed wave, lacks. Runs where the task does, as the last
-        thing that this incarnation does."""
+    def hand_over(self, changed: set[int] | bool, lost: set[int]) -> Snapshot:
+        """Everything that the next incarnation lacks, which has the last committed wave, or nothing if `changed` is True. Runs
+        where the task does, as the last thing that this incarnation does."""
         component = self.task.component
         own = component.snapshot()
         pieces: Pieces = {} if own is None else {OWN: (True, self._encoded(own))}

@@ -101,7 +101,7 @@ class Verdicts(Message, tag=6):
 
 class Probe(Message, tag=7):
     """Asks the receiver of a full channel which of the `seq` chunks sent have arrived. It follows them on the same connection,
-    so chunks missing by then are lost. The answer is a credit."""
+    so chunks missing by then are lost. The answer is a credit. `ended`: the sender's end was the last chunk."""
 
     topology: int
     source: int
@@ -109,6 +109,7 @@ class Probe(Message, tag=7):
     target: int
     target_incarnation: int
     seq: int
+    ended: bool = False
 
 
 class Handover(Message, tag=8):

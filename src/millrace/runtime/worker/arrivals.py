@@ -158,7 +158,9 @@ class Arrivals:
         except UnknownName:
             self._counters["malformed"] += 1
             return
-        _skip(task, inlet, probe.seq)
+        lost = _skip(task, inlet, probe.seq)
+        if lost and probe.ended:
+            task.inbox.end(inlet)
         task.worker.credit(task, inlet)
 
     def _on_credit(self, topology: int, source: int, source_incarnation: int, target: int, incarnation: int,
@@ -193,11 +195,13 @@ class Arrivals:
             self._counters["stale"] += 1
 
 
-def _skip(task: BoltTask, inlet: Inlet, seq: int) -> None:
-    """Count chunks before `seq` that have not arrived as lost, and credit them, or their sender would wait forever."""
+def _skip(task: BoltTask, inlet: Inlet, seq: int) -> int:
+    """Count chunks before `seq` that have not arrived as lost, and credit them, or their sender would wait forever. Returns
+    their number."""
     lost = max(0, seq - inlet.next_seq)
     task.meters.gaps += lost
     inlet.consumed += lost
     inlet.next_seq += lost
     if lost and task.topology.graph.exactly_once:
         task.worker.broken(task, f"{lost} chunks on their way to {task.name} were lost")
+    return lost

@@ -52,12 +52,12 @@ class Handovers:
         stay = []
         for task in tasks:
             move, part = moves.get((task.name, task.incarnation)), task.departure or task.arrival
-            if move is None:
-                self._end(task)
-            else:
-                assert part is not None
+            if move is not None and part is not None:
                 part.update(move)
+            if move is not None or (task.departure is not None and task.departure.frozen):
                 stay.append(task)
+            else:
+                self._end(task)
         return stay
 
     def leaves(self, task: Task) -> bool:
@@ -106,9 +106,14 @@ class Handovers:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        for task in self._leaving:
-            if task.departure is not None:
-                task.departure.go_on()
+        """Let tasks that leave hand over, or end if they have."""
+        underway = {(move.task, move.old.incarnation) for move in self.moves}
+        for task in list(self._leaving):
+            assert task.departure is not None
+            task.departure.go_on()
+            if task.departure.over and (task.name, task.incarnation) not in underway:
+                self._leaving.remove(task)
+                self._end(task)
 
     def tell_again(self) -> None:
         """Repeat answers that the master has not reacted to."""

@@ -359,10 +359,11 @@ class Worker:
 
     def _probe_channels(self, task: Task) -> None:
         for channel in task.channels.values():
-            if channel.full and channel.link is not None:
+            ended = task.departure is not None and task.departure.frozen and channel.consumed < channel.seq
+            if (channel.full or ended) and channel.link is not None:
                 channel.link.send([wire.encode(wire.Probe(
                     self.slot, self.generation, task.topology.number, task.number, task.incarnation, channel.target,
-                    channel.target_incarnation, channel.seq))])
+                    channel.target_incarnation, channel.seq, ended))])
 
     # -- reports and end -----------------------------------------------------------------------------------------------
 
