@@ -91,12 +91,18 @@ class Departure:
             return
         task.send_waiting()
         task.leave()
+        self.frozen, task.started = True, False
         for channel in task.channels.values():
             channel.send_mark(wire.HandoverMark(wire.END))
-        self.frozen, task.started = True, False
         if self._error is not None:
             task.report_error(self._error, None)
         self._send_state()
+
+    def rewired(self) -> None:
+        """Tell receivers that were placed anew since it froze, too, that it has ended."""
+        for channel in self._task.channels.values() if self.frozen else ():
+            if not channel.seq:
+                channel.send_mark(wire.HandoverMark(wire.END))
 
     @property
     def over(self) -> bool:

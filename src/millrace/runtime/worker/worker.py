@@ -195,6 +195,8 @@ class Worker:
         if not task.unwired:
             handovers.mark(task)
             self._wiring.wire(task)
+            if task.departure is not None:
+                task.departure.rewired()
 
     def start_timers(self, task: BoltTask, due: Mapping[str, float]) -> None:
         for name, seconds, call in (("tick", task.due.tick_seconds(), task.due.tick),
