@@ -29,8 +29,8 @@ DEFAULT_MEGABYTES = 1024.0
 
 
 def limit_of(settings: Mapping[str, Any], one_host: bool) -> int:
-    """The most bytes of copies in a worker. Unless told, none if all workers are on one host and the store is a directory, which
-    is then as near as a copy. Several hosts share a directory over the network."""
+    """The most bytes of copies in a worker. Unless told, none if the store is a directory and all workers are on `one_host`: it
+    is as near as a copy then. Several hosts share a directory over the network."""
     megabytes = LOCAL_COPIES.of(settings)
     if megabytes is None:
         near = one_host and local_directory(CHECKPOINTS.of(settings)) is not None
