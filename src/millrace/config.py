@@ -178,7 +178,7 @@ CHECKPOINTS = Setting("checkpoint.store", None, text=True,
 LOCAL_COPIES = Setting("checkpoint.local.mb", None, low=0,
                        about="Maximum size of a worker's local copies of its tasks' snapshots, in MB; after a failure, tasks "
                              "that survive are restored from these. 0: no copies. Unset: 1024, or 0 if the checkpoint store is "
-                             "a directory; set it if that directory is on a network file system.")
+                             "a directory and all workers are on the driver's host.")
 STORE_TIMEOUT = Setting("checkpoint.store.timeout.secs", 60.0, low=0.1,
                         about="Seconds after which a call of the master to the checkpoint store is reported as hanging; a "
                               "submission that waits for it is refused.")

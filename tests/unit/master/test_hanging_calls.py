@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from millrace.master.checkpoints import checkpointing
 from millrace.master.checkpoints.checkpointing import Checkpointing, StartAttempt
 from millrace.master.checkpoints.store_calls import StoreCalls
 from millrace.model.graph import TopologyGraph, graph_of
+from millrace.runtime.checkpoints.trial import join_trial
 from millrace.state.author import Author
 from millrace.state.checkpoint import Manifest
 from millrace.testing.local_cluster import MemoryStore
@@ -118,6 +120,20 @@ def test_only_the_newest_manifest_waits(store: HangingStore) -> None:
     for work in port.work:
         work()
     assert [event.wave for event in port.told if isinstance(event, ManifestStored)] == [1, 49]
+    calls.close()
+
+
+def test_a_trial_that_ctrl_c_breaks_off_leaves_no_mark(store: HangingStore) -> None:
+    store.released.set()
+    calls = Checkpointing(PLACE, (), FakePort(), LIMIT_SECONDS)
+
+    def joined_without_answer(token: str) -> Future[dict[int, str]]:
+        assert join_trial(store, token, "0") == ""
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calls.try_store(joined_without_answer, str)
+    assert len(store.written) == 2 and store.names("") == []
     calls.close()
 
 

@@ -29,7 +29,7 @@ from millrace.runtime.checkpoints.lock import Lock
 from millrace.runtime.checkpoints.resumption import StartOnStore
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
-from millrace.runtime.checkpoints.trial import begin_trial, end_trial, raise_if_not_shared
+from millrace.runtime.checkpoints.trial import abandon_trial, begin_trial, end_trial, raise_if_not_shared
 from millrace.runtime.wire import messages as wire
 from millrace.state.author import Author
 from millrace.state.checkpoint import Manifest
@@ -189,14 +189,15 @@ class Checkpointing:
         """Raise `StoreNotShared` if workers do not share the store with the master. `ask` asks them to look for the mark with a
         token; `nodes` gives the node of a slot."""
         token, what = uuid.uuid4().hex, "test files of the workers"
-        answers: dict[int, str] = {}
         try:
             self._awaited(what, lambda: begin_trial(self._opened(), token))
             try:
                 answers = ask(token).result()
-            finally:
-                joined = [str(slot) for slot, error in answers.items() if not error]
-                unseen = self._awaited(what, lambda: end_trial(self._opened(), token, joined))
+            except BaseException:
+                self._awaited(what, lambda: abandon_trial(self._opened(), token))
+                raise
+            joined = [str(slot) for slot, error in answers.items() if not error]
+            unseen = self._awaited(what, lambda: end_trial(self._opened(), token, joined))
         except TimeoutError as hangs:
             raise StoreUnreachable(str(hangs)) from None
         answers |= {int(who): "the driver does not find its test file" for who in unseen}

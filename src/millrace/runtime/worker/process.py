@@ -216,7 +216,7 @@ class WorkerProcess:
             if welcome is None:
                 return "stopped"
             self._former = welcome.generation
-            if limit := limit_of(welcome.settings):
+            if limit := limit_of(welcome.settings, one_host=not self._bind):
                 self._copies = LocalCopies(Path(directory, f"copies-{self.slot}"), limit)
             checkpoints = CheckpointAccess(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange, self._copies)
             worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings, welcome.author,
