@@ -280,6 +280,8 @@ class FakeMaster:
                                         checkpoint=SimpleNamespace(wave=0))
         self.worker = SimpleNamespace(address=SimpleNamespace(generation=5))
         self.state = SimpleNamespace(topologies={NAME: self.topology}, workers={0: self.worker})
+        self.connections = {0: SimpleNamespace(hello=SimpleNamespace(pid=11), generation=5, heard=0.0)}
+        self.worker_port = SimpleNamespace(patience=SimpleNamespace(timeout=1.5))
         self.batch_logs: dict[str, BatchLog] = {}
         self.events = [{"text": "the query failed"}]
         self.happens: Callable[[], None] = lambda: None
@@ -305,9 +307,8 @@ class BrokenSoak(ResidentSoak):
 RUNNING_TOPOLOGY = cast(Any, SimpleNamespace(name=NAME, observed=lambda: SimpleNamespace(total=lambda component, meter: 0)))
 
 
-def soak_on(master: FakeMaster, base: Path) -> BrokenSoak:
-    return BrokenSoak(cast(Any, SimpleNamespace(master=master)), RUNNING_TOPOLOGY, TakenAway(base), 100.0,
-                      Console(stderr=True))
+def soak_on(master: FakeMaster, base: Path, running: Any = RUNNING_TOPOLOGY) -> BrokenSoak:
+    return BrokenSoak(cast(Any, SimpleNamespace(master=master)), running, TakenAway(base), 100.0, Console(stderr=True))
 
 
 def batch_soak_on(master: FakeMaster) -> BatchSoak:
@@ -482,3 +483,55 @@ def test_a_killed_process_is_proved_by_another_attempt_or_state_that_is_loaded(m
     assert processes.got == [(11, signal.SIGKILL)]
     assert cause(KILL_ONE, batch_of(0.1, restored=1))
     assert not cause(KILL_ONE, batch_of(60.0))
+
+
+class SignalledWorker:
+    """The worker of `FakeMaster`, with a task of a component: the signals that it got, and the seconds since it was heard."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, component: str, catches_signals: bool = True) -> None:
+        self.master, self.got, self.silence = FakeMaster(), list[signal.Signals](), 0.0
+        self.master.topology.places = {TaskId(component, 0): SimpleNamespace(slot=0, incarnation=1)}
+        monkeypatch.setattr(resident, "time", SimpleNamespace(monotonic=lambda: self.silence))
+        monkeypatch.setattr(resident, "send_signal", lambda pid, number: self.got.append(number))
+        monkeypatch.setattr(resident, "is_stopped", lambda pid: self.got[-1:] == [signal.SIGSTOP])
+        monkeypatch.setattr(resident, "has_ended", lambda pid: False)
+        monkeypatch.setattr(resident, "catches", lambda pid, number: catches_signals)
+
+    def cause(self, kind: str, base: Path, running: Any = RUNNING_TOPOLOGY) -> bool:
+        return soak_on(self.master, base, running).breaks[kind](Fault(kind, 0.0, 0, True))
+
+
+@pytest.mark.parametrize(("kind", "component", "signals"), [(STOP, "count", [signal.SIGSTOP, signal.SIGCONT]),
+                                                            (HUNG, "split", [HANG])])
+@pytest.mark.parametrize(("silence", "generation", "proved"), [(1.4, 5, False), (1.6, 5, True), (0.0, 6, True)])
+def test_a_worker_that_stands_still_is_proved_by_heartbeats_that_are_missed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, component: str, signals: list[signal.Signals],
+        silence: float, generation: int, proved: bool) -> None:
+    """One that the master has given up, and that has a successor, was silent for long enough, too."""
+    worker = SignalledWorker(monkeypatch, component)
+
+    def happens() -> None:
+        worker.silence, worker.master.connections[0].generation = silence, generation
+
+    worker.master.happens = happens
+    assert worker.cause(kind, tmp_path) == proved
+    assert worker.got == signals
+
+
+@pytest.mark.parametrize(("taken", "proved"), [(1999, True), (2000, False)])
+def test_a_slow_sink_is_proved_by_the_words_that_it_did_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int,
+                                                                 proved: bool) -> None:
+    """In 4 s, 100 lines a second have 4,000 words."""
+    worker, totals = SignalledWorker(monkeypatch, "sink"), [500]
+    worker.master.happens = lambda: totals.append(500 + taken)
+    running = SimpleNamespace(observed=lambda: SimpleNamespace(total=lambda component, meter: totals[-1]))
+    assert worker.cause(SLOW_SINK, tmp_path, running) == proved
+    assert worker.got == [SLOW]
+
+
+@pytest.mark.parametrize(("kind", "component"), [(HUNG, "split"), (SLOW_SINK, "sink")])
+def test_a_worker_that_the_signal_would_end_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str,
+                                                      component: str) -> None:
+    worker = SignalledWorker(monkeypatch, component, catches_signals=False)
+    assert not worker.cause(kind, tmp_path)
+    assert not worker.got
