@@ -338,8 +338,9 @@ def bench_state(quick: Annotated[bool, typer.Option(help="Small sizes only.")] =
 
 @bench_app.command("faults")
 def bench_faults(minutes: Annotated[float, typer.Option(help="Minutes of faults, in all.", min=0.1)] = 5,
-                 seed: Annotated[list[int] | None, typer.Option(help="Seed of a plan of faults; may be repeated: each has "
-                                                                     "an equal share of the minutes. Unset: 1.")] = None,
+                 seed: Annotated[list[int] | None, typer.Option(metavar="N", help="Seed of a plan of faults; may be repeated: "
+                                                                                  "each has an equal share of the minutes. "
+                                                                                  "Unset: 1.")] = None,
                  guarantee: Annotated[str, typer.Option(metavar="NAME", help="exactly-once or "
                                                                              "at-least-once.")] = "exactly-once",
                  engine: Annotated[str, typer.Option(metavar="NAME", help="resident or microbatch.")] = "resident",
