@@ -70,7 +70,7 @@ class FakeDriver:
 
     def end(self, number: signal.Signals, seconds: float = 0.0) -> int:
         if self.code is None:
-            self.code = self._cluster.stopped_code if number == signal.SIGINT else -number
+            self.code = self._cluster.stopped_code if number == signal.SIGTERM else -number
         return self.code
 
     def last_lines(self) -> str:
@@ -152,8 +152,8 @@ def test_a_driver_without_rows_is_stuck(cluster: FakeDrivers) -> None:
 
 def test_a_driver_that_ends_without_rows_is_reported_with_its_exit_code(cluster: FakeDrivers) -> None:
     cluster.silent = {2}
-    cluster.clock.after(30.0, lambda: cluster.drivers[-1].end(signal.SIGTERM))
-    with pytest.raises(Stuck, match=r"newest driver ended with exit code -15; last lines:\nlog of driver 2"):
+    cluster.clock.after(30.0, lambda: cluster.drivers[-1].end(signal.SIGHUP))
+    with pytest.raises(Stuck, match=r"newest driver ended with exit code -1; last lines:\nlog of driver 2"):
         soak_of(cluster).run(0)
 
 

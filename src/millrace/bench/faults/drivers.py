@@ -157,8 +157,9 @@ class DriverSoak:
         return condition()
 
     def finish(self) -> None:
-        """Stop the last driver as Ctrl-C does: it commits a last wave."""
-        if (code := self._newest.end(signal.SIGINT)) != 0:
+        """Stop the last driver as service managers do: it commits a last wave. A benchmark in the background of a shell has
+        drivers that ignore SIGINT."""
+        if (code := self._newest.end(signal.SIGTERM)) != 0:
             raise Stuck(f"the last driver ended with exit code {code}:\n{self._newest.last_lines()}")
 
     def abort(self) -> None:
