@@ -337,8 +337,10 @@ def bench_state(quick: Annotated[bool, typer.Option(help="Small sizes only.")] =
 
 
 @bench_app.command("faults")
-def bench_faults(minutes: Annotated[float, typer.Option(help="Minutes to run.", min=0.1)] = 5,
-                 seed: Annotated[int, typer.Option(help="Seed of the plan of faults.")] = 1,
+def bench_faults(minutes: Annotated[float, typer.Option(help="Minutes of faults, in all.", min=0.1)] = 5,
+                 seed: Annotated[list[int] | None, typer.Option(metavar="N", help="Seed of a plan of faults; may be repeated: "
+                                                                                  "each has an equal share of the minutes. "
+                                                                                  "Unset: 1.")] = None,
                  guarantee: Annotated[str, typer.Option(metavar="NAME", help="exactly-once or "
                                                                              "at-least-once.")] = "exactly-once",
                  engine: Annotated[str, typer.Option(metavar="NAME", help="resident or microbatch.")] = "resident",
@@ -346,7 +348,7 @@ def bench_faults(minutes: Annotated[float, typer.Option(help="Minutes to run.", 
     """Break a word count and its driver; check every word."""
     from millrace.bench.faults.run import broken_promises, run_faults
 
-    result = run_faults(minutes, seed, guarantee, engine, live=not as_json)
+    result = run_faults(minutes, seed or [1], guarantee, engine, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
     if broken := broken_promises(result):
