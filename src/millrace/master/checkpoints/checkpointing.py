@@ -18,7 +18,7 @@ import msgspec
 
 from millrace.api.grouping import stable_hash
 from millrace.control.events import Event, ManifestStored, Say, Submitted
-from millrace.control.submission import Resume, check_not_running
+from millrace.control.submission import OLDER, Resume, check_not_running
 from millrace.control.topology_state import TopologyState
 from millrace.errors import MillraceError, NotTheAuthor, StoreUnreachable, TopologyError, UnknownName
 from millrace.master.checkpoints.store_calls import StoreCalls
@@ -164,9 +164,9 @@ class Checkpointing:
         follow. Waits for the store."""
         attempt = StartAttempt(graph, resume)
         if not graph.waves:
-            if resume is True:
+            if resume in (True, OLDER):
                 raise TopologyError(f"{graph.name!r} keeps no state and is not exactly-once: there is nothing to resume. Start "
-                                    "it without --resume")
+                                    f"it without --resume{' older' if resume == OLDER else ''}")
             return attempt
         try:
             self._awaited(f"search for checkpoints of {graph.name!r}", lambda: self._look_for(attempt))
