@@ -149,6 +149,7 @@ class ResidentEngine:
         try:
             queries.start(resume)
         except BaseException:
+            self.master.checkpointing.start_failed(queries.name)
             self.master.kill(queries.name, wait=0)
             raise
         self._feeding = [*(other for other in self._feeding if other.name != queries.name), queries]

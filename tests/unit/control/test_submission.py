@@ -138,8 +138,8 @@ def test_a_fresh_run_that_committed_nothing_needs_another_choice(resume: bool | 
 
 def test_without_an_older_run_there_is_no_way_back() -> None:
     check_older(None, "/store")  # refused for want of any checkpoint
-    with pytest.raises(TopologyError, match=r"'words' has no older run to go back to: .* /store has its last run, up to wave 7, "
-                                            r"made 2026-03-01 12:30:00\. Choose --resume \(resume=True\)"):
+    with pytest.raises(TopologyError, match=r"'words' has no older run to go back to: .* /store has its last run, up to wave "
+                                            r"7, made 2026-03-01 12:30:00\. Choose --resume \(resume=True\)"):
         check_older(manifest(7), "/store")
 
 
