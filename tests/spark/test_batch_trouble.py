@@ -131,14 +131,16 @@ def test_a_fresh_start_that_spark_refuses_leaves_the_earlier_run(engine: Microba
     stream = BatchedStream(engine, tmp_path, "left")
     stream.advance(2)
     assert stream.running.drain(SECONDS)
+    last = stream.records[-1].wave
     stream.running.kill(wait=SECONDS)
     assert stream.running.wait(SECONDS)
     with monkeypatch.context() as patch:
         patch.setattr(SparkOffsets, "make", refuse)
         with pytest.raises(OSError, match="no room"):
             BatchedStream(engine, tmp_path, "left")
-    again = BatchedStream(engine, tmp_path, "left", resume="auto")  # would start fresh if a fresh run were begun
+    again = BatchedStream(engine, tmp_path, "left", resume="auto")
     again.advance(1)
+    assert again.records[0].wave > last, "it has started fresh"
     again.finish()
 
 
