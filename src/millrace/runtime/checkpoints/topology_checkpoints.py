@@ -78,7 +78,7 @@ class Checkpoints:
     def give_back(self) -> None:
         """Undo `take_over`, for a driver that does not start after all: the driver before is the author again, unless another
         one has taken over meanwhile, or this one has written a manifest: then the run is begun, and the next driver must find
-        its author."""
+        its author. Stores that do not compare and write in one step look first, and then write."""
         author, self.author = self.author, None
         if author is None or any(epoch_of(name) >= author.epoch for name in manifest_names(self._names())):
             return
@@ -141,6 +141,7 @@ class Checkpoints:
             self.check_author()
             self.check_epoch(manifest.epoch)
             self.store.write(self._author_name, [content])  # the store was emptied
+            self.check_epoch(manifest.epoch)  # or another driver was replacing it: its claim may have come before this write
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
