@@ -26,7 +26,7 @@ from millrace.cli.options import (
     sorted_settings,
 )
 from millrace.cli.scheduler import app as scheduler_app
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, NotTheAuthor
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
                   help="Storm-style stream topologies on Spark, managed while they run.")
@@ -35,6 +35,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(scheduler_app, name="scheduler")
 DeclaredTopology = Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="For example examples.first:WordCount. The "
                                                                                  "module may be in the current directory.")]
+OVERTAKEN = 3  # exit code: another driver has taken over, so a service manager must not restart this one
 Parallelism = Annotated[Pairs, typer.Option(metavar="COMPONENT=N", help="Number of tasks of a component; may be repeated.")]
 
 
@@ -412,7 +413,7 @@ def main() -> None:
         app(prog_name="millrace")
     except MillraceError as error:
         print(f"millrace: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(OVERTAKEN if isinstance(error, NotTheAuthor) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -319,7 +319,7 @@ class WaveControl:
             reports.append(Say(topology.uncommitted, graph.name, "warning"))
         topology.ready_at = self._master.revision + 1
         tasks = _with_waves(graph)
-        # A fresh start leaves older checkpoints alone until its first commit: --resume still works after a premature --fresh.
+        # A fresh start leaves older checkpoints alone until its first commit: --resume older goes back to them.
         claim = graph.exactly_once and (topology.checkpoint is not None or topology.begun)
         if topology.begun:
             restarted = [task for task in tasks if task in topology.places

@@ -186,6 +186,24 @@ def test_an_attempt_that_is_refused_leaves_another_one_alone(store: HangingStore
     calls.close()
 
 
+def test_a_takeover_is_undone_though_the_master_stops(store: HangingStore) -> None:
+    """The store hangs at first, so that the master stops before it could be undone."""
+    store.blobs["words/author"] = Author("earlier", 7).encode()
+    before = dict(store.blobs)
+    store.released.set()
+    calls = Checkpointing(PLACE, (), FakePort(), LIMIT_SECONDS)
+    attempt = calls.attempt(graph(), resume=False)
+    calls.take_over(attempt)
+    store.released.clear()
+    calls.collect("words", 1)
+    assert store.reached_hanging.wait(LIMIT_SECONDS)
+    calls.refused(attempt)
+    calls.close()
+    store.released.set()
+    assert calls._thread.close(LIMIT_SECONDS)
+    assert store.blobs == before
+
+
 def test_closing_does_not_wait_for_it(store: HangingStore) -> None:
     calls = Checkpointing(PLACE, (), FakePort(), LIMIT_SECONDS)
     calls.store(manifest(1), claim=False)

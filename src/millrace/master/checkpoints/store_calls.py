@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Call = tuple[str, Callable[[], Any], "Future[Any]"]
+Call = tuple[str, Callable[[], Any], "Future[Any]", bool]  # its name, the work, its result; True: made after the end, too
 
 
 class StoreCalls:
@@ -26,8 +26,12 @@ class StoreCalls:
     def submit(self, what: str, work: Callable[..., T], *arguments: Any) -> Future[T]:
         """Run the work after all earlier work. `what` names it in messages."""
         future: Future[T] = Future()
-        self._queue.put((what, lambda: work(*arguments), future))
+        self._queue.put((what, lambda: work(*arguments), future, False))
         return future
+
+    def submit_undoing(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
+        """Run work that undoes an earlier call. It is done even if `close` comes first: nobody else would undo it."""
+        self._queue.put((what, lambda: work(*arguments), Future(), True))
 
     def current(self) -> tuple[str, float] | None:
         """The call that is being made, and its age in seconds; None while there is nothing to do."""
@@ -35,7 +39,8 @@ class StoreCalls:
         return (current[0], time.monotonic() - current[1]) if current is not None else None
 
     def close(self, seconds: float) -> bool:
-        """Drop the calls that have not begun, and wait for the one that has. False if it did not return in that time."""
+        """Drop the calls that have not begun, except those that undo others, and wait for the rest. False if they did not
+        return in that time."""
         self._closed = True
         self._queue.put(None)
         self._thread.join(timeout=seconds)
@@ -43,8 +48,8 @@ class StoreCalls:
 
     def _run(self) -> None:
         while (call := self._queue.get()) is not None:
-            what, work, future = call
-            if self._closed or not future.set_running_or_notify_cancel():
+            what, work, future, undoes = call
+            if (self._closed and not undoes) or not future.set_running_or_notify_cancel():
                 future.cancel()
                 continue
             self._current = what, time.monotonic()
