@@ -261,10 +261,10 @@ class Snapshots:
 
     # -- ROLLBACK ------------------------------------------------------------------------------------------------------
 
-    def rolled_back(self, mark: WaveMark) -> None:
-        """Answer with the blobs that the next snapshot builds on, unless some are still being written: the others can be
-        deleted. Runs on the loop."""
-        self.answer(mark, None if self.saving is not None else self.record(None, self._changed))
+    def rolled_back(self, mark: WaveMark, preparing: bool) -> None:
+        """Answer with the blobs that the next snapshot builds on, unless some are still being written, or will be because the
+        task is `preparing` a wave: the others can be deleted. Runs on the loop."""
+        self.answer(mark, None if preparing or self.saving is not None else self.record(None, self._changed))
 
     # -- INIT ----------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ class TaskWaves:
     def __init__(self, task: Task) -> None:
         self._task = task
         self.pending: deque[wire.WaveMark] = deque()
-        self._snapshot: Snapshot | None = None  # the one being taken
+        self._preparing = False  # a snapshot is being taken
+        self._snapshot: Snapshot | None = None  # that one, until it is saved
         self.overtaken: Overtaken | None = None  # the input that the wave being prepared has overtaken
         self._unsaved: tuple[wire.WaveMark, Snapshot] | None = None  # taken, while overtaken input may still arrive
         self._error: BaseException | None = None
@@ -41,7 +42,7 @@ class TaskWaves:
             task.life.allow_restore()
         elif mark.kind == ROLLBACK:
             task.abandon_wave(mark.wave)
-            task.snapshots.rolled_back(mark)
+            task.snapshots.rolled_back(mark, self._preparing)
         elif not sweep or task.begins_waves:
             if task.snapshots.begins(mark):
                 self.pending.append(mark)
@@ -93,7 +94,7 @@ class TaskWaves:
                                               f"{task.snapshots.saving}")
             task.worker.ready(task)
             return
-        spoiled = task.snapshots.spoiled()
+        spoiled, self._preparing = task.snapshots.spoiled(), True
         task.on_own_thread(partial(self._prepare, mark, spoiled), partial(self._prepared, mark, spoiled))
 
     def _prepare(self, mark: wire.WaveMark, spoiled: set[int]) -> None:
@@ -105,7 +106,7 @@ class TaskWaves:
 
     def _prepared(self, mark: wire.WaveMark, spoiled: set[int]) -> None:
         task = self._task
-        task.busy = False
+        task.busy = self._preparing = False
         if task.ended:
             return
         task.send_waiting()
