@@ -189,15 +189,15 @@ class MasterState:
 
     def _note_executed(self, event: WorkerReported, by_number: Mapping[int, TopologyState]) -> None:
         """Find the tasks that have processed tuples since the last report."""
-        busy: dict[int, list[TaskId]] = {}
-        for number, task_number, executed in event.executed:
+        busy: dict[int, dict[TaskId, bool]] = {}
+        for number, task_number, executed, passed in event.executed:
             topology = by_number.get(number)
             if topology is None or topology.waves is None or event.revision < topology.ready_at:
                 continue
             task = topology.graph.task(task_number)
             if executed != topology.executed.get(task, 0):
                 topology.executed[task] = executed
-                busy.setdefault(number, []).append(task)
+                busy.setdefault(number, {})[task] = passed
         for number, tasks in busy.items():
             self._waves.progressed(by_number[number], tasks)
 

@@ -273,6 +273,18 @@ def test_a_wave_that_is_abandoned_while_it_overtakes_is_covered_by_the_next() ->
     assert_exact()
 
 
+def test_a_wave_that_has_overtaken_does_not_wait_because_its_tasks_go_on() -> None:
+    """A bolt before the slow one hangs. The slow one has its snapshot: that it works on says nothing of the wave."""
+    cluster = full(start(**{"topology.checkpoint.timeout.secs": 10.0}))
+    hold_bursts(cluster)
+    until_overtaking(cluster)
+    cluster.run_until(lambda: waves(cluster).abandoned == 1 or queued(cluster) == 0)
+    assert waves(cluster).abandoned == 1 and queued(cluster) > 50, "most of the work is still ahead"
+    hold_bursts(cluster, False)
+    finish(cluster)
+    assert_exact()
+
+
 def test_a_store_that_is_down_does_not_lose_what_was_overtaken() -> None:
     cluster = full(start())
     cluster.store.broken = StoreUnreachable("it is away: bring it back")

@@ -145,6 +145,11 @@ class TaskWaves:
         self._save_if_complete()
         return True
 
+    def has_passed(self) -> bool:
+        """True while the task works on input that the wave being prepared no longer waits for: its snapshot is being written,
+        or the wave has overtaken what waits."""
+        return self.overtaken is not None or self._task.snapshots.saving is not None
+
     def _save_if_complete(self) -> None:
         """Save the snapshot, once the wave has come on every channel: until then, what arrives belongs to it."""
         if self._unsaved is None or (self.overtaken is not None and self.overtaken.missing):
