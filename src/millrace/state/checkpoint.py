@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from millrace.config import KEY_GROUP_COUNT
+from millrace.config import GUARANTEE, KEY_GROUP_COUNT
 from millrace.errors import CorruptCheckpoint, TopologyError
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.state.path_step import path_step
@@ -327,10 +327,14 @@ def check_fit(manifest: Manifest, graph: TopologyGraph) -> None:
 
 
 def _check_in_flight(manifest: Manifest, graph: TopologyGraph) -> None:
-    """Tuples that the wave has overtaken were sent from one task to another: both must be there to process them."""
+    """Tuples that the wave has overtaken were sent from one task to another: both must be there to process them. No spout
+    replays them: if a worker fails, only the return of all tasks to this wave brings them back."""
     advice = "Resume it as it was and stop it with `millrace kill`, whose last wave leaves no tuples in flight"
     if graph.batched:
         raise _misfit(manifest, graph, "has tuples in flight between tasks", "runs in batches, which have none", advice)
+    if not graph.exactly_once:
+        raise _misfit(manifest, graph, "has tuples in flight between tasks", f"is {GUARANTEE.of(graph.config)} and could lose "
+                      "them", advice)
     for component in graph.components:
         before = manifest.parallelism[component.name]
         if component.par != before:

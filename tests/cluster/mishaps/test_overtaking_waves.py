@@ -320,6 +320,19 @@ def test_tuples_in_flight_cannot_be_resumed_with_another_parallelism() -> None:
     assert_exact()
 
 
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+def test_tuples_in_flight_cannot_be_resumed_under_a_weaker_guarantee(guarantee: str) -> None:
+    """They would be lost with the worker that they return to: no spout replays them."""
+    store = MemoryStore()
+    until_overtaken(full(start(store=store)))
+    before = dict(store.blobs)
+    with pytest.raises(TopologyError, match=f"has tuples in flight between tasks; .* now is {guarantee} and could lose them"):
+        start(store=store, resume=True, **{"topology.guarantee": guarantee})
+    assert store.blobs == before
+    finish(start(store=store, resume=True))
+    assert_exact()
+
+
 def test_tuples_in_flight_cannot_be_resumed_in_batches() -> None:
     cluster = full(start())
     until_overtaken(cluster)

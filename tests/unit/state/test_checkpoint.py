@@ -210,20 +210,26 @@ def test_an_incompatible_topology_is_refused_with_advice(changed: TopologyGraph,
     assert message in str(caught.value)
 
 
+def exact(**changes: Any) -> TopologyGraph:
+    return graph(**{"topology.guarantee": "exactly-once", **changes})
+
+
 IN_FLIGHT = manifest(TaskRecord("split", 2, in_flight=whole("s")), TaskRecord("count", 0, {0: [whole("a")]}))
 
 
 def test_tuples_in_flight_fit_the_topology_as_it_was() -> None:
-    check_fit(IN_FLIGHT, graph())
+    check_fit(IN_FLIGHT, exact())
     assert IN_FLIGHT.blobs() == {"s", "a"} and IN_FLIGHT.size("split") == 10
 
 
 @pytest.mark.parametrize(("changed", "message"), [
-    (graph(count=5), "wave 7 of 'words' has tuples in flight between tasks, and 2 tasks of 'count'; the topology 'words' now "
+    (exact(count=5), "wave 7 of 'words' has tuples in flight between tasks, and 2 tasks of 'count'; the topology 'words' now "
                      "has 5. Resume it as it was and stop it with `millrace kill`, whose last wave leaves no tuples in "
                      "flight, or"),
-    (graph(split=1), "and 3 tasks of 'split'; the topology 'words' now has 1."),
-    (batched(graph()), "has tuples in flight between tasks; the topology 'words' now runs in batches, which have none."),
+    (exact(split=1), "and 3 tasks of 'split'; the topology 'words' now has 1."),
+    (batched(exact()), "has tuples in flight between tasks; the topology 'words' now runs in batches, which have none."),
+    (graph(), "has tuples in flight between tasks; the topology 'words' now is at-least-once and could lose them."),
+    (exact(**{"topology.guarantee": "at-most-once"}), "now is at-most-once and could lose them."),
 ])
 def test_tuples_in_flight_are_bound_to_their_tasks(changed: TopologyGraph, message: str) -> None:
     with pytest.raises(TopologyError) as caught:
