@@ -22,7 +22,7 @@ from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import Manifest, check_fit
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
 from support.cluster import slow_parts, wave_parts
-from support.cluster.slow_parts import FAN, BlockingBursts, Bursts
+from support.cluster.slow_parts import FAN, BlockingBursts, Bursts, RegroupedBursts
 from support.cluster.wave_parts import KEYS, Exact, ExactKeyed, expected_counts, expected_rows
 from support.examples import examples
 
@@ -328,6 +328,18 @@ def test_tuples_in_flight_cannot_be_resumed_under_a_weaker_guarantee(guarantee: 
     before = dict(store.blobs)
     with pytest.raises(TopologyError, match=f"has tuples in flight between tasks; .* now is {guarantee} and could lose them"):
         start(store=store, resume=True, **{"topology.guarantee": guarantee})
+    assert store.blobs == before
+    finish(start(store=store, resume=True))
+    assert_exact()
+
+
+def test_tuples_in_flight_cannot_be_resumed_with_another_grouping() -> None:
+    store = MemoryStore()
+    until_overtaken(full(start(store=store)))
+    before = dict(store.blobs)
+    with pytest.raises(TopologyError, match=r"has tuples in flight to 'tally', from stream 'default' \(key, number\) of "
+                                            r"'burst', grouped by fields\(key\); .* now has .* by fields\(key, number\)"):
+        start(RegroupedBursts, store=store, resume=True)
     assert store.blobs == before
     finish(start(store=store, resume=True))
     assert_exact()

@@ -162,6 +162,7 @@ class TaskWaves:
             return
         if overtaken is not None and overtaken.chunks:
             snapshot.pieces[IN_FLIGHT] = True, overtaken.packed()
+            snapshot = snapshot._replace(streams=overtaken.streams(self._task.name.component))
         self._task.snapshots.save(mark, snapshot)
 
     # -- COMMIT --------------------------------------------------------------------------------------------------------
