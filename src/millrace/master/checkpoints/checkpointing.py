@@ -151,7 +151,7 @@ class Checkpointing:
     def lookup(self, topology: TopologyState, task: TaskId, group: int, state: str, key: Any) -> Future[dict[str, Any]]:
         """The value under a key as of the last committed batch, for a topology that runs in batches. Between two batches its
         tasks have the same value in memory."""
-        return self._thread.submit(f"state of {topology.graph.name!r}", self._looked_up, topology, task, group, state, key)
+        return self._thread.ask(f"state of {topology.graph.name!r}", self._looked_up, topology, task, group, state, key)
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Checkpointing:
 
     def _awaited(self, what: str, work: Callable[[], T]) -> T:
         """Run the work on the checkpoints' thread and wait for it. Raises `TimeoutError` if the store does not answer."""
-        future = self._thread.submit(what, work)
+        future = self._thread.ask(what, work)
         if not wait([future], self._timeout).done:
             future.cancel()
             raise TimeoutError(f"{self._hangs(what, self._timeout)}. Start the topology again when it answers")
