@@ -59,7 +59,7 @@ QUIET_REPORTS = 2  # consecutive reports with nothing in flight before a topolog
 
 class MasterState:
     """Workers, topologies and the assignment in force. `author`: this master's number among those that have written plans
-    for the cluster. `call_limit`: seconds that a call of user code may take; 0: any time."""
+    for the cluster. `call_limit`: seconds that user code may take for a chunk; 0: any time."""
 
     def __init__(self, first: Scheduler | None = None, author: int = 0, call_limit: float = 0.0) -> None:
         self.author, self.call_limit = author, call_limit
