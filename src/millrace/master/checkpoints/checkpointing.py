@@ -268,8 +268,8 @@ class Checkpointing:
         try:
             for topology in [name for name, lock in self._locks.items() if lock is None and name in self._authors]:
                 self._checkpoints(topology).check_author()
-        except NotTheAuthor as overtaken:
-            self._give_way(overtaken)
+        except NotTheAuthor as superseded:
+            self._give_way(superseded)
         except Exception as error:  # of any store: waves report that it is away
             log.info("the author in the checkpoint store is not known: %s", error)
         finally:
@@ -285,8 +285,8 @@ class Checkpointing:
         try:
             checkpoints = self._checkpoints(manifest.topology)
             (checkpoints.claim if claim else checkpoints.commit)(msgspec.structs.replace(manifest, at=time.time()))
-        except NotTheAuthor as overtaken:
-            self._give_way(overtaken)
+        except NotTheAuthor as superseded:
+            self._give_way(superseded)
             return
         except Exception as failure:  # of any store: the wave is not committed, and the stream continues
             error = str(failure) if isinstance(failure, MillraceError) else f"{type(failure).__name__}: {failure}"
