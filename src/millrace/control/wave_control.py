@@ -7,7 +7,7 @@ failure came, or that a superseded master still writes, therefore does no harm: 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -188,11 +188,12 @@ class WaveControl:
         return next((topology for topology in self._master.topologies.values()
                      if topology.number == number and topology.epoch == epoch), None)
 
-    def progressed(self, topology: TopologyState, tasks: Collection[TaskId]) -> None:
-        """Record that these tasks have processed tuples: a wave, or the end of the topology, waits while they do."""
+    def progressed(self, topology: TopologyState, tasks: Mapping[TaskId, bool]) -> None:
+        """Record that these tasks have processed tuples: the end of the topology waits while they do, and a wave for those that
+        it has not passed (False)."""
         if topology.waves is None or not tasks:
             return
-        topology.waves.progress(tasks, self.now)
+        topology.waves.progress([task for task, passed in tasks.items() if not passed], self.now)
         if topology.status == STOPPING and topology.graph.exactly_once and topology.kill_wait:
             topology.deadline = max(topology.deadline, min(self.now + topology.kill_wait, topology.stop_by))
 

@@ -373,5 +373,7 @@ class RunningTopology:
         return positions
 
     def kill(self, wait: float = 10.0) -> None:
-        """Stop the spouts, give tuples in flight up to `wait` seconds, then end the tasks. Returns at once."""
+        """Stop the spouts, give tuples in flight up to `wait` seconds, then end the tasks. Returns at once. An exactly-once
+        topology goes on while it processes tuples, and ends after `wait` seconds without any, or after `wait` and 30 times
+        `topology.checkpoint.timeout.secs` in all."""
         self._master.kill(self.name, wait)

@@ -88,7 +88,7 @@ def graph() -> TopologyGraph:
 
 
 def until_idle(calls: Checkpointing) -> None:
-    calls._thread.submit("wait", lambda: None).result(LIMIT_SECONDS)
+    calls._thread.ask("wait", lambda: None).result(LIMIT_SECONDS)
 
 
 def test_a_call_that_hangs_is_told_once_and_its_end_too(store: HangingStore) -> None:
@@ -220,9 +220,25 @@ def test_calls_that_have_not_begun_are_cancelled_by_the_end() -> None:
         assert released.wait(LIMIT_SECONDS)
 
     calls.submit("hang", hang)
-    queued = calls.submit("never", lambda: None)
+    queued = calls.ask("never", lambda: None)
     assert begun.wait(LIMIT_SECONDS)
     assert not calls.close(0.0)
     released.set()
     assert calls.close(LIMIT_SECONDS)
     assert queued.cancelled()
+
+
+class StuckLock:
+    def close(self) -> None:
+        raise OSError("the lock's server is away")
+
+
+def test_an_error_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    calls = Checkpointing(PLACE, (), FakePort(), LIMIT_SECONDS)
+    calls._locks["words"] = StuckLock()
+    calls.ended("words")
+    until_idle(calls)
+    [record] = caplog.records
+    assert record.getMessage() == "a call of the checkpoint store failed (release of the lock of 'words')"
+    assert record.exc_info is not None and str(record.exc_info[1]) == "the lock's server is away"
+    calls.close()

@@ -155,7 +155,7 @@ class Checkpointing:
     def lookup(self, topology: TopologyState, task: TaskId, group: int, state: str, key: Any) -> Future[dict[str, Any]]:
         """The value under a key as of the last committed batch, for a topology that runs in batches. Between two batches its
         tasks have the same value in memory."""
-        return self._thread.submit(f"state of {topology.graph.name!r}", self._looked_up, topology, task, group, state, key)
+        return self._thread.ask(f"state of {topology.graph.name!r}", self._looked_up, topology, task, group, state, key)
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Checkpointing:
 
     def _awaited(self, what: str, work: Callable[[], T]) -> T:
         """Run the work on the checkpoints' thread and wait for it. Raises `TimeoutError` if the store does not answer."""
-        future = self._thread.submit(what, work)
+        future = self._thread.ask(what, work)
         if not wait([future], self._timeout).done:
             future.cancel()
             raise TimeoutError(f"{self._hangs(what, self._timeout)}. Start the topology again when it answers")
@@ -290,8 +290,8 @@ class Checkpointing:
         try:
             for topology in [name for name, lock in self._locks.items() if lock is None and name in self._authors]:
                 self._checkpoints(topology).check_author()
-        except NotTheAuthor as overtaken:
-            self._give_way(overtaken)
+        except NotTheAuthor as superseded:
+            self._give_way(superseded)
         except Exception as error:  # of any store: waves report that it is away
             log.info("the author in the checkpoint store is not known: %s", error)
         finally:
@@ -307,8 +307,8 @@ class Checkpointing:
         try:
             checkpoints = self._checkpoints(manifest.topology)
             (checkpoints.claim if claim else checkpoints.commit)(msgspec.structs.replace(manifest, at=time.time()))
-        except NotTheAuthor as overtaken:
-            self._give_way(overtaken)
+        except NotTheAuthor as superseded:
+            self._give_way(superseded)
             return
         except Exception as failure:  # of any store: the wave is not committed, and the stream continues
             error = str(failure) if isinstance(failure, MillraceError) else f"{type(failure).__name__}: {failure}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Call = tuple[str, Callable[[], Any], "Future[Any]", bool]  # its name, the work, its result; True: made after the end, too
@@ -23,8 +27,12 @@ class StoreCalls:
         self._thread = threading.Thread(target=self._run, daemon=True, name="checkpoints")
         self._thread.start()
 
-    def submit(self, what: str, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Run the work after all earlier work. `what` names it in messages."""
+    def submit(self, what: str, work: Callable[..., Any], *arguments: Any) -> None:
+        """Run the work after all earlier work. `what` names it in messages. Nobody waits for it: an error is logged."""
+        self.ask(what, work, *arguments).add_done_callback(partial(_log_error, what))
+
+    def ask(self, what: str, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run the work after all earlier work; the caller takes its result or its error."""
         future: Future[T] = Future()
         self._queue.put((what, lambda: work(*arguments), future, False))
         return future
@@ -59,3 +67,8 @@ class StoreCalls:
                 future.set_exception(error)
             finally:
                 self._current = None
+
+
+def _log_error(what: str, future: Future[Any]) -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.error("a call of the checkpoint store failed (%s)", what, exc_info=error)

@@ -223,7 +223,7 @@ class WorkerProcess:
                             checkpoints, lambda message: control.send(wire.encode(message)))
             worker.feeds = SocketFeeds(self.context, directory, self._bind, self.setup.keys, self.boot, worker.counters,
                                        FRAME_LIMIT.of(self.setup.settings))
-            calls = LongCalls(self.threads)
+            calls = LongCalls(self.threads, lambda: worker.turn_began)
             pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision, calls)
             node_path = node_directory(directory, self.node.name)
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
