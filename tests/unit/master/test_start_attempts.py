@@ -57,7 +57,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
 
 
 def until_idle(calls: Checkpointing) -> None:
-    calls._thread.submit("wait", lambda: None).result(LIMIT_SECONDS)
+    calls._thread.ask("wait", lambda: None).result(LIMIT_SECONDS)
 
 
 def begun(calls: Checkpointing, running: list[str]) -> StartAttempt:

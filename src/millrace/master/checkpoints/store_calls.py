@@ -39,7 +39,9 @@ class StoreCalls:
 
     def submit_undoing(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
         """Run work that undoes an earlier call. It is done even if `close` comes first: nobody else would undo it."""
-        self._queue.put((what, lambda: work(*arguments), Future(), True))
+        future: Future[None] = Future()
+        future.add_done_callback(partial(_log_error, what))
+        self._queue.put((what, lambda: work(*arguments), future, True))
 
     def current(self) -> tuple[str, float] | None:
         """The call that is being made, and its age in seconds; None while there is nothing to do."""
