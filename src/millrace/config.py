@@ -152,9 +152,9 @@ SILENCE_LIMIT = Setting("worker.silence.limit.secs", 60.0, low=0.05,
                               "holds the interpreter lock. The limit starts at four heartbeat timeouts and doubles each time a "
                               "worker has needed more than half of it.")
 CALL_LIMIT = Setting("worker.call.limit.secs", 0.0, low=0,
-                     about="Seconds that one call of user code may take, on a worker's loop or on the thread of a blocking "
-                           "task, before the worker is restarted. 0: no limit; `status` warns of calls that take 10 seconds or "
-                           "more.")
+                     about="Seconds that user code may take for one chunk, on a worker's loop or on the thread of a blocking "
+                           "task, before the worker is restarted; also to start a task, and at a wave. 0: no limit; `status` "
+                           "warns after 10 seconds.")
 LEASE = Setting("worker.lease.secs", 10.0, low=0.1,
                 about="Seconds without a message from the master after which a worker exits.")
 HELLO = Setting("worker.hello.secs", 20.0, low=0.1,
@@ -184,7 +184,7 @@ CHECKPOINTS = Setting("checkpoint.store", None, text=True,
 LOCAL_COPIES = Setting("checkpoint.local.mb", None, low=0,
                        about="Maximum size of a worker's local copies of its tasks' snapshots, in MB; after a failure, tasks "
                              "that survive are restored from these. 0: no copies. Unset: 1024, or 0 if the checkpoint store is "
-                             "a directory; set it if that directory is on a network file system.")
+                             "a directory and all workers are on the driver's host.")
 STORE_TIMEOUT = Setting("checkpoint.store.timeout.secs", 60.0, low=0.1,
                         about="Seconds after which a call of the master to the checkpoint store is reported as hanging; a "
                               "submission that waits for it is refused.")

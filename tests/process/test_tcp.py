@@ -10,7 +10,7 @@ import pytest
 from millrace.config import HEARTBEAT_TIMEOUT
 from support.processes.cutting import cut, established, port_of
 from support.processes.forked import ForkedCluster
-from support.topologies.audited import AuditedStream, assert_exact, assert_in_order, assert_nothing_lost
+from support.topologies.audited import AuditedStream, StatefulStream, assert_exact, assert_in_order, assert_nothing_lost
 
 SLOTS = 3
 SOON = {"topology.message.timeout.secs": 1.5}  # tuples lost with a connection are replayed after this
@@ -69,6 +69,16 @@ def test_at_most_once_continues_in_order_over_broken_connections(cluster: Forked
     assert (result.repeated, result.wrong, result.beyond, result.torn_bytes) == (0, 0, 0, 0), result
     assert result.tuples_out == result.tuples_in - result.lost > result.lost, result
     assert_in_order(tmp_path)
+
+
+def test_workers_copy_what_they_store_in_a_directory(cluster: ForkedCluster, tmp_path: Path) -> None:
+    """Hosts share a directory over the network, which tasks that survive a failure need not use."""
+    stream = StatefulStream(cluster.master, tmp_path)
+    stream.wave(1)
+    slots = {place.slot for task, place in stream.state.places.items() if task.component == "count"}
+    runtime = Path(cluster.setup().directory())
+    stream.until(lambda: slots <= {slot for slot in range(SLOTS) if any((runtime / f"copies-{slot}").rglob("count*"))})
+    stream.end()
 
 
 def test_broken_connections_to_the_master(cluster: ForkedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

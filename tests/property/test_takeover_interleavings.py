@@ -210,6 +210,23 @@ def test_a_takeover_that_breaks_off_anywhere(kind: type[MemoryStore]) -> None:
         check(store, commit, takeover)
 
 
+@pytest.mark.parametrize("kind", [MemoryStore, ComparingStore])
+def test_a_takeover_while_the_driver_before_writes_a_missing_author_back(kind: type[MemoryStore]) -> None:
+    """It takes the store for an emptied one; the other takes over between any two of its operations."""
+    outcomes = set()
+    for split in range(20):
+        store = kind()
+        first, epoch = run_first(store)
+        store.delete(["t/author"])
+        commit, takeover = Driver(store, committing(first, epoch)), Driver(store, lambda each: resume(each, "second"))
+        commit.advance(split)
+        takeover.advance()
+        commit.advance()
+        check(store, commit, takeover)
+        outcomes.add(commit.result == 2)
+    assert outcomes == {True, False}
+
+
 def test_the_driver_before_rolls_back_during_the_takeover() -> None:
     """It claims a new epoch just before the other writes the author: that one must not number its epochs like it."""
     _, theirs = operations(MemoryStore)

@@ -15,6 +15,7 @@ from millrace.control.batches.actions import BatchFailed
 from millrace.runtime.checkpoints.directory import DirectoryStore
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.batches.jobs import BatchJobs
+from millrace.spark.batches.offsets import SparkOffsets
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.state.checkpoint import manifest_names
 from millrace.workloads.wordcount import table_words
@@ -123,6 +124,28 @@ def test_lost_state_ends_the_topology_with_an_error_that_names_it(engine: Microb
     again = BatchedStream(engine, tmp_path, "nowhere", resume=True)
     again.advance(1)
     again.finish()
+
+
+def test_a_fresh_start_that_spark_refuses_leaves_the_earlier_run(engine: MicrobatchEngine, tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = BatchedStream(engine, tmp_path, "left")
+    stream.advance(2)
+    assert stream.running.drain(SECONDS)
+    last = stream.records[-1].wave
+    stream.running.kill(wait=SECONDS)
+    assert stream.running.wait(SECONDS)
+    with monkeypatch.context() as patch:
+        patch.setattr(SparkOffsets, "make", refuse)
+        with pytest.raises(OSError, match="no room"):
+            BatchedStream(engine, tmp_path, "left")
+    again = BatchedStream(engine, tmp_path, "left", resume="auto")
+    again.advance(1)
+    assert again.records[0].wave > last, "it has started fresh"
+    again.finish()
+
+
+def refuse(*arguments: object) -> None:
+    raise OSError("no room")
 
 
 def test_a_function_that_cannot_write_is_named_and_its_rows_wait(engine: MicrobatchEngine, tmp_path: Path,

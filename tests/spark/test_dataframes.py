@@ -19,6 +19,7 @@ from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.dataframes.declared import resolve_dataframes
+from millrace.spark.dataframes.feeding import FeedingQuery
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from support.topologies.audited import SECONDS
 from support.topologies.dataframe_fed import Incoming, counting, keeping, tapping, writing, written
@@ -210,6 +211,39 @@ def test_state_is_resumed_with_the_positions_of_its_own_run(engine: ResidentEngi
     read_all(spark, running)
     end(running)
     assert stored_counts(open_store(engine.master.checkpointing.place), "again") == dict.fromkeys(incoming.lines, 1)
+
+
+def test_a_fresh_start_whose_query_fails_leaves_the_earlier_run(engine: ResidentEngine, spark: SparkSession,
+                                                                incoming: Incoming, tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"path": str(tmp_path / "out"), "topology.checkpoint.interval.secs": 600}
+    incoming.add(files=1, lines=50)
+    running = engine.submit(counting(lines_of(spark, incoming)), "left", config)
+    read_all(spark, running)
+    end(running)
+    with monkeypatch.context() as patch:
+        patch.setattr(FeedingQuery, "start", cannot_start)
+        with pytest.raises(MillraceError, match="refused"):
+            engine.submit(counting(lines_of(spark, incoming)), "left", config, resume=False)
+    until(engine, lambda: "left" not in engine.master.state.topologies)
+    for path in incoming.directory.iterdir():
+        path.unlink()  # a fresh run would miss its lines
+    incoming.add(files=1, lines=50)
+    running = engine.submit(counting(lines_of(spark, incoming)), "left", config, resume="auto")
+    read_all(spark, running)
+    end(running)
+    assert stored_counts(open_store(engine.master.checkpointing.place), "left") == dict.fromkeys(incoming.lines, 1)
+
+
+def cannot_start(*arguments: object) -> None:
+    raise MillraceError("refused")
+
+
+def test_older_is_refused_without_state(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                        tmp_path: Path) -> None:
+    """Spark's positions alone would be those of the last run."""
+    with pytest.raises(TopologyError, match=r"'stateless' keeps no state.* without --resume older"):
+        engine.submit(writing(lines_of(spark, incoming)), "stateless", {"path": str(tmp_path / "out")}, resume="older")
 
 
 def test_positions_are_resumed_or_discarded_as_submitted(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,

@@ -73,6 +73,7 @@ class Repeat:
 
 
 Saved = tuple[Any, str | None, int | None, bool]  # values or batch, stream, direct_task, need_task_ids
+_NONE: Any = object()  # no tuple is failing; any value may be an id
 
 
 class ReliableSpout(Spout):
@@ -84,7 +85,7 @@ class ReliableSpout(Spout):
 
     max_fails: ClassVar[int] = 3
     _notified: Repeat | None = None  # the repeat that `ack` or `fail` is being called for
-    _replaying = False  # the next emit sends a failed tuple again
+    _failing: Any = _NONE  # the id, or the repeat, that `fail` is being called for, until it is sent again
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,13 +128,21 @@ class ReliableSpout(Spout):
 
     def _emit_again(self, saved: Saved, tup_id: Any) -> list[int] | None:
         """Send a tuple whose id is in flight: one that failed, which keeps its place, or another one with the same id."""
-        if self._replaying:
-            self._replaying = False
-            return self._send(saved, tup_id)
-        repeat = Repeat(tup_id)
-        task_ids = self._send(saved, repeat)
-        self._repeats[repeat] = saved
+        if self._fails(tup_id):
+            key, self._failing = self._failing, _NONE
+        else:
+            key = Repeat(tup_id)
+        task_ids = self._send(saved, key)
+        if isinstance(key, Repeat):
+            self._repeats[key] = saved
+        else:
+            self.unacked_tuples[tup_id] = saved
         return task_ids
+
+    def _fails(self, tup_id: Any) -> bool:
+        """True while `fail` is called for a tuple with this id, and it has not been sent again."""
+        key = self._failing
+        return bool((key.tup_id if isinstance(key, Repeat) else key) == tup_id)
 
     def _send(self, saved: Saved, key: Any) -> list[int] | None:
         tup, stream, direct_task, need_task_ids = saved
@@ -142,15 +151,31 @@ class ReliableSpout(Spout):
         self._handle.emit_arrow(tup, key, stream, None, direct_task)
         return None
 
+    def _notify_of_failure(self, key: Any) -> None:
+        """Calls `fail` for a tuple. If it emits the id, that sends this tuple again, even if a subclass does it by itself."""
+        self._failing = key
+        try:
+            if isinstance(key, Repeat):
+                self._notify_of(key, self.fail, False)
+            else:
+                self.fail(key)
+        finally:
+            self._failing = _NONE
+
     def _notify_of(self, repeat: Repeat, call: Callable[[Any], None], acked: bool) -> None:
         """Calls `ack` or `fail` for one of several tuples with the same id; the others stay in flight."""
         tup_id = repeat.tup_id
         first, failures = self.unacked_tuples.get(tup_id), self.failed_tuples.get(tup_id)
+        saved = self._repeats.get(repeat)
+        if saved is not None:
+            self.unacked_tuples[tup_id] = saved  # for the call, which may look there for the tuple that is meant
         self._notified = repeat
         try:
             call(tup_id)
         finally:
             self._notified = None
+            if saved is not None and self.unacked_tuples.get(tup_id) is saved:
+                del self.unacked_tuples[tup_id]
             if first is not None:
                 self.unacked_tuples.setdefault(tup_id, first)
             if failures:
@@ -175,6 +200,7 @@ class ReliableSpout(Spout):
         if saved is None:
             self.logger.debug("fail for unknown tuple id %r", tup_id)
             return
+        self._failing = _NONE
         if self.fail_cause == "error":
             self.failed_tuples[key] += 1
             if self.failed_tuples[key] > self.max_fails:
@@ -185,14 +211,14 @@ class ReliableSpout(Spout):
             self._send(saved, repeat)
             return
         tup, stream, direct_task, need_task_ids = saved
-        self._replaying = True
+        self._failing = tup_id
         try:
             if isinstance(tup, list | tuple):
                 self.emit(tup, tup_id, stream, direct_task, need_task_ids)
             else:
                 self.emit_arrow(tup, tup_id, stream, direct_task)
         finally:
-            self._replaying = False
+            self._failing = _NONE
 
 
 class ReplayableSpout(ReliableSpout):
@@ -217,27 +243,32 @@ class ReplayableSpout(ReliableSpout):
 
     def _check_replay(self, position: int) -> None:
         """Refuse a position that does not rise, unless its tuple has failed: a restart would skip it, or repeat others."""
-        if not self._replaying:
+        if not self._fails(position):
             raise EmitError(f"{type(self).__name__} emitted position {position} after position {self._next_position - 1}: "
                             "positions must rise from one tuple to the next. Use another tup_id, or derive the spout from "
                             "ReliableSpout if its source has no positions")
 
     def emit(self, tup: Sequence[Any], tup_id: Any = None, stream: str | None = None,
              direct_task: int | None = None, need_task_ids: bool = False) -> list[int] | None:
-        if tup_id is not None:
-            tup_id = operator.index(tup_id)  # a plain int, because it is sent to the master
-            if tup_id < self._next_position:
-                self._check_replay(tup_id)
-            else:
-                self._next_position = tup_id + 1
-        return super().emit(tup, tup_id, stream, direct_task, need_task_ids)
+        if tup_id is None:
+            return super().emit(tup, tup_id, stream, direct_task, need_task_ids)
+        tup_id = operator.index(tup_id)  # a plain int, because it is sent to the master
+        if tup_id < self._next_position:
+            self._check_replay(tup_id)
+            return super().emit(tup, tup_id, stream, direct_task, need_task_ids)
+        task_ids = super().emit(tup, tup_id, stream, direct_task, need_task_ids)
+        self._next_position = tup_id + 1  # not before: a tuple that cannot be emitted has not been
+        return task_ids
 
     def emit_arrow(self, batch: pa.RecordBatch, tup_id: Any = None, stream: str | None = None,
                    direct_task: int | None = None) -> None:
-        if tup_id is not None:
-            tup_id = operator.index(tup_id)  # a plain int, because it is sent to the master
-            if tup_id < self._next_position:
-                self._check_replay(tup_id)
-            else:
-                self._next_position = tup_id + 1
+        if tup_id is None:
+            super().emit_arrow(batch, tup_id, stream, direct_task)
+            return
+        tup_id = operator.index(tup_id)  # a plain int, because it is sent to the master
+        if tup_id < self._next_position:
+            self._check_replay(tup_id)
+            super().emit_arrow(batch, tup_id, stream, direct_task)
+            return
         super().emit_arrow(batch, tup_id, stream, direct_task)
+        self._next_position = tup_id + 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,16 +18,16 @@ from millrace.bench.topology_runs import resident_engine, start_run
 from millrace.config import EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.sinks import JsonLinesSink
-from millrace.control.waves import IDLE, Waves
+from millrace.control.waves import Waves
 from millrace.errors import MillraceError
 from millrace.master.load.observed import TopologyObserved
+from millrace.master.service import Master
 from millrace.model.graph import TaskId
 from millrace.spark.engine import ResidentEngine, RunningTopology
 
 WARM_UP_SECONDS = 20.0
 WAVES = 3
 LIMIT_SECONDS = 120.0  # for one wave
-LOOK_SECONDS = 0.02
 RECENT_ROWS = 100
 SLEEP, P50, P99 = "bench.sleep", "latency_p50_ms", "latency_p99_ms"
 
@@ -73,9 +75,9 @@ class SlowEnd(Topology):
 
 
 def wave_under_backpressure(ms_per_row: float, engine: ResidentEngine | None = None) -> dict[str, float]:
-    """Milliseconds from the beginning of a wave to its commit, the longest of some, and the latency of tuples from the spout to
-    the sink, with a sink that takes so long for a row and spouts that are as fast as they may be. Raises `MillraceError` if a
-    wave takes longer than two minutes."""
+    """Milliseconds to a committed wave, from the beginning of the first one after the previous commit, the longest of some, and
+    the latency of tuples from the spout to the sink, with a sink that takes so long for a row and spouts that are as fast as
+    they may be. Raises `MillraceError` if no wave is committed for two minutes."""
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory:
         if engine is not None:
             return _measured(engine, ms_per_row, Path(directory))
@@ -87,24 +89,44 @@ def _measured(engine: ResidentEngine, ms_per_row: float, directory: Path) -> dic
     config = {GUARANTEE.key: EXACTLY_ONCE, WAVE_INTERVAL.key: 1.0, SLEEP: ms_per_row / 1000, "path": str(directory / "rows")}
     running = start_run(engine, SlowEnd, config, WARM_UP_SECONDS)
     try:
-        waves = engine.master.state.topologies[running.name].waves
+        waves = engine.master.state.topology(running.name).waves
         assert waves is not None
-        longest = max(_one_wave(waves, ms_per_row) for _ in range(WAVES))
+        longest = max(_commit_times(engine.master, waves, ms_per_row))
         return {"wave_ms": round(1000 * longest, 1), **_latencies(running)}
     finally:
         running.kill(wait=0.0)
         running.wait(LIMIT_SECONDS)
 
 
-def _one_wave(waves: Waves, ms_per_row: float) -> float:
-    """Wait until another wave is committed; returns the seconds that it took."""
-    before, deadline = waves.committed, time.monotonic() + LIMIT_SECONDS
-    while waves.committed == before or waves.phase != IDLE:
-        if time.monotonic() > deadline:
+@dataclass(slots=True)
+class CommitTimes:
+    """Seconds to each committed wave, from the beginning of the first wave after the previous commit: waves that were abandoned
+    in between count. The first commit that is seen has no time, because its first wave may have been missed."""
+
+    committed: int
+    commits: int = 0
+    seconds: list[float] = field(default_factory=list)
+    _first: float | None = None
+
+    def look(self, waves: Waves, enough: int) -> bool:
+        """Call repeatedly, on the master's thread. Returns True if this many commits were seen."""
+        if waves.committed > self.committed:
+            if self.commits:
+                self.seconds.append(waves.began + waves.took - (self._first if self._first is not None else waves.began))
+            self.committed, self._first = waves.committed, None
+            self.commits += 1
+        elif waves.wave > self.committed and self._first is None:
+            self._first = waves.began
+        return self.commits >= enough
+
+
+def _commit_times(master: Master, waves: Waves, ms_per_row: float) -> list[float]:
+    times = CommitTimes(waves.committed)
+    for count in range(1, WAVES + 2):
+        if not master.wait_until(partial(times.look, waves, count), LIMIT_SECONDS):
             raise MillraceError(f"no wave was committed in {LIMIT_SECONDS:g} s before a sink that takes {ms_per_row:g} ms for "
                                 f"a row; {waves.abandoned} were abandoned")
-        time.sleep(LOOK_SECONDS)
-    return waves.took
+    return times.seconds
 
 
 def _latencies(running: RunningTopology) -> dict[str, float]:

@@ -315,10 +315,10 @@ def state_tables(result: Result) -> list[str]:
 def faults_tables(result: Result) -> list[str]:
     if result["stuck"]:
         return ["", f"**The run got stuck:** {result['stuck'].splitlines()[0]}"]
-    missing, drivers = result["kinds_without_effect"], result["drivers"]
+    missing, drivers = [kind for kind, of in result["kinds"].items() if not of["n"]], result["drivers"]
     never = f", except for: {', '.join(missing)}" if missing else ""
-    return ["", f"{result['seconds'] / 60:.1f} minutes of faults with seed {result['seed']}, then those of the driver. Each "
-            f"kind had an effect{never}.",
+    return ["", f"{result['seconds'] / 60:.1f} minutes of faults with {_seeds(result['seeds'])}, then those of the driver. "
+            f"Each kind had an effect{never}.",
             *table(("fault", "with effect", "without", "gap at the sink, median, s", "worst", "recovered after, median, s"),
                    ((kind, of["n"], result["without_effect"].get(kind, 0), *(_seconds(of[figure]) for figure in (
                        "gap_p50_ms", "gap_max_ms", "recovery_p50_ms"))) for kind, of in result["kinds"].items())),
@@ -326,14 +326,25 @@ def faults_tables(result: Result) -> list[str]:
                    [(part, f"{of['tuples_in']:,}", f"{of['tuples_out']:,}", of["lost"], f"{of['repeated']:,}", of["torn_bytes"],
                      f"{of['counts_wrong']:,} of {of['words']:,}")
                     for part, of in (("faults of the topology", result), ("faults of the driver", drivers["compared"]))]),
-            "", f"{result['rate']:,} lines/s of {result['saturation']:,} at most; longest gap at the sink "
-            f"{_seconds(result['longest_gap_ms'])} s, between two commits {_seconds(result['longest_uncommitted_ms'])} s; "
-            f"{drivers['no_takeover'] or 'an overtaken driver ended ' + _seconds(drivers['overtaken_ended_ms']) + ' s later'}.",
+            "", f"{result['rate']:,} lines/s of {result['saturation']:,} at most, {drivers['rate']:,} with faults of the "
+            f"driver; longest gap at the sink {_seconds(result['longest_gap_ms'])} s, between two commits "
+            f"{_seconds(result['longest_uncommitted_ms'])} s; {_takeover(drivers)}.",
             *backpressure_table(result)]
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}"
+
+
+def _takeover(drivers: Result) -> str:
+    return drivers["no_takeover"].rstrip(".") or (
+        f"an overtaken driver ended {_seconds(drivers['overtaken_ended_ms'])} s after the start of the second")
 
 
 def backpressure_table(result: Result) -> list[str]:
     waves, latencies = result["wave_under_backpressure_ms"], result["latency_under_backpressure_ms"]
+    if result["backpressure_error"]:
+        return ["", f"**Not measured before a slow sink:** {result['backpressure_error']}"]
     if waves is None:
         return []
     return table(("sink, ms for a row", "to a committed wave, at worst of three, ms", "latency p50, ms", "p99"),

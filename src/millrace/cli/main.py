@@ -26,7 +26,7 @@ from millrace.cli.options import (
     sorted_settings,
 )
 from millrace.cli.scheduler import app as scheduler_app
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, NotTheAuthor
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
                   help="Storm-style stream topologies on Spark, managed while they run.")
@@ -35,6 +35,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(scheduler_app, name="scheduler")
 DeclaredTopology = Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="For example examples.first:WordCount. The "
                                                                                  "module may be in the current directory.")]
+OVERTAKEN = 3  # exit code: another driver has taken over, so a service manager must not restart this one
 Parallelism = Annotated[Pairs, typer.Option(metavar="COMPONENT=N", help="Number of tasks of a component; may be repeated.")]
 
 
@@ -337,8 +338,10 @@ def bench_state(quick: Annotated[bool, typer.Option(help="Small sizes only.")] =
 
 
 @bench_app.command("faults")
-def bench_faults(minutes: Annotated[float, typer.Option(help="Minutes to run.", min=0.1)] = 5,
-                 seed: Annotated[int, typer.Option(help="Seed of the plan of faults.")] = 1,
+def bench_faults(minutes: Annotated[float, typer.Option(help="Minutes of faults, in all.", min=0.1)] = 5,
+                 seed: Annotated[list[int] | None, typer.Option(metavar="N", help="Seed of a plan of faults; may be repeated: "
+                                                                                  "each has an equal share of the minutes. "
+                                                                                  "Unset: 1.")] = None,
                  guarantee: Annotated[str, typer.Option(metavar="NAME", help="exactly-once or "
                                                                              "at-least-once.")] = "exactly-once",
                  engine: Annotated[str, typer.Option(metavar="NAME", help="resident or microbatch.")] = "resident",
@@ -346,7 +349,7 @@ def bench_faults(minutes: Annotated[float, typer.Option(help="Minutes to run.", 
     """Break a word count and its driver; check every word."""
     from millrace.bench.faults.run import broken_promises, run_faults
 
-    result = run_faults(minutes, seed, guarantee, engine, live=not as_json)
+    result = run_faults(minutes, seed or [1], guarantee, engine, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
     if broken := broken_promises(result):
@@ -410,7 +413,7 @@ def main() -> None:
         app(prog_name="millrace")
     except MillraceError as error:
         print(f"millrace: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(OVERTAKEN if isinstance(error, NotTheAuthor) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -186,8 +186,8 @@ def _watch(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, 
 
 
 def _stop(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, kind: str, console: Console) -> None:
-    """Stop the topology. The master of a resident one decides for how long its last wave may take: for as long as tuples are
-    processed. A second Ctrl-C ends it at once."""
+    """Stop the topology. The master of a resident one decides for how long its last wave may take: while tuples are processed,
+    for up to 30 checkpoint timeouts. A second Ctrl-C ends it at once."""
     if running.status == ENDED:
         return
     running.kill(wait=IN_FLIGHT_SECONDS[kind])

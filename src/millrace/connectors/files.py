@@ -67,8 +67,12 @@ class FileSpout(ReplayableSpout):
         if not self._pending and not self._read():
             return
         emit, pending = self.emit, self._pending
-        for _ in range(min(self._burst, self._handle.chunk_tuples, len(pending))):
-            emit((pending.pop(),), self._next_position)
+        try:
+            for _ in range(min(self._burst, self._handle.chunk_tuples, len(pending))):
+                emit((pending.pop(),), self._next_position)
+        except BaseException:
+            self._next_position += 1  # a line that cannot be emitted is reported and skipped
+            raise
 
     def seek(self, position: int) -> None:
         """Finds the line through the index, then by counting line ends from the nearest entry."""

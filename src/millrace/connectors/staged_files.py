@@ -102,9 +102,11 @@ class StagedFiles(Staging):
             self._rename_again(staged)
         for staged in sorted(prepared, key=lambda staged: staged.wave or 0):
             self._renamed.add(staged)
-            with contextlib.suppress(FileNotFoundError):  # another incarnation has published it
+            try:
                 staged.path.rename(self._final(staged))
                 self._prepared.discard(staged)
+            except FileNotFoundError:  # another incarnation has published it, and notes that
+                self._renamed.discard(staged)
         if renamed := self._renamed_of(task, epoch):
             sync_directory(self._visible)
             self._note_published(task, epoch, wave)
@@ -133,6 +135,8 @@ class StagedFiles(Staging):
         return [token for token in tokens if token not in found]
 
     def _note_published(self, task: int, epoch: int, wave: int) -> None:
+        if self._published(task) >= (epoch, wave):  # a worker that was overtaken may come late
+            return
         note = self._hidden / f"{task}-published"
         write_file(note, note.with_name(f"{note.name}-{secrets.token_hex(4)}"), [f"{epoch} {wave}".encode()])
 

@@ -39,7 +39,7 @@ class WorkerLost:
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
     """A worker has carried out `revision`. `in_flight`: (topology, tuples). `positions`: (topology, task, position).
-    `executed`: (topology, task, tuples that it has processed since it started)."""
+    `executed`: (topology, task, tuples that it has processed since it started, the current wave has passed it)."""
 
     slot: int
     generation: int
@@ -47,7 +47,7 @@ class WorkerReported:
     in_flight: tuple[tuple[int, int], ...]
     positions: tuple[tuple[int, int, int], ...] = ()
     starting: tuple[tuple[int, int], ...] = ()  # (topology, tasks that are not initialized yet)
-    executed: tuple[tuple[int, int, int], ...] = ()
+    executed: tuple[tuple[int, int, int, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Protocol
 from millrace.config import HANDOVER_BATCH, HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
 from millrace.control.events import Command, Distribute, MoveArmed, MoveTaken, Say
-from millrace.control.moves import REFRESH, RESTING, Moving, batch_of
+from millrace.control.moves import REFRESH, RESTING, Cause, Moving, Wanted, batch_of
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE
@@ -51,13 +51,13 @@ class HandoverControl:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def request(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
+    def request(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause) -> list[Command]:
         """Move these tasks as soon as possible."""
         handover = topology.handover
         ackers = {task: slot for task, slot in moves.items() if task.component == ACKER}
         for task, slot in moves.items():
             topology.homes[task] = slot
-        handover.waiting.update((task, slot) for task, slot in moves.items() if task not in ackers)
+        handover.waiting.update((task, Wanted(slot, cause)) for task, slot in moves.items() if task not in ackers)
         commands = self._move_ackers(topology, ackers) if ackers else []
         if handover.phase != RESTING and handover.waiting:
             return [*commands, Say(f"{tasks_named(sorted(handover.waiting))} will move after "
@@ -156,16 +156,17 @@ class HandoverControl:
         handover = topology.handover
         if not handover.waiting or handover.phase != RESTING or topology.status not in (RUNNING, PAUSED):
             return []
-        handover.waiting = {task: slot for task, slot in handover.waiting.items() if slot in self._master.workers
-                            and task in topology.places and topology.places[task].slot != slot}
+        handover.waiting = {task: wanted for task, wanted in handover.waiting.items() if wanted.slot in self._master.workers
+                            and task in topology.places and topology.places[task].slot != wanted.slot}
         tasks = batch_of(topology.graph, handover.waiting, HANDOVER_BATCH.of(topology.graph.config))
         if not tasks:
             return []
         topology.version += 1
         for task in tasks:
             handover.last_number += 1
+            wanted = handover.waiting.pop(task)
             handover.batch.append(Moving(handover.last_number, task, topology.places[task],
-                                         Place(handover.waiting.pop(task), topology.version)))
+                                         Place(wanted.slot, topology.version), wanted.cause))
         handover.stateful = any(topology.graph.component(task.component).stateful for task in tasks)
         handover.base = topology.restore_point if handover.stateful else (0, 0, 0)
         handover.phase, handover.since, handover.began = ARM, self.now, self.now

@@ -62,7 +62,7 @@ QUIET_REPORTS = 2  # consecutive reports with nothing in flight before a topolog
 
 class MasterState:
     """Workers, topologies and the assignment in force. `author`: this master's number among those that have written plans
-    for the cluster. `call_limit`: seconds that a call of user code may take; 0: any time."""
+    for the cluster. `call_limit`: seconds that user code may take for a chunk; 0: any time."""
 
     def __init__(self, first: Scheduler | None = None, author: int = 0, call_limit: float = 0.0) -> None:
         self.author, self.call_limit = author, call_limit
@@ -208,15 +208,15 @@ class MasterState:
 
     def _note_executed(self, event: WorkerReported, by_number: Mapping[int, TopologyState]) -> None:
         """Find the tasks that have processed tuples since the last report."""
-        busy: dict[int, list[TaskId]] = {}
-        for number, task_number, executed in event.executed:
+        busy: dict[int, dict[TaskId, bool]] = {}
+        for number, task_number, executed, passed in event.executed:
             topology = by_number.get(number)
             if topology is None or topology.waves is None or event.revision < topology.ready_at:
                 continue
             task = topology.graph.task(task_number)
             if executed != topology.executed.get(task, 0):
                 topology.executed[task] = executed
-                busy.setdefault(number, []).append(task)
+                busy.setdefault(number, {})[task] = passed
         for number, tasks in busy.items():
             self._waves.progressed(by_number[number], tasks)
 

@@ -11,6 +11,29 @@ from millrace.model.graph import TaskId, TopologyGraph
 RESTING, REFRESH = "resting", "refresh"  # the other phases are those of a `Move`
 
 
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Who asked for a move or another change, and why: a person, a scheduler with its decision, the loss of a worker, or its
+    return."""
+
+    who: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.who}: {self.why}" if self.why else self.who
+
+
+PERSON, SCHEDULER, LOSS, RETURN = "person", "scheduler", "loss", "return"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A move that waits."""
+
+    slot: int
+    cause: Cause
+
+
 @dataclass(slots=True)
 class Moving:
     """One move of the batch. `armed`: the wave whose state its new incarnation has; -1: none yet."""
@@ -19,6 +42,7 @@ class Moving:
     task: TaskId
     old: Place
     new: Place
+    cause: Cause
     armed: int = -1
     taken: bool = False
     sources: tuple[tuple[TaskId, int], ...] = ()
@@ -31,7 +55,7 @@ class Moving:
 class Handover:
     """The moves of one topology: those that wait, and the batch that is carried out."""
 
-    waiting: dict[TaskId, int] = field(default_factory=dict)  # task -> slot
+    waiting: dict[TaskId, Wanted] = field(default_factory=dict)
     batch: list[Moving] = field(default_factory=list)
     phase: str = RESTING
     stateful: bool = False  # some task of the batch has state

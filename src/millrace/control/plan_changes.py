@@ -13,6 +13,7 @@ from typing import Protocol
 from millrace.control.assignment import Place
 from millrace.control.events import Command, Distribute, Moved, Replanned, Rescaled, Say
 from millrace.control.handover import HandoverControl
+from millrace.control.moves import PERSON, RETURN, SCHEDULER, Cause
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.wording import counts_named, tasks_named, workers_named
@@ -67,7 +68,7 @@ class PlanChanges:
                     *self._handovers.withdraw(topology, event.task)]
         _check_changeable(topology)
         return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name),
-                *self._enact(topology, {event.task: event.slot}), self._master.distribute()]
+                *self._enact(topology, {event.task: event.slot}, Cause(PERSON)), self._master.distribute()]
 
     def replanned(self, event: Replanned) -> list[Command]:
         """Apply all plans or none: they were made together."""
@@ -82,7 +83,7 @@ class PlanChanges:
             moves = {task: slot for task, slot in plan.placement.items() if topology.places[task].slot != slot}
             if moves:
                 what = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())}"
-                commands += [Say(f"{what}: {event.reason}", name), *self._enact(topology, moves)]
+                commands += [Say(f"{what}: {event.reason}", name), *self._enact(topology, moves, Cause(SCHEDULER, event.reason))]
         return [*commands, self._master.distribute()] if commands else []
 
     def rescaled(self, event: Rescaled) -> list[Command]:
@@ -113,7 +114,7 @@ class PlanChanges:
         if not returning:
             return []
         return [Say(f"worker {slot} is back: {tasks_named(returning)} moved there", topology.graph.name),
-                *self._enact(topology, dict.fromkeys(returning, slot))]
+                *self._enact(topology, dict.fromkeys(returning, slot), Cause(RETURN, f"worker {slot} is back"))]
 
     # -- checks and changes --------------------------------------------------------------------------------------------
 
@@ -135,10 +136,10 @@ class PlanChanges:
             mismatch = f"places tasks on lost workers ({lost})" if gone else "does not match the running tasks"
             raise StalePlan(f"the plan for {name!r} {mismatch}: it is discarded. Run the scheduler again")
 
-    def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
+    def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause) -> list[Command]:
         """Move the tasks: with the next batch, or by hand-over."""
         if not topology.batched:
-            return self._handovers.request(topology, moves)
+            return self._handovers.request(topology, moves, cause)
         topology.version += 1
         for task, slot in moves.items():
             topology.homes[task] = slot

@@ -107,6 +107,14 @@ def check_begun(resume: Resume, manifest: Manifest | None, at: float, store: str
                         "(resume=False) to start over again")
 
 
+def check_older(manifest: Manifest | None, store: str) -> None:
+    """Raise `TopologyError` for the choice "older" if no fresh run has begun to replace another. `manifest`: the last one."""
+    if manifest is not None:
+        raise TopologyError(f"{manifest.topology!r} has no older run to go back to: its last --fresh run has committed since, "
+                            f"or there was none. {store} has its last run, up to {_which(manifest)}{when(manifest.at)}. Choose "
+                            "--resume (resume=True) to continue that one, or --fresh (resume=False) to start over")
+
+
 def choice_required(remains: str) -> TopologyError:
     """The error that asks for --resume or --fresh. `remains`: a sentence on the data that an earlier run has left, and
     its place."""

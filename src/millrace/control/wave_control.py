@@ -7,7 +7,7 @@ failure came, or that a superseded master still writes, therefore does no harm: 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -194,11 +194,12 @@ class WaveControl:
         return next((topology for topology in self._master.topologies.values()
                      if topology.number == number and topology.epoch == epoch), None)
 
-    def progressed(self, topology: TopologyState, tasks: Collection[TaskId]) -> None:
-        """Record that these tasks have processed tuples: a wave, or the end of the topology, waits while they do."""
+    def progressed(self, topology: TopologyState, tasks: Mapping[TaskId, bool]) -> None:
+        """Record that these tasks have processed tuples: the end of the topology waits while they do, and a wave for those that
+        it has not passed (False)."""
         if topology.waves is None or not tasks:
             return
-        topology.waves.progress(tasks, self.now)
+        topology.waves.progress([task for task, passed in tasks.items() if not passed], self.now)
         if topology.status == STOPPING and topology.graph.exactly_once and topology.kill_wait:
             topology.deadline = max(topology.deadline, min(self.now + topology.kill_wait, topology.stop_by))
 
@@ -306,7 +307,7 @@ class WaveControl:
             reports.append(Say(topology.uncommitted, graph.name, "warning"))
         topology.ready_at = self._master.revision + 1
         tasks = _with_waves(graph)
-        # A fresh start leaves older checkpoints alone until its first commit: --resume still works after a premature --fresh.
+        # A fresh start leaves older checkpoints alone until its first commit: --resume older goes back to them.
         claim = graph.exactly_once and (topology.checkpoint is not None or topology.begun)
         if topology.begun:
             restarted = [task for task in tasks if task in topology.places

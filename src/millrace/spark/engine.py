@@ -13,7 +13,7 @@ from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, RESIDENT, check_engine_settings, check_topology_config
 from millrace.control.events import Say
-from millrace.control.submission import AUTO, Resume, check_not_running
+from millrace.control.submission import AUTO, OLDER, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
 from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, TopologyError, UnknownTopology
 from millrace.master.checkpoints.checkpointing import default_store
@@ -138,8 +138,9 @@ class ResidentEngine:
         queries = FeedingQueries(self.spark, self.master.fed(graph.name), graph, dataframes, self.slots)
         check_not_running(graph.name, self.master.state.topologies)  # else its own positions would pass for an earlier run's
         queries.prepare(resume)
-        # Without state the master has nothing to resume; Spark's positions are resumed by the queries.
-        resumed = self.master.submit(graph, resume if graph.waves or not dataframes else None, queries.run)
+        # Without state the master has nothing to resume; Spark's positions are resumed by the queries, of the last run only.
+        of_master = resume if graph.waves or not dataframes or resume == OLDER else None
+        resumed = self.master.submit(graph, of_master, queries.run)
         if dataframes:
             self._feed(queries, _positions_choice(resume, resumed, graph.waves))
         return RunningTopology(self.master, graph.name)
@@ -148,6 +149,7 @@ class ResidentEngine:
         try:
             queries.start(resume)
         except BaseException:
+            self.master.checkpointing.start_failed(queries.name)
             self.master.kill(queries.name, wait=0)
             raise
         self._feeding = [*(other for other in self._feeding if other.name != queries.name), queries]
@@ -371,5 +373,7 @@ class RunningTopology:
         return positions
 
     def kill(self, wait: float = 10.0) -> None:
-        """Stop the spouts, give tuples in flight up to `wait` seconds, then end the tasks. Returns at once."""
+        """Stop the spouts, give tuples in flight up to `wait` seconds, then end the tasks. Returns at once. An exactly-once
+        topology goes on while it processes tuples, and ends after `wait` seconds without any, or after `wait` and 30 times
+        `topology.checkpoint.timeout.secs` in all."""
         self._master.kill(self.name, wait)

@@ -147,6 +147,8 @@ class MicrobatchEngine:
         try:
             query.start(self.master.state.topologies[graph.name].number)
         except BaseException:
+            del self._queries[graph.name]  # it never ends, and nobody may wait for that
+            self.master.checkpointing.start_failed(graph.name)
             self.master.finish(graph.name, "it could not be started")
             raise
         if message:

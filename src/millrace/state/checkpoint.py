@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from millrace.config import KEY_GROUP_COUNT
+from millrace.config import GUARANTEE, KEY_GROUP_COUNT
 from millrace.errors import CorruptCheckpoint, TopologyError
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.state.path_step import path_step
@@ -51,9 +51,21 @@ class Blocks(msgspec.Struct, frozen=True, array_like=True):
     slots: list[int]
 
 
+class InFlightStream(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A stream of which a task has overtaken tuples, as the topology declared it for them."""
+
+    source: str
+    stream: str
+    fields: tuple[str, ...]
+    grouping: str
+
+    def __str__(self) -> str:
+        return f"stream {self.stream!r} ({', '.join(self.fields)}) of {self.source!r}, grouped by {self.grouping}"
+
+
 class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
     """The report of a task at a wave. `own` is its `snapshot()`; `position` that of a replayable spout; `in_flight` the input
-    that the wave has overtaken, which the task processes first when it is restored."""
+    that the wave has overtaken, which the task processes first when it is restored, and `streams` where it comes from."""
 
     component: str
     index: int
@@ -63,6 +75,7 @@ class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
     blocks: dict[str, Blocks] = {}  # by blob that contains one of its pieces
     prepared: list[str] = []  # tokens of the output that a sink has prepared and not published, see `TwoPhaseSink`
     in_flight: PieceRef | None = None
+    streams: list[InFlightStream] = []
 
     @property
     def task(self) -> TaskId:
@@ -327,15 +340,32 @@ def check_fit(manifest: Manifest, graph: TopologyGraph) -> None:
 
 
 def _check_in_flight(manifest: Manifest, graph: TopologyGraph) -> None:
-    """Tuples that the wave has overtaken were sent from one task to another: both must be there to process them."""
+    """Tuples that the wave has overtaken were sent from one task to another: both must be there to process them. No spout
+    replays them: if a worker fails, only the return of all tasks to this wave brings them back."""
     advice = "Resume it as it was and stop it with `millrace kill`, whose last wave leaves no tuples in flight"
     if graph.batched:
         raise _misfit(manifest, graph, "has tuples in flight between tasks", "runs in batches, which have none", advice)
+    if not graph.exactly_once:
+        raise _misfit(manifest, graph, "has tuples in flight between tasks", f"is {GUARANTEE.of(graph.config)} and could lose "
+                      "them", advice)
     for component in graph.components:
         before = manifest.parallelism[component.name]
         if component.par != before:
             raise _misfit(manifest, graph, f"has tuples in flight between tasks, and {before} tasks of {component.name!r}",
                           f"has {component.par}", advice)
+    for target, stream in sorted({(record.component, stream) for record in manifest.records for stream in record.streams}):
+        now = stream_to(graph, target, stream.source, stream.stream)
+        if now != stream:
+            raise _misfit(manifest, graph, f"has tuples in flight to {target!r}, from {stream}",
+                          f"has {now}" if now is not None else f"has no such input of {target!r}", advice)
+
+
+def stream_to(graph: TopologyGraph, component: str, source: str, stream: str) -> InFlightStream | None:
+    """The stream as the component reads it; None if it does not."""
+    for read in graph.component(component).inputs:
+        if (read.source, read.stream) == (source, stream):
+            return InFlightStream(source, stream, graph.component(source).stream(stream).fields, str(read.grouping))
+    return None
 
 
 def _check_record(manifest: Manifest, graph: TopologyGraph, record: TaskRecord, component: ComponentDef) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -22,8 +22,9 @@ from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import Manifest, check_fit
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
 from support.cluster import slow_parts, wave_parts
-from support.cluster.slow_parts import FAN, BlockingBursts, Bursts
-from support.cluster.wave_parts import KEYS, Exact, ExactKeyed, expected_counts, expected_rows
+from support.cluster.blocking_parts import AllKinds
+from support.cluster.slow_parts import FAN, BlockingBursts, Bursts, RegroupedBursts
+from support.cluster.wave_parts import KEYS, Batched, Exact, ExactKeyed, expected_counts, expected_rows
 from support.examples import examples
 
 NAME = "bursts"
@@ -273,6 +274,18 @@ def test_a_wave_that_is_abandoned_while_it_overtakes_is_covered_by_the_next() ->
     assert_exact()
 
 
+def test_a_wave_that_has_overtaken_does_not_wait_because_its_tasks_go_on() -> None:
+    """A bolt before the slow one hangs. The slow one has its snapshot: that it works on says nothing of the wave."""
+    cluster = full(start(**{"topology.checkpoint.timeout.secs": 10.0}))
+    hold_bursts(cluster)
+    until_overtaking(cluster)
+    cluster.run_until(lambda: waves(cluster).abandoned == 1 or queued(cluster) == 0)
+    assert waves(cluster).abandoned == 1 and queued(cluster) > 50, "most of the work is still ahead"
+    hold_bursts(cluster, False)
+    finish(cluster)
+    assert_exact()
+
+
 def test_a_store_that_is_down_does_not_lose_what_was_overtaken() -> None:
     cluster = full(start())
     cluster.store.broken = StoreUnreachable("it is away: bring it back")
@@ -308,6 +321,31 @@ def test_tuples_in_flight_cannot_be_resumed_with_another_parallelism() -> None:
     assert_exact()
 
 
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+def test_tuples_in_flight_cannot_be_resumed_under_a_weaker_guarantee(guarantee: str) -> None:
+    """They would be lost with the worker that they return to: no spout replays them."""
+    store = MemoryStore()
+    until_overtaken(full(start(store=store)))
+    before = dict(store.blobs)
+    with pytest.raises(TopologyError, match=f"has tuples in flight between tasks; .* now is {guarantee} and could lose them"):
+        start(store=store, resume=True, **{"topology.guarantee": guarantee})
+    assert store.blobs == before
+    finish(start(store=store, resume=True))
+    assert_exact()
+
+
+def test_tuples_in_flight_cannot_be_resumed_with_another_grouping() -> None:
+    store = MemoryStore()
+    until_overtaken(full(start(store=store)))
+    before = dict(store.blobs)
+    with pytest.raises(TopologyError, match=r"has tuples in flight to 'tally', from stream 'default' \(key, number\) of "
+                                            r"'burst', grouped by fields\(key\); .* now has .* by fields\(key, number\)"):
+        start(RegroupedBursts, store=store, resume=True)
+    assert store.blobs == before
+    finish(start(store=store, resume=True))
+    assert_exact()
+
+
 def test_tuples_in_flight_cannot_be_resumed_in_batches() -> None:
     cluster = full(start())
     until_overtaken(cluster)
@@ -334,43 +372,63 @@ BUSY = {"topology.checkpoint.aligned.secs": 0.001, "topology.checkpoint.interval
         "rate": 30_000.0}  # waves follow each other, and overtake whenever the master looks at the time
 
 
-def assert_counted(limit: int = 1500) -> None:
-    """Both paths to the tally have brought every number once, and it has counted them one by one."""
-    assert Counter((key, number) for key, number, _ in wave_parts.VISIBLE) == expected_rows(limit, 2)
-    assert Counter((key, count) for key, _, count in wave_parts.VISIBLE) == Counter(
-        (key, count) for key, total in expected_counts(limit, 2).items() for count in range(1, total + 1))
+class Crossed(NamedTuple):
+    """A topology whose waves overtake: bolts at which they do, and paths on which a number comes to its last bolt."""
+
+    topology: type[Topology]
+    bolts: tuple[str, ...] = ("one", "tally")
+    ways: int = 1
+    limit: int = 1500
+    par: dict[str, int] | None = None
+    least: int = 3  # waves that overtake at all of these bolts
+
+    def start(self) -> LocalCluster:
+        return start(self.topology, workers=4, per_row=0.0, limit=self.limit, par=self.par, **BUSY)
+
+    def check(self) -> None:
+        """Every path has brought every number once, and the tally, if there is one, has counted them one by one."""
+        rows = wave_parts.VISIBLE
+        assert Counter((key, number) for key, number, *_ in rows) == expected_rows(self.limit, self.ways)
+        if "tally" in self.bolts:
+            assert Counter((key, count) for key, _, count in rows) == Counter(
+                (key, count) for key, total in expected_counts(self.limit, self.ways).items() for count in range(1, total + 1))
 
 
-@pytest.mark.parametrize("topology", [Exact, ExactKeyed])
+CROSSED = pytest.mark.parametrize("case", [
+    Crossed(Exact, ways=2), Crossed(ExactKeyed, ways=2), Crossed(AllKinds, ("picky", "tally"), limit=1000),
+    Crossed(Batched, ("batches",), limit=5000, par={"batches": 1}, least=1)], ids=lambda case: case.topology.__name__)
+
+
+@CROSSED
 @pytest.mark.parametrize("seed", range(6))
-def test_waves_overtake_all_the_time(topology: type[Topology], seed: int) -> None:
+def test_waves_overtake_all_the_time(case: Crossed, seed: int) -> None:
     chance, crossed = Random(seed), set[int]()
-    cluster = start(topology, workers=4, per_row=0.0, limit=1500, **BUSY)
+    cluster = case.start()
     for losses in (0, 1, 2, 3):
         for _ in range(15):
             cluster.step(chance.randint(0, 12))
             cluster.tell(Ticked(cluster.clock.now()))
             manifest = cluster.master.topologies[NAME].checkpoint
-            if manifest is not None and {"one", "tally"} <= overtaken(manifest):
+            if manifest is not None and set(case.bolts) <= overtaken(manifest):
                 crossed.add(manifest.wave)
         if losses < 3:
             cluster.kill(chance.choice(sorted(cluster.workers)))
-    assert len(crossed) >= 3, "waves that have overtaken at several bolts"
+    assert len(crossed) >= case.least
     finish(cluster)
-    assert_counted()
+    case.check()
 
 
 FAULTS = st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["tick", "tick", "tick", "kill", "start", "store", "move"]),
                             st.integers(0, 3)), min_size=10, max_size=60)
 
 
-@pytest.mark.parametrize("topology", [Exact, ExactKeyed])
+@CROSSED
 @settings(max_examples=examples(12), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate],
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=FAULTS)
-def test_waves_overtake_at_any_moment(topology: type[Topology], faults: list[tuple[int, str, int]]) -> None:
+def test_waves_overtake_at_any_moment(case: Crossed, faults: list[tuple[int, str, int]]) -> None:
     wave_parts.forget()
-    cluster = start(topology, workers=4, per_row=0.0, limit=1500, **BUSY)
+    cluster = case.start()
     for steps, fault, slot in faults:
         cluster.step(steps)
         if fault == "tick":
@@ -382,10 +440,11 @@ def test_waves_overtake_at_any_moment(topology: type[Topology], faults: list[tup
         elif fault == "store":
             cluster.store.broken = None if cluster.store.broken else StoreUnreachable("it is away: bring it back")
         elif fault == "move" and slot in cluster.master.workers and cluster.master.topologies[NAME].status == "running":
-            cluster.move(NAME, TaskId("tally", slot % 3), slot)
+            moved = cluster.master.topologies[NAME].graph.component(case.bolts[-1])
+            cluster.move(NAME, TaskId(moved.name, slot % moved.par), slot)
     cluster.store.broken = None
     for slot in range(4):
         if slot not in cluster.workers:
             cluster.start(slot)
     finish(cluster)
-    assert_counted()
+    case.check()

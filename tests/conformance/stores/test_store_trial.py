@@ -11,7 +11,15 @@ from millrace.errors import StoreNotShared, StoreUnreachable
 from millrace.runtime.checkpoints.directory import DirectoryStore
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
-from millrace.runtime.checkpoints.trial import MASTER, begin_trial, end_trial, join_trial, mark_name, raise_if_not_shared
+from millrace.runtime.checkpoints.trial import (
+    MASTER,
+    abandon_trial,
+    begin_trial,
+    end_trial,
+    join_trial,
+    mark_name,
+    raise_if_not_shared,
+)
 from millrace.testing.local_cluster import MemoryStore
 from support.suites.saved_waves import Open
 
@@ -37,6 +45,14 @@ def test_a_mark_that_the_master_does_not_see_is_reported(store: CheckpointStore)
     join_trial(store, "t0", "0")
     assert end_trial(store, "t0", ["0", "1"]) == {"1"}
     assert store.names("") == []
+
+
+def test_without_answers_all_marks_of_the_trial_are_deleted(store: CheckpointStore) -> None:
+    for token in ("t0", "t1"):
+        begin_trial(store, token)
+        join_trial(store, token, "0")
+    abandon_trial(store, "t0")
+    assert store.names("") == sorted([mark_name("t1", "0"), mark_name("t1", MASTER)])
 
 
 def test_a_directory_of_its_own(tmp_path: Path) -> None:

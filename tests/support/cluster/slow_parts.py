@@ -128,3 +128,13 @@ class BlockingBursts(Topology):
     burst = Burst.spec(inputs={numbers: Grouping.fields("key")}, par=2)
     tally = SlowBlockingTally.spec(inputs={burst: Grouping.fields("key")}, par=2)
     ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
+
+
+class RegroupedBursts(Topology):
+    """`Bursts` with another grouping of the tally."""
+
+    config: ClassVar[dict[str, Any]] = Bursts.config
+    numbers = Numbers.spec(par=2)
+    burst = Burst.spec(inputs={numbers: Grouping.fields("key")}, par=2)
+    tally = SlowTally.spec(inputs={burst: Grouping.fields("key", "number")}, par=2)
+    ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)

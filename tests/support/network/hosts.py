@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from support.servers.needed import not_tested
+
+CLONE_NEWNET = 0x40000000  # of setns(2): the namespace is one of networks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,26 @@ class Host:
     def command(self, *arguments: str) -> list[str]:
         """The command line that runs a program there."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
+
+    def enter(self) -> None:
+        """Move this thread there, with the threads and sockets that it makes from now on."""
+        with open(f"/run/netns/{self.namespace}") as file:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), f"cannot enter {self.namespace}")
+
+    @contextlib.contextmanager
+    def unplugged(self) -> Iterator[None]:
+        """The cable is pulled out here; the other host is not told, and what it sends is lost."""
+        self._set_link("down")
+        try:
+            yield
+        finally:
+            self._set_link("up")
+
+    def _set_link(self, state: str) -> None:
+        done = _ip("-netns", self.namespace, "link", "set", self.interface, state)
+        assert done.returncode == 0, done.stderr
 
 
 @contextlib.contextmanager

@@ -56,8 +56,17 @@ def _state(connection: socket.socket) -> int:
 
 def established(ports: set[int]) -> set[tuple[str, str]]:
     """(local, remote) of the established tcp connections with one of these local ports."""
+    return {(local, remote) for local, remote in _established() if int(local.rpartition(":")[2], 16) in ports}
+
+
+def established_to(port: int) -> set[tuple[str, str]]:
+    """(local, remote) of the established tcp connections with this remote port."""
+    return {(local, remote) for local, remote in _established() if int(remote.rpartition(":")[2], 16) == port}
+
+
+def _established() -> list[tuple[str, str]]:
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {(row[1], row[2]) for row in rows if int(row[3], 16) == ESTABLISHED and int(row[1].rpartition(":")[2], 16) in ports}
+    return [(row[1], row[2]) for row in rows if int(row[3], 16) == ESTABLISHED]
 
 
 def port_of(endpoint: str) -> int:

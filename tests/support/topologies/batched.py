@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from millrace.control.submission import Resume
 from millrace.master.batch_log import BatchRecord
 from millrace.model.graph import TopologyGraph
 from millrace.runtime.checkpoints.store import open_store
@@ -25,7 +26,7 @@ class BatchedStream:
     """Submits a word count, fresh unless `resume` is set, and waits for conditions on it. `finish` drains it and compares its
     output and counts with its input."""
 
-    def __init__(self, engine: MicrobatchEngine, directory: Path, name: str, resume: bool | None = False,
+    def __init__(self, engine: MicrobatchEngine, directory: Path, name: str, resume: Resume = False,
                  **config: Any) -> None:
         self.engine, self.master, self.directory, self.name = engine, engine.master, directory, name
         self.hold = Hold(directory)

@@ -116,6 +116,49 @@ def test_the_position_without_tracking_is_that_of_the_next_tuple() -> None:
     assert spout.position() == 10
 
 
+class OwnFail(ReliableSpout):
+    """Emits a failed tuple again by itself, and then another one with the same id."""
+
+    def fail(self, tup_id: int) -> None:
+        self.emit(["again"], tup_id=tup_id)
+        self.emit(["beside"], tup_id=tup_id)
+
+
+def test_an_emit_of_the_failed_id_is_its_replay_and_the_next_one_is_not() -> None:
+    spout = OwnFail()
+    diary = running(spout)
+    spout.emit(["a"], tup_id=1)
+    spout._notify_of_failure(1)
+    *sent, (_, values, repeat, *_) = diary.take()
+    assert [(values, key) for _, values, key, *_ in sent] == [(["a"], 1), (["again"], 1)]
+    assert values == ["beside"] and repeat.tup_id == 1
+    assert spout.unacked_tuples[1][0] == ["again"] and list(spout._repeats) == [repeat]
+    spout.ack(1)
+    spout._notify_of_failure(repeat)  # the first one is gone
+    (_, values, again, *_), (_, _, third, *_) = diary.take()
+    assert (values, again) == (["again"], repeat) and third.tup_id == 1 and third is not repeat
+    assert spout.unacked_tuples == {} and set(spout._repeats) == {repeat, third}
+
+
+@pytest.mark.parametrize("emit", ["emit", "emit_arrow"])
+def test_a_position_that_could_not_be_emitted_can_be_emitted_again(emit: str) -> None:
+    """The true error is raised each time, and not one about its position."""
+    spout = ReplayableSpout()
+    diary = running(spout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diary, emit, refuse)
+        for _ in range(2):
+            with pytest.raises(TypeError, match="cannot be encoded"):
+                getattr(spout, emit)(["a"], tup_id=3)
+    assert spout.position() == 0
+    getattr(spout, emit)(["a"], tup_id=3)
+    assert spout.position() == 3
+
+
+def refuse(*arguments: object) -> None:
+    raise TypeError("cannot be encoded")
+
+
 def test_a_dropped_tuple_does_not_hold_the_position() -> None:
     spout = ReplayableSpout()
     running(spout)

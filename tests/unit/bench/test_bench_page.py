@@ -26,13 +26,15 @@ WORDCOUNT = {
     "hop_us": {"inside_a_worker": {"p50": 40.0, "p99": 200.0}}}
 COMPARED = {"tuples_in": 10, "tuples_out": 10, "words": 5, "lost": 0, "repeated": 0, "wrong": 0, "beyond": 0, "torn_bytes": 0,
             "counts_wrong": 0, "counts_less": 0}
-FAULTS = {
-    **AT, **COMPARED, "stuck": None, "minutes": 2.0, "seconds": 150.0, "seed": 1, "kinds_without_effect": [],
+FAULTS: dict[str, Any] = {
+    **AT, **COMPARED, "stuck": None, "minutes": 2.0, "seconds": 150.0, "seed": 1, "seeds": [1, 2, 7],
+    "kinds_without_effect": ["driver overtaken"],
     "engine": "resident", "guarantee": "exactly-once", "rate": 800, "saturation": 1000, "faults": {"worker killed": 3},
     "without_effect": {"worker killed": 1}, "recovery_ms": {"worker killed": 1500},
     "kinds": {"worker killed": {"n": 3, "gap_p50_ms": 700, "gap_max_ms": 900, "recovery_p50_ms": 1400},
               "driver overtaken": {"n": 0, "gap_p50_ms": None, "gap_max_ms": None, "recovery_p50_ms": None}},
-    "drivers": {"compared": COMPARED, "no_takeover": "", "overtaken_ended_ms": 1200},
+    "drivers": {"compared": COMPARED, "no_takeover": "", "overtaken_ended_ms": 1200, "rate": 400},
+    "backpressure_error": None,
     "wave_under_backpressure_ms": {"1": 800.4, "10": 900}, "latency_under_backpressure_ms": {
         "1": {"p50": 500.0, "p99": 1000.0}, "10": {"p50": 700.0, "p99": 1200.0}},
     "longest_gap_ms": 2500, "longest_uncommitted_ms": 3500}
@@ -73,11 +75,12 @@ def test_every_result_has_its_place_on_the_page(root: Path) -> None:
     assert set(RESULTS) == set(page.TABLES)
     assert set(page.run_page([], root)) == set(RESULTS)
     text = (root / page.PAGE).read_text()
-    assert "No figures yet" not in text
     for expected in ("| 1,234,568 |", "**Checkpointed.**", "no Redis", "| 1.5 | 76% |",
                      "| `tstorm` | 0.100 | 2.500 |", "| `tstorm` | 1.020 | 2.00 | 7 |", "1 lost",
                      "20,000: 5, 80,000: 5, 320,000: 5 | 5,000 | it was slower |", "`microbatch` (200,000)",
-                     "2.5 minutes of faults with seed 1, then those of the driver. Each kind had",
+                     "2.5 minutes of faults with seeds 1, 2 and 7, then those of the driver. Each kind had an effect, except "
+                     "for: driver overtaken.\n", "800 lines/s of 1,000 at most, 400 with faults of the driver;",
+                     "an overtaken driver ended 1.2 s after the start of the second.\n",
                      "| worker killed | 3 | 1 | 0.7 | 0.9 | 1.4 |", "| driver overtaken | 0 | 0 |  |  |  |",
                      "| 1 | 800 | 500 | 1,000 |",
                      "took 1.5 minutes"):
@@ -146,6 +149,20 @@ def test_a_run_that_got_stuck_is_shown_as_such(root: Path) -> None:
     text = (root / page.PAGE).read_text()
     assert "**The run got stuck:** no wave was committed\n" in text
     assert "| words lost, repeated, torn or wrong, and wrong counts: exactly once | inf | at most 0 | **missed** |" in text
+
+
+def test_a_run_of_one_seed_and_without_a_takeover() -> None:
+    kinds = {"worker killed": FAULTS["kinds"]["worker killed"]}
+    drivers = {**FAULTS["drivers"], "no_takeover": "there is no Redis.", "overtaken_ended_ms": None}
+    text = "\n".join(page.faults_tables({**FAULTS, "seeds": [3], "kinds": kinds, "drivers": drivers}))
+    assert "faults with seed 3, then those of the driver. Each kind had an effect.\n" in text
+    assert " s; there is no Redis.\n" in text
+
+
+def test_a_slow_sink_that_could_not_be_measured_is_shown_as_such() -> None:
+    result = {**FAULTS, "wave_under_backpressure_ms": None, "latency_under_backpressure_ms": None,
+              "backpressure_error": "no wave was committed in 120 s"}
+    assert page.backpressure_table(result) == ["", "**Not measured before a slow sink:** no wave was committed in 120 s"]
 
 
 def test_unknown_results_and_missing_marks_are_refused(root: Path) -> None:

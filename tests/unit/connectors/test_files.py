@@ -133,3 +133,13 @@ def test_clear_errors(tmp_path):
         attach(FileSpout, {"path": str(tmp_path / "*.none")})
     with pytest.raises(TopologyError, match="'follow' must be true or false"):
         attach(FileSpout, {"path": str(tmp_path / "*"), "follow": "yes"})
+
+
+def test_a_line_that_cannot_be_emitted_takes_its_position_with_it(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    spout, recorder = attach(FileSpout, {"path": str(tmp_path / "a.txt"), "burst": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(spout._handle, "emit", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            spout.next_tuple()
+    assert [(emitted.values[0], emitted.tup_id) for emitted in drain(spout, recorder)] == [("two", 1), ("three", 2)]

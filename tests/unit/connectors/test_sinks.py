@@ -346,3 +346,34 @@ def test_two_phases_are_for_exactly_once(tmp_path):
     for call in (lambda: sink.prepare(1), lambda: sink.commit(1), lambda: sink.recover(0, 0)):
         with pytest.raises(MillraceError, match="under-test: prepare, commit and recover are for exactly-once topologies"):
             call()
+
+
+def test_the_note_of_published_waves_never_goes_back(tmp_path, monkeypatch):
+    """An overtaken worker publishes late: its file is gone, because the next incarnation has published it and more."""
+    late, note = staged_sink(tmp_path), tmp_path / ".staged-test+under-test" / "0-published"
+    late.process_rows(rows("word", [["tea"]]))
+    late.prepare(1)
+    rename = os.rename
+
+    def overtaken(old, new):
+        monkeypatch.setattr(os, "rename", rename)
+        after = staged_sink(tmp_path, epoch=2)
+        after.recover(1, 1)
+        after.process_rows(rows("word", [["milk"]]))
+        after.prepare(2)
+        after.commit(2)
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", overtaken)
+    late.commit(1)
+    assert note.read_text() == "2 2"
+    assert [row["word"] for row in written(tmp_path)] == ["tea", "milk"]
+
+
+def test_a_late_file_does_not_lower_the_note(tmp_path):
+    late, note = staged_sink(tmp_path), tmp_path / ".staged-test+under-test" / "0-published"
+    late.process_rows(rows("word", [["tea"]]))
+    late.prepare(1)
+    note.write_text("2 2")
+    late.commit(1)
+    assert note.read_text() == "2 2" and written(tmp_path) == [{"word": "tea"}]

@@ -13,7 +13,7 @@ from millrace.config import check_engine_settings, check_topology_config
 from millrace.connectors.dataframe_sink import DataFrameSink
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.control.events import Submitted
-from millrace.control.submission import check_begun, check_choice, check_guarantee, chosen, weak_points
+from millrace.control.submission import check_begun, check_choice, check_guarantee, check_older, chosen, weak_points
 from millrace.errors import MillraceError, TopologyError
 from millrace.model.graph import graph_of
 from millrace.state.checkpoint import Manifest
@@ -134,6 +134,13 @@ def test_a_fresh_run_that_committed_nothing_needs_another_choice(resume: bool | 
             in str(refused.value))
     for choice in ("older", False):
         check_begun(choice, manifest(7), AT, "/store")
+
+
+def test_without_an_older_run_there_is_no_way_back() -> None:
+    check_older(None, "/store")  # refused for want of any checkpoint
+    with pytest.raises(TopologyError, match=r"'words' has no older run to go back to: .* /store has its last run, up to wave "
+                                            r"7, made 2026-03-01 12:30:00\. Choose --resume \(resume=True\)"):
+        check_older(manifest(7), "/store")
 
 
 def test_without_an_earlier_run_no_choice_is_needed() -> None:

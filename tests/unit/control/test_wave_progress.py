@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from millrace.control.master_state import MasterState
+from millrace.control.topology_state import TopologyState
+from millrace.control.wave_control import WaveControl
 from millrace.control.waves import COMMIT, INIT, MOST_TIMEOUTS, PREPARE, ROLLBACK, Abandoned, Waves
-from millrace.model.graph import TaskId
+from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime.wire.messages import Report
 
 BUSY, STUCK = TaskId("sink", 0), TaskId("request", 0)
@@ -48,12 +53,21 @@ def test_a_wave_does_not_wait_for_ever_for_tasks_that_are_kept_busy_by_ticks() -
     assert now == MOST_TIMEOUTS * TIMEOUT
 
 
-def test_tasks_that_write_their_snapshot_make_no_progress() -> None:
-    """They work on input after the wave: a store that hangs must not keep the wave waiting."""
-    tasks = [{"topology": 1, "task": 3, "executed": 7, "saving": True},
-             {"topology": 1, "task": 4, "executed": 8, "saving": False}, {"topology": 2, "task": 0, "executed": 9}]
+def test_a_report_says_which_tasks_the_wave_has_passed() -> None:
+    tasks = [{"topology": 1, "task": 3, "executed": 7, "passed": True},
+             {"topology": 1, "task": 4, "executed": 8, "passed": False}, {"topology": 2, "task": 0, "executed": 9}]
     report = Report(0, 1, 1, 0.0, tasks, [], [], [], [], {})
-    assert report.executed() == ((1, 4, 8), (2, 0, 9))
+    assert report.executed() == ((1, 3, 7, True), (1, 4, 8, False), (2, 0, 9, False))
+
+
+@pytest.mark.parametrize(("passed", "abandoned"), [(False, False), (True, True)])
+def test_the_wave_does_not_wait_for_a_task_that_it_has_passed(passed: bool, abandoned: bool) -> None:
+    """Its snapshot is taken: a store or another task that hangs must not keep the wave waiting."""
+    control = WaveControl(MasterState())
+    control.now = TIMEOUT - 1
+    topology = TopologyState(1, TopologyGraph("t", (), {}), waves=preparing())
+    control.progressed(topology, {BUSY: passed})
+    assert topology.waves is not None and is_abandoned(topology.waves, TIMEOUT + 1) == abandoned
 
 
 def test_a_request_does_not_cut_the_pause_after_failed_waves_short() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from millrace.master.checkpoints import checkpointing
 from millrace.master.checkpoints.checkpointing import Checkpointing, StartAttempt
 from millrace.master.checkpoints.store_calls import StoreCalls
 from millrace.model.graph import TopologyGraph, graph_of
+from millrace.runtime.checkpoints.trial import join_trial
 from millrace.state.author import Author
 from millrace.state.checkpoint import Manifest
 from millrace.testing.local_cluster import MemoryStore
@@ -86,7 +88,7 @@ def graph() -> TopologyGraph:
 
 
 def until_idle(calls: Checkpointing) -> None:
-    calls._thread.submit("wait", lambda: None).result(LIMIT_SECONDS)
+    calls._thread.ask("wait", lambda: None).result(LIMIT_SECONDS)
 
 
 def test_a_call_that_hangs_is_told_once_and_its_end_too(store: HangingStore) -> None:
@@ -118,6 +120,20 @@ def test_only_the_newest_manifest_waits(store: HangingStore) -> None:
     for work in port.work:
         work()
     assert [event.wave for event in port.told if isinstance(event, ManifestStored)] == [1, 49]
+    calls.close()
+
+
+def test_a_trial_that_ctrl_c_breaks_off_leaves_no_mark(store: HangingStore) -> None:
+    store.released.set()
+    calls = Checkpointing(PLACE, (), FakePort(), LIMIT_SECONDS)
+
+    def joined_without_answer(token: str) -> Future[dict[int, str]]:
+        assert join_trial(store, token, "0") == ""
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calls.try_store(joined_without_answer, str)
+    assert len(store.written) == 2 and store.names("") == []
     calls.close()
 
 
@@ -170,6 +186,24 @@ def test_an_attempt_that_is_refused_leaves_another_one_alone(store: HangingStore
     calls.close()
 
 
+def test_a_takeover_is_undone_though_the_master_stops(store: HangingStore) -> None:
+    """The store hangs at first, so that the master stops before it could be undone."""
+    store.blobs["words/author"] = Author("earlier", 7).encode()
+    before = dict(store.blobs)
+    store.released.set()
+    calls = Checkpointing(PLACE, (), FakePort(), LIMIT_SECONDS)
+    attempt = calls.attempt(graph(), resume=False)
+    calls.take_over(attempt)
+    store.released.clear()
+    calls.collect("words", 1)
+    assert store.reached_hanging.wait(LIMIT_SECONDS)
+    calls.refused(attempt)
+    calls.close()
+    store.released.set()
+    assert calls._thread.close(LIMIT_SECONDS)
+    assert store.blobs == before
+
+
 def test_closing_does_not_wait_for_it(store: HangingStore) -> None:
     calls = Checkpointing(PLACE, (), FakePort(), LIMIT_SECONDS)
     calls.store(manifest(1), claim=False)
@@ -186,9 +220,25 @@ def test_calls_that_have_not_begun_are_cancelled_by_the_end() -> None:
         assert released.wait(LIMIT_SECONDS)
 
     calls.submit("hang", hang)
-    queued = calls.submit("never", lambda: None)
+    queued = calls.ask("never", lambda: None)
     assert begun.wait(LIMIT_SECONDS)
     assert not calls.close(0.0)
     released.set()
     assert calls.close(LIMIT_SECONDS)
     assert queued.cancelled()
+
+
+class StuckLock:
+    def close(self) -> None:
+        raise OSError("the lock's server is away")
+
+
+def test_an_error_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    calls = Checkpointing(PLACE, (), FakePort(), LIMIT_SECONDS)
+    calls._locks["words"] = StuckLock()
+    calls.ended("words")
+    until_idle(calls)
+    [record] = caplog.records
+    assert record.getMessage() == "a call of the checkpoint store failed (release of the lock of 'words')"
+    assert record.exc_info is not None and str(record.exc_info[1]) == "the lock's server is away"
+    calls.close()

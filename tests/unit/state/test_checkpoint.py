@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from millrace.state.checkpoint import (
     MAGIC,
     OWN,
     Blocks,
+    InFlightStream,
     Manifest,
     PieceRef,
     TaskRecord,
@@ -210,20 +212,43 @@ def test_an_incompatible_topology_is_refused_with_advice(changed: TopologyGraph,
     assert message in str(caught.value)
 
 
-IN_FLIGHT = manifest(TaskRecord("split", 2, in_flight=whole("s")), TaskRecord("count", 0, {0: [whole("a")]}))
+def exact(**changes: Any) -> TopologyGraph:
+    return graph(**{"topology.guarantee": "exactly-once", **changes})
+
+
+def with_split(grouping: Grouping, stream: str = "default", fields: tuple[str, ...] = ("word",)) -> TopologyGraph:
+    """The topology with another input of split."""
+    before = exact()
+    read, split, count = before.components
+    changed = replace(split, inputs=(Input("read", stream, grouping),))
+    outputs = (StreamDef("default", fields), StreamDef("other", fields))
+    return replace(before, components=(replace(read, outputs=outputs), changed, count))
+
+
+STREAM = InFlightStream("read", "default", ("word",), "shuffle")
+IN_FLIGHT = manifest(TaskRecord("split", 2, in_flight=whole("s"), streams=[STREAM]), TaskRecord("count", 0, {0: [whole("a")]}))
 
 
 def test_tuples_in_flight_fit_the_topology_as_it_was() -> None:
-    check_fit(IN_FLIGHT, graph())
+    check_fit(IN_FLIGHT, exact())
     assert IN_FLIGHT.blobs() == {"s", "a"} and IN_FLIGHT.size("split") == 10
 
 
 @pytest.mark.parametrize(("changed", "message"), [
-    (graph(count=5), "wave 7 of 'words' has tuples in flight between tasks, and 2 tasks of 'count'; the topology 'words' now "
+    (exact(count=5), "wave 7 of 'words' has tuples in flight between tasks, and 2 tasks of 'count'; the topology 'words' now "
                      "has 5. Resume it as it was and stop it with `millrace kill`, whose last wave leaves no tuples in "
                      "flight, or"),
-    (graph(split=1), "and 3 tasks of 'split'; the topology 'words' now has 1."),
-    (batched(graph()), "has tuples in flight between tasks; the topology 'words' now runs in batches, which have none."),
+    (exact(split=1), "and 3 tasks of 'split'; the topology 'words' now has 1."),
+    (batched(exact()), "has tuples in flight between tasks; the topology 'words' now runs in batches, which have none."),
+    (graph(), "has tuples in flight between tasks; the topology 'words' now is at-least-once and could lose them."),
+    (with_split(Grouping.fields("word")), "wave 7 of 'words' has tuples in flight to 'split', from stream 'default' (word) of "
+     "'read', grouped by shuffle; the topology 'words' now has stream 'default' (word) of 'read', grouped by fields(word). "
+     "Resume it"),
+    (with_split(Grouping.SHUFFLE, fields=("line",)), "(word) of 'read', grouped by shuffle; the topology 'words' now has "
+     "stream 'default' (line) of 'read', grouped by shuffle. Resume it"),
+    (with_split(Grouping.SHUFFLE, stream="other"), "grouped by shuffle; the topology 'words' now has no such input of 'split'. "
+     "Resume it"),
+    (exact(**{"topology.guarantee": "at-most-once"}), "now is at-most-once and could lose them."),
 ])
 def test_tuples_in_flight_are_bound_to_their_tasks(changed: TopologyGraph, message: str) -> None:
     with pytest.raises(TopologyError) as caught:

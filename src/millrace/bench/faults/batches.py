@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from random import Random
 
 import psutil
@@ -22,8 +23,8 @@ PYTHON = "pyspark.daemon"
 PROOFS = {
     KILL_ONE: "the Python process is gone, and a batch was attempted again or a task loaded its state again",
     KILL_EXECUTOR: "the executor's JVM is gone, and the master has lost its slot",
-    HUNG: f"a batch took longer than the {HANG_SECONDS:g} s for which the process held its interpreter lock",
-    SLOW_SINK: f"a batch took longer than the {SLOW_SECONDS:g} s for which the sinks were slow, or was attempted again",
+    HUNG: f"a batch took at least the {HANG_SECONDS:g} s for which the process held its interpreter lock",
+    SLOW_SINK: f"a batch took at least the {SLOW_SECONDS:g} s for which the sinks were slow, or was attempted again",
     MOVE: "the task is at the executor that it was moved to, which is another one than before",
     PAUSE: "the topology was paused",
 }
@@ -65,8 +66,11 @@ class BatchSoak(Soak):
 
     def _again(self) -> int:
         """Attempts that followed a failed one, and tasks that loaded their state."""
+        return self._attempts_again() + self._log.restored
+
+    def _attempts_again(self) -> int:
         batch = self._log.under_way
-        return self._log.retried + self._log.restored + (batch.attempt - 1 if batch is not None else 0)
+        return self._log.retried + (batch.attempt - 1 if batch is not None else 0)
 
     def _kill_executor(self, fault: Fault) -> bool:
         executors = executor_processes()
@@ -84,22 +88,28 @@ class BatchSoak(Soak):
         processes = python_processes(HANG)
         if not processes:
             return False
+        took_long = self._long_batch(HANG_SECONDS)
         send_signal(Random(fault.draw).choice(processes), HANG)
-        return self._takes_long(HANG_SECONDS)
+        return self._shows(took_long)
 
     def _slow_down(self, fault: Fault) -> bool:
-        for process in python_processes(SLOW):
+        processes = python_processes(SLOW)
+        if not processes:
+            return False
+        took_long, before = self._long_batch(SLOW_SECONDS), self._attempts_again()
+        for process in processes:
             send_signal(process, SLOW)
-        return self._takes_long(SLOW_SECONDS)
+        return self._shows(lambda: took_long() or self._attempts_again() > before)
 
-    def _takes_long(self, seconds: float) -> bool:
-        batches, again = self._log.count, self._again()
+    def _long_batch(self, seconds: float) -> Callable[[], bool]:
+        """A condition: a batch that is done after this call took at least this long."""
+        before = self._log.count
 
-        def has() -> bool:
-            recent = list(self._log.records)[batches - self._log.count:] if self._log.count > batches else []
-            return self._again() > again or any(record.seconds >= seconds for record in recent)
+        def took_long() -> bool:
+            done = self._log.count - before
+            return done > 0 and any(record.seconds >= seconds for record in list(self._log.records)[-done:])
 
-        return self._shows(has)
+        return took_long
 
 
 def executor_processes() -> list[int]:

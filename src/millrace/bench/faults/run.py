@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from millrace.bench.faults.batches import BatchSoak
 from millrace.bench.faults.comparison import broken_promise, compared
 from millrace.bench.faults.resident import ResidentSoak
 from millrace.bench.faults.sabotage import SabotagedWordCount
-from millrace.bench.faults.soak import NAME, Soak, Stuck, figures_of
+from millrace.bench.faults.soak import NAME, Soak, figures_of
 from millrace.bench.faults.surroundings import TakenAway
 from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.results import keep
@@ -51,7 +52,9 @@ SHARE = 0.8  # of the highest rate
 DRIVER_SHARE = 0.4  # of the highest rate: Java starts on the same cores
 INTERVAL_SECONDS = 1.0
 SLOW_ROWS_MS = (1, 10, 100)
-NOT_MEASURED = {"driver_restart_ms": None, "wave_under_backpressure_ms": None, "latency_under_backpressure_ms": None}
+SEED_SECONDS = 6  # at least, for one seed: enough for a fault
+NOT_MEASURED = {"driver_restart_ms": None, "wave_under_backpressure_ms": None, "latency_under_backpressure_ms": None,
+                "backpressure_error": None}
 BATCH_LINES = 5_000  # of one spout task in a batch: short batches recover sooner
 
 
@@ -66,52 +69,64 @@ def saturation(engine: ResidentEngine | MicrobatchEngine, directory: Path, confi
     return rate
 
 
-def run_faults(minutes: float, seed: int, guarantee: str, engine: str, live: bool) -> dict[str, Any]:
+def run_faults(minutes: float, seeds: Sequence[int], guarantee: str, engine: str, live: bool) -> dict[str, Any]:
     """Returns the object of `bench faults --json`.
 
-    `minutes`: the time that was asked for; `seconds`: the time that the faults took, as the run continues until each kind of
-    fault had an effect, up to a limit; `kinds_without_effect`: kinds that had none even so. `saturation`: the highest rate, in
-    lines per second; `rate`: the share of it that the run had. `faults`: those that had an effect.
+    `minutes`: the time that was asked for, divided equally between the `seeds`, each with its own plan of faults; `seed`: the
+    first of them. `seconds`: the time that the faults took, as the run continues until each kind of fault had an effect, up to
+    a limit; `kinds_without_effect`: kinds that had none even so, those of the driver included. `saturation`: the highest rate,
+    in lines per second; `rate`: the share of it that the run had. `faults`: those that had an effect.
     `longest_gap_ms`: the longest time without a word at the sink, by the workers' reports, without requested pauses.
     Exactly once, words become visible with the waves: `longest_uncommitted_ms` is the longest time from one commit to the next.
     `kinds`: for each kind of fault how many had an effect, the longest time without a word at the sink (median and worst) and
     the time until two more waves were committed (median), of the faults that came alone. For those of the driver, the rows that
-    count are visible ones, and the time is that to the first new row; `driver_restart_ms` is its median after a kill.
+    count are visible ones, and the time is that to the first new row, from the kill or from the start of the second driver;
+    `driver_restart_ms` is its median after a kill.
     `wave_under_backpressure_ms`: milliseconds to a committed wave before a sink that takes 1, 10 or 100 ms for a row, and
     `latency_under_backpressure_ms` the latency of tuples meanwhile; measured exactly once on the resident engine, else null.
-    `recovery_ms`: the worst of these times. `drivers`: the comparison after the faults of the driver. `stuck`: why the run
-    ended early; then nothing is compared.
+    `backpressure_error`: why they could not be measured there. `recovery_ms`: the worst of these times. `drivers`: the rate of
+    the part with faults of the driver, its comparison, and `overtaken_ended_ms`, the time from the start of a second driver to
+    the end of the first (median). `stuck`: why the run ended early; the figures until then are kept.
     """
     if guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):
         raise MillraceError(f"--guarantee {guarantee}: faults lose nothing only with {EXACTLY_ONCE} or {AT_LEAST_ONCE}")
     if engine not in MASTERS:
         raise MillraceError(f"--engine {engine}: there is no such engine; choose one of {', '.join(MASTERS)}")
+    if 60 * minutes < SEED_SECONDS * len(seeds):
+        raise MillraceError(f"--minutes {minutes:g} for {len(seeds)} seeds: each needs {SEED_SECONDS} s at least; ask for "
+                            f"{SEED_SECONDS * len(seeds) / 60:g} minutes or for fewer seeds")
     console = Console(stderr=not live)
-    console.print(f"{engine}, {guarantee}, seed {seed}: {minutes:g} minutes of faults on Spark {MASTERS[engine][0]}",
-                  markup=False)
-    result: dict[str, Any] = {"engine": engine, "guarantee": guarantee, "minutes": minutes, "seed": seed, "stuck": None,
-                              **NOT_MEASURED}
+    console.print(f"{engine}, {guarantee}, seeds {', '.join(map(str, seeds))}: {minutes:g} minutes of faults on Spark "
+                  f"{MASTERS[engine][0]}", markup=False)
+    result: dict[str, Any] = {"engine": engine, "guarantee": guarantee, "minutes": minutes, "seed": seeds[0],
+                              "seeds": list(seeds), "stuck": None, **NOT_MEASURED}
     with tempfile.TemporaryDirectory(prefix="millrace-faults-") as base:
-        try:
-            result.update(_run_soak(Path(base), engine, guarantee, seed, minutes, result, console))
-            driver = drivers.run_driver_faults(Path(base), engine, *DRIVER_MASTERS[engine], guarantee,
-                                               round(DRIVER_SHARE * result["saturation"]), console)
-        except Stuck as error:
-            result["stuck"] = str(error)
-        else:
-            result["kinds"].update(driver["kinds"])
-            result["proofs"].update(drivers.PROOFS)
-            result["driver_restart_ms"] = driver["driver_restart_ms"]
-            result["drivers"] = {key: driver[key] for key in ("no_takeover", "overtaken_ended_ms", "compared")}
-            if (engine, guarantee) == (RESIDENT, EXACTLY_ONCE):
-                result.update(_under_backpressure(Path(base)))
+        _run_parts(Path(base), result, console)
     _print(console, result)
     return result
 
 
-def _run_soak(base: Path, kind: str, guarantee: str, seed: int, minutes: float, result: dict[str, Any],
-              console: Console) -> dict[str, Any]:
-    """Faults on a running topology."""
+def _run_parts(base: Path, result: dict[str, Any], console: Console) -> None:
+    """The three parts of a run. An error in one of them ends the run, but the figures until then are kept."""
+    engine, guarantee = result["engine"], result["guarantee"]
+    try:
+        _run_soak(base, result, console)
+        drivers.run_driver_faults(base, *DRIVER_MASTERS[engine], round(DRIVER_SHARE * result["saturation"]), result, console)
+    except MillraceError as error:
+        if "faults" not in result:  # it did not even start: there is nothing to keep
+            raise
+        result["stuck"] = str(error)
+        return
+    if (engine, guarantee) == (RESIDENT, EXACTLY_ONCE):
+        try:
+            result.update(_under_backpressure(base))
+        except MillraceError as error:
+            result["backpressure_error"] = str(error)
+
+
+def _run_soak(base: Path, result: dict[str, Any], console: Console) -> None:
+    """Faults on a running topology. The figures go into `result`, even if it gets stuck; then nothing is compared."""
+    kind, guarantee = result["engine"], result["guarantee"]
     store, output = TakenAway(base), base / "output"
     settings = {NODE_BY.key: "executor", HISTORY.key: "none", CHECKPOINTS.key: str(store.path)}
     config = {GUARANTEE.key: guarantee, WAVE_INTERVAL.key: INTERVAL_SECONDS, BATCH_TUPLES.key: BATCH_LINES}
@@ -127,12 +142,12 @@ def _run_soak(base: Path, kind: str, guarantee: str, seed: int, minutes: float, 
             raise MillraceError(f"the topology did not start; last events: {engine.status()['events'][-3:]}")
         soak, proofs = _soak(engine, running, store, rate, console)
         try:
-            soak.run(seed, minutes * 60)
+            soak.run(result["seeds"], result["minutes"] * 60)
             expected = soak.drain()
         finally:
             result.update(figures_of(soak, proofs))
         running.kill(wait=0)
-    return compared(output, open_store(str(store.path)), expected)
+    result.update(compared(output, open_store(str(store.path)), expected))
 
 
 def _under_backpressure(base: Path) -> dict[str, Any]:
@@ -152,11 +167,12 @@ def _soak(engine: ResidentEngine | MicrobatchEngine, running: RunningTopology, s
 
 
 def broken_promises(result: dict[str, Any]) -> str:
-    """Results of both parts that the guarantee forbids; empty if it was kept."""
+    """Results of all parts that the guarantee forbids; empty if it was kept."""
     broken = [broken_promise(result)]
     if not result["stuck"]:
         in_drivers = broken_promise({**result["drivers"]["compared"], "guarantee": result["guarantee"], "stuck": None})
         broken.append(f"with faults of the driver: {in_drivers}" if in_drivers else "")
+        broken.append(f"before a slow sink: {error}" if (error := result["backpressure_error"]) else "")
     return "; ".join(filter(None, broken))
 
 
@@ -172,5 +188,7 @@ def _print(console: Console, result: dict[str, Any]) -> None:
                       f"without; longest gap at the sink {result['longest_gap_ms']:,} ms, between two commits "
                       f"{result['longest_uncommitted_ms']:,} ms; a killed driver's first new row after "
                       f"{result['driver_restart_ms']:,} ms")
+        if result["backpressure_error"]:
+            console.print(f"before a slow sink: {result['backpressure_error']}", markup=False)
     name = f"faults-{result['guarantee']}" if result["engine"] == RESIDENT else f"faults-microbatch-{result['guarantee']}"
     console.print(f"kept in {keep(name, result)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -27,7 +27,7 @@ RECOVERY_SECONDS = 120.0  # for a wave to be committed after a fault, before the
 
 
 class Stuck(MillraceError):
-    """No wave was committed after a fault."""
+    """The topology, or a driver, did not recover from a fault."""
 
 
 class Soak(ABC):
@@ -40,6 +40,7 @@ class Soak(ABC):
         self._master, self._running, self._console = master, running, console
         self.figures = FaultFigures()
         self.seconds = 0.0  # that the faults took
+        self.last_wave = 0  # the last committed one that was seen
         self.sink, self.commits, self._since_fault = LongestGap(), LongestGap(), LongestGap()
         self.breaks: dict[str, Callable[[Fault], bool]] = {MOVE: self._move, PAUSE: self._pause}
 
@@ -62,25 +63,38 @@ class Soak(ABC):
 
     @property
     def _state(self) -> TopologyState:
-        return self._master.state.topologies[NAME]
+        state = self._master.state.topologies.get(NAME)
+        if state is None:
+            raise Stuck(f"{NAME} has ended on its own; last events:\n{self._last_events()}")
+        return state
 
-    def run(self, seed: int, seconds: float) -> None:
-        """Cause faults repeatedly, for this many seconds and until each kind of fault had an effect."""
-        began_at = time.monotonic()
-        end = began_at + seconds
-        self._await_commits(2, "at the start")
-        self.sink.unpause(time.monotonic())
-        self.commits.unpause(time.monotonic())
+    def run(self, seeds: Sequence[int], seconds: float) -> None:
+        """Cause faults repeatedly, for this many seconds in all, divided equally between the seeds, and until each kind of
+        fault had an effect."""
+        began = time.monotonic()
+        try:
+            self._await_commits(2, "at the start")
+            self.sink.unpause(time.monotonic())
+            self.commits.unpause(time.monotonic())
+            for place, seed in enumerate(seeds, 1):
+                self._console.print(f"faults with seed {seed}")
+                self._run_plan(seed, time.monotonic() + seconds / len(seeds), last=place == len(seeds))
+        finally:
+            self.seconds = time.monotonic() - began
+
+    def _run_plan(self, seed: int, end: float, last: bool) -> None:
+        """Cause the faults of one seed and recover from them: no plan begins with the faults of another. Only the last plan
+        is extended until each kind of fault had an effect."""
         recovered = True
         for fault in plan_of_faults(seed, self.kinds):
             self._pass(fault.quiet)
-            if is_over(time.monotonic(), end, self.figures.effective, self.kinds):
-                if not recovered:
-                    self._await_commits(2, "after the last faults")
-                self.seconds = time.monotonic() - began_at
-                return
-            self._cause(fault, recovered, max(0.0, end - time.monotonic()))
+            now = time.monotonic()
+            if is_over(now, end, self.figures.effective, self.kinds) if last else now >= end:
+                break
+            self._cause(fault, recovered, max(0.0, end - now))
             recovered = fault.alone
+        if not recovered:
+            self._await_commits(2, f"after the last faults of seed {seed}")
 
     def _cause(self, fault: Fault, recovered: bool, left: float) -> None:
         """Cause a fault and, if it is alone, wait until the topology has recovered. `recovered`: so it had before."""
@@ -122,9 +136,11 @@ class Soak(ABC):
 
     def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
         if not self._shows(condition, RECOVERY_SECONDS):
-            events = "\n".join(event["text"] for event in list(self._master.events)[-20:])
             raise Stuck(f"{otherwise} within {RECOVERY_SECONDS:g} s; {NAME} is {self._state.status}, {self._doing()}; "
-                        f"last events:\n{events}")
+                        f"last events:\n{self._last_events()}")
+
+    def _last_events(self) -> str:
+        return "\n".join(event["text"] for event in list(self._master.events)[-20:])
 
     def _shows(self, condition: Callable[[], bool], seconds: float = EFFECT_SECONDS) -> bool:
         """Wait for a condition on the master's thread. Returns False if time ran out."""
@@ -137,9 +153,10 @@ class Soak(ABC):
     def _look(self) -> bool:
         """Sample the meters, on the master's thread, on every turn of its loop. Returns False so that the wait continues."""
         now, executed = time.monotonic(), self._running.observed().total("sink", "executed")
+        self.last_wave = self.committed
         self.sink.look(executed, now)
         self._since_fault.look(executed, now)
-        self.commits.look(self.committed, now)
+        self.commits.look(self.last_wave, now)
         return False
 
     # -- faults of both engines --------------------------------------------------------------------------------------
@@ -180,7 +197,7 @@ def figures_of(soak: Soak, proofs: dict[str, str]) -> dict[str, Any]:
     return {"seconds": round(soak.seconds, 1), "faults": {kind: figures.effective[kind] for kind in kinds},
             "kinds": figures.by_kind(kinds), "kinds_without_effect": [kind for kind in kinds if not figures.effective[kind]],
             "without_effect": {kind: figures.without_effect[kind] for kind in kinds},
-            "proofs": {kind: proofs[kind] for kind in kinds}, "waves": soak.committed,
+            "proofs": {kind: proofs[kind] for kind in kinds}, "waves": soak.last_wave,
             "longest_gap_ms": round(soak.sink.longest * 1000),
             "longest_uncommitted_ms": round(soak.commits.longest * 1000),
             "recovery_ms": {kind: round(max(seconds) * 1000) for kind, seconds in figures.recoveries.items() if seconds}}

@@ -18,7 +18,7 @@ import msgspec
 
 from millrace.api.grouping import stable_hash
 from millrace.control.events import Event, ManifestStored, Say, Submitted
-from millrace.control.submission import Resume, check_not_running
+from millrace.control.submission import OLDER, Resume, check_not_running
 from millrace.control.topology_state import TopologyState
 from millrace.errors import MillraceError, NotTheAuthor, StoreUnreachable, TopologyError, UnknownName
 from millrace.master.checkpoints.store_calls import StoreCalls
@@ -29,7 +29,7 @@ from millrace.runtime.checkpoints.lock import Lock
 from millrace.runtime.checkpoints.resumption import StartOnStore
 from millrace.runtime.checkpoints.store import CheckpointStore, open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
-from millrace.runtime.checkpoints.trial import begin_trial, end_trial, raise_if_not_shared
+from millrace.runtime.checkpoints.trial import abandon_trial, begin_trial, end_trial, raise_if_not_shared
 from millrace.runtime.wire import messages as wire
 from millrace.state.author import Author
 from millrace.state.checkpoint import Manifest
@@ -38,7 +38,7 @@ from millrace.state.task_state import TaskState, open_states
 log = logging.getLogger("millrace.master")
 T = TypeVar("T")
 LOOK_SECONDS = 2.0  # between two looks at the author in a store without locks
-CLOSE_SECONDS = 10.0  # for the call that is being made when the master stops
+CLOSE_SECONDS = 10.0  # for the call that is being made when the master stops, and those that undo others
 
 
 def default_store(cluster: str) -> str:
@@ -89,12 +89,15 @@ class Checkpointing:
         self._manifests_lock = threading.Lock()
         self._store: CheckpointStore | None = None
         self._locks: dict[str, Lock | None] = {}  # by name of a running topology
+        self._attempts: dict[str, StartAttempt] = {}  # the same; how it was started
         self._authors: dict[str, Author] = {}  # the same; what this master has written to the store
         self.least_epoch = 0  # of this master
         self._looking = False
         self._look_at = 0.0
 
     def close(self) -> None:
+        for attempt in [attempt for attempt in self._attempts.copy().values() if attempt.abandoned]:
+            self._thread.submit_undoing(f"release of the lock of {attempt.graph.name!r}", self._withdraw, attempt)
         returned = self._thread.close(CLOSE_SECONDS)
         for topology in list(self._locks):
             self._unlock(topology)
@@ -134,7 +137,7 @@ class Checkpointing:
 
     def ended(self, topology: str) -> None:
         """Release the topology's lock for other masters, after all pending writes."""
-        self._thread.submit(f"release of the lock of {topology!r}", self._unlock, topology)
+        self._thread.submit(f"release of the lock of {topology!r}", self._release, topology)
 
     def collect(self, topology: str, epoch: int) -> None:
         """Delete blobs that the newest checkpoints no longer need. Callable from any thread."""
@@ -152,7 +155,7 @@ class Checkpointing:
     def lookup(self, topology: TopologyState, task: TaskId, group: int, state: str, key: Any) -> Future[dict[str, Any]]:
         """The value under a key as of the last committed batch, for a topology that runs in batches. Between two batches its
         tasks have the same value in memory."""
-        return self._thread.submit(f"state of {topology.graph.name!r}", self._looked_up, topology, task, group, state, key)
+        return self._thread.ask(f"state of {topology.graph.name!r}", self._looked_up, topology, task, group, state, key)
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
@@ -165,9 +168,9 @@ class Checkpointing:
         follow. Waits for the store."""
         attempt = StartAttempt(graph, resume)
         if not graph.waves:
-            if resume is True:
+            if resume in (True, OLDER):
                 raise TopologyError(f"{graph.name!r} keeps no state and is not exactly-once: there is nothing to resume. Start "
-                                    "it without --resume")
+                                    f"it without --resume{' older' if resume == OLDER else ''}")
             return attempt
         try:
             self._awaited(f"search for checkpoints of {graph.name!r}", lambda: self._look_for(attempt))
@@ -189,14 +192,15 @@ class Checkpointing:
         """Raise `StoreNotShared` if workers do not share the store with the master. `ask` asks them to look for the mark with a
         token; `nodes` gives the node of a slot."""
         token, what = uuid.uuid4().hex, "test files of the workers"
-        answers: dict[int, str] = {}
         try:
             self._awaited(what, lambda: begin_trial(self._opened(), token))
             try:
                 answers = ask(token).result()
-            finally:
-                joined = [str(slot) for slot, error in answers.items() if not error]
-                unseen = self._awaited(what, lambda: end_trial(self._opened(), token, joined))
+            except BaseException:
+                self._awaited(what, lambda: abandon_trial(self._opened(), token))
+                raise
+            joined = [str(slot) for slot, error in answers.items() if not error]
+            unseen = self._awaited(what, lambda: end_trial(self._opened(), token, joined))
         except TimeoutError as hangs:
             raise StoreUnreachable(str(hangs)) from None
         answers |= {int(who): "the driver does not find its test file" for who in unseen}
@@ -204,17 +208,24 @@ class Checkpointing:
 
     def _awaited(self, what: str, work: Callable[[], T]) -> T:
         """Run the work on the checkpoints' thread and wait for it. Raises `TimeoutError` if the store does not answer."""
-        future = self._thread.submit(what, work)
+        future = self._thread.ask(what, work)
         if not wait([future], self._timeout).done:
             future.cancel()
             raise TimeoutError(f"{self._hangs(what, self._timeout)}. Start the topology again when it answers")
         return future.result()
 
     def refused(self, attempt: StartAttempt) -> None:
-        """Undo the attempt to start a topology, unless it runs here."""
+        """Undo the attempt to start a topology; if it runs here already, when it has ended."""
         attempt.abandoned = True
         if attempt.graph.name not in self._running:
-            self._thread.submit(f"release of the lock of {attempt.graph.name!r}", self._withdraw, attempt)
+            self._thread.submit_undoing(f"release of the lock of {attempt.graph.name!r}", self._withdraw, attempt)
+
+    def start_failed(self, topology: str) -> None:
+        """Undo the start of a topology that runs, but cannot do its work, when it has ended. To be called before it is
+        killed."""
+        attempt = self._attempts.get(topology)
+        if attempt is not None:  # it has state
+            self.refused(attempt)
 
     # -- on the checkpoints' thread ----------------------------------------------------------------------------------
 
@@ -232,6 +243,7 @@ class Checkpointing:
         check_not_running(graph.name, self._locks)  # it is just being started
         checkpoints = self._checkpoints(graph.name)
         self._locks[graph.name] = checkpoints.store.lock(graph.name)
+        self._attempts[graph.name] = attempt
         attempt.start = StartOnStore(graph, checkpoints, shown_place(self.place), uuid.uuid4().hex, self.least_epoch)
         try:
             attempt.outlook = attempt.start.outlook(attempt.resume)
@@ -257,10 +269,19 @@ class Checkpointing:
                         attempt.graph.name, error)
         finally:
             attempt.start = None
-            self._unlock(attempt.graph.name)
+            if self._attempts.get(attempt.graph.name) is attempt:  # a later one may have the lock
+                self._unlock(attempt.graph.name)
+
+    def _release(self, topology: str) -> None:
+        attempt = self._attempts.get(topology)
+        if attempt is not None and attempt.abandoned:
+            self._withdraw(attempt)
+        else:
+            self._unlock(topology)
 
     def _unlock(self, topology: str) -> None:
         lock = self._locks.pop(topology, None)
+        self._attempts.pop(topology, None)
         self._authors.pop(topology, None)
         if lock is not None:
             lock.close()
@@ -269,8 +290,8 @@ class Checkpointing:
         try:
             for topology in [name for name, lock in self._locks.items() if lock is None and name in self._authors]:
                 self._checkpoints(topology).check_author()
-        except NotTheAuthor as overtaken:
-            self._give_way(overtaken)
+        except NotTheAuthor as superseded:
+            self._give_way(superseded)
         except Exception as error:  # of any store: waves report that it is away
             log.info("the author in the checkpoint store is not known: %s", error)
         finally:
@@ -286,8 +307,8 @@ class Checkpointing:
         try:
             checkpoints = self._checkpoints(manifest.topology)
             (checkpoints.claim if claim else checkpoints.commit)(msgspec.structs.replace(manifest, at=time.time()))
-        except NotTheAuthor as overtaken:
-            self._give_way(overtaken)
+        except NotTheAuthor as superseded:
+            self._give_way(superseded)
             return
         except Exception as failure:  # of any store: the wave is not committed, and the stream continues
             error = str(failure) if isinstance(failure, MillraceError) else f"{type(failure).__name__}: {failure}"

@@ -28,11 +28,13 @@ log = logging.getLogger("millrace.worker")
 DEFAULT_MEGABYTES = 1024.0
 
 
-def limit_of(settings: Mapping[str, Any]) -> int:
-    """The most bytes of copies in a worker. A store that is a directory gets none unless told: it is as near as a copy."""
+def limit_of(settings: Mapping[str, Any], one_host: bool) -> int:
+    """The most bytes of copies in a worker. Unless told, none if the store is a directory and all workers are on `one_host`: it
+    is as near as a copy then. Several hosts share a directory over the network."""
     megabytes = LOCAL_COPIES.of(settings)
     if megabytes is None:
-        megabytes = DEFAULT_MEGABYTES if local_directory(CHECKPOINTS.of(settings)) is None else 0.0
+        near = one_host and local_directory(CHECKPOINTS.of(settings)) is not None
+        megabytes = 0.0 if near else DEFAULT_MEGABYTES
     return int(megabytes * 2**20)
 
 

@@ -4,7 +4,8 @@ Files are written under a temporary name and moved when complete: some of these 
 and the others would show half of it if the writer failed and closed it. Durability is up to the system.
 
 Object stores return the size and the content of a file in separate answers: if a name is rewritten between the two, a reader
-gets bytes of both. So write each name once, as waves do. Pieces and manifests have a CRC as well.
+gets bytes of both. So waves write each name once, and pieces and manifests have a CRC as well. Only `author` is rewritten:
+mixed bytes of two authors name neither, and a file system that deletes before it moves shows none for a moment.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from millrace.control.events import Submitted
-from millrace.control.submission import AUTO, OLDER, Resume, check_begun, check_choice, chosen
+from millrace.control.submission import AUTO, OLDER, Resume, check_begun, check_choice, check_older, chosen
 from millrace.errors import CorruptCheckpoint, TopologyError
 from millrace.model.graph import TopologyGraph
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
@@ -60,6 +60,8 @@ class StartOnStore(NamedTuple):
         manifest, is_newest = self.checkpoints.newest_usable(upto)
         if begun:
             check_begun(resume, manifest, before.at if before is not None else 0.0, self.place)
+        if resume == OLDER and upto is None:
+            check_older(manifest, self.place)
         choice = chosen(resume, manifest)
         check_choice(choice, manifest, self.place)
         if choice:

@@ -77,14 +77,15 @@ class Checkpoints:
 
     def give_back(self) -> None:
         """Undo `take_over`, for a driver that does not start after all: the driver before is the author again, unless another
-        one has taken over meanwhile. Nothing may have been written or published under this author."""
-        if self.author is None:
+        one has taken over meanwhile, or this one has written a manifest: then the run is begun, and the next driver must find
+        its author. Stores that do not compare and write in one step look first, and then write."""
+        author, self.author = self.author, None
+        if author is None or any(epoch_of(name) >= author.epoch for name in manifest_names(self._names())):
             return
         if self._replaced is not None:
-            self.store.write_if(self._author_name, [self._replaced.encode()], self._author_name, self.author.encode())
-        elif self.current_author() == self.author:
+            self.store.write_if(self._author_name, [self._replaced.encode()], self._author_name, author.encode())
+        elif self.current_author() == author:
             self.store.delete([self._author_name])
-        self.author = None
 
     def current_author(self) -> Author | None:
         """The author in the store."""
@@ -140,6 +141,7 @@ class Checkpoints:
             self.check_author()
             self.check_epoch(manifest.epoch)
             self.store.write(self._author_name, [content])  # the store was emptied
+            self.check_epoch(manifest.epoch)  # or another driver was replacing it: its claim may have come before this write
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

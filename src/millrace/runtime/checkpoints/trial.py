@@ -42,6 +42,11 @@ def end_trial(store: CheckpointStore, token: str, joined: Iterable[str]) -> set[
     return {names[name] for name in missing}
 
 
+def abandon_trial(store: CheckpointStore, token: str) -> None:
+    """Delete all marks of a trial without answers, so that it is unknown who has left one. Lists the whole store."""
+    store.delete(store.names(mark_name(token, "")))
+
+
 def raise_if_not_shared(place: str, refused: dict[str, str]) -> None:
     """Raise `StoreNotShared` if processes do not share the store. `refused`: the reason, by process."""
     if refused:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.errors import CorruptCheckpoint, EncodingError, TopologyError
+from millrace.errors import CorruptCheckpoint, EncodingError
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet
 from millrace.runtime.wire import messages as wire
+from millrace.state.checkpoint import InFlightStream, stream_to
 from millrace.state.packing import pack_value, unpack_value
 
 
@@ -18,7 +19,6 @@ class SavedChunk(msgspec.Struct, array_like=True, frozen=True):
     component: str  # of the task that sent it
     index: int
     stream: str
-    fields: tuple[str, ...]
     form: int
     count: int
     packed: bool
@@ -48,8 +48,12 @@ class Overtaken:
         except EncodingError as error:
             self.error = f"a chunk from {source} cannot be saved with the wave: {error}"
             return
-        fields = self._graph.component(source.component).outputs[delivery.stream_index].fields
-        self.chunks.append(SavedChunk(*source, delivery.stream, fields, delivery.form, delivery.count, packed, body))
+        self.chunks.append(SavedChunk(*source, delivery.stream, delivery.form, delivery.count, packed, body))
+
+    def streams(self, component: str) -> list[InFlightStream]:
+        """The streams of the chunks, which are input of this component."""
+        read = {stream_to(self._graph, component, chunk.component, chunk.stream) for chunk in self.chunks}
+        return sorted(stream for stream in read if stream is not None)
 
     def packed(self) -> bytes:
         return wire.encode(self.chunks)
@@ -63,26 +67,19 @@ _decoder = msgspec.msgpack.Decoder(list[SavedChunk])
 
 
 def unpacked(data: bytes, graph: TopologyGraph, target: TaskId) -> list[Delivery]:
-    """The chunks of `Overtaken.packed`, to be processed by the target. No credit is owed for them: their channels are gone."""
+    """The chunks of `Overtaken.packed`, to be processed by the target. No credit is owed for them: their channels are gone. The
+    topology has been checked to have their streams."""
     try:
         chunks = _decoder.decode(data)
     except wire.UNREADABLE as error:
         raise CorruptCheckpoint(f"the {len(data)} bytes of tuples in flight to {target} are undamaged but cannot be read: "
                                 f"{error}. Were they written by another version of Millrace?") from error
-    return [_delivery(chunk, graph, target) for chunk in chunks]
+    return [_delivery(chunk, graph) for chunk in chunks]
 
 
-def _delivery(chunk: SavedChunk, graph: TopologyGraph, target: TaskId) -> Delivery:
-    outputs = graph.component(chunk.component).outputs
-    fields = {stream.name: stream.fields for stream in outputs}
-    subscribed = any((subscription.source, subscription.stream) == (chunk.component, chunk.stream)
-                     for subscription in graph.component(target.component).inputs)
-    if not subscribed or fields.get(chunk.stream) != chunk.fields:
-        raise TopologyError(f"the checkpoint has {chunk.count} tuples ({', '.join(chunk.fields)}) in flight on stream "
-                            f"{chunk.stream!r} from {chunk.component} to {target}; the topology no longer has this stream, or "
-                            "with other fields. Resume it as it was and stop it with `millrace kill`, whose last wave leaves "
-                            "no tuples in flight")
-    inlet = Inlet(graph.number(TaskId(chunk.component, chunk.index)), 0, chunk.component, tuple(fields), -1, None)
+def _delivery(chunk: SavedChunk, graph: TopologyGraph) -> Delivery:
+    streams = tuple(stream.name for stream in graph.component(chunk.component).outputs)
+    inlet = Inlet(graph.number(TaskId(chunk.component, chunk.index)), 0, chunk.component, streams, -1, None)
     body = list(map(tuple, unpack_value(chunk.body))) if chunk.packed else chunk.body
     delivery = Delivery(inlet, inlet.streams.index(chunk.stream), body, chunk.count, chunk.form, chunk.packed, 0, UNTRACKED)
     delivery.more = True

@@ -120,7 +120,7 @@ def look_at(links: TapLinks, places: Mapping[int, TapPlace], committed: Offset,
 def read_range(address: TapAddress, wanted: TapRange,
                find: Callable[[], TapAddress | None] = lambda: None) -> Iterator[list[Any]]:
     """Read all rows of a range, piece by piece, even if the task moves meanwhile. `find` returns the tap's present address, if
-    it is known here: that of another master if the driver was restarted. Raises RowsGone."""
+    it is known here: a restarted driver has other keys, and may have another port. Raises RowsGone."""
     number, wait = wanted.start, TapWait(f"{address.label}[{wanted.task}]", address.cluster, address.wait)
     answer_seconds = ANSWER_SECONDS  # grows: a large row on a slow connection arrives all at once
     links = TapLinks(address.keys)
@@ -148,7 +148,7 @@ def read_range(address: TapAddress, wanted: TapRange,
                 wait.missed(trouble or f"rows {number} to {wanted.stop - 1} are not there yet")
                 time.sleep(RETRY_SECONDS)
                 found = find() if trouble else None
-                if found is not None and found.master != address.master:
+                if found is not None and (found.master, found.keys) != (address.master, address.keys):
                     links.close()
                     address, links, answer_seconds = replace(found, reader=address.reader), TapLinks(found.keys), ANSWER_SECONDS
     finally:

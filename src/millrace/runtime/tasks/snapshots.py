@@ -19,7 +19,7 @@ from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.flow.overtaken import unpacked
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.messages import WaveMark
-from millrace.state.checkpoint import IN_FLIGHT, OWN, Blocks, PieceRef, TaskRecord, blob_name, pack
+from millrace.state.checkpoint import IN_FLIGHT, OWN, Blocks, InFlightStream, PieceRef, TaskRecord, blob_name, pack
 from millrace.state.packing import pack_value, unpack_value
 from millrace.state.task_state import TaskState, open_states
 
@@ -30,11 +30,13 @@ Pieces = dict[int, tuple[bool, bytes]]
 
 
 class Snapshot(NamedTuple):
-    """A task's state at a wave. `position`: that of a replayable spout; `prepared`: tokens of a sink's output."""
+    """A task's state at a wave. `position`: that of a replayable spout; `prepared`: tokens of a sink's output; `streams`: those
+    of the input that the wave has overtaken."""
 
     pieces: Pieces
     position: int | None
     prepared: list[str] = []
+    streams: list[InFlightStream] = []
     staged: bytes = b""  # of a sink whose task moves
 
 
@@ -62,7 +64,8 @@ class Snapshots:
     def _forget(self) -> None:
         self._chains: dict[int, list[PieceRef]] = {}  # by key group: the pieces that its state amounts to
         self._own: PieceRef | None = None
-        self._in_flight: PieceRef | None = None  # input that the last wave has overtaken
+        self._in_flight: PieceRef | None = None  # input that the last wave has overtaken,
+        self._streams: list[InFlightStream] = []  # and where it came from
         self._changed: set[int] = set()  # groups whose chains differ from the last committed manifest
         self._blocks: dict[str, Blocks] = {}  # by blob: the slots that its fragments were sent to
         self._holders: set[int] = set()  # slots that may hold blocks which are no longer needed
@@ -138,7 +141,7 @@ class Snapshots:
 
     def save(self, mark: WaveMark, snapshot: Snapshot) -> None:
         """Write the snapshot on the store thread, then answer the master. Runs on the loop."""
-        pieces = snapshot.pieces
+        pieces, self._streams = snapshot.pieces, snapshot.streams
         self._replace_whole(pieces)
         if not pieces:
             self._prepared(mark, snapshot)
@@ -223,7 +226,7 @@ class Snapshots:
         self._blocks = {blob: blocks for blob, blocks in self._blocks.items() if blob in needed}
         chains = {group: chain for group, chain in self._chains.items() if groups is None or group in groups}
         return TaskRecord(*self.task.name, chains, self._own, position, dict(self._blocks), list(prepared),
-                          self._in_flight)
+                          self._in_flight, self._streams)
 
     def blobs(self) -> set[str]:
         """The blobs that the task's state is in."""
@@ -262,10 +265,10 @@ class Snapshots:
 
     # -- ROLLBACK ------------------------------------------------------------------------------------------------------
 
-    def rolled_back(self, mark: WaveMark) -> None:
-        """Answer with the blobs that the next snapshot builds on, unless some are still being written: the others can be
-        deleted. Runs on the loop."""
-        self.answer(mark, None if self.saving is not None else self.record(None, self._changed))
+    def rolled_back(self, mark: WaveMark, preparing: bool) -> None:
+        """Answer with the blobs that the next snapshot builds on, unless some are still being written, or will be because the
+        task is `preparing` a wave: the others can be deleted. Runs on the loop."""
+        self.answer(mark, None if preparing or self.saving is not None else self.record(None, self._changed))
 
     # -- INIT ----------------------------------------------------------------------------------------------------------
 

@@ -131,7 +131,8 @@ class SpoutTask(Task):
             self._raised = False
             self.wake_at = max(self.wake_at, now + self.wait)
             self.worker.ready_at(self, self.wake_at)
-        if self.notices.due(room=not self.blocked) or (sent and self.may_emit()):
+        if (self.waves.pending or self.notices.due(room=not self.blocked)  # a request may have come during the call
+                or (sent and self.may_emit())):
             self.worker.ready(self)
 
     def send_waiting(self) -> None:

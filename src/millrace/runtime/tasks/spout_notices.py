@@ -55,13 +55,18 @@ class SpoutNotices:
                 continue
             if kind != ACKED:
                 component.fail_cause = kind
-            call = component.ack if kind == ACKED else component.fail
-            repeated = bool(component._repeats)  # a reliable spout must know which of the tuples with an id is meant
+                # A reliable spout must know which of the tuples with an id is meant, and that an emit of the id replays it.
+                fail = component._notify_of_failure if isinstance(component, ReliableSpout) else component.fail
+                for tup_id in ids:
+                    self._call(fail, tup_id)
+                continue
+            ack = component.ack
+            repeated = bool(component._repeats)
             for tup_id in ids:
                 if repeated and isinstance(tup_id, Repeat):
-                    self._call(component._notify_of, tup_id, call, kind == ACKED)  # type: ignore[attr-defined]
+                    self._call(component._notify_of, tup_id, ack, True)  # type: ignore[attr-defined]
                 else:
-                    self._call(call, tup_id)
+                    self._call(ack, tup_id)
 
     def _call(self, call: Callable[..., None], *arguments: Any) -> None:
         try:

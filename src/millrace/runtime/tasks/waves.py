@@ -24,7 +24,8 @@ class TaskWaves:
     def __init__(self, task: Task) -> None:
         self._task = task
         self.pending: deque[wire.WaveMark] = deque()
-        self._snapshot: Snapshot | None = None  # the one being taken
+        self._preparing = False  # a snapshot is being taken
+        self._snapshot: Snapshot | None = None  # that one, until it is saved
         self.overtaken: Overtaken | None = None  # the input that the wave being prepared has overtaken
         self._unsaved: tuple[wire.WaveMark, Snapshot] | None = None  # taken, while overtaken input may still arrive
         self._error: BaseException | None = None
@@ -41,7 +42,7 @@ class TaskWaves:
             task.life.allow_restore()
         elif mark.kind == ROLLBACK:
             task.abandon_wave(mark.wave)
-            task.snapshots.rolled_back(mark)
+            task.snapshots.rolled_back(mark, self._preparing)
         elif not sweep or task.begins_waves:
             if task.snapshots.begins(mark):
                 self.pending.append(mark)
@@ -93,7 +94,7 @@ class TaskWaves:
                                               f"{task.snapshots.saving}")
             task.worker.ready(task)
             return
-        spoiled = task.snapshots.spoiled()
+        spoiled, self._preparing = task.snapshots.spoiled(), True
         task.on_own_thread(partial(self._prepare, mark, spoiled), partial(self._prepared, mark, spoiled))
 
     def _prepare(self, mark: wire.WaveMark, spoiled: set[int]) -> None:
@@ -105,7 +106,7 @@ class TaskWaves:
 
     def _prepared(self, mark: wire.WaveMark, spoiled: set[int]) -> None:
         task = self._task
-        task.busy = False
+        task.busy = self._preparing = False
         if task.ended:
             return
         task.send_waiting()
@@ -144,6 +145,11 @@ class TaskWaves:
         self._save_if_complete()
         return True
 
+    def has_passed(self) -> bool:
+        """True while the task works on input that the wave being prepared no longer waits for: its snapshot is being written,
+        or the wave has overtaken what waits."""
+        return self.overtaken is not None or self._task.snapshots.saving is not None
+
     def _save_if_complete(self) -> None:
         """Save the snapshot, once the wave has come on every channel: until then, what arrives belongs to it."""
         if self._unsaved is None or (self.overtaken is not None and self.overtaken.missing):
@@ -156,6 +162,7 @@ class TaskWaves:
             return
         if overtaken is not None and overtaken.chunks:
             snapshot.pieces[IN_FLIGHT] = True, overtaken.packed()
+            snapshot = snapshot._replace(streams=overtaken.streams(self._task.name.component))
         self._task.snapshots.save(mark, snapshot)
 
     # -- COMMIT --------------------------------------------------------------------------------------------------------

@@ -225,10 +225,9 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     cpu_seconds: float = 0.0  # of the whole process
     memory_mb: float = 0.0
 
-    def executed(self) -> tuple[tuple[int, int, int], ...]:
-        """Topology, task and tuples processed, of tasks that are not writing a snapshot: those work on input after the wave."""
-        return tuple((task["topology"], task["task"], task["executed"]) for task in self.tasks
-                     if not task.get("saving"))
+    def executed(self) -> tuple[tuple[int, int, int, bool], ...]:
+        """Topology, task, tuples processed, and whether the current wave has passed the task, of every task."""
+        return tuple((task["topology"], task["task"], task["executed"], bool(task.get("passed"))) for task in self.tasks)
 
 
 class Bye(msgspec.Struct, array_like=True, tag=18, tag_field="type"):

@@ -1,6 +1,6 @@
 """Finds calls in a worker that do not return: on the loop, on the threads of blocking tasks, and on those of the store.
 
-The heartbeat thread asks, and costs the loop nothing but one time stamp per turn.
+The heartbeat thread asks, and costs the loop nothing but one time stamp for each task's turn, in which it processes a chunk.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from types import FrameType
 from typing import Protocol
@@ -26,10 +26,11 @@ class Jobs(Protocol):
 
 
 class LongCalls:
-    """Made on the thread of the loop. `turned`: the time of the loop's last turn."""
+    """Made on the thread of the loop. `turned`: the time of the loop's last turn. `began`: when the last task got its turn in
+    it. A turn of the loop may be long because there are many tasks."""
 
-    def __init__(self, jobs: Jobs) -> None:
-        self._jobs, self._loop = jobs, threading.get_ident()
+    def __init__(self, jobs: Jobs, began: Callable[[], float]) -> None:
+        self._jobs, self._began, self._loop = jobs, began, threading.get_ident()
         self.turned = time.monotonic()
 
     def loop_seconds(self) -> float:
@@ -38,10 +39,9 @@ class LongCalls:
 
     def seen(self) -> list[LongCall]:
         """The calls that have not returned for a while, the longest first."""
-        calls = []
-        if (seconds := self.loop_seconds()) >= REPORTED_SECONDS:
+        calls, now = [], time.monotonic()
+        if (seconds := now - max(self.turned, self._began())) >= REPORTED_SECONDS:
             calls.append(LongCall(running_code(self._loop) or "the worker's loop", seconds))
-        now = time.monotonic()
         for name, of_user, thread, since in self._jobs.running():
             if now - since >= REPORTED_SECONDS:
                 calls.append(LongCall((running_code(thread) if of_user else "") or name, now - since, of_user))

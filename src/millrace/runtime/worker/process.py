@@ -216,14 +216,14 @@ class WorkerProcess:
             if welcome is None:
                 return "stopped"
             self._former = welcome.generation
-            if limit := limit_of(welcome.settings):
+            if limit := limit_of(welcome.settings, one_host=not self._bind):
                 self._copies = LocalCopies(Path(directory, f"copies-{self.slot}"), limit)
             checkpoints = CheckpointAccess(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange, self._copies)
             worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings, welcome.author,
                             checkpoints, lambda message: control.send(wire.encode(message)))
             worker.feeds = SocketFeeds(self.context, directory, self._bind, self.setup.keys, self.boot, worker.counters,
                                        FRAME_LIMIT.of(self.setup.settings))
-            calls = LongCalls(self.threads)
+            calls = LongCalls(self.threads, lambda: worker.turn_began)
             pulse = Pulse(self.context, self.setup, self.slot, welcome.generation, lambda: worker.revision, calls)
             node_path = node_directory(directory, self.node.name)
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,

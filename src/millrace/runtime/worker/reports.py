@@ -30,8 +30,7 @@ class Reports:
         for run in worker.topologies.values():
             for task in list(run.tasks.values()):
                 tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation,
-                              "queue_length": task.queue_length, "saving": task.snapshots.saving is not None,
-                              **task.meters.report(),
+                              "queue_length": task.queue_length, "passed": task.waves.has_passed(), **task.meters.report(),
                               "traffic": {number: channel.tuples for number, channel in task.channels.items()}})
                 self._check_state(task)
                 in_flight[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)

@@ -63,6 +63,7 @@ class Worker:
         self._wiring = LinkWiring(self.links)
         self._early_waves: dict[int, wire.Wave] = {}  # by topology: INITs that arrived before their plan
         self._ready: deque[Task] = deque()
+        self.turn_began = clock.now()  # of the task that got the last turn on the loop
         self._credits: dict[int, dict[tuple[int, int, int, int, int], tuple[int, int, int]]] = {}
         self.timers = Timers(clock)
         self.timers.every(CHECK_SECONDS, self._check)
@@ -99,6 +100,7 @@ class Worker:
                 self.connect(task)
         for new in started:
             if new is not None:
+                self.turn_began = self.clock.now()
                 new.life.begin()
                 self.arrivals.unstash(new)
         for task in arriving:
@@ -316,7 +318,8 @@ class Worker:
         for _ in range(len(self._ready)):
             task = self._ready.popleft()
             task.queued = False
-            task.step(self.clock.now())
+            self.turn_began = now = self.clock.now()
+            task.step(now)
         self.flush()
 
     def flush(self) -> None:

@@ -218,8 +218,8 @@ class BatchQuery(BatchDriver):
             try:
                 is_empty = self._run_batch(number)
             except NotTheAuthor as error:
-                overtaken = error
-                self._master.call(lambda: self._master.give_way(overtaken))
+                superseded = error
+                self._master.call(lambda: self._master.give_way(superseded))
                 raise
             finally:
                 self._free_rows()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import parse_qsl
 
 from millrace.config import CHECKPOINTS, COORDINATION
 from millrace.errors import NotEncrypted
@@ -28,6 +29,8 @@ ENCRYPTED = {
     ON_DISK: "true",
 }
 OTHER_CIPHERS = ("spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption")  # Spark's other ways to encrypt
+HADOOP = ("hdfs", "viewfs")
+SERVERS = ("endpoint_override", "blob_storage_authority", "dfs_storage_authority")  # in URLs of object stores, for Arrow
 SEE = "docs/DEPLOYMENT.md#security"
 
 
@@ -85,11 +88,33 @@ def _unencrypted_in_spark(conf: Mapping[str, str], master: MasterUrl) -> list[st
 def _unencrypted_stores(settings: Mapping[str, Any]) -> list[str]:
     problems = []
     checkpoints, plans = str(CHECKPOINTS.of(settings) or ""), str(COORDINATION.of(settings))
-    if checkpoints.startswith("redis://") and not _on_loopback(checkpoints):
-        problems.append(f"{CHECKPOINTS.key} is {shown_place(checkpoints)}, without TLS: use rediss:// ({SEE}).")
+    if remedy := _remedy(checkpoints):
+        problems.append(f"{CHECKPOINTS.key} is {shown_place(checkpoints)}, without TLS: {remedy} ({SEE}).")
     if plans.startswith(ZOOKEEPER) and not _on_loopback(plans):
         problems.append(f"{COORDINATION.key} is {shown_place(plans)}, without TLS: use {ZOOKEEPER_WITH_TLS} ({SEE}).")
     return problems
+
+
+def _remedy(store: str) -> str:
+    """The way to encrypt the connections to a checkpoint store; empty if they are encrypted or stay on this host."""
+    scheme, query = store.partition("://")[0], parse_qsl(store.partition("?")[2])
+    if scheme == "redis":
+        return "" if _on_loopback(store) else "use rediss://"
+    if scheme in HADOOP:
+        return "" if _on_loopback(store) else ("only Hadoop's own configuration can encrypt it, and that is not checked. Use "
+                                               "another kind of store")
+    if not any(_is_plain(key, value) for key, value in query):
+        return ""
+    servers = [value for key, value in query if key in SERVERS]
+    if servers and all(_on_loopback(server if "://" in server else f"http://{server}") for server in servers):
+        return ""
+    return "remove scheme=http, http:// in endpoint_override and enable_tls=false from its URL"
+
+
+def _is_plain(key: str, value: str) -> bool:
+    """True for an option of an object store's URL that turns TLS off."""
+    return ((key == "scheme" and value == "http") or (key == "endpoint_override" and value.startswith("http://"))
+            or (key == "enable_tls" and value.lower() in ("false", "0")))
 
 
 def _on_loopback(url: str) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
@@ -31,10 +33,25 @@ def run_until_interrupted(query: StreamingQuery) -> bool:
         deadline = time.monotonic() + BATCH_SECONDS
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
-        session = SparkSession.getActiveSession()
-        if session is not None:
-            session.sparkContext.setLogLevel("OFF")  # a batch that is broken off is reported at length
-        query.stop()
+        with _silent_spark():  # a batch that is broken off is reported at length
+            query.stop()
         return True
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _silent_spark() -> Iterator[None]:
+    """Spark, if it runs, logs nothing meanwhile."""
+    session = SparkSession.getActiveSession()
+    if session is None:
+        yield
+        return
+    context = session.sparkContext
+    jvm: Any = context._jvm
+    level = str(jvm.org.apache.logging.log4j.LogManager.getRootLogger().getLevel().toString())
+    context.setLogLevel("OFF")
+    try:
+        yield
+    finally:
+        context.setLogLevel(level)

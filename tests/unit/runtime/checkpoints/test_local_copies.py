@@ -115,8 +115,10 @@ def test_copies_are_gone_after_a_stop(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("store", "megabytes", "limit"), [
-    ("redis://127.0.0.1:1", None, 2**30), ("s3://bucket/path", None, 2**30), ("/a/directory", None, 0),
-    ("file:///a/directory", None, 0), ("/a/directory", 2, 2 * 2**20), ("redis://127.0.0.1:1", 0, 0)])
-def test_only_stores_across_the_network_are_copied_unless_told(store: str, megabytes: float | None, limit: int) -> None:
-    assert limit_of({CHECKPOINTS.key: store, LOCAL_COPIES.key: megabytes}) == limit
+@pytest.mark.parametrize(("store", "megabytes", "one_host", "limit"), [
+    ("redis://127.0.0.1:1", None, True, 2**30), ("s3://bucket/path", None, True, 2**30), ("/a/directory", None, True, 0),
+    ("file:///a/directory", None, True, 0), ("/a/directory", None, False, 2**30), ("file:///a/directory", None, False, 2**30),
+    ("/a/directory", 2, True, 2 * 2**20), ("redis://127.0.0.1:1", 0, True, 0), ("/a/directory", 0, False, 0)])
+def test_only_stores_across_the_network_are_copied_unless_told(store: str, megabytes: float | None, one_host: bool,
+                                                               limit: int) -> None:
+    assert limit_of({CHECKPOINTS.key: store, LOCAL_COPIES.key: megabytes}, one_host) == limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,25 @@ def test_a_range_of_which_nothing_is_left_is_an_error(loop: Loop, address: TapAd
     loop.rows.commit(5)
     with pytest.raises(RowsGone, match="rows 1 to 2 of task 0"):
         list(read_range(address, TapRange(0, loop.place.name, 1, 3)))
+
+
+def test_a_master_that_was_restarted_at_the_same_address_is_asked_with_its_new_keys(
+        loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    former = TapAddress("tcp://127.0.0.1:1", Keys.make(), "t", "out", True, "one")
+    asked = list[Keys]()
+
+    def ask(master: str, keys: Keys, *_: str) -> dict[int, TapPlace]:
+        assert keys not in asked, "asked again with keys that were refused"
+        asked.append(keys)
+        if keys != loop.keys:
+            raise NoAnswer("it has other keys")
+        return {0: loop.place}
+
+    monkeypatch.setattr(tap_reader, "ask_places", ask)
+    for number in range(3):
+        loop.rows.add_readable((number,), None)
+    pieces = read_range(former, TapRange(0, loop.place.name, 0, 3), lambda: replace(former, keys=loop.keys, reader=""))
+    assert [row for piece in pieces for row in piece] == [(0,), (1,), (2,)]
 
 
 def test_large_rows_come_in_small_answers(loop: Loop, address: TapAddress) -> None:
