@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millrace.control.assignment import Assignment
+from millrace.control.moves import BY_HANDOVER
 from millrace.control.waves import Send
 from millrace.control.workers import LongCall
 from millrace.model.cluster import Node
@@ -161,11 +162,12 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A user moves a task to a slot."""
+    """A user moves a task to a slot. `strategy`: one of `moves.MOVE_STRATEGIES`."""
 
     name: str
     task: TaskId
     slot: int
+    strategy: str = BY_HANDOVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,13 @@ from typing import Protocol
 from millrace.config import HANDOVER_BATCH, HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
 from millrace.control.events import Command, Distribute, MoveArmed, MoveTaken, Say
-from millrace.control.moves import REFRESH, RESTING, Cause, Moving, Wanted, batch_of
+from millrace.control.moves import BY_HANDOVER, REFRESH, RESTING, Cause, Moving, Wanted, batch_of
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE
 from millrace.control.wording import tasks_named, workers_named
 from millrace.control.workers import WorkerView
+from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId
 
 class MovingTopologies(Protocol):
@@ -39,6 +40,9 @@ class MovingTopologies(Protocol):
 
     def lose(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
         """Place these tasks anew, as if their worker were lost."""
+
+    def roll_back(self, topology: TopologyState) -> list[Command]:
+        """Roll back to the last committed wave, under the version just begun."""
 
 
 class HandoverControl:
@@ -57,6 +61,7 @@ class HandoverControl:
         ackers = {task: slot for task, slot in moves.items() if task.component == ACKER}
         for task, slot in moves.items():
             topology.homes[task] = slot
+            handover.by_rollback.pop(task, None)
         handover.waiting.update((task, Wanted(slot, cause)) for task, slot in moves.items() if task not in ackers)
         commands = self._move_ackers(topology, ackers) if ackers else []
         if handover.phase != RESTING and handover.waiting:
@@ -64,9 +69,25 @@ class HandoverControl:
                                    f"{tasks_named([moving.task for moving in handover.batch])}", topology.graph.name)]
         return commands + self._begin(topology)
 
+    def request_rollback(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause) -> list[Command]:
+        """Move these tasks with a roll-back to the next committed wave, which stops the whole topology. Hand-over is measured
+        against this."""
+        handover, waves = topology.handover, topology.waves
+        if waves is None:
+            raise TopologyError(f"{topology.graph.name!r} takes no waves, so it cannot be rolled back to one: move its tasks "
+                                f"with the strategy {BY_HANDOVER}")
+        for task, slot in moves.items():
+            topology.homes[task] = slot
+            handover.waiting.pop(task, None)
+            handover.by_rollback[task] = Wanted(slot, cause)
+        if waves.phase == IDLE:
+            waves.request(self.now)
+        return []
+
     def withdraw(self, topology: TopologyState, task: TaskId) -> list[Command]:
         """Cancel the move of a task that has not switched yet."""
         topology.handover.waiting.pop(task, None)
+        topology.handover.by_rollback.pop(task, None)
         moving = topology.handover.moving(task)
         return [*self._cancel(topology, [moving] if moving is not None else [], "it stays where it is"),
                 self._master.distribute()]
@@ -124,9 +145,25 @@ class HandoverControl:
 
     def wave_committed(self, topology: TopologyState) -> list[Command]:
         """Go on from the wave just committed; after the extra wave no other begins until the batch is done."""
+        if topology.handover.phase == RESTING:
+            return self._move_by_rollback(topology)
         if topology.handover.phase == REFRESH and topology.waves is not None:
             topology.waves.held = True
         return self._advance(topology) if topology.handover.phase in (ARM, REFRESH) else []
+
+    def _move_by_rollback(self, topology: TopologyState) -> list[Command]:
+        """Carry out the moves that wait for the wave just committed."""
+        wanted, topology.handover.by_rollback = topology.handover.by_rollback, {}
+        moves = {task: move.slot for task, move in wanted.items() if move.slot in self._master.workers
+                 and task in topology.places and topology.places[task].slot != move.slot}
+        if not moves or topology.status not in (RUNNING, PAUSED):
+            return []
+        topology.version += 1
+        for task, slot in moves.items():
+            topology.places[task] = Place(slot, topology.version)
+        text = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())} by a roll-back to wave " \
+               f"{topology.restore_point[0]}"
+        return [Say(text, topology.graph.name), *self._master.roll_back(topology), self._master.distribute()]
 
     def lost(self, topology: TopologyState, slot: int) -> tuple[list[TaskId], list[Command]]:
         """A worker is lost, and a new assignment follows. Returns the tasks that are lost with it although they have another

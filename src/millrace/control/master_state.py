@@ -166,6 +166,9 @@ class MasterState:
             del topology.places[task]
         return self._place(topology)
 
+    def roll_back(self, topology: TopologyState) -> list[Command]:
+        return self._waves.roll_back(topology)
+
     def wave_committed(self, topology: TopologyState) -> list[Command]:
         return self._handovers.wave_committed(topology)
 

@@ -24,6 +24,8 @@ class Cause:
 
 
 PERSON, SCHEDULER, LOSS, RETURN = "person", "scheduler", "loss", "return"
+BY_HANDOVER, BY_ROLLBACK = "handover", "rollback"
+MOVE_STRATEGIES = (BY_HANDOVER, BY_ROLLBACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Handover:
     """The moves of one topology: those that wait, and the batch that is carried out."""
 
     waiting: dict[TaskId, Wanted] = field(default_factory=dict)
+    by_rollback: dict[TaskId, Wanted] = field(default_factory=dict)  # those that wait for a wave to roll back to
     batch: list[Moving] = field(default_factory=list)
     phase: str = RESTING
     stateful: bool = False  # some task of the batch has state

@@ -13,7 +13,7 @@ from typing import Protocol
 from millrace.control.assignment import Place
 from millrace.control.events import Command, Distribute, Moved, Replanned, Rescaled, Say
 from millrace.control.handover import HandoverControl
-from millrace.control.moves import PERSON, RETURN, SCHEDULER, Cause
+from millrace.control.moves import BY_HANDOVER, BY_ROLLBACK, MOVE_STRATEGIES, PERSON, RETURN, SCHEDULER, Cause
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.wording import counts_named, tasks_named, workers_named
@@ -57,6 +57,8 @@ class PlanChanges:
                               f"{', '.join(siblings) or ', '.join(sorted({task.component for task in topology.places}))}")
         if event.slot not in workers:
             raise UnknownName(f"there is no worker {event.slot}; there are {', '.join(map(str, sorted(workers)))}")
+        if event.strategy not in MOVE_STRATEGIES:
+            raise UnknownName(f"there is no strategy {event.strategy!r} to move a task; there are {', '.join(MOVE_STRATEGIES)}")
         source = topology.places[event.task].slot
         if fixed := topology.graph.why_fixed(event.task):
             raise TopologyError(f"{event.task} cannot be moved: {fixed}")
@@ -68,7 +70,7 @@ class PlanChanges:
                     *self._handovers.withdraw(topology, event.task)]
         _check_changeable(topology)
         return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name),
-                *self._enact(topology, {event.task: event.slot}, Cause(PERSON)), self._master.distribute()]
+                *self._enact(topology, {event.task: event.slot}, Cause(PERSON), event.strategy), self._master.distribute()]
 
     def replanned(self, event: Replanned) -> list[Command]:
         """Apply all plans or none: they were made together."""
@@ -136,8 +138,11 @@ class PlanChanges:
             mismatch = f"places tasks on lost workers ({lost})" if gone else "does not match the running tasks"
             raise StalePlan(f"the plan for {name!r} {mismatch}: it is discarded. Run the scheduler again")
 
-    def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause) -> list[Command]:
-        """Move the tasks: with the next batch, or by hand-over."""
+    def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause,
+               strategy: str = BY_HANDOVER) -> list[Command]:
+        """Move the tasks: with the next batch, by hand-over, or by a roll-back."""
+        if strategy == BY_ROLLBACK:
+            return self._handovers.request_rollback(topology, moves, cause)
         if not topology.batched:
             return self._handovers.request(topology, moves, cause)
         topology.version += 1

@@ -40,6 +40,7 @@ from millrace.control.events import (
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
+from millrace.control.moves import BY_HANDOVER
 from millrace.control.submission import Resume
 from millrace.control.topology_status import STOPPING, WAITING
 from millrace.errors import NotEnoughSlots, NotTheAuthor
@@ -230,11 +231,10 @@ class Master:
         """Kill all topologies without waiting for tuples in flight."""
         self.call(self._kill_all)
 
-    def move(self, name: str, task: TaskId, slot: int) -> None:
-        """Move one running task to another worker. In a topology without state it moves at once and no other task restarts.
-        With state it moves after the next wave: at least once, replayable spouts restart too; exactly once, all tasks do. In
-        batches it moves with the next batch."""
-        self.call(lambda: self.tell(Moved(name, task, slot)))
+    def move(self, name: str, task: TaskId, slot: int, strategy: str = BY_HANDOVER) -> None:
+        """Move one running task to another worker: by hand-over, while all others work, or with the strategy `rollback` by a
+        roll-back of the topology to its next wave. In batches it moves with the next batch."""
+        self.call(lambda: self.tell(Moved(name, task, slot, strategy)))
 
     def rescale(self, name: str, par: Mapping[str, int]) -> None:
         """Change the number of tasks of these components from the next batch on; for topologies that run in batches."""

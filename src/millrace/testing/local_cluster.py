@@ -43,6 +43,7 @@ from millrace.control.events import (
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
+from millrace.control.moves import BY_HANDOVER
 from millrace.control.submission import Resume
 from millrace.control.workers import Patience
 from millrace.errors import CheckpointMissing, MillraceError
@@ -240,8 +241,8 @@ class LocalCluster:
         self.deaf.discard(slot)
         self.workers[slot].assign(self.master.distribution().parts[self.node(slot).name])
 
-    def move(self, name: str, task: TaskId, slot: int) -> None:
-        self.tell(Moved(name, task, slot))
+    def move(self, name: str, task: TaskId, slot: int, strategy: str = BY_HANDOVER) -> None:
+        self.tell(Moved(name, task, slot, strategy))
 
     def stop(self, name: str, wait: float = 10.0) -> None:
         self.tell(Killed(name, wait, self.clock.now()))

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from millrace.control.events import Event, Moved, Paused, Rescaled, Unpaused
+from millrace.control.moves import BY_HANDOVER
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.requests.server import MasterRequest, Verb
@@ -41,7 +42,7 @@ class TopologyVerbs:
         return str(request["topology"])
 
     def _move(self, request: MasterRequest) -> dict[str, Any]:
-        """Move a task. `topology` defaults to the one that has the task."""
+        """Move a task. `topology` defaults to the one that has the task, `strategy` to hand-over."""
         try:
             task, slot = TaskId.parse(str(request["task"])), int(request["slot"])
         except ValueError as error:
@@ -49,7 +50,7 @@ class TopologyVerbs:
         name: str = request.get("topology") or self._topology_with_task(task)
         topology = self._state.topology(name)
         source = topology.places[task].slot if task in topology.places else None
-        self._tell(Moved(name, task, slot))
+        self._tell(Moved(name, task, slot, str(request.get("strategy") or BY_HANDOVER)))
         keyed = task.component != ACKER and topology.graph.component(task.component).keyed
         return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed,
                 "waves": topology.waves is not None, "batched": topology.batched}

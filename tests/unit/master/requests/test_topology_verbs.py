@@ -8,7 +8,7 @@ import pytest
 
 from millrace.control.events import Event, Killed, Moved, Paused, Submitted, Unpaused, WorkerJoined
 from millrace.control.master_state import MasterState
-from millrace.errors import UnknownName, UnknownTopology
+from millrace.errors import TopologyError, UnknownName, UnknownTopology
 from millrace.master.requests.handlers import TopologyVerbs
 from millrace.model.cluster import Node
 from millrace.model.graph import ComponentDef, StreamDef, TaskId, TopologyGraph
@@ -53,6 +53,14 @@ def test_a_task_is_moved_without_naming_its_topology() -> None:
     assert master.events == [Moved("words", TaskId("lines", 1), 1 - source)]
     assert (answer["topology"], answer["from"], answer["to"]) == ("words", source, 1 - source)
     assert master.state.topologies["words"].places[TaskId("lines", 1)].slot == 1 - source
+
+
+def test_a_strategy_can_be_asked_for() -> None:
+    master = FakeMaster("words")
+    source = master.state.topologies["words"].places[TaskId("lines", 1)].slot
+    with pytest.raises(TopologyError, match="'words' takes no waves"):
+        master.ask("move", task="lines[1]", slot=1 - source, strategy="rollback")
+    assert master.events == [Moved("words", TaskId("lines", 1), 1 - source, "rollback")]
 
 
 def test_an_ambiguous_task_or_component_is_an_error_that_says_how_to_choose() -> None:
