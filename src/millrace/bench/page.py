@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millrace.bench.handover.figures import COLUMNS, cells
 from millrace.bench.results import RESULTS
 from millrace.bench.wordcount_rows import GROUPS
 from millrace.checkout import project_root
 from millrace.config import AT_LEAST_ONCE, EXACTLY_ONCE
+from millrace.control.moves import BY_HANDOVER
 from millrace.errors import MillraceError
 
 Result = dict[str, Any]
@@ -83,6 +85,20 @@ def _best_mean_ratio(result: Result) -> float | None:
     return min((row["mean_ratio"] for name, row in rows.items() if name != "optimal" and row["mean_ratio"]), default=None)
 
 
+def _worst(figure: Callable[[Result], float | None], choose: Callable[..., float] = max) -> Callable[[Result], float | None]:
+    """The worst figure of the runs by hand-over; without end if one of them failed."""
+    def worst(result: Result) -> float | None:
+        if any(name.startswith(BY_HANDOVER) for name in result["failed"]):
+            return float("inf") if choose is max else float("-inf")
+        figures = [figure(run) for run in result["runs"] if run["strategy"] == BY_HANDOVER]
+        return choose((number for number in figures if number is not None), default=None)
+    return worst
+
+
+def _rise(during: str, before: str) -> Callable[[Result], float | None]:
+    return lambda run: None if run[during] is None or run[before] is None else round(run[during] - run[before], 1)
+
+
 ALL_AIMS = (
     Aim("wordcount", "`process` to Bytewax, a call for every word, at most once", _ratio("process_to_bytewax_per_item"), 2.0),
     Aim("wordcount", "`process` to Bytewax at its best, at most once", _ratio("process_to_bytewax"), 2.0),
@@ -108,6 +124,14 @@ ALL_AIMS = (
     Aim("state", "largest state: fragments to a local file, seconds", _restore_ratio("directory"), 1.0, at_most=True),
     Aim("state", "share of the throughput that a wave every second takes", lambda result: result["wave_cost"], 0.10,
         at_most=True),
+    Aim("handover", "hand-over: words lost or repeated", _worst(lambda run: run["lost"] + run["repeated"]), 0, at_most=True),
+    Aim("handover", "hand-over: ms of the longest gap at the sinks over the usual one",
+        _worst(_rise("longest_gap_ms", "usual_gap_ms")), 100, at_most=True),
+    Aim("handover", "hand-over: throughput during the move to before", _worst(lambda run: run["throughput_ratio"], min), 0.95),
+    Aim("handover", "hand-over: ms of the p99 latency during the move over before",
+        _worst(_rise("p99_during_ms", "p99_before_ms")), 100, at_most=True),
+    Aim("handover", "hand-over: pause of a task with the largest state to that of a roll-back",
+        lambda result: result["pause_to_rollback"], 0.10, at_most=True),
     *(Aim(name, f"words lost, repeated, torn or wrong, and wrong counts: {text}",
           _forbidden("lost", "repeated", "wrong", "beyond", "torn_bytes", "counts_wrong"), 0, at_most=True)
       for name, text in FAULTS.items() if name.endswith(EXACTLY_ONCE)),
@@ -332,6 +356,16 @@ def faults_tables(result: Result) -> list[str]:
             *backpressure_table(result)]
 
 
+def handover_tables(result: Result) -> list[str]:
+    rates = ", ".join(f"{rate:,} lines/s where {tasks} move" for tasks, rate in result["saturation"].items())
+    lines = ["", f"{result['share']:.0%} of the highest rate: {rates}. {result['seconds_before']:g} s are measured before each "
+             f"move. The whole command took {result['seconds'] / 60:.1f} minutes.",
+             *table(list(COLUMNS.values()), map(cells, result["runs"]))]
+    if result["failed"]:
+        lines += ["", f"**Not measured, because they failed:** {'; '.join(result['failed'])}."]
+    return lines
+
+
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}"
 
@@ -363,4 +397,5 @@ def _figure(value: float | None, spec: str) -> str:
 TABLES: dict[str, Callable[[Result], list[str]]] = {
     "wordcount": wordcount_tables, "engines": engines_tables, "memory": memory_tables,
     "scheduler": scheduler_tables, "replanning": replanning_tables, "state": state_tables,
+    "handover": handover_tables,
     **dict.fromkeys(FAULTS, faults_tables)}

@@ -356,6 +356,30 @@ def bench_faults(minutes: Annotated[float, typer.Option(help="Minutes of faults,
         raise MillraceError(f"{guarantee} was not kept: {broken}")
 
 
+@bench_app.command("handover")
+def bench_handover(seconds: Annotated[float, typer.Option(help="Seconds measured before each move.", min=1)] = 5,
+                   tasks: Annotated[list[int] | None, typer.Option(metavar="N", help="Tasks that move in one plan; may be "
+                                                                                     "repeated. Unset: 1 and 16.")] = None,
+                   state_mb: Annotated[list[int] | None, typer.Option(metavar="N", help="MB of keyed state of the moved tasks "
+                                                                                        "in all, 0 for stateless ones; may be "
+                                                                                        "repeated. Unset: 0, 1, 10 and "
+                                                                                        "100.")] = None,
+                   quick: Annotated[bool, typer.Option(help="Small sizes, to see that it runs.")] = False,
+                   as_json: Json = False) -> None:
+    """Move tasks of a word count under load; check every word.
+
+    By hand-over and by a roll-back, with a source that never slows down.
+    """
+    from millrace.bench.handover.run import QUICK_STATE_MB, QUICK_TASKS, STATE_MB, TASKS, faulty_runs, run_handover
+
+    result = run_handover(seconds, tasks or (QUICK_TASKS if quick else TASKS),
+                          state_mb or (QUICK_STATE_MB if quick else STATE_MB), live=not as_json, quick=quick)
+    if as_json:
+        typer.echo(json.dumps(result))
+    if faulty := faulty_runs(result):
+        raise MillraceError(f"not every run was exact: {faulty}")
+
+
 @bench_app.command("engines")
 def bench_engines(quick: Annotated[bool, typer.Option(help="Small sizes, to see that it runs.")] = False,
                   only: Annotated[list[str] | None, typer.Option(metavar="PART", help="words, rescale or skew; may be "

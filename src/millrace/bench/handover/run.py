@@ -1,0 +1,286 @@
+"""A run of `bench handover`: the highest rate first, then one topology for each case, moved under a share of that rate.
+
+The source is open-loop: a timetable says when each line is due, whatever the topology does. In the end the sinks' files, the
+counts and the size of the state in the last checkpoint are compared with the lines of the timetable.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from millrace.bench.handover.figures import Case, Periods, pause_to_rollback, run_figures, runs_table, targets, tasks_of
+from millrace.bench.handover.sink_log import SinkLog
+from millrace.bench.handover.timetable import PRIMING, Timetable
+from millrace.bench.handover.watched import WatchedMove
+from millrace.bench.handover.words import NOTE_BYTES, SPOUTS, WordsHandedOver
+from millrace.bench.other_engines.reporting import Rule
+from millrace.bench.other_engines.spark_common import scratch_directory
+from millrace.bench.results import keep
+from millrace.bench.stored_counts import newest_manifest, store_of
+from millrace.bench.topology_runs import END_SECONDS, end_run, window_rates
+from millrace.config import CHECKPOINTS, EXACTLY_ONCE, HISTORY, NODE_BY, WAVE_INTERVAL
+from millrace.control.moves import MOVE_STRATEGIES
+from millrace.control.topology_status import ENDED
+from millrace.errors import MillraceError
+from millrace.runtime.checkpoints.store import CheckpointStore
+from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
+from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.state.task_state import stored_entries
+from millrace.workloads.audit import AuditResult, audit, true_counts
+from millrace.workloads.wordcount import WORDS_PER_LINE
+
+MASTER, SLOTS = "local-cluster[2,3,700]", 4
+TASKS, STATE_MB = (1, 16), (0, 1, 10, 100)
+QUICK_TASKS, QUICK_STATE_MB = (1, 4), (0, 1)
+NAME = "words"
+MB = 1_000_000
+PRIMED_WORDS = SPOUTS * PRIMING * WORDS_PER_LINE
+INTERVAL_SECONDS = 1.0
+SHARE, QUICK_SHARE = 0.8, 0.2  # of the highest rate
+READY_SECONDS = 120.0  # until the state is set up and committed
+DRAIN_SECONDS = 300.0  # until everything that was late is processed
+LEAD_SECONDS = 1.0  # from now to the beginning or the end of a timetable, so that every spout knows it in time
+SETTLE_SECONDS = 1.0  # after the last move: words that it has delayed arrive
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Seconds of the parts of a run. `saturation`: how the highest rate is measured."""
+
+    saturation: Rule
+    warm_up: float
+    before: float
+
+
+def lengths_for(seconds: float, quick: bool) -> Lengths:
+    return Lengths(Rule(1.0, 1.0, 1), 1.0, 1.0) if quick else Lengths(Rule(5.0, 5.0, 2), 5.0, seconds)
+
+
+def run_handover(seconds: float, tasks: Sequence[int], state_mb: Sequence[int], live: bool, quick: bool = False) -> dict[str, Any]:
+    """Returns the object of `bench handover --json`.
+
+    `runs`: one for each number of `tasks` that move in one plan, each size of their state (`state_mb`, of all of them together;
+    0: stateless tasks move) and each strategy. `lost`, `repeated`: words in the sinks' files, compared with the timetable;
+    `replayed`: words that came to the sinks again. `longest_gap_ms`, `usual_gap_ms`: the longest time without a word at the
+    sinks, during the move and before it. `pause_ms`: see `WatchedMove`. `throughput_ratio`: words per second at the sinks,
+    during the move to before. `p99_before_ms`, `p99_during_ms`: from the time that a line is due to its words' arrival, in the
+    worst window of 250 ms. During the move means from its request until a second after its end.
+    `pause_to_rollback`: the pause of one task with the largest state, as a share of that of the topology in a roll-back.
+    `timelines`: words and latencies in windows of 250 ms, by run. `failed`: the runs without figures, with the reason.
+    """
+    _check(tasks, state_mb)
+    console, began = Console(stderr=not live), time.monotonic()
+    lengths, share = lengths_for(seconds, quick), QUICK_SHARE if quick else SHARE
+    cases = [Case(strategy, moved, size) for moved in tasks for size in state_mb for strategy in MOVE_STRATEGIES]
+    result: dict[str, Any] = {"guarantee": EXACTLY_ONCE, "master": MASTER, "slots": SLOTS, "share": share, "saturation": {},
+                              "seconds_before": lengths.before, "runs": [], "timelines": [], "failed": {}}
+    console.print(f"{len(cases)} runs on Spark {MASTER}, {share:.0%} of the highest rate; nothing else should run on this "
+                  "machine.", markup=False)
+    with scratch_directory() as scratch, _engine(scratch) as engine:
+        for moved in tasks:
+            highest = saturation(engine, scratch, moved, lengths.saturation)
+            result["saturation"][str(moved)] = round(highest)
+            console.print(f"highest rate with {tasks_of(moved)} tasks of a bolt: {highest:,.0f} lines/s")
+        for number, case in enumerate(cases, 1):
+            console.print(f"{number} of {len(cases)}, after {time.monotonic() - began:.0f} s: {case} ...", markup=False)
+            _measure_or_note(engine, scratch, case, lengths, result, console)
+    result["pause_to_rollback"] = pause_to_rollback(result["runs"])
+    result["seconds"] = round(time.monotonic() - began, 1)
+    console.print(runs_table(result["runs"]))
+    console.print(f"took {result['seconds'] / 60:.1f} minutes; kept in {keep('handover', result, quick)}")
+    return result
+
+
+def _check(tasks: Sequence[int], state_mb: Sequence[int]) -> None:
+    if wrong := [number for number in tasks if number < 1]:
+        raise MillraceError(f"--tasks {wrong[0]}: at least one task must move")
+    if wrong := [size for size in state_mb if size < 0]:
+        raise MillraceError(f"--state-mb {wrong[0]}: a size is 0, for stateless tasks, or more")
+
+
+def _engine(scratch: Path) -> ResidentEngine:
+    settings = {NODE_BY.key: "executor", HISTORY.key: "none", CHECKPOINTS.key: str(scratch / "checkpoints")}
+    return ResidentEngine(MASTER, SLOTS, name=f"handover-{os.getpid()}", settings=settings)
+
+
+def faulty_runs(result: Mapping[str, Any]) -> str:
+    """Runs without figures and runs that lost or repeated words; empty if there are none."""
+    wrong = [f"{run['strategy']} of {run['moved_tasks']} tasks with {run['state_mb']} MB: {run['lost']} lost, "
+             f"{run['repeated']} repeated" for run in result["runs"] if run["lost"] or run["repeated"]]
+    return "; ".join([*wrong, *(f"{name}: {error}" for name, error in result["failed"].items())])
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+def saturation(engine: ResidentEngine, scratch: Path, moved: int, rule: Rule) -> float:
+    """The highest rate of the same word count, in lines per second."""
+    with _directories(scratch) as (output, logs):
+        Timetable(time.monotonic(), 1.0, SPOUTS).write(logs)  # only so that the sinks log, which takes time
+        running = _start(engine, Case("", moved, 0), output, logs, rate=0.0)
+        time.sleep(rule.warm_up)
+        rate = max(window_rates(running, rule)) / WORDS_PER_LINE
+        end_run(running)
+    if not rate:
+        raise MillraceError(f"no word was counted in {rule.seconds:g} s: this machine is too busy to measure anything")
+    return rate
+
+
+def _measure_or_note(engine: ResidentEngine, scratch: Path, case: Case, lengths: Lengths, result: dict[str, Any],
+                     console: Console) -> None:
+    """Measure a case; an error costs only this one."""
+    rate = result["share"] * result["saturation"][str(case.tasks)]
+    try:
+        figures, timeline = measure(engine, scratch, case, rate, lengths)
+    except MillraceError as error:
+        result["failed"][str(case)] = str(error)
+        console.print(f"{case} failed: {error}", style="red", markup=False)
+        return
+    result["runs"].append(figures)
+    result["timelines"].append(timeline)
+    console.print(f"pause {figures['pause_ms']:,g} ms, longest gap {figures['longest_gap_ms']:,} ms, usually "
+                  f"{figures['usual_gap_ms']:,} ms; {figures['lost']} lost, {figures['repeated']} repeated")
+
+
+def measure(engine: ResidentEngine, scratch: Path, case: Case, rate: float,
+            lengths: Lengths) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The figures of a case and its timeline."""
+    with _directories(scratch) as (output, logs):
+        running = _start(engine, case, output, logs, rate)
+        try:
+            timetable, periods, move = _move_under_load(engine, running, case, logs, rate, lengths)
+            _finish(engine, running, timetable)
+        finally:
+            _end_in_any_case(running)
+        log, audited = SinkLog.read(logs), audit(output, timetable.positions())
+        _check_output(audited, log)
+        _check_state(store_of(engine.master.settings), timetable, case)
+        return (run_figures(case, periods, log, audited, PRIMED_WORDS, move),
+                log.timeline(periods.steady, periods.settled, periods.began))
+
+
+def _start(engine: ResidentEngine, case: Case, output: Path, logs: Path, rate: float) -> RunningTopology:
+    config = {WAVE_INTERVAL.key: INTERVAL_SECONDS, "path": str(output), "log": str(logs), "rate": rate,
+              "notes": case.state_mb * MB // case.tasks, "noted_tasks": case.tasks if case.state_mb else 0}
+    running = engine.submit(WordsHandedOver, NAME, config, case.parallelism, resume=False)
+    if not running.wait_running():
+        raise MillraceError(f"{running.name} did not start: {engine.status()['events'][-3:]}")
+    return running
+
+
+def _move_under_load(engine: ResidentEngine, running: RunningTopology, case: Case, logs: Path, rate: float,
+                     lengths: Lengths) -> tuple[Timetable, Periods, WatchedMove]:
+    """Let the lines come by a timetable and move the tasks. Returns the timetable with its end."""
+    _await_state(engine, running)
+    timetable = Timetable(time.monotonic() + LEAD_SECONDS, rate, SPOUTS)
+    timetable.write(logs)
+    steady = timetable.start + lengths.warm_up
+    _sleep_until(steady + lengths.before)
+    state = engine.master.state
+    places = engine.master.call(lambda: {task: place.slot for task, place in state.topology(NAME).places.items()})
+    move = WatchedMove(engine.master, NAME, targets(places, case.moved(), list(state.workers)), case.strategy)
+    move.run()
+    settled = move.ended + SETTLE_SECONDS
+    _sleep_until(settled)
+    timetable = timetable.ending(time.monotonic() + LEAD_SECONDS)
+    timetable.write(logs)
+    return timetable, Periods(steady, move.began, settled), move
+
+
+def _await_state(engine: ResidentEngine, running: RunningTopology) -> None:
+    """Wait until the priming lines are processed, and the state that they have set up is in a committed wave."""
+    def waves() -> int:
+        of_topology = engine.master.state.topology(NAME).waves
+        return of_topology.committed if of_topology is not None else 0
+
+    if not engine.master.wait_until(lambda: running.observed().total("sink", "executed") >= PRIMED_WORDS, READY_SECONDS):
+        raise MillraceError(f"the first lines were not processed within {READY_SECONDS:g} s; {_last_events(engine)}")
+    begun = engine.master.call(waves)
+    if not engine.master.wait_until(lambda: waves() >= begun + 2, READY_SECONDS):  # one may have been in progress
+        raise MillraceError(f"no wave was committed within {READY_SECONDS:g} s; {_last_events(engine)}")
+
+
+def _finish(engine: ResidentEngine, running: RunningTopology, timetable: Timetable) -> None:
+    """Wait until the spouts have sent every line, and everything is processed and committed."""
+    sent = timetable.positions()
+
+    def all_sent() -> bool:
+        positions = engine.master.state.topology(NAME).positions
+        return {task.index: position for task, position in positions.items() if task.component == "lines"} == sent
+
+    if not engine.master.wait_until(all_sent, DRAIN_SECONDS):
+        raise MillraceError(f"not all lines were sent within {DRAIN_SECONDS:g} s after the end of the timetable; "
+                            f"{_last_events(engine)}")
+    end_run(running)
+    if running.uncommitted:
+        raise MillraceError(f"not everything is committed: {running.uncommitted}")
+
+
+def _end_in_any_case(running: RunningTopology) -> None:
+    if running.status != ENDED:
+        running.kill(wait=0)
+        running.wait(END_SECONDS)
+
+
+def _last_events(engine: ResidentEngine) -> str:
+    return "last events:\n" + "\n".join(event["text"] for event in list(engine.master.events)[-10:])
+
+
+def _sleep_until(at: float) -> None:
+    time.sleep(max(0.0, at - time.monotonic()))
+
+
+@contextmanager
+def _directories(scratch: Path) -> Iterator[tuple[Path, Path]]:
+    """Directories for the sinks' files and for the timetable and the logs of one run."""
+    output, logs = scratch / "output", scratch / "logs"
+    logs.mkdir()
+    try:
+        yield output, logs
+    finally:
+        shutil.rmtree(output, ignore_errors=True)
+        shutil.rmtree(logs)
+
+
+# -- the truth ---------------------------------------------------------------------------------------------------------
+
+
+def _check_output(audited: AuditResult, log: SinkLog) -> None:
+    """Refuse output that no line of the timetable explains, and logs that do not cover the output."""
+    if audited.wrong or audited.torn_bytes:
+        raise MillraceError(f"the sinks' files have {audited.wrong} wrong records and {audited.torn_bytes} bytes of torn ones")
+    least = audited.tuples_in - audited.lost - PRIMED_WORDS
+    if log.words < least:
+        raise MillraceError(f"the sinks' logs have {log.words:,} words, fewer than the {least:,} in their files")
+
+
+def _check_state(store: CheckpointStore, timetable: Timetable, case: Case) -> None:
+    """Compare the counts and the size of the notes in the last checkpoint with the timetable."""
+    counts, notes = stored_state(store, NAME)
+    truth = true_counts(timetable.positions())
+    wrong = sum(counts[word] != truth[word] for word in counts.keys() | truth.keys())
+    if wrong:
+        raise MillraceError(f"{wrong} of {len(truth)} counts in the last checkpoint differ from the truth")
+    declared = case.state_mb * MB // case.tasks // NOTE_BYTES * case.tasks * NOTE_BYTES
+    if notes != declared:
+        raise MillraceError(f"the last checkpoint has {notes:,} bytes of notes instead of {declared:,}")
+
+
+def stored_state(store: CheckpointStore, topology: str) -> tuple[Counter[str], int]:
+    """The counts in the newest checkpoint, and the bytes of the notes."""
+    checkpoints, counts, notes = Checkpoints(store, topology), Counter[str](), 0
+    for group, chain in newest_manifest(store, topology).chains("count").items():
+        entries = stored_entries(group, checkpoints.read_chain(chain), "count")
+        counts.update(entries.get("counts", ({}, {}))[0])
+        notes += sum(len(note) for note in entries.get("notes", ({}, {}))[0].values())
+    return counts, notes

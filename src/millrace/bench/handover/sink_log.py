@@ -1,0 +1,143 @@
+"""The log of the sinks: the arrival of each chunk and the latency of each word, written by the sinks and read at the end.
+
+It does not depend on the engine's own meters. Every start of a sink writes a file: for each chunk the time of its arrival and
+the number of words, then their latencies.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from millrace.bench.handover.timetable import PRIMING, Timetable
+from millrace.errors import MillraceError
+from millrace.runtime.meters import LatencyHistogram
+
+GAP_SECONDS = 0.01  # resolution of gaps
+WINDOW_SECONDS = 0.25  # of a latency histogram
+DIGITS = 512  # steps in which a latency's mantissa is kept: finer than the histogram
+CLOSE_SECONDS = 30.0  # for the sinks to close their logs after the end of the topology
+CLOSED, OPEN = ".log", ".part"
+_HEADER = struct.Struct("<dI")
+
+
+class SinkLogFile:
+    """The log of one start of a sink. Nothing is logged before there is a timetable, nor for the lines before it."""
+
+    def __init__(self, directory: Path, task: int) -> None:
+        self._directory, self._task = directory, task
+        self._timetable: Timetable | None = None
+        self._file: BinaryIO | None = None
+        self._path = Path()
+
+    def add(self, now: float, rows: Sequence[Any]) -> None:
+        """Log a chunk of words: rows that begin with the spout task and the position of their line."""
+        timetable = self._timetable = self._timetable or Timetable.read(self._directory)
+        if timetable is None:
+            return
+        rate, tasks = timetable.rate, timetable.tasks
+        age = now - timetable.due_at(0, 0)
+        latencies = array("f", [age - (row[1] * tasks + row[0]) / rate for row in rows if row[1] >= PRIMING])
+        if latencies:
+            file = self._file or self._open()
+            file.write(_HEADER.pack(now, len(latencies)))
+            file.write(latencies)
+
+    def _open(self) -> BinaryIO:
+        number, path = tempfile.mkstemp(OPEN, f"sink-{self._task}-", self._directory)
+        self._path, self._file = Path(path), os.fdopen(number, "wb")
+        return self._file
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._path.replace(self._path.with_suffix(CLOSED))
+            self._file = None
+
+
+class SinkLog:
+    """All sinks together. `times`: of the chunks, rising; `counts`: their words; `latencies`: of all words, in seconds, in the
+    order of the chunks."""
+
+    def __init__(self, times: np.ndarray, counts: np.ndarray, latencies: np.ndarray) -> None:
+        self.times, self.latencies = times, latencies
+        self._first = np.concatenate(([0], np.cumsum(counts)))  # word of each chunk
+
+    @classmethod
+    def read(cls, directory: Path) -> SinkLog:
+        """The log in all files of the directory. Raises `MillraceError` if a sink does not close its file."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while unfinished := list(directory.glob(f"sink-*{OPEN}")):
+            if time.monotonic() > deadline:
+                raise MillraceError(f"{len(unfinished)} sinks have not closed their logs within {CLOSE_SECONDS:g} s: an "
+                                    "incarnation of a sink was killed or still runs")
+            time.sleep(0.05)
+        chunks = sorted((chunk for path in directory.glob(f"sink-*{CLOSED}") for chunk in _chunks(path.read_bytes())),
+                        key=lambda chunk: chunk[0])
+        return cls(np.array([at for at, _ in chunks], np.float64), np.array([len(late) for _, late in chunks], np.int64),
+                   np.concatenate([late for _, late in chunks]) if chunks else np.zeros(0, np.float32))
+
+    @property
+    def words(self) -> int:
+        return len(self.latencies)
+
+    def words_between(self, begin: float, end: float) -> int:
+        return len(self._between(begin, end))
+
+    def rate(self, begin: float, end: float, less: int = 0) -> float:
+        """Words per second; `less`: words that do not count."""
+        return max(0, self.words_between(begin, end) - less) / (end - begin)
+
+    def longest_gap(self, begin: float, end: float) -> float:
+        """The longest time without a word that lies in this time, or partly, in seconds."""
+        first, last = np.searchsorted(self.times, (begin, end))
+        near = self.times[max(0, first - 1):last + 1]
+        if len(near) < 2:
+            return end - begin
+        buckets = np.floor(near / GAP_SECONDS).astype(np.int64)
+        return float(max(0, np.diff(buckets).max() - 1) * GAP_SECONDS)
+
+    def histogram(self, begin: float, end: float) -> LatencyHistogram:
+        histogram = LatencyHistogram()
+        mantissas, exponents = np.frexp(np.maximum(self._between(begin, end).astype(np.float64), 1e-6))
+        for seconds, count in zip(*np.unique(np.ldexp(np.round(mantissas * DIGITS) / DIGITS, exponents), return_counts=True)):
+            histogram.record(float(seconds), int(count))
+        return histogram
+
+    def windows(self, begin: float, end: float) -> Iterator[tuple[float, LatencyHistogram]]:
+        """The beginning and the latencies of each whole window of 250 ms."""
+        for number in range(int((end - begin) / WINDOW_SECONDS + 1e-6)):
+            start = begin + number * WINDOW_SECONDS
+            yield start, self.histogram(start, start + WINDOW_SECONDS)
+
+    def worst_ms(self, begin: float, end: float, percentile: float = 99.0) -> float | None:
+        """The percentile of the latencies in the worst window; None if no word came."""
+        return max((ms for _, histogram in self.windows(begin, end) if (ms := histogram.percentile_ms(percentile)) is not None),
+                   default=None)
+
+    def timeline(self, begin: float, end: float, zero: float) -> list[dict[str, Any]]:
+        """Words and latencies of each window, with its beginning in milliseconds since `zero`."""
+        return [{"at_ms": round((start - zero) * 1000), "words": histogram.count, "p50_ms": histogram.percentile_ms(50),
+                 "p99_ms": histogram.percentile_ms(99), "max_ms": histogram.percentile_ms(100)}
+                for start, histogram in self.windows(begin, end)]
+
+    def _between(self, begin: float, end: float) -> np.ndarray:
+        first, last = np.searchsorted(self.times, (begin, end))
+        return self.latencies[self._first[first]:self._first[last]]
+
+
+def _chunks(data: bytes) -> Iterator[tuple[float, np.ndarray]]:
+    place = 0
+    while place < len(data):
+        at, count = _HEADER.unpack_from(data, place)
+        place += _HEADER.size
+        yield at, np.frombuffer(data, "<f4", count, place)
+        place += 4 * count
