@@ -54,9 +54,18 @@ SCHEDULER = {**AT, "compare": COMPARE, "sizes": [{"tasks": 100, "slots": 10, "sc
                              {"tasks": 10_000, "slots": 1000, "scheduler": "tstorm", "seconds": 2.5}]}
 REPLANNING = {**AT, "slots": 4, "before": {"inter_node_share": 0.25, "largest_worker_load": 0.4}, "tuples_in": 10,
               "tuples_out": 9, "lost": 1, "repeated": 0, "wrong": 0}
+HANDED_OVER: dict[str, Any] = {
+    "strategy": "handover", "moved_tasks": 16, "moved_groups": 0, "state_mb": 100, "guarantee": "exactly-once", "lost": 0,
+    "repeated": 0, "replayed": 0, "longest_gap_ms": 130, "usual_gap_ms": 20, "pause_ms": 12.5, "throughput_ratio": 0.98,
+    "p99_before_ms": 9.5, "p99_during_ms": 40.0, "precopied_bytes": 100_000_000, "delta_bytes": 5000}
+HANDOVER: dict[str, Any] = {
+    **AT, "share": 0.8, "saturation": {"1": 50_000, "16": 30_000}, "seconds_before": 5.0, "seconds": 600.0, "failed": {},
+    "pause_to_rollback": 0.04, "timelines": [], "runs": [
+        {**HANDED_OVER, "moved_tasks": 1, "longest_gap_ms": 40, "p99_during_ms": None}, HANDED_OVER,
+        {**HANDED_OVER, "strategy": "rollback", "lost": 5, "throughput_ratio": 0.3}]}
 RESULTS: dict[str, dict[str, Any]] = {
     "wordcount": WORDCOUNT, "engines": ENGINES, "memory": MEMORY, "scheduler": SCHEDULER,
-    "replanning": REPLANNING, "state": STATE, **dict.fromkeys(page.FAULTS, FAULTS)}
+    "replanning": REPLANNING, "state": STATE, "handover": HANDOVER, **dict.fromkeys(page.FAULTS, FAULTS)}
 
 
 @pytest.fixture
@@ -124,6 +133,29 @@ def test_aims_are_met_or_missed(root: Path) -> None:
     assert lines["largest state: fragments to Redis, seconds"].endswith("|  | at most 0.7 | not measured |")
     assert lines["`tstorm`, 10,000 tasks: seconds to plan"].endswith("| 2.5 | at most 2 | **missed** |")
     assert lines["best scheduler: mean ratio to the optimum"].endswith("| 1.02 | at most 1.04 | met |")
+
+
+def test_hand_over_is_judged_by_its_worst_run(root: Path) -> None:
+    page.run_page([], root)
+    text = (root / page.PAGE).read_text()
+    for expected in ("80% of the highest rate: 50,000 lines/s where 1 move, 30,000 lines/s where 16 move. 5 s are measured",
+                     "| handover | 16 | 100 | 0 | 0 | 0 | 130 | 20 | 12.5 | 0.98 | 9.5 | 40 | 100,000,000 | 5,000 |",
+                     "| hand-over: words lost or repeated | 0 | at most 0 | met |",
+                     "| hand-over: ms of the longest gap at the sinks over the usual one | 110 | at most 100 | **missed** |",
+                     "| hand-over: throughput during the move to before | 0.98 | at least 0.95 | met |",
+                     "| hand-over: ms of the p99 latency during the move over before | 30.5 | at most 100 | met |",
+                     "| hand-over: pause of a task with the largest state to that of a roll-back | 0.04 | at most 0.1 | met |"):
+        assert expected in text, expected
+
+
+def test_a_hand_over_that_failed_meets_no_aim(root: Path) -> None:
+    failed = {**HANDOVER, "failed": {"handover, 1 task stateless": "not done"}, "pause_to_rollback": None}
+    (root / page.RESULTS / "handover-20260103-120000.json").write_text(json.dumps(failed))
+    page.run_page([], root)
+    text = (root / page.PAGE).read_text()
+    assert "**Not measured, because they failed:** handover, 1 task stateless.\n" in text
+    assert "| hand-over: throughput during the move to before | -inf | at least 0.95 | **missed** |" in text
+    assert "| hand-over: words lost or repeated | inf | at most 0 | **missed** |" in text
 
 
 def test_figures_can_be_written_again_and_one_by_one(root: Path) -> None:

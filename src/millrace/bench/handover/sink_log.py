@@ -97,12 +97,10 @@ class SinkLog:
         return max(0, self.words_between(begin, end) - less) / (end - begin)
 
     def longest_gap(self, begin: float, end: float) -> float:
-        """The longest time without a word that lies in this time, or partly, in seconds."""
+        """The longest time without a word that ends in this time, or has lasted until its end, in seconds."""
         first, last = np.searchsorted(self.times, (begin, end))
-        near = self.times[max(0, first - 1):last + 1]
-        if len(near) < 2:
-            return end - begin
-        buckets = np.floor(near / GAP_SECONDS).astype(np.int64)
+        before = self.times[first - 1] if first else begin
+        buckets = np.floor(np.concatenate(([before], self.times[first:last], [end])) / GAP_SECONDS).astype(np.int64)
         return float(max(0, np.diff(buckets).max() - 1) * GAP_SECONDS)
 
     def histogram(self, begin: float, end: float) -> LatencyHistogram:

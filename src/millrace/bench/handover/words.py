@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count, cycle
 from pathlib import Path
@@ -89,13 +89,15 @@ def _note(number: int) -> bytes:
 class LoggedSink(AuditSink):
     """Writes words, and logs in the directory `log` when they came."""
 
+    clock: Callable[[], float] = staticmethod(time.monotonic)  # replaced in tests
+
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         super().initialize(storm_conf, context)
         self._log = SinkLogFile(Path(setting(self, storm_conf, "log", str)), self.task_index)
 
     def process_rows(self, rows: list[Any]) -> None:
         super().process_rows(rows)
-        self._log.add(time.monotonic(), rows)
+        self._log.add(self.clock(), rows)
 
     def close(self) -> None:
         super().close()
