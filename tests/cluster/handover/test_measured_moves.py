@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from millrace.workloads.audit import audit, true_counts
 from millrace.workloads.wordcount import WORDS_PER_LINE
 
 NAME = "words"
-RATE = 1000.0
+RATE = 200.0
 PRIMED = SPOUTS * PRIMING * WORDS_PER_LINE
 NOTES = 40  # of each task that moves
 
@@ -50,11 +50,10 @@ class VirtualMaster:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     cluster = LocalCluster(workers=4, nodes=2)
     monkeypatch.setattr(ScheduledLines, "clock", staticmethod(cluster.clock.now))
     monkeypatch.setattr(LoggedSink, "clock", staticmethod(cluster.clock.now))
-    monkeypatch.setattr("millrace.bench.handover.watched.time.monotonic", cluster.clock.now)
     return cluster
 
 
@@ -90,7 +89,7 @@ def test_a_run_has_all_its_figures_and_every_word(strategy: str, tasks: int, sta
     case = Case(strategy, tasks, state)
     timetable = under_load(cluster, case, tmp_path)
     steady, goals = timetable.start + 0.5, targets(cluster.where(NAME), case.moved(), list(cluster.workers))
-    move = WatchedMove(cast(Master, VirtualMaster(cluster)), NAME, goals, strategy)
+    move = WatchedMove(cast(Master, VirtualMaster(cluster)), NAME, goals, strategy, cluster.clock.now)
     move.run()
     assert goals.items() <= cluster.where(NAME).items()
     cluster.run(1.0)
@@ -114,8 +113,8 @@ def test_a_hand_over_that_ends_with_a_roll_back_has_no_figures(cluster: LocalClu
     under_load(cluster, case, tmp_path)
     goals = targets(cluster.where(NAME), case.moved(), list(cluster.workers))
     master = VirtualMaster(cluster)
-    move = WatchedMove(cast(Master, master), NAME, goals, "handover")
-    (task,), wait = goals, master.wait_until
+    move = WatchedMove(cast(Master, master), NAME, goals, "handover", cluster.clock.now)
+    wait = master.wait_until
 
     def lose_the_worker(condition: Callable[[], bool], seconds: float) -> bool:
         cluster.run_until(lambda: cluster.master.topologies[NAME].handover.phase == "switch")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from millrace.control.events import Moved, Replanned
 from millrace.control.moves import BY_ROLLBACK, RESTING, Moving
@@ -22,8 +22,9 @@ class WatchedMove:
     hand-over, the longest time in which a moved task did not work, by its workers; by a roll-back, the time in which no task
     worked, from the roll-back until all had restored their state, by the master."""
 
-    def __init__(self, master: Master, name: str, targets: Mapping[TaskId, int], strategy: str) -> None:
-        self._master, self._name, self._targets, self._strategy = master, name, targets, strategy
+    def __init__(self, master: Master, name: str, targets: Mapping[TaskId, int], strategy: str,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._master, self._name, self._targets, self._strategy, self._clock = master, name, targets, strategy, clock
         self.moving: dict[int, Moving] = {}  # by number
         self.began = self.ended = self.pause = 0.0
         self._rolled_back_at: float | None = None
@@ -59,7 +60,7 @@ class WatchedMove:
     def _request(self) -> None:
         """Runs on the master's thread, so that nothing happens between the moves of a roll-back."""
         topology = self._topology()
-        self._epoch, self.began = topology.epoch, time.monotonic()
+        self._epoch, self.began = topology.epoch, self._clock()
         if self._strategy == BY_ROLLBACK:
             for task, slot in self._targets.items():
                 self._master.tell(Moved(self._name, task, slot, BY_ROLLBACK))
@@ -74,13 +75,13 @@ class WatchedMove:
         self.moving.update((moving.number, moving) for moving in topology.handover.batch)
         if topology.handover.phase != RESTING or topology.handover.waiting:
             return False
-        self.ended = time.monotonic()
+        self.ended = self._clock()
         self.pause = max((moving.pause for moving in self.moving.values()), default=0.0)
         return True
 
     def _look_at_roll_back(self) -> bool:
         """True if the topology has been rolled back and runs again."""
-        topology, now = self._topology(), time.monotonic()
+        topology, now = self._topology(), self._clock()
         if topology.epoch == self._epoch:
             return False
         if self._rolled_back_at is None:
