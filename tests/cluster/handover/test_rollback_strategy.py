@@ -115,8 +115,8 @@ def test_a_topology_without_waves_refuses_it() -> None:
     cluster.submit(Stateless)
     cluster.run(0.5)
     before = cluster.where("stateless")
-    with pytest.raises(TopologyError, match="'stateless' takes no waves, so it cannot be rolled back to one: move its tasks with "
-                                            "the strategy handover"):
+    with pytest.raises(TopologyError, match="'stateless' takes no waves, so it cannot be rolled back to one: move its tasks "
+                                            "with the strategy handover"):
         cluster.move("stateless", task, 1 - before[task], BY_ROLLBACK)
     cluster.run(0.5)
     assert cluster.where("stateless") == before

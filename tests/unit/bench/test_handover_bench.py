@@ -45,7 +45,8 @@ class SetClock:
 
 @given(start=st.integers(0, 10**6), rate=st.integers(1, 10**6), tasks=st.integers(1, 4), after=st.integers(0, 10**6),
        data=st.data())
-def test_a_line_is_sent_when_it_is_due_and_not_before(start: int, rate: int, tasks: int, after: int, data: st.DataObject) -> None:
+def test_a_line_is_sent_when_it_is_due_and_not_before(start: int, rate: int, tasks: int, after: int,
+                                                      data: st.DataObject) -> None:
     timetable, task = Timetable(float(start), float(rate), tasks), data.draw(st.integers(0, tasks - 1))
     now = start + after / 1000
     position, rounding = timetable.first_not_due(task, now), 1e-6
@@ -215,8 +216,8 @@ def test_the_figures_of_a_run() -> None:
     figures = run_figures(Case("handover", 16, 10), Periods(10.0, 15.0, 17.0), log, audited, 60, move)
     assert figures == {"strategy": "handover", "moved_tasks": 16, "moved_groups": 0, "state_mb": 10,
                        "guarantee": "exactly-once", "lost": 100, "repeated": 41, "replayed": 20, "longest_gap_ms": 490,
-                       "usual_gap_ms": 90, "pause_ms": 12.5, "throughput_ratio": 0.7, "p99_before_ms": pytest.approx(5, rel=0.02),
-                       "p99_during_ms": pytest.approx(5, rel=0.02), "precopied_bytes": 7, "delta_bytes": 3}
+                       "usual_gap_ms": 90, "pause_ms": 12.5, "throughput_ratio": 0.7,
+                       "p99_before_ms": pytest.approx(5, rel=0.02), "p99_during_ms": pytest.approx(5, rel=0.02), "precopied_bytes": 7, "delta_bytes": 3}
     assert figures.keys() == RUN.keys()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from millrace.bench.handover.figures import Case, Periods, pause_to_rollback, run_figures, runs_table, targets, tasks_of
-from millrace.bench.handover.sink_log import SinkLog
+from millrace.bench.handover.sink_log import SinkLog, await_closed
 from millrace.bench.handover.timetable import PRIMING, Timetable
 from millrace.bench.handover.watched import WatchedMove
 from millrace.bench.handover.words import NOTE_BYTES, SPOUTS, WordsHandedOver
@@ -66,7 +67,8 @@ def lengths_for(seconds: float, quick: bool) -> Lengths:
     return Lengths(Rule(1.0, 1.0, 1), 1.0, 1.0) if quick else Lengths(Rule(5.0, 5.0, 2), 5.0, seconds)
 
 
-def run_handover(seconds: float, tasks: Sequence[int], state_mb: Sequence[int], live: bool, quick: bool = False) -> dict[str, Any]:
+def run_handover(seconds: float, tasks: Sequence[int], state_mb: Sequence[int], live: bool,
+                 quick: bool = False) -> dict[str, Any]:
     """Returns the object of `bench handover --json`.
 
     `runs`: one for each number of `tasks` that move in one plan, each size of their state (`state_mb`, of all of them together;
@@ -131,6 +133,7 @@ def saturation(engine: ResidentEngine, scratch: Path, moved: int, rule: Rule) ->
         time.sleep(rule.warm_up)
         rate = max(window_rates(running, rule)) / WORDS_PER_LINE
         end_run(running)
+        await_closed(logs)
     if not rate:
         raise MillraceError(f"no word was counted in {rule.seconds:g} s: this machine is too busy to measure anything")
     return rate
@@ -243,13 +246,12 @@ def _sleep_until(at: float) -> None:
 @contextmanager
 def _directories(scratch: Path) -> Iterator[tuple[Path, Path]]:
     """Directories for the sinks' files and for the timetable and the logs of one run."""
-    output, logs = scratch / "output", scratch / "logs"
-    logs.mkdir()
+    base = Path(tempfile.mkdtemp(dir=scratch))
+    (base / "logs").mkdir()
     try:
-        yield output, logs
+        yield base / "output", base / "logs"
     finally:
-        shutil.rmtree(output, ignore_errors=True)
-        shutil.rmtree(logs)
+        shutil.rmtree(base, ignore_errors=True)
 
 
 # -- the truth ---------------------------------------------------------------------------------------------------------

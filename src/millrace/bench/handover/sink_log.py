@@ -73,13 +73,8 @@ class SinkLog:
 
     @classmethod
     def read(cls, directory: Path) -> SinkLog:
-        """The log in all files of the directory. Raises `MillraceError` if a sink does not close its file."""
-        deadline = time.monotonic() + CLOSE_SECONDS
-        while unfinished := list(directory.glob(f"sink-*{OPEN}")):
-            if time.monotonic() > deadline:
-                raise MillraceError(f"{len(unfinished)} sinks have not closed their logs within {CLOSE_SECONDS:g} s: an "
-                                    "incarnation of a sink was killed or still runs")
-            time.sleep(0.05)
+        """The log in all files of the directory."""
+        await_closed(directory)
         chunks = sorted((chunk for path in directory.glob(f"sink-*{CLOSED}") for chunk in _chunks(path.read_bytes())),
                         key=lambda chunk: chunk[0])
         return cls(np.array([at for at, _ in chunks], np.float64), np.array([len(late) for _, late in chunks], np.int64),
@@ -130,6 +125,16 @@ class SinkLog:
     def _between(self, begin: float, end: float) -> np.ndarray:
         first, last = np.searchsorted(self.times, (begin, end))
         return self.latencies[self._first[first]:self._first[last]]
+
+
+def await_closed(directory: Path) -> None:
+    """Wait until all sinks have closed their logs, shortly after the end of the topology."""
+    deadline = time.monotonic() + CLOSE_SECONDS
+    while unfinished := list(directory.glob(f"sink-*{OPEN}")):
+        if time.monotonic() > deadline:
+            raise MillraceError(f"{len(unfinished)} sinks have not closed their logs within {CLOSE_SECONDS:g} s: an "
+                                "incarnation of a sink was killed or still runs")
+        time.sleep(0.05)
 
 
 def _chunks(data: bytes) -> Iterator[tuple[float, np.ndarray]]:

@@ -1,7 +1,7 @@
 """The timetable of an open-loop source: each line has the time at which it is due, and nothing moves the lines after it.
 
-Latency counts from that time, so the wait of a line that could not be sent when it was due counts, too. The timetable is a file,
-because every incarnation of a spout and of a sink must follow the same one, in any process of this machine.
+Latency counts from that time, so the wait of a line that could not be sent when it was due counts, too. The timetable is a
+file, because every incarnation of a spout and of a sink must follow the same one, in any process of this machine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ FILE = "timetable.json"
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """`start`: time of the first line, by the monotonic clock of the machine. `rate`: lines per second of all spout tasks, which
-    take turns; `tasks`: their number. `lines`: of each task, after the priming ones; None: the end is not known yet."""
+    """`start`: time of the first line, by the monotonic clock of the machine. `rate`: lines per second of all spout tasks,
+    which take turns; `tasks`: their number. `lines`: of each task, after the priming ones; None: the end is not known yet."""
 
     start: float
     rate: float
