@@ -217,7 +217,8 @@ def test_the_figures_of_a_run() -> None:
     assert figures == {"strategy": "handover", "moved_tasks": 16, "moved_groups": 0, "state_mb": 10,
                        "guarantee": "exactly-once", "lost": 100, "repeated": 41, "replayed": 20, "longest_gap_ms": 490,
                        "usual_gap_ms": 90, "pause_ms": 12.5, "throughput_ratio": 0.7,
-                       "p99_before_ms": pytest.approx(5, rel=0.02), "p99_during_ms": pytest.approx(5, rel=0.02), "precopied_bytes": 7, "delta_bytes": 3}
+                       "p99_before_ms": pytest.approx(5, rel=0.02), "p99_during_ms": pytest.approx(5, rel=0.02),
+                       "precopied_bytes": 7, "delta_bytes": 3}
     assert figures.keys() == RUN.keys()
 
 
