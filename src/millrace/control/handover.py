@@ -77,7 +77,6 @@ class HandoverControl:
             raise TopologyError(f"{topology.graph.name!r} takes no waves, so it cannot be rolled back to one: move its tasks "
                                 f"with the strategy {BY_HANDOVER}")
         for task, slot in moves.items():
-            topology.homes[task] = slot
             handover.waiting.pop(task, None)
             handover.by_rollback[task] = Wanted(slot, cause)
         if waves.phase == IDLE:
@@ -160,7 +159,7 @@ class HandoverControl:
             return []
         topology.version += 1
         for task, slot in moves.items():
-            topology.places[task] = Place(slot, topology.version)
+            topology.homes[task], topology.places[task] = slot, Place(slot, topology.version)
         text = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())} by a roll-back to wave " \
                f"{topology.restore_point[0]}"
         return [Say(text, topology.graph.name), *self._master.roll_back(topology), self._master.distribute()]
