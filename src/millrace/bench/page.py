@@ -85,13 +85,13 @@ def _best_mean_ratio(result: Result) -> float | None:
     return min((row["mean_ratio"] for name, row in rows.items() if name != "optimal" and row["mean_ratio"]), default=None)
 
 
-def _worst(figure: Callable[[Result], float | None], choose: Callable[..., float] = max) -> Callable[[Result], float | None]:
-    """The worst figure of the runs by hand-over; without end if one of them failed."""
+def _worst(figure: Callable[[Result], float | None], lowest: bool = False) -> Callable[[Result], float | None]:
+    """The highest figure of the runs by hand-over, or the lowest; without end if one of them failed."""
     def worst(result: Result) -> float | None:
         if any(name.startswith(BY_HANDOVER) for name in result["failed"]):
-            return float("inf") if choose is max else float("-inf")
-        figures = [figure(run) for run in result["runs"] if run["strategy"] == BY_HANDOVER]
-        return choose((number for number in figures if number is not None), default=None)
+            return float("-inf") if lowest else float("inf")
+        figures = [number for run in result["runs"] if run["strategy"] == BY_HANDOVER and (number := figure(run)) is not None]
+        return (min(figures) if lowest else max(figures)) if figures else None
     return worst
 
 
@@ -127,7 +127,8 @@ ALL_AIMS = (
     Aim("handover", "hand-over: words lost or repeated", _worst(lambda run: run["lost"] + run["repeated"]), 0, at_most=True),
     Aim("handover", "hand-over: ms of the longest gap at the sinks over the usual one",
         _worst(_rise("longest_gap_ms", "usual_gap_ms")), 100, at_most=True),
-    Aim("handover", "hand-over: throughput during the move to before", _worst(lambda run: run["throughput_ratio"], min), 0.95),
+    Aim("handover", "hand-over: throughput during the move to before", _worst(lambda run: run["throughput_ratio"], lowest=True),
+        0.95),
     Aim("handover", "hand-over: ms of the p99 latency during the move over before",
         _worst(_rise("p99_during_ms", "p99_before_ms")), 100, at_most=True),
     Aim("handover", "hand-over: pause of a task with the largest state to that of a roll-back",
