@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recording import attach, drain
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -25,6 +25,7 @@ from millrace.bench.handover.words import NOTE_BYTES, WORDS_PER_NOTE, NotedTally
 from millrace.cli.main import app
 from millrace.errors import MillraceError
 from millrace.model.graph import TaskId
+from millrace.testing.components import drain, start
 from millrace.workloads.audit import AuditResult
 
 RUN = {"strategy": "handover", "moved_tasks": 1, "moved_groups": 0, "state_mb": 100, "guarantee": "exactly-once", "lost": 0,
@@ -82,25 +83,25 @@ def test_a_timetable_is_read_back(tmp_path: Path) -> None:
 
 def test_lines_are_not_delayed_by_silence_and_the_same_after_a_return(tmp_path: Path) -> None:
     clock = SetClock(100.0)
-    spout, record = attach(ScheduledLines, {"rate": 20.0, "log": str(tmp_path)}, 1, 2, clock=clock)
-    assert len(drain(spout, record)) == PRIMING and not drain(spout, record)
+    spout = start(ScheduledLines, {"rate": 20.0, "log": str(tmp_path)}, 1, 2, clock=clock)
+    assert len(drain(spout)) == PRIMING and not drain(spout)
     timetable = Timetable(110.0, 20.0, 2)
     timetable.write(tmp_path)
     clock.now = 109.9
-    assert not drain(spout, record)
+    assert not drain(spout)
     clock.now = 113.0  # 60 lines, of which this task has half
-    late = drain(spout, record)
+    late = drain(spout)
     assert [emitted.tup_id for emitted in late] == list(range(PRIMING, PRIMING + 30))
     clock.now = 114.0
     spout.seek(PRIMING + 10)
-    assert drain(spout, record)[:20] == late[10:]
+    assert drain(spout)[:20] == late[10:]
     timetable.ending(115.0).write(tmp_path)
     clock.now = 1000.0
-    assert drain(spout, record)[-1].tup_id == PRIMING + 49 and not drain(spout, record)
+    assert drain(spout)[-1].tup_id == PRIMING + 49 and not drain(spout)
 
 
 def test_without_a_rate_there_is_no_timetable(tmp_path: Path) -> None:
-    spout, _ = attach(ScheduledLines, {"rate": 0.0, "log": str(tmp_path), "burst": 1000})
+    spout = start(ScheduledLines, {"rate": 0.0, "log": str(tmp_path), "burst": 1000})
     spout.next_tuple()
     assert len(spout.emitted) == 1000
 
@@ -113,18 +114,18 @@ def rows(number: int) -> list[Any]:
 
 
 def test_notes_have_the_declared_size_and_are_rewritten() -> None:
-    bolt, record = attach(NotedTally, {"notes": 20 * NOTE_BYTES, "noted_tasks": 1})
+    bolt = start(NotedTally, {"notes": 20 * NOTE_BYTES, "noted_tasks": 1})
     bolt.process_rows(rows(WORDS_PER_NOTE - 1))
     before = dict(bolt.notes)
     assert len(before) == 20 and {len(note) for note in before.values()} == {NOTE_BYTES}
     bolt.process_rows(rows(1 + 2 * WORDS_PER_NOTE))
     assert bolt.notes.keys() == before.keys() and sum(len(note) for note in bolt.notes.values()) == 20 * NOTE_BYTES
     assert sum(bolt.notes[key] is not note for key, note in before.items()) == 3
-    assert sum(bolt.counts.values()) == len(record.emits) == 3 * WORDS_PER_NOTE
+    assert sum(bolt.counts.values()) == len(bolt.emitted) == 3 * WORDS_PER_NOTE
 
 
 def test_other_tasks_have_no_notes() -> None:
-    bolt, _ = attach(NotedTally, {"notes": 20 * NOTE_BYTES, "noted_tasks": 1}, 1, 2)
+    bolt = start(NotedTally, {"notes": 20 * NOTE_BYTES, "noted_tasks": 1}, 1, 2)
     bolt.process_rows(rows(5 * WORDS_PER_NOTE))
     assert not bolt.notes and sum(bolt.counts.values()) == 5 * WORDS_PER_NOTE
 
@@ -247,7 +248,7 @@ def test_the_pause_is_compared_with_that_of_a_roll_back_at_the_largest_state() -
 def test_the_table_has_a_row_for_each_run() -> None:
     assert cells({**RUN, "throughput_ratio": None, "precopied_bytes": 1234567}) == [
         "handover", "1", "100", "0", "0", "0", "30", "20", "12.5", "", "9", "40", "1,234,567", "5,000"]
-    console = Console(width=300, record=True, quiet=True)
+    console = Console(width=300, file=io.StringIO(), record=True)
     console.print(runs_table([RUN, {**RUN, "strategy": "rollback"}]))
     text = console.export_text()
     assert all(header in text for header in COLUMNS.values()) and "rollback" in text
