@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from millrace.bench.handover import run, sink_log
-from millrace.bench.handover.figures import COLUMNS, Case, Periods, cells, pause_to_rollback, run_figures, runs_table, targets
+from millrace.bench.handover.figures import COLUMNS, SHORT, Case, Periods, cells, pause_to_rollback, run_figures, runs_table, targets
 from millrace.bench.handover.run import faulty_runs, lengths_for, run_handover
 from millrace.bench.handover.sink_log import WINDOW_SECONDS, SinkLog, SinkLogFile
 from millrace.bench.handover.timetable import PRIMING, Timetable
@@ -248,10 +248,11 @@ def test_the_pause_is_compared_with_that_of_a_roll_back_at_the_largest_state() -
 def test_the_table_has_a_row_for_each_run() -> None:
     assert cells({**RUN, "throughput_ratio": None, "precopied_bytes": 1234567}) == [
         "handover", "1", "100", "0", "0", "0", "30", "20", "12.5", "", "9", "40", "1,234,567", "5,000"]
-    console = Console(width=300, file=io.StringIO(), record=True)
-    console.print(runs_table([RUN, {**RUN, "strategy": "rollback"}]))
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(runs_table([RUN, {**RUN, "strategy": "rollback", "longest_gap_ms": 12_345, "pause_ms": 12_345.6}]))
     text = console.export_text()
-    assert all(header in text for header in COLUMNS.values()) and "rollback" in text
+    assert all(header in text for header in SHORT.values()) and "rollback" in text and "12,345.6" in text and "…" not in text
+    assert SHORT.keys() <= COLUMNS.keys() <= RUN.keys()
 
 
 def test_runs_that_lost_something_or_failed_are_named() -> None:
