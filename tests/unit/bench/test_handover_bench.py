@@ -16,7 +16,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from millrace.bench.handover import run, sink_log
-from millrace.bench.handover.figures import COLUMNS, SHORT, Case, Periods, cells, pause_to_rollback, run_figures, runs_table, targets
+from millrace.bench.handover.figures import (
+    COLUMNS,
+    SHORT,
+    Case,
+    Periods,
+    cells,
+    pause_to_rollback,
+    run_figures,
+    runs_table,
+    targets,
+)
 from millrace.bench.handover.run import faulty_runs, lengths_for, run_handover
 from millrace.bench.handover.sink_log import WINDOW_SECONDS, SinkLog, SinkLogFile
 from millrace.bench.handover.timetable import PRIMING, Timetable
