@@ -20,7 +20,7 @@ from typing import Protocol
 from millrace.config import HANDOVER_BATCH, HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
 from millrace.control.events import Command, Distribute, MoveArmed, MoveTaken, Say
-from millrace.control.moves import REFRESH, RESTING, Cause, Moving, Wanted, batch_of
+from millrace.control.moves import REFRESH, RESTING, Cause, Handover, Moving, Wanted, batch_of
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE
@@ -68,8 +68,9 @@ class HandoverControl:
         """Cancel the move of a task that has not switched yet."""
         topology.handover.waiting.pop(task, None)
         moving = topology.handover.moving(task)
-        return [*self._cancel(topology, [moving] if moving is not None else [], "it stays where it is"),
-                self._master.distribute()]
+        if moving is None:
+            return []
+        return [*self._cancel(topology, [moving], "it stays where it is"), self._master.distribute()]
 
     def _move_ackers(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
         """Move ackers at once: their ledgers follow them, and messages that come too early or too late are passed on."""
@@ -93,9 +94,7 @@ class HandoverControl:
                 commands += [*self._cancel(topology, handover.batch, f"the topology is {topology.status}"),
                              self._master.distribute()]
             elif now - handover.since > (limit := HANDOVER_PREPARE_LIMIT.of(topology.graph.config)):
-                late = tasks_named([moving.task for moving in handover.batch if moving.armed < handover.base[0]])
-                what = f"{late} could not be prepared" if late else "no wave was committed"
-                commands += [*self._cancel(topology, handover.batch, f"{what} within {limit:g} s"),
+                commands += [*self._cancel(topology, handover.batch, f"{_obstacle(handover)} within {limit:g} s"),
                              self._master.distribute()]
             else:
                 commands += self._advance(topology)
@@ -107,7 +106,8 @@ class HandoverControl:
             return []
         topology, moving = found
         if event.error:
-            return [*self._cancel(topology, [moving], event.error), self._master.distribute()]
+            moving.trouble = event.error
+            return []
         moving.copied_bytes += event.copied_bytes if event.wave > moving.armed else 0
         moving.armed = max(moving.armed, event.wave)
         return self._advance(topology)
@@ -257,3 +257,10 @@ class HandoverControl:
                 moving = next((moving for moving in topology.handover.batch if moving.number == move), None)
                 return (topology, moving) if moving is not None else None
         return None
+
+
+def _obstacle(handover: Handover) -> str:
+    """What has kept a batch from switching."""
+    late = [moving for moving in handover.batch if moving.armed < handover.base[0]]
+    trouble = next((f" ({moving.trouble})" for moving in late if moving.trouble), "")
+    return f"{tasks_named([moving.task for moving in late])} could not be prepared{trouble}" if late else "no wave was committed"

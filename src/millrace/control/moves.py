@@ -44,6 +44,7 @@ class Moving:
     new: Place
     cause: Cause
     armed: int = -1
+    trouble: str = ""  # why it could not be armed so far
     taken: bool = False
     sources: tuple[tuple[TaskId, int], ...] = ()
     copied_bytes: int = 0

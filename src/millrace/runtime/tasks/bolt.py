@@ -36,7 +36,7 @@ from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.host import TaskHost, TaskTopology
-    from millrace.runtime.tasks.succession import Incarnation
+    from millrace.runtime.tasks.handover.succession import Incarnation
 
 STALE = 1.1  # message timeouts after which a chunk is not worth processing
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from millrace.runtime.flow.channel import Delivery, Inlet
 from millrace.runtime.flow.overtaken import Overtaken
 from millrace.runtime.tasks.alignment import Alignment
-from millrace.runtime.tasks.succession import Incarnation, Succession
+from millrace.runtime.tasks.handover.succession import Incarnation, Succession
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:

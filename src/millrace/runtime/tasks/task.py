@@ -34,10 +34,10 @@ from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.overtaken import Overtaken
-    from millrace.runtime.tasks.arrival import Arrival
-    from millrace.runtime.tasks.departure import Departure
+    from millrace.runtime.tasks.handover.arrival import Arrival
+    from millrace.runtime.tasks.handover.departure import Departure
     from millrace.runtime.tasks.host import TaskHost, TaskTopology
-    from millrace.runtime.tasks.succession import Incarnation
+    from millrace.runtime.tasks.handover.succession import Incarnation
 
 
 class Task:

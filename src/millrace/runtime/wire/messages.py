@@ -112,7 +112,7 @@ class Probe(Message, tag=7):
     ended: bool = False
 
 
-class Handover(Message, tag=8):
+class LedgerHandover(Message, tag=8):
     """Hands the ledger of an acker over to its new worker: (root, sum, its spout if known) and failed roots."""
 
     topology: int
@@ -124,7 +124,7 @@ class Handover(Message, tag=8):
 
 class StatePart(Message, tag=9):
     """A part of a task's state on its way to the task's new incarnation; the state itself is a second frame. `part` numbers
-    them. `group`: a key group, or a key of its own, see `tasks/departure.py`. `more`: the same piece continues."""
+    them. `group`: a key group, or a key of its own, see `tasks/handover/departure.py`. `more`: the same piece continues."""
 
     topology: int
     epoch: int
@@ -135,7 +135,7 @@ class StatePart(Message, tag=9):
     more: bool
 
 
-DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe | Handover | StatePart
+DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe | LedgerHandover | StatePart
 
 
 class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):

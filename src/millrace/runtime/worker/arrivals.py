@@ -181,7 +181,7 @@ class Arrivals:
             run.tracker.on_roots(message.owner, message.pairs, message.version)
         elif isinstance(message, wire.Fails):
             run.tracker.on_fails(message.roots, message.version)
-        elif isinstance(message, wire.Handover):
+        elif isinstance(message, wire.LedgerHandover):
             run.tracker.on_handover(message.acker, message.sums, message.failed, message.version)
         elif isinstance(message, wire.Verdicts):
             run.on_verdicts(message.owner, message.owner_incarnation, message.finished, message.failed)

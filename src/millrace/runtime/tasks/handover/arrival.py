@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from millrace.control.assignment import SWITCH, Move
 from millrace.errors import MillraceError, WireError
-from millrace.runtime.tasks.departure import CLOSING, Closing, decode_closing
+from millrace.runtime.tasks.handover.departure import CLOSING, Closing, decode_closing
 from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import OWN
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
 
 MAKE, LOAD, READY, TAKE, TAKEN, FAILED = "make", "load", "ready", "take", "taken", "failed"
+RETRY_SECONDS = 1.0  # before it tries again to make its component or to copy its state: a server may be away
 
 
 class Arrival:
@@ -43,6 +44,9 @@ class Arrival:
     def begin(self) -> None:
         """Make the component and initialize it. What it emits then is dropped: the old incarnation has emitted it before."""
         task = self._task
+        if task.ended:
+            return
+        self._phase = MAKE
         if task.definition.dataframe:  # its feed can have one receiver only: it is made when the old incarnation has ended
             self._made()
         else:
@@ -157,8 +161,9 @@ class Arrival:
         task.report_error(error, None)
         if move.phase == SWITCH:
             self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, move.number, error=text))
-        else:
-            self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, move.number, self._wave, error=text))
+            return
+        self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, move.number, self._wave, error=text))
+        worker.timers.at(worker.clock.now() + RETRY_SECONDS, self.begin)
 
     def _tell(self, answer: wire.Armed | wire.Taken) -> None:
         self._told = answer
