@@ -32,10 +32,8 @@ def print_move(move: dict[str, Any]) -> None:
     console.print(f"{move['task']} of {move['topology']} moves from worker {move['from']} to worker {move['to']}")
     if move["batched"]:
         console.print("it moves with the next batch, and its state moves with it")
-    elif move["waves"]:
-        console.print("it moves after the next wave, and its state moves with it")
-    elif move["keyed"]:
-        console.print("it restarts there; its instance attributes are lost")
+    else:
+        console.print("it is handed over while the stream runs; `status` tells when it has arrived")
 
 
 def print_scale(change: dict[str, Any]) -> None:

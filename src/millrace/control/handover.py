@@ -175,19 +175,27 @@ class HandoverControl:
     def _advance(self, topology: TopologyState) -> list[Command]:
         """Enter the next phase if the new incarnations have what they need."""
         handover, waves = topology.handover, topology.waves
-        if any(moving.armed < handover.base[0] for moving in handover.batch):
-            return []
-        if handover.stateful and handover.base != topology.restore_point:  # another wave was committed meanwhile
-            handover.base, handover.since = topology.restore_point, self.now
-            return [self._master.distribute()]
+        rebased = self._rebase(topology)
+        if any(moving.armed < 0 for moving in handover.batch):
+            return rebased
         if handover.phase == ARM and handover.base[0] and waves is not None:
             handover.phase, handover.since = REFRESH, self.now
             waves.request(self.now)
         if waves is not None:
-            waves.held = waves.held or handover.phase != REFRESH
-            if not waves.held or waves.phase != IDLE:  # the wave is under way
-                return []
+            waves.held = waves.held or handover.phase == ARM
+            if not waves.held or waves.phase != IDLE:  # a wave is under way
+                return rebased
+        if any(moving.armed < handover.base[0] for moving in handover.batch):
+            return rebased
         return self._switch(topology)
+
+    def _rebase(self, topology: TopologyState) -> list[Command]:
+        """Let the new incarnations copy the last committed wave: earlier ones may be deleted."""
+        handover = topology.handover
+        if not handover.stateful or handover.base == topology.restore_point:
+            return []
+        handover.base = topology.restore_point
+        return [self._master.distribute()]
 
     def _switch(self, topology: TopologyState) -> list[Command]:
         handover, graph = topology.handover, topology.graph
@@ -261,6 +269,6 @@ class HandoverControl:
 
 def _obstacle(handover: Handover) -> str:
     """What has kept a batch from switching."""
-    late = [moving for moving in handover.batch if moving.armed < handover.base[0]]
+    late = [moving for moving in handover.batch if moving.armed < max(0, handover.base[0])]
     trouble = next((f" ({moving.trouble})" for moving in late if moving.trouble), "")
     return f"{tasks_named([moving.task for moving in late])} could not be prepared{trouble}" if late else "no wave was committed"

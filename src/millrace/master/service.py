@@ -231,8 +231,7 @@ class Master:
         self.call(self._kill_all)
 
     def move(self, name: str, task: TaskId, slot: int) -> None:
-        """Move one running task to another worker. In a topology without state it moves at once and no other task restarts.
-        With state it moves after the next wave: at least once, replayable spouts restart too; exactly once, all tasks do. In
+        """Move one running task to another worker. It is handed over while the stream runs, and no other task restarts. In
         batches it moves with the next batch."""
         self.call(lambda: self.tell(Moved(name, task, slot)))
 
