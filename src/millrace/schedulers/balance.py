@@ -66,8 +66,6 @@ class Balance:
 
     def _balanced(self, graph: TopologyGraph, load: Load, plan: Plan) -> tuple[Plan, list[str]]:
         """The plan with balanced key groups, or the same plan; and the reasons."""
-        if not graph.batched:
-            return plan, [f"{graph.name}: key groups of a resident topology stay where they are"]
         owned, reasons = dict(plan.key_groups), []
         for component in graph.bolts:
             if not component.keyed or component.par < 2:

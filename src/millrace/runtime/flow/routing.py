@@ -16,19 +16,19 @@ from millrace.errors import EmitError
 from millrace.model.graph import resolve
 
 if TYPE_CHECKING:
-    from millrace.runtime.flow.channel import Channel
+    from millrace.runtime.flow.channel import Outlet
 
 KEYS_REMEMBERED = 100_000  # a route forgets all keys beyond this, so that unbounded key spaces do not fill memory
 WHOLE = 64  # a shuffle sends up to this many tuples together: splitting them would cost more than it balances
 
 Rows = Sequence[tuple[Any, ...]]
-Parts = Iterable[tuple["Channel", Any]]
+Parts = Iterable[tuple["Outlet", Any]]
 
 
 class Route:
     """Routes for one subscription to a stream: splits rows or a batch among the target channels."""
 
-    def __init__(self, channels: list[Channel]) -> None:
+    def __init__(self, channels: list[Outlet]) -> None:
         self.channels = channels
 
     def split(self, rows: Rows) -> Parts:
@@ -61,7 +61,7 @@ class ToAll(Route):
 class Shuffle(Route):
     """Balances over the tasks: a large chunk is cut into equal slices, a small one goes to the task that got least."""
 
-    def __init__(self, channels: list[Channel]) -> None:
+    def __init__(self, channels: list[Outlet]) -> None:
         super().__init__(channels)
         self._sent = [0] * len(channels)  # by this route; by the channels' own counts a new one would get everything
 
@@ -85,7 +85,7 @@ class Shuffle(Route):
 class Custom(Route):
     """Calls a user's function to choose the tasks for each tuple."""
 
-    def __init__(self, channels: list[Channel], code: str) -> None:
+    def __init__(self, channels: list[Outlet], code: str) -> None:
         super().__init__(channels)
         self.code = code
 
@@ -125,7 +125,7 @@ class _Memory(dict[Any, int]):
 class ByFields(Route):
     """Sends equal keys to the same task: key -> key group -> the task that owns the group."""
 
-    def __init__(self, channels: list[Channel], positions: Sequence[int], owners: Sequence[int]) -> None:
+    def __init__(self, channels: list[Outlet], positions: Sequence[int], owners: Sequence[int]) -> None:
         super().__init__(channels)
         self.positions, self.owners = tuple(positions), tuple(owners)
         self._memory = _Memory(self._task_of)
@@ -255,8 +255,10 @@ def _field_in_utc(field: pa.Field) -> pa.Field:
     return field.with_type(_in_utc(field.type))
 
 
-def make_route(grouping: Grouping, channels: list[Channel], fields: Sequence[str], owners: Sequence[int]) -> Route:
-    """Make the route for one subscription; `owners` maps key groups to tasks (fields groupings only)."""
+def make_route(grouping: Grouping, channels: list[Outlet], fields: Sequence[str], owners: Sequence[int],
+               lanes: Sequence[Outlet] = ()) -> Route:
+    """Make the route for one subscription. For a fields grouping, `owners` maps key groups to tasks, or to `lanes`, numbered
+    after the tasks."""
     if grouping.kind == "custom":
         return Custom(channels, grouping.code)
     if grouping.kind == "all":
@@ -264,7 +266,7 @@ def make_route(grouping: Grouping, channels: list[Channel], fields: Sequence[str
     if grouping.kind == "global" or len(channels) == 1:
         return ToOne(channels[:1])
     if grouping.kind == "fields":
-        return ByFields(channels, [fields.index(name) for name in grouping.names], owners)
+        return ByFields([*channels, *lanes], [fields.index(name) for name in grouping.names], owners)
     if grouping.kind == "local-or-shuffle":
         return Shuffle([channel for channel in channels if channel.local is not None] or channels)
     return Shuffle(channels)

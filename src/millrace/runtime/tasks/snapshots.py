@@ -21,7 +21,7 @@ from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.messages import WaveMark
 from millrace.state.checkpoint import IN_FLIGHT, OWN, Blocks, InFlightStream, PieceRef, TaskRecord, blob_name, pack
 from millrace.state.packing import pack_value, unpack_value
-from millrace.state.task_state import TaskState, open_states
+from millrace.state.task_state import Decoded, TaskState, open_states
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
@@ -38,6 +38,15 @@ class Snapshot(NamedTuple):
     prepared: list[str] = []
     streams: list[InFlightStream] = []
     staged: bytes = b""  # of a sink whose task moves
+
+
+class ReadGroups:
+    """Key groups of another task that have been read: their chains, content and blocks."""
+
+    def __init__(self) -> None:
+        self.chains: dict[int, list[PieceRef]] = {}
+        self.decoded: dict[int, Decoded] = {}
+        self.blocks: dict[str, Blocks] = {}
 
 
 class StoreThread:
@@ -405,6 +414,60 @@ class Snapshots:
                 errors.append(error)
 
         self.task.worker.threads.run(self._thread, read, lambda: done(copied[0], errors[0] if errors else None))
+
+    def hand_over_groups(self, groups: Collection[int], changed: set[int] | bool, lost: set[int]) -> Pieces:
+        """Remove key groups, and return what their next owner lacks, which has the last committed wave, or nothing if `changed`
+        is True. Runs where the task does."""
+        if self.state is None:
+            return {}
+        self.state.spoil(lost & set(groups))
+        return self.state.extract(groups, changed)
+
+    def forget_groups(self, groups: Iterable[int]) -> None:
+        """Forget the chains of key groups that another task has. Runs on the loop."""
+        for group in groups:
+            self._chains.pop(group, None)
+            self._changed.discard(group)
+            self._lost.discard(group)
+
+    def read_groups(self, base: tuple[int, int, int], groups: Collection[int], known: ReadGroups,
+                    done: Callable[[int, BaseException | None], None]) -> None:
+        """Read key groups of another task as of a committed wave into `known`, on the store thread; only those that differ. Runs
+        on the loop; `done` gets the number of bytes, and the error if it failed."""
+        wave, _, manifest_epoch = base
+        topology, checkpoints, read_bytes, errors = self.task.topology.graph.name, self.task.worker.checkpoints, [0], \
+            list[BaseException]()
+
+        def read() -> None:
+            try:
+                records = [record for record in checkpoints.manifest(topology, manifest_epoch, wave).records
+                           if record.component == self.task.name.component]
+                blocks = {blob: held for record in records for blob, held in record.blocks.items()}
+                chains = {group: chain for record in records for group, chain in record.chains.items() if group in groups}
+                differ = {group: chain for group, chain in chains.items() if known.chains.get(group) != chain}
+                pieces = checkpoints.fetch(topology, [ref for chain in differ.values() for ref in chain], blocks)
+                if self.state is not None:
+                    known.decoded |= self.state.decoded({group: [pieces[ref] for ref in chain]
+                                                         for group, chain in differ.items()})
+                known.chains |= chains
+                known.blocks |= blocks
+                read_bytes[0] = sum(map(len, pieces.values()))
+            except Exception as error:
+                errors.append(error)
+
+        self.task.worker.threads.run(self._thread, read, lambda: done(read_bytes[0], errors[0] if errors else None))
+
+    def take_groups(self, groups: Iterable[int], known: ReadGroups, delta: Iterable[tuple[int, bytes]]) -> None:
+        """Add key groups: their state as of a committed wave, and their changes since. Runs on the loop, while the task's code
+        does not."""
+        if self.state is None:
+            return
+        self.state.load({group: known.decoded.get(group, ({}, None)) for group in groups})
+        for group, piece in delta:
+            self.state.adopt(group, piece)
+        self._chains |= {group: chain for group, chain in known.chains.items() if chain}
+        needed = self.blobs()
+        self._blocks |= {blob: held for blob, held in known.blocks.items() if blob in needed}
 
     def adopt(self, group: int, piece: bytes) -> None:
         """Take the changes of a key group since the wave that was copied. The next wave has them. Runs on the loop."""

@@ -145,7 +145,7 @@ class SpoutTask(Task):
             self.tracking.send(group, now)
         return bool(groups)
 
-    def drained(self, awaited: set[Incarnation], impatient: bool) -> bool:
+    def drained(self, move: int, awaited: set[Incarnation], impatient: bool) -> bool:
         return self.idle() or impatient
 
     def idle(self) -> bool:

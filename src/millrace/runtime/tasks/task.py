@@ -71,6 +71,7 @@ class Task:
         self.waves = TaskWaves(self)
         self.arrival: Arrival | None = None  # it takes over from an incarnation elsewhere
         self.departure: Departure | None = None  # an incarnation elsewhere takes over
+        self.cuts: set[int] = set()  # moves for which it has marked its channels
         self.unwired = False  # it gets the channels of the current plan when its code has returned
         self.size_chunks()
 
@@ -141,9 +142,17 @@ class Task:
 
     # -- hand-over ---------------------------------------------------------------------------------------------------
 
-    def drained(self, awaited: set[Incarnation], impatient: bool) -> bool:
+    def drained(self, move: int, awaited: set[Incarnation], impatient: bool) -> bool:
         """True if nothing is left to do before the task is handed over. `awaited`: senders whose marks must have come."""
         raise NotImplementedError
+
+    def awaits_end(self, channel: Channel) -> bool:
+        """True if the receiver of this channel may not have had the end that was sent there."""
+        return self.departure is not None and self.departure.frozen and channel.consumed < channel.seq
+
+    def arrival_of(self, move: int) -> Any:
+        """What takes the parts of the state that come with this move; None if the task takes part in no such move."""
+        return self.arrival if self.arrival is not None and self.arrival.move.number == move else None
 
     def leave(self) -> None:
         """Close what cannot be handed over, after the last output."""

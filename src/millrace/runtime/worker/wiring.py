@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from millrace.errors import UnknownName
 from millrace.model.graph import Input, TaskId
-from millrace.runtime.flow.channel import Channel, Inlet
+from millrace.runtime.flow.channel import Channel, Inlet, Lane, Outlet
 from millrace.runtime.flow.links import Links
 from millrace.runtime.flow.pace import FIRST_TUPLES
 from millrace.runtime.flow.routing import make_route
 from millrace.runtime.tasks.bolt import BoltTask
+from millrace.runtime.tasks.host import TaskTopology
 from millrace.runtime.tasks.task import Task
 
 
@@ -19,9 +22,9 @@ class Wiring:
         """Give the task its channels under the current plan; channels whose target has not moved are kept."""
         run, outputs = task.topology, task.outbox.outputs
         channels: dict[int, Channel] = {}
-        routes: dict[str, list[tuple[Input, str, list[Channel]]]] = {output.name: [] for output in outputs}
+        routes: dict[str, list[tuple[Input, str, list[Outlet]]]] = {output.name: [] for output in outputs}
         for component, subscription in run.graph.downstream(task.name.component):
-            targets = []
+            targets: list[Outlet] = []
             for index in range(component.par):
                 target = TaskId(component.name, index)
                 number = run.graph.number(target)
@@ -30,7 +33,7 @@ class Wiring:
                 targets.append(channels[number])
             routes[subscription.stream].append((subscription, component.name, targets))
         for output in outputs:
-            output.routes = [make_route(subscription.grouping, targets, output.fields, run.key_groups.get(component, ()))
+            output.routes = [make_route(subscription.grouping, targets, output.fields, *lanes_of(run, component, targets))
                              for subscription, component, targets in routes[output.name]
                              if subscription.grouping.kind != "direct"]
             output.targets = {channel.target: channel for subscription, _, targets in routes[output.name]
@@ -42,6 +45,17 @@ class Wiring:
     def channel(self, task: Task, target: TaskId, number: int) -> Channel:
         """Make or reuse the channel from the task to the target task of this number."""
         raise NotImplementedError
+
+
+def lanes_of(run: TaskTopology, component: str, targets: list[Outlet]) -> tuple[Sequence[int], list[Lane]]:
+    """The owners of the component's key groups, and lanes for those that are being handed over. Lanes are numbered after the
+    tasks."""
+    owners, moves = run.key_groups.get(component, ()), run.lanes(component)
+    if not moves:
+        return owners, []
+    lane_of = {group: len(targets) + index for index, move in enumerate(moves) for group in move.groups}
+    lanes = [Lane(channel, move.number) for move in moves if isinstance(channel := targets[move.target.index], Channel)]
+    return [lane_of.get(group, owner) for group, owner in enumerate(owners)], lanes
 
 
 class LinkWiring(Wiring):
