@@ -36,6 +36,17 @@ def print_move(move: dict[str, Any]) -> None:
         console.print("it is handed over while the stream runs; `status` tells when it has arrived")
 
 
+def print_regroup(change: dict[str, Any]) -> None:
+    console = plain_console()
+    if not change["groups"]:
+        console.print(f"{change['component']} of {change['topology']} has these key groups where they are wanted already")
+        return
+    count = number_of(len(change["groups"]), "key group")
+    when = "with the next batch" if change["batched"] else "while the stream runs; `plan` tells when they have arrived"
+    console.print(f"{count} of {change['component']} of {change['topology']} {'goes' if len(change['groups']) == 1 else 'go'} to "
+                  f"other tasks {when}")
+
+
 def print_scale(change: dict[str, Any]) -> None:
     console = plain_console()
     if not change["changed"]:
