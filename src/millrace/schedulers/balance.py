@@ -24,8 +24,8 @@ from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem, clean
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Gives key groups of keyed components to other tasks, so that each task gets the same number of tuples; for topologies
-    that run in batches. Tasks stay where they are.
+    """Gives key groups of keyed components to other tasks, so that each task gets the same number of tuples. Tasks stay
+    where they are. On resident workers key groups are handed over while the stream runs; in batches, with the next one.
 
     Few groups move: a group that evens out the most and the least loaded task moves, or two groups change places. A group
     cannot be split, so a task keeps a group that is hotter than the mean for itself. All groups are reassigned from scratch

@@ -57,7 +57,6 @@ def test_a_good_plan_breaks_no_rule() -> None:
     ({"key_groups": {}}, "'count' has 0 key groups instead of 4"),
     ({"key_groups": {"count": (0, 0, 1)}}, "'count' has 3 key groups instead of 4"),
     ({"key_groups": {"count": (0, 0, 1, 2)}}, "a key group of 'count' belongs to none of its 2 tasks"),
-    ({"key_groups": {"count": (0, 1, 1, 1)}}, "gives key groups of 'count' to other tasks"),
     ({"key_groups": {"count": (0, 0, 1, -1)}}, "a key group of 'count' belongs to none of its 2 tasks"),
     ({"placement": {**PLACES, A0: "3"}}, "is '3', which is not a whole number"),
     ({"placement": {**PLACES, A0: 0.5}}, "is 0.5, which is not a whole number"),

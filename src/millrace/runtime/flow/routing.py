@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Outlet
 
 KEYS_REMEMBERED = 100_000  # a route forgets all keys beyond this, so that unbounded key spaces do not fill memory
+SAMPLED = 64  # chunks of which one is counted by key group
 WHOLE = 64  # a shuffle sends up to this many tuples together: splitting them would cost more than it balances
 
 Rows = Sequence[tuple[Any, ...]]
@@ -170,6 +171,38 @@ class ByFields(Route):
         encoded = column.dictionary_encode(null_encoding="encode")
         of_distinct = np.fromiter(map(self._task_of, values_of(encoded.dictionary)), dtype=np.int32)
         return of_distinct[encoded.indices.to_numpy(zero_copy_only=False)]
+
+
+class BySampledFields(ByFields):
+    """Also counts the tuples of each key group, in one chunk of many: hashing every key would cost too much."""
+
+    def __init__(self, route: ByFields, counts: np.ndarray) -> None:
+        super().__init__(route.channels, route.positions, route.owners)
+        self._counts, self._left = counts, 1
+
+    def split(self, rows: Rows) -> Parts:
+        self._left -= 1
+        if not self._left:
+            self._count(map(itemgetter(*self.positions), rows))
+        return super().split(rows)
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        self._left -= 1
+        if not self._left:
+            columns = [values_of(batch.column(position)) for position in self.positions]
+            self._count(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
+        return super().split_batch(batch)
+
+    def _count(self, keys: Iterable[Any]) -> None:
+        """Let the tuples of this chunk stand for those of the chunks that are not counted."""
+        self._left = SAMPLED
+        keys = list(keys)
+        try:
+            counted: Iterable[tuple[Any, int]] = Counter(keys).items()
+        except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
+            counted = ((key, 1) for key in keys)
+        for key, count in counted:
+            self._counts[stable_hash(key) % len(self.owners)] += SAMPLED * count
 
 
 class ByGroups(ByFields):

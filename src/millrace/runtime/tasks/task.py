@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from millrace.api.tuple import Tuple
 from millrace.config import MAX_FAILS
 from millrace.errors import EncodingError
@@ -34,6 +36,7 @@ from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.overtaken import Overtaken
+    from millrace.runtime.flow.routing import ByFields
     from millrace.runtime.tasks.handover.arrival import Arrival
     from millrace.runtime.tasks.handover.departure import Departure
     from millrace.runtime.tasks.host import TaskHost, TaskTopology
@@ -53,6 +56,7 @@ class Task:
         self.max_fails: int = MAX_FAILS.of(topology.graph.config)
         self.meters = Meters()
         self.channels: dict[int, Channel] = {}
+        self.group_counts: dict[str, np.ndarray] = {}  # tuples sent to each key group, by component: estimates from samples
         self.component: Any = None
         self.blocked = 0  # number of full channels
         self.busy = False  # its own thread is in user code
@@ -188,6 +192,11 @@ class Task:
         self.channels = channels
         self.blocked = sum(channel.full for channel in channels.values())
         self.size_chunks()
+
+    def group_counts_of(self, route: ByFields) -> np.ndarray:
+        """The counts of tuples sent to each key group of the component that the route leads to."""
+        component = self.topology.graph.task(route.channels[0].target).component
+        return self.group_counts.setdefault(component, np.zeros(len(route.owners), np.int64))
 
     def size_chunks(self) -> None:
         """Send chunks as large as the slowest receiver wants them, up to the configured size."""

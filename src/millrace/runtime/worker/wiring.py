@@ -9,7 +9,7 @@ from millrace.model.graph import Input, TaskId
 from millrace.runtime.flow.channel import Channel, Inlet, Lane, Outlet
 from millrace.runtime.flow.links import Links
 from millrace.runtime.flow.pace import FIRST_TUPLES
-from millrace.runtime.flow.routing import make_route
+from millrace.runtime.flow.routing import BySampledFields, ByFields, make_route
 from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.host import TaskTopology
 from millrace.runtime.tasks.task import Task
@@ -63,6 +63,12 @@ class LinkWiring(Wiring):
 
     def __init__(self, links: Links) -> None:
         self._links = links
+
+    def wire(self, task: Task) -> None:
+        super().wire(task)
+        for output in task.outbox.outputs:
+            output.routes = [BySampledFields(route, task.group_counts_of(route)) if isinstance(route, ByFields) else route
+                             for route in output.routes]
 
     def channel(self, task: Task, target: TaskId, number: int) -> Channel:
         run = task.topology
