@@ -90,7 +90,7 @@ class Task:
 
     def _returned(self, done: Callable[[], None]) -> None:
         done()
-        if self.unwired and not self.busy:
+        if self.unwired and not self.busy and not self.ended:
             self.worker.connect(self)
 
     # -- called by the component (TaskHandle) ------------------------------------------------------------------------
