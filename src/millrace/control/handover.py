@@ -20,7 +20,19 @@ from typing import Protocol
 from millrace.config import HANDOVER_BATCH, HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
 from millrace.control.events import Command, Distribute, MoveArmed, MoveTaken, Say
-from millrace.control.moves import REFRESH, RESTING, RETURN, Cause, GroupId, Handover, Moving, Regrouping, Wanted, batch_of, group_batch
+from millrace.control.moves import (
+    REFRESH,
+    RESTING,
+    RETURN,
+    Cause,
+    GroupId,
+    Handover,
+    Moving,
+    Regrouping,
+    Wanted,
+    batch_of,
+    group_batch,
+)
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE
