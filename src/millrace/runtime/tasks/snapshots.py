@@ -6,7 +6,7 @@ store thread and answers the master; the microbatch engine does both in line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.api.bolt import Bolt
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
 
 Pieces = dict[int, tuple[bool, bytes]]
+SLICE_BYTES = 1 << 19  # of state, decoded at once beside running tasks: a thread that decodes holds the interpreter
 
 
 class Snapshot(NamedTuple):
@@ -297,10 +298,11 @@ class Snapshots:
 
         self.task.worker.threads.run(self._thread, read, lambda: done(errors[0] if errors else None))
 
-    def restore(self, records: Iterable[TaskRecord], owned: Collection[int], with_own: bool = True) -> int:
+    def restore(self, records: Iterable[TaskRecord], owned: Collection[int], with_own: bool = True,
+                gently: bool = False) -> int:
         """Restore the owned key groups to the records of a manifest, reading only the chains that differ from the local ones.
-        `with_own`: also read the task's own snapshot and position, for `restore_component`. Returns the bytes of key groups
-        that had to be read."""
+        `with_own`: also read the task's own snapshot and position, for `restore_component`. `gently`: leave the interpreter to
+        others from time to time. Returns the bytes of key groups that had to be read."""
         name, checkpoints = self.task.name, self.task.worker.checkpoints
         component = [record for record in records if record.component == name.component]
         blocks = {blob: held for record in component for blob, held in record.blocks.items()}
@@ -311,7 +313,10 @@ class Snapshots:
         in_flight = [record.in_flight] if record is not None and record.in_flight is not None else []
         pieces = checkpoints.fetch(self.task.topology.graph.name, [*wanted, *own, *in_flight], blocks)
         if self.state is not None and stale:
-            self.state.restore_all({group: [pieces[ref] for ref in chain] for group, chain in stale.items()})
+            for groups in _slices(stale) if gently else [list(stale)]:
+                self.state.restore_all({group: [pieces[ref] for ref in stale[group]] for group in groups})
+                if gently:
+                    checkpoints.rest()
             self._chains = {group: chain for group, chain in {**self._chains, **stale}.items() if chain}
         if with_own:
             self._promised = component
@@ -408,7 +413,7 @@ class Snapshots:
         def read() -> None:
             try:
                 manifest = self.task.worker.checkpoints.manifest(self.task.topology.graph.name, manifest_epoch, wave)
-                copied[0] = self.restore(manifest.records, self._owned(), with_own=False)
+                copied[0] = self.restore(manifest.records, self._owned(), with_own=False, gently=True)
                 self._holders = self.task.worker.checkpoints.slots()
             except Exception as error:
                 errors.append(error)
@@ -446,9 +451,9 @@ class Snapshots:
                 chains = {group: chain for record in records for group, chain in record.chains.items() if group in groups}
                 differ = {group: chain for group, chain in chains.items() if known.chains.get(group) != chain}
                 pieces = checkpoints.fetch(topology, [ref for chain in differ.values() for ref in chain], blocks)
-                if self.state is not None:
-                    known.decoded |= self.state.decoded({group: [pieces[ref] for ref in chain]
-                                                         for group, chain in differ.items()})
+                for part in _slices(differ) if self.state is not None else ():
+                    known.decoded |= self.state.decoded({group: [pieces[ref] for ref in differ[group]] for group in part})
+                    checkpoints.rest()
                 known.chains |= chains
                 known.blocks |= blocks
                 read_bytes[0] = sum(map(len, pieces.values()))
@@ -519,3 +524,17 @@ class Snapshots:
 def _groups(pieces: Iterable[int]) -> set[int]:
     """The key groups among the keys of pieces."""
     return {group for group in pieces if group not in (OWN, IN_FLIGHT)}
+
+
+def _slices(chains: Mapping[int, Sequence[PieceRef]]) -> Iterator[list[int]]:
+    """The key groups in parts, each of which can be decoded in a short time."""
+    part: list[int] = []
+    size = 0
+    for group, chain in chains.items():
+        part.append(group)
+        size += sum(ref.length for ref in chain)
+        if size >= SLICE_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
