@@ -43,8 +43,8 @@ def print_regroup(change: dict[str, Any]) -> None:
         return
     count = number_of(len(change["groups"]), "key group")
     when = "with the next batch" if change["batched"] else "while the stream runs; `plan` tells when they have arrived"
-    console.print(f"{count} of {change['component']} of {change['topology']} {'goes' if len(change['groups']) == 1 else 'go'} to "
-                  f"other tasks {when}")
+    go = "goes" if len(change["groups"]) == 1 else "go"
+    console.print(f"{count} of {change['component']} of {change['topology']} {go} to other tasks {when}")
 
 
 def print_scale(change: dict[str, Any]) -> None:

@@ -60,7 +60,8 @@ class Move:
     the task stays at its old place and the new worker prepares an incarnation from the wave `base`; as soon as it switches,
     senders use the new place. `sources`: (task, incarnation) of the senders whose marks the old incarnation awaits.
 
-    If only `groups` of the task's key groups move, both tasks run: `task` at `old`, and `target`, which takes them, at `new`."""
+    If only `groups` of the task's key groups move, both tasks run: `task` at `old`, and `target`, which takes them, at
+    `new`."""
 
     number: int
     task: TaskId

@@ -233,9 +233,9 @@ class Ticked:
     now: float
 
 
-Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Regrouped | Replanned | Rescaled
-         | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked | ManifestStored
-         | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
+Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Regrouped | Replanned
+         | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked
+         | ManifestStored | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from millrace.control.wording import tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.model.graph import ACKER, TaskId
 
+
 class MovingTopologies(Protocol):
     """The part of the master's state that hand-over uses."""
 
@@ -308,7 +309,8 @@ def _obstacle(handover: Handover) -> str:
     """What has kept a batch from switching."""
     late = [moving for moving in handover.batch if moving.armed < max(0, handover.base[0])]
     trouble = next((f" ({moving.trouble})" for moving in late if moving.trouble), "")
-    return f"{tasks_named([moving.task for moving in late])} could not be prepared{trouble}" if late else "no wave was committed"
+    named = tasks_named([moving.task for moving in late])
+    return f"{named} could not be prepared{trouble}" if late else "no wave was committed"
 
 
 def _moves_text(moves: Sequence[Moving]) -> str:

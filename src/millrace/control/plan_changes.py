@@ -187,8 +187,8 @@ def check_groups(topology: TopologyState, component: str, owners: Mapping[int, i
     definition = topology.graph.component(component)  # UnknownName if there is none
     if component not in topology.key_groups:
         keyed = ", ".join(sorted(topology.key_groups)) or "none"
-        raise TopologyError(f"{component!r} has no key groups, because no fields grouping leads to it; components that have some: "
-                            f"{keyed}")
+        raise TopologyError(f"{component!r} has no key groups, because no fields grouping leads to it; components that have "
+                            f"some: {keyed}")
     count = len(topology.key_groups[component])
     for group, owner in owners.items():
         if not 0 <= group < count:

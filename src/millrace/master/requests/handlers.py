@@ -75,7 +75,8 @@ class TopologyVerbs:
         topology = self._state.topology(name)
         before = topology.key_groups.get(component, ())
         self._tell(Regrouped(name, component, owners))
-        moved = {group: {"from": before[group], "to": owner} for group, owner in sorted(owners.items()) if before[group] != owner}
+        moved = {group: {"from": before[group], "to": owner} for group, owner in sorted(owners.items())
+                 if before[group] != owner}
         return {"topology": name, "component": component, "groups": moved, "batched": topology.batched}
 
     def _topology_with_components(self, components: Iterable[str]) -> str:

@@ -35,11 +35,11 @@ from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
-    from millrace.runtime.tasks.host import TaskHost, TaskTopology
     from millrace.runtime.tasks.handover.arrival import Arrival
     from millrace.runtime.tasks.handover.group_arrival import GroupArrival
     from millrace.runtime.tasks.handover.group_departure import GroupDeparture
     from millrace.runtime.tasks.handover.succession import Incarnation
+    from millrace.runtime.tasks.host import TaskHost, TaskTopology
 
 STALE = 1.1  # message timeouts after which a chunk is not worth processing
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from millrace.runtime.flow.routing import ByFields
     from millrace.runtime.tasks.handover.arrival import Arrival
     from millrace.runtime.tasks.handover.departure import Departure
-    from millrace.runtime.tasks.host import TaskHost, TaskTopology
     from millrace.runtime.tasks.handover.succession import Incarnation
+    from millrace.runtime.tasks.host import TaskHost, TaskTopology
 
 
 class Task:

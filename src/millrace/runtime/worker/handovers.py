@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from millrace.config import HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import SWITCH, Move
 from millrace.model.graph import TaskId
-from millrace.runtime.tasks.handover.arrival import Arrival
 from millrace.runtime.tasks.bolt import BoltTask
+from millrace.runtime.tasks.handover.arrival import Arrival
 from millrace.runtime.tasks.handover.departure import Departure
 from millrace.runtime.tasks.handover.group_arrival import GroupArrival
 from millrace.runtime.tasks.handover.group_departure import GroupDeparture

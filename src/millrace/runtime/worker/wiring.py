@@ -9,7 +9,7 @@ from millrace.model.graph import Input, TaskId
 from millrace.runtime.flow.channel import Channel, Inlet, Lane, Outlet
 from millrace.runtime.flow.links import Links
 from millrace.runtime.flow.pace import FIRST_TUPLES
-from millrace.runtime.flow.routing import BySampledFields, ByFields, make_route
+from millrace.runtime.flow.routing import ByFields, BySampledFields, make_route
 from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.host import TaskTopology
 from millrace.runtime.tasks.task import Task

@@ -139,7 +139,8 @@ class Arrival:
         task.start_taken(closing.due)
         worker, run = task.worker, task.topology
         pause = closing.paused + worker.clock.now() - (self._first_at or worker.clock.now())
-        self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, self.move.number, self._parts.bytes, pause))
+        self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, self.move.number, self._parts.bytes,
+                              pause))
 
     # -- answers -------------------------------------------------------------------------------------------------------
 

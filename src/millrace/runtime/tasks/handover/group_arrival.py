@@ -1,7 +1,7 @@
 """Key groups that a task takes over from another task of its component, while it works on with its own.
 
-Their state as of the last committed wave is read and decoded aside: the component must not see it before the old owner has let go
-of it. Their input waits in a lane of its own.
+Their state as of the last committed wave is read and decoded aside: the component must not see it while the old owner still
+works with it. Their input waits in a lane of its own.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class GroupArrival:
         task.inbox.take_lane(self.move.number)
         worker, run = task.worker, task.topology
         pause = self._paused + worker.clock.now() - self._first_at
-        self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, self.move.number, self._parts.bytes, pause))
+        self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, self.move.number, self._parts.bytes,
+                              pause))
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
