@@ -108,8 +108,8 @@ def group_owners(items: list[str]) -> dict[int, int]:
         first, _, last = key.partition("-")
         numbers = [int(text) for text in (first, last or first) if text.isdecimal() and len(text) < 6]
         if len(numbers) < 2 or numbers[0] > numbers[1]:
-            raise MillraceError(f"regroup {f'{key}={task}'!r}: {key!r} is neither a key group, as in 12=1, nor a range of them, "
-                                "as in 0-7=1")
+            raise MillraceError(f"regroup {f'{key}={task}'!r}: {key!r} is neither a key group, as in 12=1, nor a range, as in "
+                                "0-7=1")
         owners.update(dict.fromkeys(range(numbers[0], numbers[1] + 1), task))
     return owners
 

@@ -52,6 +52,7 @@ class Place:
 
 
 ARM, SWITCH = "arm", "switch"  # phases of a move
+NO_TASK = TaskId("", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Move:
     base: tuple[int, int, int] = (0, 0, 0)  # wave, epoch it was prepared in, epoch of its manifest; 0, 0, 0: no state
     sources: list[tuple[TaskId, int]] = field(default_factory=list)
     groups: tuple[int, ...] = ()
-    target: TaskId = TaskId("", 0)  # the task itself, unless only key groups move
+    target: TaskId = NO_TASK  # the task itself, unless only key groups move
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,7 +283,8 @@ class TaskState:
         changes = {name: state.changes() for name, state in self.states.items()}
         forced = (self._forced(whole) | self._spoiled) & set(groups)
         dirty = {group for changed in changes.values() for group in changed if group in groups}
-        pieces = {group: (False, delta) for group in sorted(dirty - forced) if (delta := self._delta(group, changes)) is not None}
+        pieces = {group: (False, delta) for group in sorted(dirty - forced)
+                  if (delta := self._delta(group, changes)) is not None}
         pieces |= self._whole_pieces((dirty | forced) - pieces.keys(), changes)
         self.drop(*groups)
         return pieces

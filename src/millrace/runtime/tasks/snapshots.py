@@ -437,8 +437,8 @@ class Snapshots:
 
     def read_groups(self, base: tuple[int, int, int], groups: Collection[int], known: ReadGroups,
                     done: Callable[[int, BaseException | None], None]) -> None:
-        """Read key groups of another task as of a committed wave into `known`, on the store thread; only those that differ. Runs
-        on the loop; `done` gets the number of bytes, and the error if it failed."""
+        """Read key groups of another task as of a committed wave into `known`, on the store thread; only those that differ.
+        Runs on the loop; `done` gets the number of bytes, and the error if it failed."""
         wave, _, manifest_epoch = base
         topology, checkpoints, read_bytes, errors = self.task.topology.graph.name, self.task.worker.checkpoints, [0], \
             list[BaseException]()
