@@ -206,9 +206,10 @@ def regroup(component: Annotated[str, typer.Argument(metavar="COMPONENT", help="
             topology: Annotated[str | None, typer.Option(metavar="NAME", help="Topology of the bolt; needed only if several "
                                                                               "have one of this name.")] = None,
             cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Give key groups of a bolt to other tasks of it, while the stream runs.
+    """Give key groups of a bolt to other tasks of it.
 
-    Only tuples of these key groups wait, until their state has moved. For example: millrace regroup count 0-7=3 12=1
+    On resident workers they are handed over while the stream runs: only their own tuples wait, until their state has moved.
+    For example: millrace regroup count 0-7=3 12=1
     """
     from millrace.cli.show import print_regroup
     from millrace.master.requests.client import ask

@@ -306,7 +306,7 @@ class HandoverControl:
 
 
 def _obstacle(handover: Handover) -> str:
-    """What has kept a batch from switching."""
+    """The reason why a batch has not switched."""
     late = [moving for moving in handover.batch if moving.armed < max(0, handover.base[0])]
     trouble = next((f" ({moving.trouble})" for moving in late if moving.trouble), "")
     named = tasks_named([moving.task for moving in late])

@@ -13,8 +13,7 @@ RESTING, REFRESH = "resting", "refresh"  # the other phases are those of a `Move
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Who asked for a move or another change, and why: a person, a scheduler with its decision, the loss of a worker, or its
-    return."""
+    """The cause of a move or another change: a person, a scheduler with its decision, the loss of a worker, or its return."""
 
     who: str
     why: str = ""

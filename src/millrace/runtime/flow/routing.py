@@ -29,8 +29,8 @@ Parts = Iterable[tuple["Outlet", Any]]
 class Route:
     """Routes for one subscription to a stream: splits rows or a batch among the target channels."""
 
-    def __init__(self, channels: list[Outlet]) -> None:
-        self.channels = channels
+    def __init__(self, channels: Sequence[Outlet]) -> None:
+        self.channels = list(channels)
 
     def split(self, rows: Rows) -> Parts:
         raise NotImplementedError
@@ -62,7 +62,7 @@ class ToAll(Route):
 class Shuffle(Route):
     """Balances over the tasks: a large chunk is cut into equal slices, a small one goes to the task that got least."""
 
-    def __init__(self, channels: list[Outlet]) -> None:
+    def __init__(self, channels: Sequence[Outlet]) -> None:
         super().__init__(channels)
         self._sent = [0] * len(channels)  # by this route; by the channels' own counts a new one would get everything
 
@@ -86,7 +86,7 @@ class Shuffle(Route):
 class Custom(Route):
     """Calls a user's function to choose the tasks for each tuple."""
 
-    def __init__(self, channels: list[Outlet], code: str) -> None:
+    def __init__(self, channels: Sequence[Outlet], code: str) -> None:
         super().__init__(channels)
         self.code = code
 
@@ -126,7 +126,7 @@ class _Memory(dict[Any, int]):
 class ByFields(Route):
     """Sends equal keys to the same task: key -> key group -> the task that owns the group."""
 
-    def __init__(self, channels: list[Outlet], positions: Sequence[int], owners: Sequence[int]) -> None:
+    def __init__(self, channels: Sequence[Outlet], positions: Sequence[int], owners: Sequence[int]) -> None:
         super().__init__(channels)
         self.positions, self.owners = tuple(positions), tuple(owners)
         self._memory = _Memory(self._task_of)
@@ -288,7 +288,7 @@ def _field_in_utc(field: pa.Field) -> pa.Field:
     return field.with_type(_in_utc(field.type))
 
 
-def make_route(grouping: Grouping, channels: list[Outlet], fields: Sequence[str], owners: Sequence[int],
+def make_route(grouping: Grouping, channels: Sequence[Outlet], fields: Sequence[str], owners: Sequence[int],
                lanes: Sequence[Outlet] = ()) -> Route:
     """Make the route for one subscription. For a fields grouping, `owners` maps key groups to tasks, or to `lanes`, numbered
     after the tasks."""

@@ -451,8 +451,9 @@ class Snapshots:
                 chains = {group: chain for record in records for group, chain in record.chains.items() if group in groups}
                 differ = {group: chain for group, chain in chains.items() if known.chains.get(group) != chain}
                 pieces = checkpoints.fetch(topology, [ref for chain in differ.values() for ref in chain], blocks)
-                for part in _slices(differ) if self.state is not None else ():
-                    known.decoded |= self.state.decoded({group: [pieces[ref] for ref in differ[group]] for group in part})
+                state = self.state
+                for part in _slices(differ) if state is not None else ():
+                    known.decoded |= state.decoded({group: [pieces[ref] for ref in differ[group]] for group in part})
                     checkpoints.rest()
                 known.chains |= chains
                 known.blocks |= blocks

@@ -155,7 +155,7 @@ class Task:
         return self.departure is not None and self.departure.frozen and channel.consumed < channel.seq
 
     def arrival_of(self, move: int) -> Any:
-        """What takes the parts of the state that come with this move; None if the task takes part in no such move."""
+        """The receiver of the state that comes with this move; None if the task takes part in no such move."""
         return self.arrival if self.arrival is not None and self.arrival.move.number == move else None
 
     def leave(self) -> None:

@@ -155,8 +155,10 @@ class Handovers:
                 self._end(task)
         numbers = {move.number for move in self.moves}
         for task in self._run.tasks.values():
-            for number, departure in list(task.group_departures.items()) if isinstance(task, BoltTask) else ():
-                if number not in numbers and departure.over:
+            if isinstance(task, BoltTask):
+                over = [number for number, departure in task.group_departures.items()
+                        if number not in numbers and departure.over]
+                for number in over:
                     del task.group_departures[number]
 
     def tell_again(self) -> None:

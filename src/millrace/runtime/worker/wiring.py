@@ -22,9 +22,9 @@ class Wiring:
         """Give the task its channels under the current plan; channels whose target has not moved are kept."""
         run, outputs = task.topology, task.outbox.outputs
         channels: dict[int, Channel] = {}
-        routes: dict[str, list[tuple[Input, str, list[Outlet]]]] = {output.name: [] for output in outputs}
+        routes: dict[str, list[tuple[Input, str, list[Channel]]]] = {output.name: [] for output in outputs}
         for component, subscription in run.graph.downstream(task.name.component):
-            targets: list[Outlet] = []
+            targets = []
             for index in range(component.par):
                 target = TaskId(component.name, index)
                 number = run.graph.number(target)
@@ -47,14 +47,14 @@ class Wiring:
         raise NotImplementedError
 
 
-def lanes_of(run: TaskTopology, component: str, targets: list[Outlet]) -> tuple[Sequence[int], list[Lane]]:
+def lanes_of(run: TaskTopology, component: str, targets: Sequence[Channel]) -> tuple[Sequence[int], list[Lane]]:
     """The owners of the component's key groups, and lanes for those that are being handed over. Lanes are numbered after the
     tasks."""
     owners, moves = run.key_groups.get(component, ()), run.lanes(component)
     if not moves:
         return owners, []
     lane_of = {group: len(targets) + index for index, move in enumerate(moves) for group in move.groups}
-    lanes = [Lane(channel, move.number) for move in moves if isinstance(channel := targets[move.target.index], Channel)]
+    lanes = [Lane(targets[move.target.index], move.number) for move in moves]
     return [lane_of.get(group, owner) for group, owner in enumerate(owners)], lanes
 
 

@@ -12,13 +12,13 @@ from millrace.runtime.wire.messages import HandoverMark
 Incarnation = tuple[int, int]  # number and incarnation of a task
 
 
-Ended = tuple[int, int, int]  # number and incarnation of a task, and the move for which it sends nothing more
+EndedSender = tuple[int, int, int]  # number and incarnation of a task, and the move for which it sends nothing more
 
 
 class Held:
     """Input from a new sender. `after`: the old one; `worker`: slot and generation of its worker."""
 
-    def __init__(self, after: Ended, worker: tuple[int, int]) -> None:
+    def __init__(self, after: EndedSender, worker: tuple[int, int]) -> None:
         self.after, self.worker = after, worker
         self.deliveries: deque[Delivery] = deque()
 
@@ -28,7 +28,7 @@ class Succession:
 
     def __init__(self) -> None:
         self.held: dict[Incarnation, Held] = {}
-        self._ended: set[Ended] = set()  # whose successors have not started yet
+        self._ended: set[EndedSender] = set()  # whose successors have not started yet
 
     def holds(self, delivery: Delivery) -> bool:
         """Keep the delivery back if its sender has to wait."""
