@@ -43,7 +43,7 @@ from millrace.bench.faults.soak import NAME, Soak, Stuck, figures_of
 from millrace.bench.faults.surroundings import TakenAway, catches, executor_of, has_ended, is_stopped
 from millrace.cli.main import app
 from millrace.control.topology_status import RUNNING
-from millrace.control.waves import IDLE
+from millrace.control.waves import CLAIM, IDLE, INIT
 from millrace.errors import MillraceError, StoreUnreachable
 from millrace.master.batch_log import BatchLog, BatchRecord, UnderWay
 from millrace.model.graph import TaskId
@@ -226,7 +226,7 @@ def test_an_error_before_a_slow_sink_leaves_the_rest_of_the_run(monkeypatch: pyt
     result = run.run_faults(1.0, [0], "exactly-once", run.RESIDENT, live=False)
     assert fake.kept == {"faults-exactly-once": result} and result["stuck"] is None
     assert (result["driver_restart_ms"], result["wave_under_backpressure_ms"]) == (7, None)
-    assert run.broken_promises(result) == "before a slow sink: no backpressure"
+    assert run.broken_promises(result) == "before a slow sink: MillraceError: no backpressure"
 
 
 def test_a_run_that_did_not_start_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,3 +535,12 @@ def test_a_worker_that_the_signal_would_end_gets_none(tmp_path: Path, monkeypatc
     worker = SignalledWorker(monkeypatch, component, catches_signals=False)
     assert not worker.cause(kind, tmp_path)
     assert not worker.got
+
+
+@pytest.mark.parametrize(("phase", "proved"), [(CLAIM, True), (INIT, True), (IDLE, False)])
+def test_a_wave_that_cannot_be_restored_proves_the_store_away(tmp_path: Path, phase: str, proved: bool) -> None:
+    """The store must not stay away for longer because a topology that restarts abandons no wave."""
+    master = FakeMaster()
+    master.topology.waves.phase = phase
+    master.topology.troubled = f"the checkpoint store {tmp_path / 'checkpoints'} is no directory"
+    assert soak_on(master, tmp_path).break_store() == proved
