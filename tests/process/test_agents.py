@@ -450,7 +450,7 @@ def test_two_topologies(cluster: ForkedCluster, exact: AuditedStream, tmp_path: 
         move(cluster, other, "split", turn % 2)
     exact.until(reached(cluster))
     exact.advance(300)
-    assert_nothing_lost(exact.finish())  # a worker that learns of a move late makes its spouts replay
+    assert_nothing_lost(exact.finish())
     victim = agent_of(cluster, 0)
     cluster.kill(victim)
     move(cluster, other)
