@@ -28,6 +28,7 @@ from millrace.control.events import (
     ManifestStored,
     Moved,
     Paused,
+    Regrouped,
     Replanned,
     Rescaled,
     Say,
@@ -352,7 +353,7 @@ class Master:
 
     def tell(self, event: Event) -> None:
         """Let the state decide, and carry out its commands. Only on the master's thread."""
-        if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Replanned | Rescaled):
+        if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Regrouped | Replanned | Rescaled):
             raise NotTheAuthor(self.superseded)
         try:
             commands = self.state.handle(event)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from millrace.control.events import Event, Moved, Paused, Rescaled, Unpaused
+from millrace.control.events import Event, Moved, Paused, Regrouped, Rescaled, Unpaused
 from millrace.control.moves import BY_HANDOVER
+from millrace.control.topology_state import TopologyState
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.requests.server import MasterRequest, Verb
@@ -26,7 +27,8 @@ class TopologyVerbs:
         self._state, self._tell, self._end = state, tell, kill
 
     def verbs(self) -> dict[str, Verb]:
-        return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move, "scale": self._scale}
+        return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move, "scale": self._scale,
+                "regroup": self._regroup}
 
     def _kill(self, request: MasterRequest) -> str:
         name: str = request["topology"]
@@ -53,7 +55,8 @@ class TopologyVerbs:
         self._tell(Moved(name, task, slot, str(request.get("strategy") or BY_HANDOVER)))
         keyed = task.component != ACKER and topology.graph.component(task.component).keyed
         return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed,
-                "waves": topology.waves is not None, "batched": topology.batched}
+                "waves": topology.waves is not None, "batched": topology.batched,
+                "waits_for": _under_way(topology) if task in topology.handover.waiting else []}
 
     def _scale(self, request: MasterRequest) -> dict[str, Any]:
         """Change the parallelism. `par`: component -> tasks. `topology` defaults to the one that has these components."""
@@ -66,6 +69,20 @@ class TopologyVerbs:
         owners = {component: list(groups) for component, groups in topology.key_groups.items() if component in par}
         return {"topology": name, "from": before, "to": par, "version": topology.version,
                 "changed": topology.version != version, "key_groups": owners}
+
+    def _regroup(self, request: MasterRequest) -> dict[str, Any]:
+        """Change the owners of key groups: group -> index of a task. `topology` defaults to the one that has the component."""
+        component: str = request["component"]
+        owners = {int(group): int(owner) for group, owner in request["owners"].items()}
+        name: str = request.get("topology") or self._topology_with_components([component])
+        topology = self._state.topology(name)
+        before = topology.handover.owners_to_be(component, topology.key_groups.get(component, ()))
+        self._tell(Regrouped(name, component, owners))
+        moved = {group: {"from": before[group], "to": owner} for group, owner in sorted(owners.items())
+                 if before[group] != owner}
+        waits = any((component, group) in topology.handover.regrouping for group in moved)
+        return {"topology": name, "component": component, "groups": moved, "batched": topology.batched,
+                "waits_for": _under_way(topology) if waits else []}
 
     def _topology_with_components(self, components: Iterable[str]) -> str:
         topologies = {name: {component.name for component in topology.graph.components}
@@ -89,6 +106,11 @@ class TopologyVerbs:
         running = {f"{name}[0..{count - 1}]" for topology in topologies.values()
                    for name, count in topology.plan.parallelism.items()}
         raise UnknownName(f"no running topology has a task {task}; there are {', '.join(sorted(running)) or 'none'}")
+
+
+def _under_way(topology: TopologyState) -> list[str]:
+    """The tasks that are being moved, or whose key groups are."""
+    return [str(task) for task in sorted({moving.task for moving in topology.handover.batch})]
 
 
 def scheduler_verbs(scheduling: SchedulingLoop, state: MasterView) -> dict[str, Verb]:
