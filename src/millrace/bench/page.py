@@ -99,6 +99,10 @@ def _rise(during: str, before: str) -> Callable[[Result], float | None]:
     return lambda run: None if run[during] is None or run[before] is None else round(run[during] - run[before], 1)
 
 
+def _staying_gap(run: Result) -> float | None:
+    return _rise("longest_gap_ms", "usual_gap_ms")(run["staying_groups"]) if run["staying_groups"] else None
+
+
 ALL_AIMS = (
     Aim("wordcount", "`process` to Bytewax, a call for every word, at most once", _ratio("process_to_bytewax_per_item"), 2.0),
     Aim("wordcount", "`process` to Bytewax at its best, at most once", _ratio("process_to_bytewax"), 2.0),
@@ -133,6 +137,8 @@ ALL_AIMS = (
         _worst(_rise("p99_during_ms", "p99_before_ms")), 100, at_most=True),
     Aim("handover", "hand-over: pause of a task with the largest state to that of a roll-back",
         lambda result: result["pause_to_rollback"], 0.10, at_most=True),
+    Aim("handover", "hand-over of key groups: ms of the longest gap of the task's other groups over the usual one",
+        _worst(_staying_gap), 10, at_most=True),
     *(Aim(name, f"words lost, repeated, torn or wrong, and wrong counts: {text}",
           _forbidden("lost", "repeated", "wrong", "beyond", "torn_bytes", "counts_wrong"), 0, at_most=True)
       for name, text in FAULTS.items() if name.endswith(EXACTLY_ONCE)),
@@ -358,10 +364,15 @@ def faults_tables(result: Result) -> list[str]:
 
 
 def handover_tables(result: Result) -> list[str]:
-    rates = ", ".join(f"{rate:,} lines/s where {tasks} move" for tasks, rate in result["saturation"].items())
+    rates = ", ".join(f"{rate:,} lines/s with {tasks} tasks of each bolt" for tasks, rate in result["saturation"].items())
     lines = ["", f"{result['share']:.0%} of the highest rate: {rates}. {result['seconds_before']:g} s are measured before each "
              f"move. The whole command took {result['seconds'] / 60:.1f} minutes.",
              *table(list(COLUMNS.values()), map(cells, result["runs"]))]
+    for run in result["runs"]:
+        if staying := run["staying_groups"]:
+            lines += ["", f"While {run['moved_groups']} key groups move, the words in the other groups of their task have a "
+                      f"longest gap of {staying['longest_gap_ms']} ms (usually {staying['usual_gap_ms']} ms) and a p99 latency "
+                      f"of {staying['p99_during_ms']:g} ms (before: {staying['p99_before_ms']:g} ms)."]
     if result["failed"]:
         lines += ["", f"**Not measured, because they failed:** {'; '.join(result['failed'])}."]
     return lines

@@ -28,7 +28,7 @@ from millrace.bench.handover.figures import (
     targets,
 )
 from millrace.bench.handover.run import faulty_runs, lengths_for, run_handover
-from millrace.bench.handover.sink_log import WINDOW_SECONDS, SinkLog, SinkLogFile
+from millrace.bench.handover.sink_log import WINDOW_SECONDS, GroupOfWord, SinkLog, SinkLogFile
 from millrace.bench.handover.timetable import PRIMING, Timetable
 from millrace.bench.handover.watched import WatchedMove
 from millrace.bench.handover.words import NOTE_BYTES, WORDS_PER_NOTE, NotedTally, ScheduledLines
@@ -40,7 +40,8 @@ from millrace.workloads.audit import AuditResult
 
 RUN = {"strategy": "handover", "moved_tasks": 1, "moved_groups": 0, "state_mb": 100, "guarantee": "exactly-once", "lost": 0,
        "repeated": 0, "replayed": 0, "longest_gap_ms": 30, "usual_gap_ms": 20, "pause_ms": 12.5, "throughput_ratio": 0.98,
-       "p99_before_ms": 9.0, "p99_during_ms": 40.0, "precopied_bytes": 100_000_000, "delta_bytes": 5000}
+       "p99_before_ms": 9.0, "p99_during_ms": 40.0, "precopied_bytes": 100_000_000, "delta_bytes": 5000,
+       "staying_groups": None}
 
 
 class SetClock:
@@ -173,10 +174,11 @@ def test_a_log_that_is_not_closed_is_an_error(tmp_path: Path, monkeypatch: pytes
     file.close()
 
 
-def log_of(times: list[float], latencies: list[list[float]] | None = None) -> SinkLog:
+def log_of(times: list[float], latencies: list[list[float]] | None = None, groups: list[int] | None = None) -> SinkLog:
     latencies = latencies or [[0.001]] * len(times)
-    return SinkLog(np.array(times), np.array(list(map(len, latencies)), np.int64),
-                   np.array([each for late in latencies for each in late], np.float32))
+    flat = [each for late in latencies for each in late]
+    return SinkLog(np.array(times), np.array(list(map(len, latencies)), np.int64), np.array(flat, np.float32),
+                   np.array(groups or [0] * len(flat), np.uint16))
 
 
 @pytest.mark.parametrize(("begin", "end", "expected"), [
@@ -216,6 +218,20 @@ def test_latencies_go_into_a_histogram_every_250_ms_and_the_worst_counts() -> No
     assert timeline[1]["p50_ms"] == pytest.approx(10, rel=0.01) and timeline[3]["max_ms"] is None
 
 
+def test_the_words_of_some_key_groups(tmp_path: Path) -> None:
+    Timetable(100.0, 10.0, 1).write(tmp_path)
+    file, group_of = SinkLogFile(tmp_path, 0), GroupOfWord()
+    words = ["a", "b", "c", "d"]
+    assert len({group_of[word] for word in words}) == 4 and all(0 <= group_of[word] < 128 for word in words)
+    file.add(101.0, [(0, PRIMING, 0, "a"), (0, PRIMING + 1, 0, "b"), (0, PRIMING + 2, 0, "a")])
+    file.add(102.0, [(0, PRIMING + 3, 0, "c")])
+    file.add(103.0, [(0, PRIMING + 4, 0, "d"), (0, PRIMING + 5, 0, "a")])
+    file.close()
+    some = SinkLog.read(tmp_path).of_groups({group_of["a"], group_of["d"]})
+    assert some.times.tolist() == [101.0, 103.0] and some.words == 4 and some.words_between(100.0, 102.5) == 2
+    assert some.latencies.tolist() == pytest.approx([1.0, 0.8, 2.6, 2.5], abs=1e-4)
+
+
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
@@ -224,13 +240,29 @@ def test_the_figures_of_a_run() -> None:
     log = log_of([at for at in times if not 15.1 < at < 15.5], [[0.005] * 10] * 96)
     move = cast(WatchedMove, SimpleNamespace(pause=0.0125, copied_bytes=7, delta_bytes=3))
     audited = AuditResult(tuples_in=1000, tuples_out=940, lost=100, repeated=40, wrong=0, beyond=1)
-    figures = run_figures(Case("handover", 16, 10), Periods(10.0, 15.0, 17.0), log, audited, 60, move)
+    figures = run_figures(Case("handover", 16, 10), Periods(10.0, 15.0, 17.0), log, audited, 60, move, [0, 1])
     assert figures == {"strategy": "handover", "moved_tasks": 16, "moved_groups": 0, "state_mb": 10,
                        "guarantee": "exactly-once", "lost": 100, "repeated": 41, "replayed": 20, "longest_gap_ms": 490,
                        "usual_gap_ms": 90, "pause_ms": 12.5, "throughput_ratio": 0.7,
                        "p99_before_ms": pytest.approx(5, rel=0.02), "p99_during_ms": pytest.approx(5, rel=0.02),
-                       "precopied_bytes": 7, "delta_bytes": 3}
+                       "precopied_bytes": 7, "delta_bytes": 3, "staying_groups": None}
     assert figures.keys() == RUN.keys()
+
+
+def test_the_key_groups_that_stay_have_figures_of_their_own() -> None:
+    times = [0.005 + tenth / 10 for tenth in range(100, 200)]  # the words of group 2 wait from 15.1 to 15.5 s
+    latencies = [[0.005, 0.4 if 15.1 < at < 15.5 else 0.005, 0.005] for at in times]
+    log = log_of(times, latencies, [0, 2, 1] * 100)
+    audited = AuditResult(tuples_in=300, tuples_out=300, lost=0, repeated=0, wrong=0, beyond=0)
+    move = cast(WatchedMove, SimpleNamespace(pause=0.1, copied_bytes=7, delta_bytes=3))
+    case = Case("handover", 0, 10, groups=1)
+    assert case.moved_groups([1, 1, 0, 0]) == {2: 1} and case.noted_tasks == 1
+    figures = run_figures(case, Periods(10.0, 15.0, 17.0), log, audited, 0, move, [0, 1, 0])
+    assert figures["moved_groups"] == 1 and figures["moved_tasks"] == 0 and figures["p99_during_ms"] > 300
+    moved = case.moved_groups([0, 1, 0])
+    assert moved == {0: 1}  # so group 2 stays, and waits
+    assert figures["staying_groups"] == {"longest_gap_ms": 90, "usual_gap_ms": 90, "p99_before_ms": pytest.approx(5, rel=0.02),
+                                         "p99_during_ms": pytest.approx(400, rel=0.02)}
 
 
 def test_a_case_moves_tasks_with_or_without_state() -> None:
@@ -238,6 +270,7 @@ def test_a_case_moves_tasks_with_or_without_state() -> None:
     assert Case("rollback", 1, 10).moved() == [TaskId("count", 0)]
     assert Case("handover", 1, 0).parallelism == {"split": 2, "count": 2}
     assert Case("handover", 16, 0).parallelism == {"split": 16, "count": 16}
+    assert str(Case("handover", 0, 10, 8)) == "handover, 8 key groups of a task with 10 MB"
     assert str(Case("rollback", 1, 0)) == "rollback, 1 task stateless"
     assert str(Case("handover", 16, 100)) == "handover, 16 tasks with 100 MB"
 
@@ -257,7 +290,7 @@ def test_the_pause_is_compared_with_that_of_a_roll_back_at_the_largest_state() -
 
 def test_the_table_has_a_row_for_each_run() -> None:
     assert cells({**RUN, "throughput_ratio": None, "precopied_bytes": 1234567}) == [
-        "handover", "1", "100", "0", "0", "0", "30", "20", "12.5", "", "9", "40", "1,234,567", "5,000"]
+        "handover", "1", "0", "100", "0", "0", "0", "30", "20", "12.5", "", "9", "40", "1,234,567", "5,000"]
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(runs_table([RUN, {**RUN, "strategy": "rollback", "longest_gap_ms": 12_345, "pause_ms": 12_345.6}]))
     text = console.export_text()

@@ -16,22 +16,24 @@ from millrace.control.moves import BY_ROLLBACK
 from millrace.model.graph import TaskId
 from millrace.workloads.audit import AuditResult
 
-COLUMNS = {"strategy": "strategy", "moved_tasks": "tasks", "state_mb": "state, MB", "lost": "lost", "repeated": "repeated",
-           "replayed": "replayed", "longest_gap_ms": "longest gap, ms", "usual_gap_ms": "usual", "pause_ms": "pause, ms",
-           "throughput_ratio": "throughput", "p99_before_ms": "p99 before, ms", "p99_during_ms": "during",
-           "precopied_bytes": "copied, bytes", "delta_bytes": "delta, bytes"}
-SHORT = {"strategy": "strategy", "moved_tasks": "tasks", "state_mb": "MB", "lost": "lost", "repeated": "again",
-         "longest_gap_ms": "gap", "usual_gap_ms": "usual", "pause_ms": "pause", "throughput_ratio": "rate",
-         "p99_before_ms": "p99", "p99_during_ms": "during"}  # on a terminal
+COLUMNS = {"strategy": "strategy", "moved_tasks": "tasks", "moved_groups": "key groups", "state_mb": "state, MB",
+           "lost": "lost", "repeated": "repeated", "replayed": "replayed", "longest_gap_ms": "longest gap, ms",
+           "usual_gap_ms": "usual", "pause_ms": "pause, ms", "throughput_ratio": "throughput",
+           "p99_before_ms": "p99 before, ms", "p99_during_ms": "during", "precopied_bytes": "copied, bytes",
+           "delta_bytes": "delta, bytes"}
+SHORT = {"state_mb": "MB", "lost": "lost", "repeated": "again", "longest_gap_ms": "gap", "usual_gap_ms": "usual",
+         "pause_ms": "pause", "throughput_ratio": "rate", "p99_before_ms": "p99", "p99_during_ms": "then"}  # on a terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: the tasks that move in one plan, the state of all of them together, and the strategy."""
+    """One run: the tasks that move in one plan, the state of all of them together, and the strategy. With `groups`, that many
+    key groups of one task move to another task instead; `state_mb` is the state of that task."""
 
     strategy: str
     tasks: int
     state_mb: int
+    groups: int = 0
 
     @property
     def component(self) -> str:
@@ -42,12 +44,27 @@ class Case:
     def parallelism(self) -> dict[str, int]:
         return {"split": tasks_of(self.tasks), "count": tasks_of(self.tasks)}
 
+    @property
+    def noted_tasks(self) -> int:
+        """Tasks that have the state."""
+        return (self.tasks or 1) if self.state_mb else 0
+
     def moved(self) -> list[TaskId]:
         return [TaskId(self.component, index) for index in range(self.tasks)]
 
+    def moved_groups(self, owners: Sequence[int]) -> dict[int, int]:
+        """The key groups of the first counting task that go to the second one, with their new owner."""
+        return dict.fromkeys(_groups_of(0, owners)[:self.groups], 1)
+
     def __str__(self) -> str:
         state = f"with {self.state_mb} MB" if self.state_mb else "stateless"
+        if self.groups:
+            return f"{self.strategy}, {self.groups} key groups of a task {state}"
         return f"{self.strategy}, {self.tasks} task{'s' if self.tasks > 1 else ''} {state}"
+
+
+def _groups_of(task: int, owners: Sequence[int]) -> list[int]:
+    return [group for group, owner in enumerate(owners) if owner == task]
 
 
 def tasks_of(moved: int) -> int:
@@ -70,22 +87,30 @@ class Periods:
     settled: float
 
 
-def run_figures(case: Case, periods: Periods, log: SinkLog, audited: AuditResult, primed: int,
-                move: WatchedMove) -> dict[str, Any]:
-    """One of the `runs` of `bench handover --json`. `primed`: words before the timetable, which are not in the log.
+def run_figures(case: Case, periods: Periods, log: SinkLog, audited: AuditResult, primed: int, move: WatchedMove,
+                owners: Sequence[int]) -> dict[str, Any]:
+    """One of the `runs` of `bench handover --json`. `primed`: words before the timetable, which are not in the log. `owners`:
+    of the counting tasks' key groups, before the move.
 
     `replayed`: words that came to the sinks once more. They do not count as throughput.
     """
     before, during = (periods.steady, periods.began), (periods.began, periods.settled)
     replayed = max(0, log.words - (audited.tuples_in - primed))
     usual = log.rate(*before)
-    return {"strategy": case.strategy, "moved_tasks": case.tasks, "moved_groups": 0, "state_mb": case.state_mb,
+    staying = log.of_groups(set(_groups_of(0, owners)) - case.moved_groups(owners).keys()) if case.groups else None
+    return {"strategy": case.strategy, "moved_tasks": case.tasks, "moved_groups": case.groups, "state_mb": case.state_mb,
             "guarantee": EXACTLY_ONCE, "lost": audited.lost, "repeated": audited.repeated + audited.beyond,
-            "replayed": replayed, "longest_gap_ms": round(log.longest_gap(*during) * 1000),
-            "usual_gap_ms": round(log.longest_gap(*before) * 1000), "pause_ms": round(move.pause * 1000, 1),
+            "replayed": replayed, **_disturbance(periods, log), "pause_ms": round(move.pause * 1000, 1),
             "throughput_ratio": round(log.rate(*during, less=replayed) / usual, 3) if usual else None,
-            "p99_before_ms": _rounded(log.worst_ms(*before)), "p99_during_ms": _rounded(log.worst_ms(*during)),
-            "precopied_bytes": move.copied_bytes, "delta_bytes": move.delta_bytes}
+            "precopied_bytes": move.copied_bytes, "delta_bytes": move.delta_bytes,
+            "staying_groups": _disturbance(periods, staying) if staying is not None else None}
+
+
+def _disturbance(periods: Periods, log: SinkLog) -> dict[str, Any]:
+    """Gaps and latencies, before the move and during it."""
+    before, during = (periods.steady, periods.began), (periods.began, periods.settled)
+    return {"longest_gap_ms": round(log.longest_gap(*during) * 1000), "usual_gap_ms": round(log.longest_gap(*before) * 1000),
+            "p99_before_ms": _rounded(log.worst_ms(*before)), "p99_during_ms": _rounded(log.worst_ms(*during))}
 
 
 def _rounded(milliseconds: float | None) -> float | None:
@@ -113,10 +138,13 @@ def _cell(value: Any) -> str:
 
 def runs_table(runs: Sequence[dict[str, Any]]) -> Table:
     """The most important columns, in 80 characters."""
-    table = Table(title="moves under load, exactly once; times in ms", title_justify="left", box=SIMPLE_HEAD,
-                  padding=(0, 1, 0, 0))
-    for name, header in SHORT.items():
-        table.add_column(header, justify="left" if name == "strategy" else "right")
+    table = Table(title="moves under load, exactly once; times in ms, p99 before and then", title_justify="left",
+                  box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("strategy")
+    table.add_column("moved")
+    for header in SHORT.values():
+        table.add_column(header, justify="right")
     for run in runs:
-        table.add_row(*(_cell(run[name]) for name in SHORT))
+        moved = f"{run['moved_groups']} groups" if run["moved_groups"] else f"{run['moved_tasks']} tasks"
+        table.add_row(run["strategy"], moved, *(_cell(run[name]) for name in SHORT))
     return table

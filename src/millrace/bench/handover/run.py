@@ -22,7 +22,7 @@ from rich.console import Console
 from millrace.bench.handover.figures import Case, Periods, pause_to_rollback, run_figures, runs_table, targets, tasks_of
 from millrace.bench.handover.sink_log import SinkLog, await_closed
 from millrace.bench.handover.timetable import PRIMING, Timetable
-from millrace.bench.handover.watched import WatchedMove
+from millrace.bench.handover.watched import COUNTING, WatchedMove
 from millrace.bench.handover.words import NOTE_BYTES, SPOUTS, WordsHandedOver
 from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.other_engines.spark_common import scratch_directory
@@ -30,7 +30,7 @@ from millrace.bench.results import keep
 from millrace.bench.stored_counts import newest_manifest, store_of
 from millrace.bench.topology_runs import END_SECONDS, end_run, window_rates
 from millrace.config import CHECKPOINTS, EXACTLY_ONCE, HISTORY, NODE_BY, WAVE_INTERVAL
-from millrace.control.moves import MOVE_STRATEGIES
+from millrace.control.moves import BY_HANDOVER, MOVE_STRATEGIES
 from millrace.control.topology_status import ENDED
 from millrace.errors import MillraceError
 from millrace.runtime.checkpoints.store import CheckpointStore
@@ -43,6 +43,8 @@ from millrace.workloads.wordcount import WORDS_PER_LINE
 MASTER, SLOTS = "local-cluster[2,3,700]", 4
 TASKS, STATE_MB = (1, 16), (0, 1, 10, 100)
 QUICK_TASKS, QUICK_STATE_MB = (1, 4), (0, 1)
+GROUPS = 8
+GROUPS_STATE_MB, QUICK_GROUPS_STATE_MB = 100, 1  # of the task whose key groups move
 NAME = "words"
 MB = 1_000_000
 PRIMED_WORDS = SPOUTS * PRIMING * WORDS_PER_LINE
@@ -78,21 +80,24 @@ def run_handover(seconds: float, tasks: Sequence[int], state_mb: Sequence[int], 
     during the move to before. `p99_before_ms`, `p99_during_ms`: from the time that a line is due to its words' arrival, in the
     worst window of 250 ms. During the move means from its request until a second after its end.
     `pause_to_rollback`: the pause of one task with the largest state, as a share of that of the topology in a roll-back.
+    In the last run, key groups of a counting task with state move. Its `staying_groups` has gaps and latencies of the words in
+    the key groups of that task that stay.
     `timelines`: words and latencies in windows of 250 ms, by run. `failed`: the runs without figures, with the reason.
     """
     _check(tasks, state_mb)
     console, began = Console(stderr=not live), time.monotonic()
     lengths, share = lengths_for(seconds, quick), QUICK_SHARE if quick else SHARE
     cases = [Case(strategy, moved, size) for moved in tasks for size in state_mb for strategy in MOVE_STRATEGIES]
+    cases.append(Case(BY_HANDOVER, 0, QUICK_GROUPS_STATE_MB if quick else GROUPS_STATE_MB, GROUPS))
     result: dict[str, Any] = {"guarantee": EXACTLY_ONCE, "master": MASTER, "slots": SLOTS, "share": share, "saturation": {},
                               "seconds_before": lengths.before, "runs": [], "timelines": [], "failed": {}}
     console.print(f"{len(cases)} runs on Spark {MASTER}, {share:.0%} of the highest rate; nothing else should run on this "
                   "machine.", markup=False)
     with scratch_directory() as scratch, _engine(scratch) as engine:
-        for moved in tasks:
-            highest = saturation(engine, scratch, moved, lengths.saturation)
-            result["saturation"][str(moved)] = round(highest)
-            console.print(f"highest rate with {tasks_of(moved)} tasks of a bolt: {highest:,.0f} lines/s")
+        for of_a_bolt in dict.fromkeys(tasks_of(case.tasks) for case in cases):
+            highest = saturation(engine, scratch, of_a_bolt, lengths.saturation)
+            result["saturation"][str(of_a_bolt)] = round(highest)
+            console.print(f"highest rate with {of_a_bolt} tasks of a bolt: {highest:,.0f} lines/s")
         for number, case in enumerate(cases, 1):
             console.print(f"{number} of {len(cases)}, after {time.monotonic() - began:.0f} s: {case} ...", markup=False)
             _measure_or_note(engine, scratch, case, lengths, result, console)
@@ -125,11 +130,11 @@ def faulty_runs(result: Mapping[str, Any]) -> str:
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
-def saturation(engine: ResidentEngine, scratch: Path, moved: int, rule: Rule) -> float:
+def saturation(engine: ResidentEngine, scratch: Path, tasks: int, rule: Rule) -> float:
     """The highest rate of the same word count, in lines per second."""
     with _directories(scratch) as (output, logs):
         Timetable(time.monotonic(), 1.0, SPOUTS).write(logs)  # only so that the sinks log, which takes time
-        running = _start(engine, Case("", moved, 0), output, logs, rate=0.0)
+        running = _start(engine, Case("", tasks, 0), output, logs, rate=0.0)
         time.sleep(rule.warm_up)
         rate = max(window_rates(running, rule)) / WORDS_PER_LINE
         end_run(running)
@@ -142,7 +147,7 @@ def saturation(engine: ResidentEngine, scratch: Path, moved: int, rule: Rule) ->
 def _measure_or_note(engine: ResidentEngine, scratch: Path, case: Case, lengths: Lengths, result: dict[str, Any],
                      console: Console) -> None:
     """Measure a case; an error costs only this one."""
-    rate = result["share"] * result["saturation"][str(case.tasks)]
+    rate = result["share"] * result["saturation"][str(tasks_of(case.tasks))]
     try:
         figures, timeline = measure(engine, scratch, case, rate, lengths)
     except MillraceError as error:
@@ -161,6 +166,7 @@ def measure(engine: ResidentEngine, scratch: Path, case: Case, rate: float,
     with _directories(scratch) as (output, logs):
         running = _start(engine, case, output, logs, rate)
         try:
+            owners = engine.master.call(lambda: engine.master.state.topology(NAME).key_groups[COUNTING])
             timetable, periods, move = _move_under_load(engine, running, case, logs, rate, lengths)
             _finish(engine, running, timetable)
         finally:
@@ -168,13 +174,13 @@ def measure(engine: ResidentEngine, scratch: Path, case: Case, rate: float,
         log, audited = SinkLog.read(logs), audit(output, timetable.positions())
         _check_output(audited, log)
         _check_state(store_of(engine.master.settings), timetable, case)
-        return (run_figures(case, periods, log, audited, PRIMED_WORDS, move),
+        return (run_figures(case, periods, log, audited, PRIMED_WORDS, move, owners),
                 log.timeline(periods.steady, periods.settled, periods.began))
 
 
 def _start(engine: ResidentEngine, case: Case, output: Path, logs: Path, rate: float) -> RunningTopology:
     config = {WAVE_INTERVAL.key: INTERVAL_SECONDS, "path": str(output), "log": str(logs), "rate": rate,
-              "notes": case.state_mb * MB // case.tasks, "noted_tasks": case.tasks if case.state_mb else 0}
+              "notes": case.state_mb * MB // max(1, case.noted_tasks), "noted_tasks": case.noted_tasks}
     running = engine.submit(WordsHandedOver, NAME, config, case.parallelism, resume=False)
     if not running.wait_running():
         raise MillraceError(f"{running.name} did not start: {engine.status()['events'][-3:]}")
@@ -190,8 +196,10 @@ def _move_under_load(engine: ResidentEngine, running: RunningTopology, case: Cas
     steady = timetable.start + lengths.warm_up
     _sleep_until(steady + lengths.before)
     state = engine.master.state
-    places = engine.master.call(lambda: {task: place.slot for task, place in state.topology(NAME).places.items()})
-    move = WatchedMove(engine.master, NAME, targets(places, case.moved(), list(state.workers)), case.strategy)
+    topology = state.topology(NAME)
+    places = engine.master.call(lambda: {task: place.slot for task, place in topology.places.items()})
+    move = WatchedMove(engine.master, NAME, targets(places, case.moved(), list(state.workers)), case.strategy,
+                       owners=case.moved_groups(topology.key_groups[COUNTING]))
     move.run()
     settled = move.ended + SETTLE_SECONDS
     _sleep_until(settled)
@@ -273,7 +281,8 @@ def _check_state(store: CheckpointStore, timetable: Timetable, case: Case) -> No
     wrong = sum(counts[word] != truth[word] for word in counts.keys() | truth.keys())
     if wrong:
         raise MillraceError(f"{wrong} of {len(truth)} counts in the last checkpoint differ from the truth")
-    declared = case.state_mb * MB // case.tasks // NOTE_BYTES * case.tasks * NOTE_BYTES
+    tasks = max(1, case.noted_tasks)
+    declared = case.state_mb * MB // tasks // NOTE_BYTES * tasks * NOTE_BYTES
     if notes != declared:
         raise MillraceError(f"the last checkpoint has {notes:,} bytes of notes instead of {declared:,}")
 

@@ -1,7 +1,7 @@
 """The log of the sinks: the arrival of each chunk and the latency of each word, written by the sinks and read at the end.
 
 It does not depend on the engine's own meters. Every start of a sink writes a file: for each chunk the time of its arrival and
-the number of words, then their latencies.
+the number of words, then their latencies and their key groups.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import struct
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from millrace.api.grouping import stable_hash
 from millrace.bench.handover.timetable import PRIMING, Timetable
+from millrace.config import KEY_GROUP_COUNT
 from millrace.errors import MillraceError
 from millrace.runtime.meters import LatencyHistogram
 
@@ -29,6 +31,14 @@ CLOSED, OPEN = ".log", ".part"
 _HEADER = struct.Struct("<dI")
 
 
+class GroupOfWord(dict[str, int]):
+    """The key group of every word that was looked up."""
+
+    def __missing__(self, word: str) -> int:
+        group = self[word] = stable_hash(word) % KEY_GROUP_COUNT.default
+        return group
+
+
 class SinkLogFile:
     """The log of one start of a sink. Nothing is logged before there is a timetable, nor for the lines before it."""
 
@@ -37,19 +47,21 @@ class SinkLogFile:
         self._timetable: Timetable | None = None
         self._file: BinaryIO | None = None
         self._path = Path()
+        self._group_of = GroupOfWord()
 
     def add(self, now: float, rows: Sequence[Any]) -> None:
-        """Log a chunk of words: rows that begin with the spout task and the position of their line."""
+        """Log a chunk of words: rows that begin with the spout task and the position of their line, and end with the word."""
         timetable = self._timetable = self._timetable or Timetable.read(self._directory)
         if timetable is None:
             return
         rate, tasks = timetable.rate, timetable.tasks
-        age = now - timetable.due_at(0, 0)
-        latencies = array("f", [age - (row[1] * tasks + row[0]) / rate for row in rows if row[1] >= PRIMING])
-        if latencies:
+        age, group_of = now - timetable.due_at(0, 0), self._group_of
+        logged = [row for row in rows if row[1] >= PRIMING]
+        if logged:
             file = self._file or self._open()
-            file.write(_HEADER.pack(now, len(latencies)))
-            file.write(latencies)
+            file.write(_HEADER.pack(now, len(logged)))
+            file.write(array("f", [age - (row[1] * tasks + row[0]) / rate for row in logged]))
+            file.write(array("H", [group_of[row[3]] for row in logged]))
 
     def _open(self) -> BinaryIO:
         number, path = tempfile.mkstemp(OPEN, f"sink-{self._task}-", self._directory)
@@ -64,11 +76,12 @@ class SinkLogFile:
 
 
 class SinkLog:
-    """All sinks together. `times`: of the chunks, rising; `counts`: their words; `latencies`: of all words, in seconds, in the
-    order of the chunks."""
+    """All sinks together. `times`: of the chunks, rising; `counts`: their words; `latencies`, `groups`: of all words, in
+    seconds and by number, in the order of the chunks."""
 
-    def __init__(self, times: np.ndarray, counts: np.ndarray, latencies: np.ndarray) -> None:
+    def __init__(self, times: np.ndarray, counts: np.ndarray, latencies: np.ndarray, groups: np.ndarray) -> None:
         self.times, self.latencies = times, latencies
+        self._counts, self._groups = counts, groups
         self._first = np.concatenate(([0], np.cumsum(counts)))  # word of each chunk
 
     @classmethod
@@ -77,8 +90,16 @@ class SinkLog:
         await_closed(directory)
         chunks = sorted((chunk for path in directory.glob(f"sink-*{CLOSED}") for chunk in _chunks(path.read_bytes())),
                         key=lambda chunk: chunk[0])
-        return cls(np.array([at for at, _ in chunks], np.float64), np.array([len(late) for _, late in chunks], np.int64),
-                   np.concatenate([late for _, late in chunks]) if chunks else np.zeros(0, np.float32))
+        return cls(np.array([at for at, _, _ in chunks], np.float64), np.array([len(late) for _, late, _ in chunks], np.int64),
+                   np.concatenate([late for _, late, _ in chunks]) if chunks else np.zeros(0, np.float32),
+                   np.concatenate([groups for _, _, groups in chunks]) if chunks else np.zeros(0, np.uint16))
+
+    def of_groups(self, groups: Iterable[int]) -> SinkLog:
+        """The words of these key groups only."""
+        kept = np.isin(self._groups, list(groups))
+        chunk = np.repeat(np.arange(len(self.times)), self._counts)
+        counts = np.bincount(chunk[kept], minlength=len(self.times))
+        return SinkLog(self.times[counts > 0], counts[counts > 0], self.latencies[kept], self._groups[kept])
 
     @property
     def words(self) -> int:
@@ -137,10 +158,10 @@ def await_closed(directory: Path) -> None:
         time.sleep(0.05)
 
 
-def _chunks(data: bytes) -> Iterator[tuple[float, np.ndarray]]:
+def _chunks(data: bytes) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
     place = 0
     while place < len(data):
         at, count = _HEADER.unpack_from(data, place)
         place += _HEADER.size
-        yield at, np.frombuffer(data, "<f4", count, place)
-        place += 4 * count
+        yield at, np.frombuffer(data, "<f4", count, place), np.frombuffer(data, "<u2", count, place + 4 * count)
+        place += 6 * count

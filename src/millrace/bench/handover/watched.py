@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from millrace.control.events import Moved, Replanned
-from millrace.control.moves import BY_ROLLBACK, RESTING, Moving
+from millrace.control.events import Moved, Regrouped, Replanned
+from millrace.control.moves import BY_ROLLBACK, Moving
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import RUNNING
 from millrace.errors import MillraceError
@@ -15,6 +15,7 @@ from millrace.model.graph import TaskId
 from millrace.model.plan import Plan
 
 LIMIT_SECONDS = 120.0
+COUNTING = "count"  # the component with keyed state
 
 
 class WatchedMove:
@@ -23,8 +24,11 @@ class WatchedMove:
     worked, from the roll-back until all had restored their state, by the master."""
 
     def __init__(self, master: Master, name: str, targets: Mapping[TaskId, int], strategy: str,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic, owners: Mapping[int, int] | None = None) -> None:
+        """`targets`: the new slot of each task that moves. `owners`: the new owner of each key group of the counting tasks that
+        moves; no task moves then."""
         self._master, self._name, self._targets, self._strategy, self._clock = master, name, targets, strategy, clock
+        self._owners = owners or {}
         self.moving: dict[int, Moving] = {}  # by number
         self.began = self.ended = self.pause = 0.0
         self._rolled_back_at: float | None = None
@@ -47,6 +51,8 @@ class WatchedMove:
         over = self._master.wait_until(look, LIMIT_SECONDS)
         places = self._master.call(lambda: {task: self._topology().places.get(task) for task in self._targets})
         late = [str(task) for task, slot in self._targets.items() if (place := places[task]) is None or place.slot != slot]
+        owners = self._master.call(lambda: self._topology().key_groups[COUNTING])
+        late += [f"key group {group}" for group, owner in self._owners.items() if owners[group] != owner]
         rolled_back = self._master.call(lambda: self._topology().epoch) != self._epoch
         if not over or late or rolled_back != (self._strategy == BY_ROLLBACK):
             what = "the topology was rolled back" if over and not late else \
@@ -65,6 +71,10 @@ class WatchedMove:
             for task, slot in self._targets.items():
                 self._master.tell(Moved(self._name, task, slot, BY_ROLLBACK))
             return
+        if self._owners:
+            self._master.tell(Regrouped(self._name, COUNTING, self._owners))
+            self._look_at_hand_over()
+            return
         plan = Plan(topology.version, {**topology.plan.placement, **self._targets}, topology.key_groups)
         self._master.tell(Replanned({self._name: plan}, {self._name: topology.version}, "measured by bench handover"))
         self._look_at_hand_over()
@@ -73,7 +83,7 @@ class WatchedMove:
         """True if no move is left. Runs on the master's thread after each of its turns, so no batch of moves is missed."""
         topology = self._topology()
         self.moving.update((moving.number, moving) for moving in topology.handover.batch)
-        if topology.handover.phase != RESTING or topology.handover.waiting:
+        if not topology.handover.at_rest:
             return False
         self.ended = self._clock()
         self.pause = max((moving.pause for moving in self.moving.values()), default=0.0)

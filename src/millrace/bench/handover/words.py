@@ -71,7 +71,8 @@ class NotedTally(Bolt):
             self._turns = cycle(list(self.notes))
         before, self._words = self._words, self._words + words
         for number in range(before // WORDS_PER_NOTE, self._words // WORDS_PER_NOTE):
-            self.notes[next(self._turns)] = _note(number)
+            with suppress(KeyNotOwned):  # its key group has moved
+                self.notes[next(self._turns)] = _note(number)
 
     def _fill(self) -> None:
         """Write all notes; an incarnation that has taken over has them already."""
