@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from millrace.api.grouping import stable_hash
 from millrace.control.assignment import ARM, SWITCH
 from millrace.control.events import Regrouped
 from millrace.control.moves import REFRESH
-from millrace.errors import TopologyError, UnknownName
+from millrace.errors import KeyNotOwned, TopologyError, UnknownName
 from millrace.model.graph import TaskId
 from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster
@@ -197,3 +198,14 @@ def test_what_does_not_exist_is_refused(component: str, wanted: dict[int, int], 
     with pytest.raises(error, match=says):
         cluster.tell(Regrouped("exact", component, wanted))
     assert cluster.master.revision == before and at_rest(cluster)
+
+
+def test_a_key_that_has_moved_is_refused_with_its_new_owner() -> None:
+    cluster = start()
+    until_wave(cluster, 1)
+    group = give(cluster, 0, 1)[0]
+    cluster.run_until(lambda: at_rest(cluster))
+    tally = next(task for task in tasks(cluster, "tally") if task.name.index == 0)
+    key = next(key for key in map(str, range(10_000)) if stable_hash(key) % len(owners(cluster)) == group)
+    with pytest.raises(KeyNotOwned, match=f"key group {group}, which task 1 owns"):
+        tally.snapshots.state.places.find(key, "counts")

@@ -292,9 +292,10 @@ def test_the_table_has_a_row_for_each_run() -> None:
     assert cells({**RUN, "throughput_ratio": None, "precopied_bytes": 1234567}) == [
         "handover", "1", "0", "100", "0", "0", "0", "30", "20", "12.5", "", "9", "40", "1,234,567", "5,000"]
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(runs_table([RUN, {**RUN, "strategy": "rollback", "longest_gap_ms": 12_345, "pause_ms": 12_345.6}]))
+    console.print(runs_table([RUN, {**RUN, "strategy": "rollback", "longest_gap_ms": 12_345, "pause_ms": 12_345.6,
+                                    "p99_before_ms": 1234.5, "p99_during_ms": 12_345.6, "throughput_ratio": 0.123}]))
     text = console.export_text()
-    assert all(header in text for header in SHORT.values()) and "rollback" in text and "12,345.6" in text and "…" not in text
+    assert all(header in text for header in SHORT.values()) and "rollback" in text and "12,346" in text and "…" not in text
     assert SHORT.keys() <= COLUMNS.keys() <= RUN.keys()
 
 

@@ -136,15 +136,19 @@ def _cell(value: Any) -> str:
         else f"{value:,}"
 
 
+def _short(name: str, value: Any) -> str:
+    return f"{value:,.0f}" if name.endswith("_ms") and value is not None else _cell(value)
+
+
 def runs_table(runs: Sequence[dict[str, Any]]) -> Table:
     """The most important columns, in 80 characters."""
     table = Table(title="moves under load, exactly once; times in ms, p99 before and then", title_justify="left",
-                  box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+                  box=SIMPLE_HEAD, padding=0)
     table.add_column("strategy")
     table.add_column("moved")
     for header in SHORT.values():
         table.add_column(header, justify="right")
     for run in runs:
         moved = f"{run['moved_groups']} groups" if run["moved_groups"] else f"{run['moved_tasks']} tasks"
-        table.add_row(run["strategy"], moved, *(_cell(run[name]) for name in SHORT))
+        table.add_row(run["strategy"], moved, *(_short(name, run[name]) for name in SHORT))
     return table

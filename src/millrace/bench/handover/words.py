@@ -71,8 +71,8 @@ class NotedTally(Bolt):
             self._turns = cycle(list(self.notes))
         before, self._words = self._words, self._words + words
         for number in range(before // WORDS_PER_NOTE, self._words // WORDS_PER_NOTE):
-            with suppress(KeyNotOwned):  # its key group has moved
-                self.notes[next(self._turns)] = _note(number)
+            if (key := next(self._turns)) in self.notes:  # its key group has not moved
+                self.notes[key] = _note(number)
 
     def _fill(self) -> None:
         """Write all notes; an incarnation that has taken over has them already."""

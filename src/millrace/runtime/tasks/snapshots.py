@@ -98,9 +98,12 @@ class Snapshots:
         owners = self.task.topology.key_groups.get(definition.name, ()) if definition.keyed else ()
         if owners and isinstance(component, Bolt):
             self.state = open_states(component, stable_hash, self.owned_groups(), len(owners), str(self.task.name),
-                                     self.task.worker.clock.wall, owners.__getitem__)
+                                     self.task.worker.clock.wall, self._owner_of)
         else:
             self.state = None
+
+    def _owner_of(self, group: int) -> int:
+        return self.task.topology.key_groups[self.task.name.component][group]
 
     def owned_groups(self) -> frozenset[int]:
         """The key groups of the task by the current plan."""
