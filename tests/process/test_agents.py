@@ -310,10 +310,14 @@ def test_a_restarted_worker_ignores_plans_for_its_predecessor(
         cluster.start(slot)
         stream.until(lambda: has_reported(cluster, slot))
         assert cluster.master.state.workers[slot].revision == 0
-        assert slot in stream.slots(), "its tasks should return there"
-        tasks = [task for task in stream.state.places if stream.state.places[task].slot == slot]
-        assert stream.state.starting[slot] == 0, f"it has started {tasks}, whose plan it cannot know"
+        handover = stream.state.handover
+        returning = {task for task, wanted in handover.waiting.items() if wanted.slot == slot} | {
+            moving.task for moving in handover.batch if moving.new.slot == slot}
+        assert returning, "its tasks should return there"
+        assert stream.state.starting[slot] == 0, f"it has started {returning}, whose plan it cannot know"
+        assert slot not in stream.slots(), "nothing can have been handed over to it"
     stream.until(reached(cluster))
+    assert {stream.state.places[task].slot for task in returning} == {slot}
     stream.advance(500)
     assert_nothing_lost(stream.finish())
 
