@@ -30,7 +30,7 @@ from support.processes.ending import presumed_dead
 from support.processes.forked import ForkedCluster, forked
 from support.processes.small_disk import mount_small_disk
 from support.servers.needed import NotTested
-from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.audited import SECONDS, UNHURRIED, AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS, NODES = 4, 2
 CONFIG: dict[str, object] = {"topology.message.timeout.secs": 5.0}  # for streams that lose workers; others must be exact
@@ -60,7 +60,7 @@ def stream(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
 @pytest.fixture
 def exact(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
     """A stream for tests that lose no worker: its timeout is long, so even a slow machine causes no replay."""
-    stream = AuditedStream(cluster.master, tmp_path)
+    stream = AuditedStream(cluster.master, tmp_path, **UNHURRIED)
     stream.advance(500)
     return stream
 
@@ -277,7 +277,7 @@ def write_without_announcing() -> None:
 
 def test_workers_poll_for_plans_that_are_not_announced(tmp_path: Path) -> None:
     with RiggedCluster(write_without_announcing, workers=3) as cluster:
-        stream = AuditedStream(cluster.master, tmp_path)
+        stream = AuditedStream(cluster.master, tmp_path, **UNHURRIED)
         move(cluster, stream)
         stream.until(reached(cluster))
         stream.advance(300)
