@@ -94,6 +94,9 @@ WAVE_FAILURES = Setting("topology.checkpoint.max.failures", 10, low=0,
 HANDOVER_BATCH = Setting("topology.handover.tasks", 0, low=0, whole=True,
                          about="Maximum number of tasks that are handed over at the same time. 0: all tasks of a plan, except "
                                "that a task and its direct upstream never move together.")
+HANDOVER_MB = Setting("topology.handover.mb", 0.0, low=0,
+                      about="Maximum MB of state, as of the last wave, that are handed over at the same time; a task or key "
+                            "group with more moves alone. 0: no limit.")
 HANDOVER_PREPARE_LIMIT = Setting("topology.handover.prepare.secs", 60.0, low=0.1,
                                  about="Seconds that the new incarnation of a task that moves may take to start and to copy "
                                        "its state, while the old one works. Then the move is cancelled.")

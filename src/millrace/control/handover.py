@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from millrace.config import HANDOVER_BATCH, HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
+from millrace.config import HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
 from millrace.control.events import Command, Distribute, MoveArmed, MoveTaken, Say
 from millrace.control.moves import (
@@ -25,6 +25,7 @@ from millrace.control.moves import (
     REFRESH,
     RESTING,
     RETURN,
+    BatchLimits,
     Cause,
     GroupId,
     Handover,
@@ -240,7 +241,8 @@ class HandoverControl:
         handover = topology.handover
         handover.waiting = {task: wanted for task, wanted in handover.waiting.items() if wanted.slot in self._master.workers
                             and task in topology.places and topology.places[task].slot != wanted.slot}
-        tasks = batch_of(topology.graph, handover.waiting, HANDOVER_BATCH.of(topology.graph.config))
+        sizes = topology.checkpoint.task_sizes() if topology.checkpoint is not None else {}
+        tasks = batch_of(topology.graph, handover.waiting, BatchLimits.of(topology.graph.config), sizes)
         topology.version += 1 if tasks else 0
         return [Moving(handover.next_number(), task, task, topology.places[task], Place(wanted.slot, topology.version),
                        wanted.cause) for task in tasks for wanted in [handover.waiting.pop(task)]]
@@ -250,7 +252,9 @@ class HandoverControl:
         handover.regrouping = {group: wanted for group, wanted in handover.regrouping.items()
                                if topology.key_groups[group[0]][group[1]] != wanted.owner}
         moves = []
-        for (name, old, new), groups in group_batch(topology.graph, topology.key_groups, handover.regrouping).items():
+        batch = group_batch(topology.graph, topology.key_groups, handover.regrouping, BatchLimits.of(topology.graph.config),
+                            topology.checkpoint.group_sizes() if topology.checkpoint is not None else {})
+        for (name, old, new), groups in batch.items():
             source, target = TaskId(name, old), TaskId(name, new)
             if source in places and target in places:
                 causes = [handover.regrouping.pop((name, group)).cause for group in groups]

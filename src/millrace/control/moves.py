@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from millrace.config import HANDOVER_BATCH, HANDOVER_MB
 from millrace.control.assignment import ARM, SWITCH, Move, Place
 from millrace.model.graph import TaskId, TopologyGraph
 
+MB = 1_000_000
 RESTING, REFRESH = "resting", "refresh"  # the other phases are those of a `Move`
 
 
@@ -119,28 +123,51 @@ class Handover:
             for moving in self.batch]
 
 
-def batch_of(graph: TopologyGraph, waiting: Iterable[TaskId], most: int) -> list[TaskId]:
-    """The tasks to move next: no more than `most` (0: any number), and none together with a direct upstream of it."""
+@dataclass(slots=True)
+class BatchLimits:
+    """The number of tasks and the bytes of state that may still join a batch. The first to join may have any size."""
+
+    tasks: float
+    bytes: float
+    empty: bool = True
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> BatchLimits:
+        return cls(HANDOVER_BATCH.of(config) or math.inf, HANDOVER_MB.of(config) * MB or math.inf)
+
+    def admit(self, size: int, tasks: int = 1) -> bool:
+        """Let tasks or a key group of this size join, if there is room."""
+        if tasks > self.tasks or (size > self.bytes and not self.empty):
+            return False
+        self.tasks, self.bytes, self.empty = self.tasks - tasks, self.bytes - size, False
+        return True
+
+
+def batch_of(graph: TopologyGraph, waiting: Iterable[TaskId], limits: BatchLimits, sizes: Mapping[TaskId, int]) -> list[TaskId]:
+    """The tasks to move next: as many as the limits allow, and none together with a direct upstream of it. `sizes`: bytes of
+    state."""
     order = {component.name: position for position, component in enumerate(graph.components)}
     batch: list[TaskId] = []
     components: set[str] = set()
     for task in sorted(waiting, key=lambda task: (order[task.component], task.index)):
         near = {read.source for read in graph.component(task.component).inputs}
-        if (most and len(batch) >= most) or near & components:
+        if near & components or not limits.admit(sizes.get(task, 0)):
             continue
         batch.append(task)
         components.add(task.component)
     return batch
 
 
-def group_batch(graph: TopologyGraph, owners: Mapping[str, Sequence[int]],
-                waiting: Mapping[GroupId, Regrouping]) -> dict[tuple[str, int, int], list[int]]:
-    """The key groups to move next, by component, old and new owner; none together with those of a direct upstream."""
+def group_batch(graph: TopologyGraph, owners: Mapping[str, Sequence[int]], waiting: Mapping[GroupId, Regrouping],
+                limits: BatchLimits, sizes: Mapping[GroupId, int]) -> dict[tuple[str, int, int], list[int]]:
+    """The key groups to move next, by component, old and new owner: as many bytes as the limits allow, and none together with
+    those of a direct upstream. `sizes`: bytes of state."""
     components: set[str] = set()
     batch: dict[tuple[str, int, int], list[int]] = {}
     order = {component.name: position for position, component in enumerate(graph.components)}
     for (name, group), wanted in sorted(waiting.items(), key=lambda item: (order[item[0][0]], item[0][1])):
-        if {read.source for read in graph.component(name).inputs} & components:
+        if {read.source for read in graph.component(name).inputs} & components \
+                or not limits.admit(sizes.get((name, group), 0), tasks=0):
             continue
         components.add(name)
         batch.setdefault((name, owners[name][group], wanted.owner), []).append(group)

@@ -156,6 +156,15 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
         """The position from which each replayable spout resumes."""
         return {record.task: record.position for record in self.records if record.position is not None}
 
+    def task_sizes(self) -> dict[TaskId, int]:
+        """Bytes to read to restore each task."""
+        return {record.task: sum(piece.length for piece in record.pieces()) for record in self.records}
+
+    def group_sizes(self) -> dict[tuple[str, int], int]:
+        """Bytes to read to restore each key group, by component and group."""
+        return {(record.component, group): sum(piece.length for piece in chain) for record in self.records
+                for group, chain in record.chains.items()}
+
     def size(self, component: str) -> int:
         """Bytes to read to restore the component."""
         return sum(piece.length for record in self.records if record.component == component for piece in record.pieces())
