@@ -12,7 +12,7 @@ from millrace.bench.handover.figures import Case, Periods, run_figures, targets
 from millrace.bench.handover.run import stored_state
 from millrace.bench.handover.sink_log import SinkLog
 from millrace.bench.handover.timetable import PRIMING, Timetable
-from millrace.bench.handover.watched import WatchedMove
+from millrace.bench.handover.watched import COUNTING, WatchedMove
 from millrace.bench.handover.words import NOTE_BYTES, SPOUTS, LoggedSink, ScheduledLines, WordsHandedOver
 from millrace.control.events import Event
 from millrace.control.topology_status import RUNNING
@@ -62,7 +62,7 @@ def under_load(cluster: LocalCluster, case: Case, path: Path) -> Timetable:
     (path / "logs").mkdir()
     cluster.submit(WordsHandedOver, name=NAME, par=case.parallelism, config={
         "path": str(path / "output"), "log": str(path / "logs"), "rate": RATE, "topology.checkpoint.interval.secs": 0.5,
-        "notes": NOTES * NOTE_BYTES, "noted_tasks": case.tasks if case.state_mb else 0})
+        "notes": NOTES * NOTE_BYTES, "noted_tasks": case.noted_tasks})
     cluster.run_until(lambda: cluster.master.topologies[NAME].status == RUNNING)
     cluster.run(1.0)
     timetable = Timetable(cluster.clock.now() + 0.1, RATE, SPOUTS)
@@ -88,6 +88,7 @@ def test_a_run_has_all_its_figures_and_every_word(strategy: str, tasks: int, sta
                                                   tmp_path: Path) -> None:
     case = Case(strategy, tasks, state)
     timetable = under_load(cluster, case, tmp_path)
+    owners = cluster.master.topologies[NAME].key_groups[COUNTING]
     steady, goals = timetable.start + 0.5, targets(cluster.where(NAME), case.moved(), list(cluster.workers))
     move = WatchedMove(cast(Master, VirtualMaster(cluster)), NAME, goals, strategy, cluster.clock.now)
     move.run()
@@ -98,7 +99,7 @@ def test_a_run_has_all_its_figures_and_every_word(strategy: str, tasks: int, sta
     assert audited.exact, audited
     counts, notes = stored_state(cluster.store, NAME)
     assert counts == true_counts(ended.positions()) and notes == (NOTES * NOTE_BYTES * tasks if state else 0)
-    figures = run_figures(case, Periods(steady, move.began, move.ended + 1.0), log, audited, PRIMED, move)
+    figures = run_figures(case, Periods(steady, move.began, move.ended + 1.0), log, audited, PRIMED, move, owners)
     assert (figures["lost"], figures["repeated"]) == (0, 0) and figures["p99_before_ms"] and figures["p99_during_ms"]
     assert log.latencies.min() >= -1e-5  # no word comes before its line is due
     if strategy == "handover":
@@ -106,6 +107,28 @@ def test_a_run_has_all_its_figures_and_every_word(strategy: str, tasks: int, sta
         assert (figures["precopied_bytes"] > NOTES * NOTE_BYTES * tasks) == bool(state)
     else:
         assert not move.moving and figures["pause_ms"] > 0 and figures["precopied_bytes"] == figures["delta_bytes"] == 0
+
+
+def test_key_groups_move_and_those_that_stay_are_measured(cluster: LocalCluster, tmp_path: Path) -> None:
+    case = Case("handover", 0, 1, groups=8)
+    timetable = under_load(cluster, case, tmp_path)
+    owners = cluster.master.topologies[NAME].key_groups[COUNTING]
+    goals = case.moved_groups(owners)
+    assert len(goals) == 8
+    move = WatchedMove(cast(Master, VirtualMaster(cluster)), NAME, {}, "handover", cluster.clock.now, goals)
+    move.run()
+    now = cluster.master.topologies[NAME].key_groups[COUNTING]
+    assert {group: now[group] for group in range(len(now)) if now[group] != owners[group]} == goals
+    cluster.run(1.0)
+    ended = finish(cluster, timetable, tmp_path)
+    log, audited = SinkLog.read(tmp_path / "logs"), audit(tmp_path / "output", ended.positions())
+    assert audited.exact, audited
+    counts, notes = stored_state(cluster.store, NAME)
+    assert counts == true_counts(ended.positions()) and notes == NOTES * NOTE_BYTES
+    figures = run_figures(case, Periods(timetable.start + 0.5, move.began, move.ended + 1.0), log, audited, PRIMED, move, owners)
+    assert (figures["lost"], figures["repeated"], figures["replayed"]) == (0, 0, 0)
+    assert figures["moved_groups"] == 8 and figures["precopied_bytes"] > 0 and figures["staying_groups"]["p99_during_ms"]
+    assert log.of_groups(range(len(owners))).words == log.words > log.of_groups(goals).words > 0
 
 
 def test_a_hand_over_that_ends_with_a_roll_back_has_no_figures(cluster: LocalCluster, tmp_path: Path) -> None:
