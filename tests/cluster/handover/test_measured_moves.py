@@ -125,7 +125,8 @@ def test_key_groups_move_and_those_that_stay_are_measured(cluster: LocalCluster,
     assert audited.exact, audited
     counts, notes = stored_state(cluster.store, NAME)
     assert counts == true_counts(ended.positions()) and notes == NOTES * NOTE_BYTES
-    figures = run_figures(case, Periods(timetable.start + 0.5, move.began, move.ended + 1.0), log, audited, PRIMED, move, owners)
+    periods = Periods(timetable.start + 0.5, move.began, move.ended + 1.0)
+    figures = run_figures(case, periods, log, audited, PRIMED, move, owners)
     assert (figures["lost"], figures["repeated"], figures["replayed"]) == (0, 0, 0)
     assert figures["moved_groups"] == 8 and figures["precopied_bytes"] > 0 and figures["staying_groups"]["p99_during_ms"]
     assert log.of_groups(range(len(owners))).words == log.words > log.of_groups(goals).words > 0
