@@ -16,6 +16,7 @@ from millrace.runtime.wire import messages as wire
 if TYPE_CHECKING:
     from millrace.runtime.tasks.bolt import BoltTask
 
+HELD_BYTES = 64 << 20  # that a bolt may get from other workers before it has taken over, until its senders have to wait
 HELD_TUPLES = 200_000  # tuples a bolt may leave unacked, or get before it has taken over, until its senders have to wait
 
 
@@ -46,7 +47,7 @@ class Inbox:
         self.taken_lanes: set[int] = set()  # moves of key groups that this task has taken over
         self._lanes: dict[int, deque[Delivery]] = {}  # input for key groups whose state has not come yet, by move
         self.early = False  # the task has not taken over yet: input waits, and is credited all the same
-        self._early_tuples = 0
+        self._early_tuples = self._early_bytes = 0
 
     def deliver(self, delivery: Delivery) -> None:
         task = self._task
@@ -183,7 +184,7 @@ class Inbox:
     def take_lane(self, move: int) -> None:
         """Queue the input for key groups that the task has taken over."""
         self.taken_lanes.add(move)
-        self._early_tuples = 0
+        self._early_tuples = self._early_bytes = 0
         self._deliver_all(self._lanes.pop(move, ()))
 
     def end_of(self, inlet: Inlet) -> None:
@@ -203,7 +204,8 @@ class Inbox:
     def _credit_early(self, delivery: Delivery) -> None:
         """Credit a chunk on arrival, or else a full channel would stop its sender, which has other receivers, too."""
         self._early_tuples += delivery.count
-        if self._early_tuples <= HELD_TUPLES:
+        self._early_bytes += 0 if delivery.local else len(delivery.body)
+        if self._early_tuples <= HELD_TUPLES and self._early_bytes <= HELD_BYTES:
             delivery.more = True  # no credit is due when it is processed
             self._worker.consumed(self._task, delivery.inlet)
 

@@ -1,0 +1,119 @@
+"""Messages of a hand-over that come twice, and state that is long under way: nothing is repeated, and nothing piles up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from millrace.config import CHUNK_TUPLES
+from millrace.control.assignment import SWITCH
+from millrace.control.events import MoveArmed, MoveTaken
+from millrace.control.moves import RESTING
+from millrace.model.graph import TaskId
+from millrace.runtime.tasks import inbox
+from millrace.runtime.wire import messages as wire
+from millrace.testing.local_cluster import LocalCluster
+from support.cluster import wave_parts as parts
+from support.cluster.wave_runs import assert_exact, finish, start, tasks, until_wave
+
+LIMIT = 1200
+
+
+@pytest.fixture(autouse=True)
+def _fresh_parts() -> Iterator[None]:
+    parts.forget()
+    yield
+    parts.forget()
+
+
+def is_state(message: Any, body: bytes) -> bool:
+    return isinstance(message, wire.StatePart)
+
+
+def is_mark(kind: str, message: Any, body: bytes) -> bool:
+    return isinstance(message, wire.Chunk) and message.form == wire.HANDOVER and wire.decode_handover(body).kind == kind
+
+
+def is_chosen(chosen: Callable[[Any, bytes], bool], frames: list[bytes]) -> bool:
+    return chosen(wire.decode_data(frames[0]), frames[1] if len(frames) > 1 else b"")
+
+
+def move(cluster: LocalCluster, task: TaskId) -> None:
+    cluster.move("exact", task, (cluster.where("exact")[task] + 1) % 3)
+
+
+@pytest.mark.parametrize("component", ["numbers", "tally", "ledger"])
+@pytest.mark.parametrize("chosen", [is_state, partial(is_mark, wire.MOVE), partial(is_mark, wire.END),
+                                    partial(is_mark, wire.START)])
+def test_a_message_between_workers_comes_twice(component: str, chosen: Callable[[Any, bytes], bool]) -> None:
+    cluster, post = start(limit=LIMIT), LocalCluster.post
+    until_wave(cluster, 1)
+
+    def twice(sender: int, address: Any, frames: list[bytes]) -> None:
+        for _ in range(2 if is_chosen(chosen, frames) else 1):
+            post(cluster, sender, address, list(frames))
+
+    cluster.post = twice  # type: ignore[method-assign]
+    move(cluster, TaskId(component, 0))
+    cluster.run_until(lambda: cluster.master.topologies["exact"].handover.phase == RESTING)
+    finish(cluster)
+    assert_exact(LIMIT)
+    assert not any("roll" in text for text in cluster.said), cluster.said
+
+
+@pytest.mark.parametrize("kind", [MoveArmed, MoveTaken])
+def test_an_answer_to_the_master_comes_twice(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, told = start(limit=LIMIT), list[Any]()
+    until_wave(cluster, 1)
+    tell = cluster.tell
+
+    def twice(event: Any) -> None:
+        tell(event)
+        if isinstance(event, kind):
+            told.append(event)
+            tell(event)
+
+    monkeypatch.setattr(cluster, "tell", twice)
+    for index in (0, 1):
+        move(cluster, TaskId("tally", index))
+        cluster.run_until(lambda: cluster.master.topologies["exact"].handover.phase == RESTING)
+    finish(cluster)
+    assert_exact(LIMIT)
+    assert told and not any("roll" in text for text in cluster.said), cluster.said
+
+
+@pytest.mark.parametrize(("limit", "most"), [("HELD_TUPLES", 500), ("HELD_BYTES", 5000)])
+def test_sources_wait_while_the_state_is_long_under_way(limit: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes before the state is credited up to a limit, so that senders can go on, and then it is not."""
+    monkeypatch.setattr(inbox, limit, most)
+    cluster = start(limit=20 * LIMIT, **{CHUNK_TUPLES.key: 20})
+    until_wave(cluster, 2)
+    kept: list[tuple[int, Any, list[bytes]]] = []
+    post = cluster.post
+
+    def keep_state(sender: int, address: Any, frames: list[bytes]) -> None:
+        if is_chosen(is_state, frames):
+            kept.append((sender, address, frames))
+        else:
+            post(sender, address, frames)
+
+    def emitted() -> list[int]:
+        return [task.component._next_position for task in tasks(cluster, "numbers")]
+
+    cluster.post = keep_state  # type: ignore[method-assign]
+    move(cluster, TaskId("tally", 0))
+    cluster.run_until(lambda: bool(kept))
+    cluster.run(3.0)
+    before = emitted()
+    cluster.run(3.0)
+    assert emitted() == before and max(before) < 20 * LIMIT, "the sources went on, so their tuples pile up somewhere"
+    assert cluster.master.topologies["exact"].handover.phase == SWITCH
+    cluster.post = post  # type: ignore[method-assign]
+    for message in kept:
+        post(*message)
+    finish(cluster)
+    assert_exact(20 * LIMIT)
+    assert not any("roll" in text for text in cluster.said), cluster.said
