@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millrace.control.assignment import Assignment
+from millrace.control.migrations import Migration
 from millrace.control.waves import Send
 from millrace.control.workers import LongCall
 from millrace.model.cluster import Node
@@ -169,12 +170,22 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A user cancels the move of a task."""
+
+    name: str
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
 class Replanned:
-    """A scheduler's new plans, by topology, were accepted. `based_on`: versions of the plans that it was asked about."""
+    """A scheduler's new plans, by topology, were accepted. `based_on`: versions of the plans that it was asked about.
+    `decision`: its number in the scheduler's history; 0: none."""
 
     plans: Mapping[str, Plan]
     based_on: Mapping[str, int]
     reason: str
+    decision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +235,9 @@ class Ticked:
     now: float
 
 
-Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Replanned | Rescaled
-         | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked | ManifestStored
-         | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
+Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Withdrawn | Replanned
+         | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked
+         | ManifestStored | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +250,21 @@ class Distribute:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Report something to users; `topology` is empty if it concerns the cluster."""
+    """Report something to users; `topology` is empty if it concerns the cluster. `cause`: what led to it. `tasks`: those that
+    it happened to; none if it concerns all of them."""
 
     text: str
     topology: str = ""
     level: str = "info"
+    cause: str = ""
+    tasks: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """A migration has ended: add it to the record."""
+
+    migration: Migration
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,4 +320,4 @@ class DeleteAbandoned:
     needed: Mapping[TaskId, frozenset[str]]
 
 
-Command = Distribute | Say | Ended | SendWave | StoreManifest | CollectCheckpoints | DeleteAbandoned | EndWorker
+Command = Distribute | Say | Migrated | Ended | SendWave | StoreManifest | CollectCheckpoints | DeleteAbandoned | EndWorker

@@ -19,8 +19,9 @@ from typing import Protocol
 
 from millrace.config import HANDOVER_BATCH, HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
-from millrace.control.events import Command, Distribute, MoveArmed, MoveTaken, Say
-from millrace.control.moves import REFRESH, RESTING, Cause, Moving, Wanted, batch_of
+from millrace.control.events import Command, Distribute, Migrated, MoveArmed, MoveTaken, Say
+from millrace.control.migrations import CANCELLED, DONE, ROLLED_BACK, handed_over
+from millrace.control.moves import REFRESH, RESTING, Cause, Moving, Wanted, batch_of, causes_of
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE
@@ -37,13 +38,13 @@ class MovingTopologies(Protocol):
     def distribute(self) -> Distribute:
         """The command that sends out the assignment under a new revision."""
 
-    def lose(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+    def lose(self, topology: TopologyState, tasks: Iterable[TaskId], cause: str) -> list[Command]:
         """Place these tasks anew, as if their worker were lost."""
 
 
 class HandoverControl:
     """Carries out the moves of all topologies. Every method returns the commands to carry out. `now` is the time of the last
-    tick."""
+    event."""
 
     def __init__(self, master: MovingTopologies) -> None:
         self._master = master
@@ -61,12 +62,14 @@ class HandoverControl:
         commands = self._move_ackers(topology, ackers) if ackers else []
         if handover.phase != RESTING and handover.waiting:
             return [*commands, Say(f"{tasks_named(sorted(handover.waiting))} will move after "
-                                   f"{tasks_named([moving.task for moving in handover.batch])}", topology.graph.name)]
+                                   f"{tasks_named([moving.task for moving in handover.batch])}", topology.graph.name,
+                                   cause=str(cause), tasks=tuple(sorted(handover.waiting)))]
         return commands + self._begin(topology)
 
     def withdraw(self, topology: TopologyState, task: TaskId) -> list[Command]:
         """Cancel the move of a task that has not switched yet."""
-        topology.handover.waiting.pop(task, None)
+        if topology.handover.waiting.pop(task, None) is not None:
+            topology.homes[task] = topology.places[task].slot
         moving = topology.handover.moving(task)
         return [*self._cancel(topology, [moving] if moving is not None else [], "it stays where it is"),
                 self._master.distribute()]
@@ -135,19 +138,21 @@ class HandoverControl:
         touched = [moving for moving in handover.batch if slot in (moving.old.slot, moving.new.slot) and not moving.taken]
         if handover.phase != SWITCH:
             return [], self._cancel(topology, touched, f"worker {slot} was lost")
-        self._drop(topology, touched)
-        return [moving.task for moving in touched if moving.new.slot != slot], []
+        ends = [*self._migrated(topology, touched, ROLLED_BACK, f"worker {slot} was lost"), *self._drop(topology, touched)]
+        return [moving.task for moving in touched if moving.new.slot != slot], ends
 
     def rolled_back(self, topology: TopologyState) -> list[Command]:
         """The topology returns to its last wave. Tasks that have switched begin at their new places."""
-        handover = topology.handover
-        tasks = tasks_named([moving.task for moving in handover.batch])
-        switched = handover.phase == SWITCH
+        handover, why = topology.handover, topology.restarts_because
+        tasks = tuple(moving.task for moving in handover.batch)
+        switched, named = handover.phase == SWITCH, tasks_named(tasks)
+        outcome, reason = (ROLLED_BACK, why) if switched else (CANCELLED, f"the topology rolls back: {why}")
+        ends = self._migrated(topology, handover.batch, outcome, reason)
         self._rest(topology)
         if not tasks:
             return []
-        text = f"the hand-over of {tasks} ends with a roll-back" if switched else f"{tasks} not moved: the topology rolls back"
-        return [Say(text, topology.graph.name, "warning")]
+        text = f"the hand-over of {named} ends with a roll-back" if switched else f"{named} not moved: the topology rolls back"
+        return [Say(text, topology.graph.name, "warning", why, tasks), *ends]
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
@@ -161,6 +166,7 @@ class HandoverControl:
         tasks = batch_of(topology.graph, handover.waiting, HANDOVER_BATCH.of(topology.graph.config))
         if not tasks:
             return []
+        handover.from_version, handover.in_flight = topology.version, sum(topology.in_flight.values())
         topology.version += 1
         for task in tasks:
             handover.last_number += 1
@@ -197,6 +203,7 @@ class HandoverControl:
             moving.sources = tuple((task, topology.places[task].incarnation) for task in upstream if task in topology.places)
         for moving in handover.batch:
             topology.places[moving.task] = moving.new
+        handover.in_flight = sum(topology.in_flight.values())
         handover.phase, handover.since, topology.quiet = SWITCH, self.now, {}
         return [self._master.distribute()]
 
@@ -209,15 +216,16 @@ class HandoverControl:
 
     def _done(self, topology: TopologyState) -> list[Command]:
         handover = topology.handover
-        batch, seconds = handover.batch, self.now - handover.began
+        batch, seconds, ends = handover.batch, self.now - handover.began, self._migrated(topology, handover.batch)
         self._rest(topology)
         reports: list[Command] = []
         if batch:
+            tasks = tuple(moving.task for moving in batch)
             pause = max(moving.pause for moving in batch)
-            text = f"{tasks_named([moving.task for moving in batch])} moved to " \
-                   f"{workers_named(moving.new.slot for moving in batch)} in {seconds:.1f} s, with a pause of {pause * 1000:.0f} ms"
-            reports.append(Say(text, topology.graph.name))
-        return [*reports, self._master.distribute(), *self._begin(topology)]
+            text = f"{tasks_named(tasks)} moved to {workers_named(moving.new.slot for moving in batch)} in {seconds:.1f} s, " \
+                   f"with a pause of {pause * 1000:.0f} ms"
+            reports.append(Say(text, topology.graph.name, cause=causes_of(batch), tasks=tasks))
+        return [*reports, *ends, self._master.distribute(), *self._begin(topology)]
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -226,25 +234,36 @@ class HandoverControl:
         cancelled = list(moves)
         if not cancelled or topology.handover.phase == SWITCH:
             return []
-        self._drop(topology, cancelled)
+        ends = [*self._migrated(topology, cancelled, CANCELLED, reason), *self._drop(topology, cancelled)]
+        tasks = tuple(moving.task for moving in cancelled)
         for moving in cancelled:
             topology.homes[moving.task] = moving.old.slot
-        return [Say(f"{tasks_named([moving.task for moving in cancelled])} not moved: {reason}", topology.graph.name, "warning")]
+        return [Say(f"{tasks_named(tasks)} not moved: {reason}", topology.graph.name, "warning", reason, tasks), *ends]
 
     def _give_up(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
         """Count the tasks as lost: they have left their old place, and did not arrive at the new one."""
         given_up = list(moves)
-        tasks = [moving.task for moving in given_up]
-        self._drop(topology, given_up)
-        return [Say(f"{tasks_named(tasks)} lost while being moved: {reason}", topology.graph.name, "warning"),
-                *self._master.lose(topology, tasks), self._master.distribute()]
+        tasks = tuple(moving.task for moving in given_up)
+        ends = [*self._migrated(topology, given_up, ROLLED_BACK, reason), *self._drop(topology, given_up)]
+        text = f"{tasks_named(tasks)} lost while being moved: {reason}"
+        return [Say(text, topology.graph.name, "warning", reason, tasks), *ends,
+                *self._master.lose(topology, tasks, text), self._master.distribute()]
 
-    def _drop(self, topology: TopologyState, moves: Sequence[Moving]) -> None:
+    def _drop(self, topology: TopologyState, moves: Sequence[Moving]) -> list[Command]:
         """Take moves out of the batch; it ends if that was all that it waited for."""
         handover = topology.handover
         handover.batch = [moving for moving in handover.batch if moving not in moves]
-        if all(moving.taken for moving in handover.batch):
-            self._rest(topology)
+        if not all(moving.taken for moving in handover.batch):
+            return []
+        ends = self._migrated(topology, handover.batch)
+        self._rest(topology)
+        return ends
+
+    def _migrated(self, topology: TopologyState, moves: Sequence[Moving], outcome: str = DONE,
+                  reason: str = "") -> list[Command]:
+        """The record of these moves, which end now; called while the batch is as it was."""
+        name, version = topology.graph.name, topology.version
+        return [Migrated(handed_over(name, version, topology.handover, moves, self.now, outcome, reason))] if moves else []
 
     def _rest(self, topology: TopologyState) -> None:
         topology.handover.batch, topology.handover.phase = [], RESTING

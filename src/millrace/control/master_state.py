@@ -24,6 +24,7 @@ from millrace.control.events import (
     Killed,
     LongCallsSeen,
     ManifestStored,
+    Migrated,
     MoveArmed,
     Moved,
     MoveTaken,
@@ -36,11 +37,13 @@ from millrace.control.events import (
     Unpaused,
     WaveAcked,
     WaveRequested,
+    Withdrawn,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
 )
 from millrace.control.handover import HandoverControl
+from millrace.control.migrations import BY_RESTART, BY_ROLLBACK, Recovery
 from millrace.control.plan_changes import PlanChanges
 from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
 from millrace.control.topology_state import TopologyState
@@ -76,7 +79,10 @@ class MasterState:
         self._plan_changes = PlanChanges(self, self._handovers)
         self._numbers = 0
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: Event, now: float | None = None) -> list[Command]:
+        """Decide on an event. `now`: its time; None: that of the last tick."""
+        if now is not None:
+            self._handovers.now = max(now, self._handovers.now)
         match event:
             case WorkerJoined():
                 return self._joined(event)
@@ -94,6 +100,8 @@ class MasterState:
                 return self._killed(event)
             case Moved():
                 return self._plan_changes.moved(event)
+            case Withdrawn():
+                return self._plan_changes.withdrawn(event)
             case Replanned():
                 return self._plan_changes.replanned(event)
             case Rescaled():
@@ -138,7 +146,7 @@ class MasterState:
         commands.append(Say(f"worker {event.slot} joined on {event.node.name}"))
         for topology in self.topologies.values():
             if self._unplaced(topology):
-                commands += self._place(topology)
+                commands += self._place(topology, f"worker {event.slot} joined")
             else:
                 commands += self._plan_changes.move_home(topology, event.slot)
         return [*commands, self.distribute()]
@@ -148,7 +156,10 @@ class MasterState:
         if known is None or known.address.generation != event.generation:
             return []
         del self.workers[event.slot]
-        commands: list[Command] = [Say(f"worker {event.slot} lost: {event.cause}", level="warning")]
+        text = f"worker {event.slot} lost: {event.cause}"
+        hosted = dict.fromkeys(task for topology in self.topologies.values() for task, place in topology.places.items()
+                               if place.slot == event.slot)
+        commands: list[Command] = [Say(text, level="warning", cause=event.cause, tasks=tuple(hosted))]
         for topology in self.topologies.values():
             lost = [task for task, place in topology.places.items() if place.slot == event.slot]
             stranded, ends = self._handovers.lost(topology, event.slot)
@@ -157,14 +168,25 @@ class MasterState:
             topology.in_flight.pop(event.slot, None)
             topology.starting.pop(event.slot, None)
             if lost or stranded:
-                commands += self.lose(topology, [*lost, *stranded])
+                commands += self.lose(topology, [*lost, *stranded], text)
         return [*commands, self.distribute()]
 
-    def lose(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+    def lose(self, topology: TopologyState, tasks: Iterable[TaskId], cause: str) -> list[Command]:
+        sources = {task: topology.places.pop(task).slot for task in tasks}
         topology.losses += 1
-        for task in tasks:
-            del topology.places[task]
-        return self._place(topology)
+        if not topology.batched:
+            topology.recovery = Recovery(cause, self._handovers.now, topology.version, sources,
+                                         sum(topology.in_flight.values())).after(topology.recovery)
+        placed = self._place(topology, cause)
+        return [*placed, *self._recovered(topology)] if topology.status in (RUNNING, PAUSED) else placed
+
+    def _recovered(self, topology: TopologyState) -> list[Command]:
+        """The record of a loss whose tasks work again."""
+        recovery, topology.recovery = topology.recovery, None
+        if recovery is None:
+            return []
+        strategy, now = BY_RESTART if topology.waves is None else BY_ROLLBACK, self._handovers.now
+        return [Migrated(recovery.record(topology.graph.name, topology.version, topology.places, strategy, now))]
 
     def wave_committed(self, topology: TopologyState) -> list[Command]:
         return self._handovers.wave_committed(topology)
@@ -235,7 +257,8 @@ class MasterState:
     def all_up(self, topology: TopologyState) -> list[Command]:
         """All tasks are up: let the spouts run, unless the topology is paused."""
         topology.become(PAUSED if topology.paused else RUNNING)
-        return [Say(f"all {len(topology.places)} tasks are up", topology.graph.name), self.distribute()]
+        up = Say(f"all {len(topology.places)} tasks are up", topology.graph.name, cause=topology.restarts_because)
+        return [up, *self._recovered(topology), self.distribute()]
 
     def drained(self, topology: TopologyState) -> bool:
         """True if its spouts have stopped and none of their tuples is in flight."""
@@ -270,7 +293,7 @@ class MasterState:
             self._waves.prepare(topology, event)
         self.topologies[graph.name] = topology
         try:
-            placed = self._place(topology)
+            placed = self._place(topology, "")
         except Exception:
             del self.topologies[graph.name]  # refused as a whole
             raise
@@ -369,15 +392,15 @@ class MasterState:
     def _unplaced(self, topology: TopologyState) -> Sequence[TaskId]:
         return [task for task in topology.graph.tasks() if task not in topology.places]
 
-    def _place(self, topology: TopologyState) -> list[Command]:
+    def _place(self, topology: TopologyState, cause: str) -> list[Command]:
         """Find a slot for every task that has none; other tasks stay where they are."""
-        name = topology.graph.name
+        name, topology.restarts_because = topology.graph.name, cause
         unplaced = self._unplaced(topology)
         result = self.placed(topology.graph, topology.plan)
         if isinstance(result, CannotPlace):
             if topology.status != STOPPING:
                 topology.become(WAITING)
-            return [Say(f"waits: {result.reason}", name, "warning")]
+            return [Say(f"waits: {result.reason}", name, "warning", cause)]
         if not isinstance(result, NewPlan):
             return []
         placement = result.plans[name].placement
@@ -392,7 +415,8 @@ class MasterState:
                 topology.become(STARTING)
             else:  # nothing starts before its next batch
                 topology.become(PAUSED if topology.paused else RUNNING)
-        placed = Say(f"{tasks_named(unplaced)} placed on {workers_named(placement[task] for task in unplaced)}", name)
+        placed = Say(f"{tasks_named(unplaced)} placed on {workers_named(placement[task] for task in unplaced)}", name,
+                     cause=cause, tasks=tuple(unplaced))
         return [placed, *self._waves.roll_back(topology)] if topology.waves is not None else [placed]
 
     def placed(self, graph: TopologyGraph, plan: Plan) -> SchedulingResult:

@@ -9,6 +9,7 @@ from millrace.control.assignment import ARM, SWITCH, Move, Place
 from millrace.model.graph import TaskId, TopologyGraph
 
 RESTING, REFRESH = "resting", "refresh"  # the other phases are those of a `Move`
+PHASES = (ARM, REFRESH, SWITCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,20 @@ class Handover:
     base: tuple[int, int, int] = (0, 0, 0)  # the wave whose state the new incarnations copy, as in `Move`
     since: float = 0.0  # time when the phase began
     began: float = 0.0  # time when the batch began
+    from_version: int = 0  # of the plan before the batch
+    in_flight: int = 0  # tuples when the batch began to switch, or began
     last_number: int = 0
 
     def moving(self, task: TaskId) -> Moving | None:
         return next((moving for moving in self.batch if moving.task == task), None)
+
+    @property
+    def progress(self) -> float:
+        """The share of the batch that is done, from 0 to 1; each phase counts the same."""
+        if not self.batch:
+            return 0.0
+        done = [moving.taken if self.phase == SWITCH else moving.armed >= self.base[0] for moving in self.batch]
+        return (PHASES.index(self.phase) + sum(done) / len(done)) / len(PHASES)
 
     def moves(self, places: Mapping[TaskId, Place]) -> list[Move]:
         """The moves as workers see them. Marks of senders that were lost meanwhile are not awaited."""
@@ -73,6 +84,11 @@ class Handover:
         return [Move(moving.number, moving.task, moving.old, moving.new, phase, self.base, [
             (source, incarnation) for source, incarnation in moving.sources
             if source in places and places[source].incarnation == incarnation]) for moving in self.batch]
+
+
+def causes_of(moves: Iterable[Moving]) -> str:
+    """The causes of these moves, each once."""
+    return "; ".join(dict.fromkeys(str(moving.cause) for moving in moves))
 
 
 def batch_of(graph: TopologyGraph, waiting: Iterable[TaskId], most: int) -> list[TaskId]:

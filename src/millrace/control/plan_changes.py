@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from millrace.control.assignment import Place
-from millrace.control.events import Command, Distribute, Moved, Replanned, Rescaled, Say
+from millrace.control.assignment import SWITCH, Place
+from millrace.control.events import Command, Distribute, Moved, Replanned, Rescaled, Say, Withdrawn
 from millrace.control.handover import HandoverControl
 from millrace.control.moves import PERSON, RETURN, SCHEDULER, Cause
 from millrace.control.topology_state import TopologyState
@@ -64,11 +64,26 @@ class PlanChanges:
         if moving is not None and (source != event.slot or moving.new.slot == event.slot):
             raise TopologyError(f"{event.task} is being moved to worker {moving.new.slot}. Try again when it has arrived")
         if source == event.slot:
-            return [Say(f"{event.task} is already on worker {event.slot}", event.name),
+            return [Say(f"{event.task} is already on worker {event.slot}", event.name, cause=PERSON, tasks=(event.task,)),
                     *self._handovers.withdraw(topology, event.task)]
         _check_changeable(topology)
-        return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name),
+        return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name, cause=PERSON,
+                    tasks=(event.task,)),
                 *self._enact(topology, {event.task: event.slot}, Cause(PERSON)), self._master.distribute()]
+
+    def withdrawn(self, event: Withdrawn) -> list[Command]:
+        topology = self._master.topology(event.name)
+        handover, moving = topology.handover, topology.handover.moving(event.task)
+        if moving is None and event.task not in handover.waiting:
+            under_way = [*(moving.task for moving in handover.batch), *handover.waiting]
+            raise TopologyError(f"{event.task} of {event.name!r} is not being moved; being moved: "
+                                f"{tasks_named(under_way) or 'none'}")
+        if moving is not None and handover.phase == SWITCH:
+            raise TopologyError(f"{event.task} has begun to switch to worker {moving.new.slot}, which cannot be cancelled. "
+                                f"Move it back to worker {moving.old.slot} when it has arrived")
+        waited = [Say(f"{event.task} not moved: it was waiting, and stays where it is", event.name, cause=PERSON,
+                      tasks=(event.task,))] if moving is None else []
+        return [*waited, *self._handovers.withdraw(topology, event.task)]
 
     def replanned(self, event: Replanned) -> list[Command]:
         """Apply all plans or none: they were made together."""
@@ -83,7 +98,9 @@ class PlanChanges:
             moves = {task: slot for task, slot in plan.placement.items() if topology.places[task].slot != slot}
             if moves:
                 what = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())}"
-                commands += [Say(f"{what}: {event.reason}", name), *self._enact(topology, moves, Cause(SCHEDULER, event.reason))]
+                cause = Cause(SCHEDULER, f"decision {event.decision}, {event.reason}" if event.decision else event.reason)
+                commands += [Say(f"{what}: {event.reason}", name, cause=str(cause), tasks=tuple(sorted(moves))),
+                             *self._enact(topology, moves, cause)]
         return [*commands, self._master.distribute()] if commands else []
 
     def rescaled(self, event: Rescaled) -> list[Command]:
@@ -101,7 +118,7 @@ class PlanChanges:
         owners = {name: rescaled_key_groups(groups, graph.component(name).par) if name in event.par else groups
                   for name, groups in topology.key_groups.items()}
         _take_plan(topology, graph, placement, owners)
-        return [Say(f"{counts_named(event.par)} from the next batch on", event.name), self._master.distribute()]
+        return [Say(f"{counts_named(event.par)} from the next batch on", event.name, cause=PERSON), self._master.distribute()]
 
     def move_home(self, topology: TopologyState, slot: int) -> list[Command]:
         """Return tasks to the slot that they had to leave, so that it is used again. Spouts and ackers stay where they are,
@@ -113,8 +130,10 @@ class PlanChanges:
                      and (topology.batched or topology.graph.component(task.component).kind == "bolt")]
         if not returning:
             return []
-        return [Say(f"worker {slot} is back: {tasks_named(returning)} moved there", topology.graph.name),
-                *self._enact(topology, dict.fromkeys(returning, slot), Cause(RETURN, f"worker {slot} is back"))]
+        cause = Cause(RETURN, f"worker {slot} is back")
+        return [Say(f"worker {slot} is back: {tasks_named(returning)} moved there", topology.graph.name, cause=str(cause),
+                    tasks=tuple(returning)),
+                *self._enact(topology, dict.fromkeys(returning, slot), cause)]
 
     # -- checks and changes --------------------------------------------------------------------------------------------
 
@@ -154,7 +173,8 @@ class PlanChanges:
         what = [f"{tasks_named(tasks)} {how}" for tasks, how in ((changed.moved, "moved"), (changed.started, "started"),
                                                                  (changed.stopped, "stopped")) if tasks]
         what += [f"{len(changed.key_groups)} key groups reassigned"] if changed.key_groups else []
-        return [Say(f"{', '.join(what)}, from the next batch on: {reason}", topology.graph.name)]
+        return [Say(f"{', '.join(what)}, from the next batch on: {reason}", topology.graph.name, cause=reason,
+                    tasks=tuple(sorted({*changed.moved, *changed.started, *changed.stopped})))]
 
 
 def _check_changeable(topology: TopologyState) -> None:

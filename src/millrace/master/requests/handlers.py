@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from millrace.control.events import Event, Moved, Paused, Rescaled, Unpaused
+from millrace.control.events import Event, Moved, Paused, Rescaled, Unpaused, Withdrawn
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
+from millrace.master.requests.record import task_named
 from millrace.master.requests.server import MasterRequest, Verb
 from millrace.master.requests.status import load_of, plans_of
 from millrace.master.requests.taps import TapDirectory
@@ -25,7 +26,8 @@ class TopologyVerbs:
         self._state, self._tell, self._end = state, tell, kill
 
     def verbs(self) -> dict[str, Verb]:
-        return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move, "scale": self._scale}
+        return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move,
+                "cancel move": self._cancel_move, "scale": self._scale}
 
     def _kill(self, request: MasterRequest) -> str:
         name: str = request["topology"]
@@ -53,6 +55,13 @@ class TopologyVerbs:
         keyed = task.component != ACKER and topology.graph.component(task.component).keyed
         return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed,
                 "waves": topology.waves is not None, "batched": topology.batched}
+
+    def _cancel_move(self, request: MasterRequest) -> dict[str, Any]:
+        """Cancel the move of a task. `topology` defaults to the one that has the task."""
+        task = task_named(request["task"])
+        name: str = request.get("topology") or self._topology_with_task(task)
+        self._tell(Withdrawn(name, task))
+        return {"topology": name, "task": str(task), "worker": self._state.topology(name).places[task].slot}
 
     def _scale(self, request: MasterRequest) -> dict[str, Any]:
         """Change the parallelism. `par`: component -> tasks. `topology` defaults to the one that has these components."""

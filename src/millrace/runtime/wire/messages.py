@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from millrace.control.assignment import Assignment
 from millrace.control.feeding import FeedAddress
+from millrace.control.migrations import Bucket, Flow
 from millrace.control.workers import LongCall
 from millrace.errors import WireError
 from millrace.model.cluster import Node
@@ -209,6 +210,15 @@ class Stop(msgspec.Struct, array_like=True, tag=16, tag_field="type"):
     """Tells a worker to end cleanly."""
 
 
+class TopologyReport(msgspec.Struct, array_like=True):
+    """The meters of one topology in a worker, see `TopologyMeters`: the buckets of its sinks since the last report, by the
+    worker's clock; chunks lost and repeated, and tuples replayed, since the worker joined."""
+
+    topology: int
+    buckets: list[Bucket]
+    flow: Flow
+
+
 class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     """Reports the meters of a worker and the positions of its spouts."""
 
@@ -224,6 +234,7 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     counters: dict[str, int]
     cpu_seconds: float = 0.0  # of the whole process
     memory_mb: float = 0.0
+    topologies: list[TopologyReport] = []
 
     def executed(self) -> tuple[tuple[int, int, int, bool], ...]:
         """Topology, task, tuples processed, and whether the current wave has passed the task, of every task."""

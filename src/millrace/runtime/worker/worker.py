@@ -238,6 +238,7 @@ class Worker:
     def end(self, task: Task) -> None:
         """End a task for good and close its component."""
         task.ended = True
+        task.topology.meters.task_ended(task.meters)
         task.abandon()
         if task.definition.blocking:
             self.threads.run(task, task.close, lambda: None)  # queued behind user code that is still running
