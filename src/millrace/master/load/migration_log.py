@@ -126,21 +126,21 @@ class MigrationLog:
 
     def _end(self, settled: list[_Settling]) -> list[dict[str, Any]]:
         self._settling = [each for each in self._settling if each not in settled]
-        rows = [self._row(each) for each in settled]
+        rows = [self._row(each, True) for each in settled]
         self._settled.extend(rows)
         return rows
 
-    def _row(self, settling: _Settling) -> dict[str, Any]:
+    def _row(self, settling: _Settling, final: bool = False) -> dict[str, Any]:
         migration, log = settling.migration, self._logs.get(settling.migration.topology, SinkLog())
         buckets = log.buckets()
         effect = effect_of(buckets, migration.began, migration.ended, log.until)
         return {"id": settling.number, "at": settling.at, **migration.to_json(effect, log.flow_since(migration.began)),
-                TIMELINE: timeline(buckets, migration.began, migration.ended)}
+                "final": final, TIMELINE: timeline(buckets, migration.began, migration.ended)}
 
     # -- requests --
 
     def past(self, topology: str | None = None) -> list[dict[str, Any]]:
-        """The newest migrations, in order, without their timelines. Figures of the last ones may change."""
+        """The newest migrations, in order, without their timelines. Figures that are not `final` may change."""
         rows = [*self._settled, *map(self._row, self._settling)]
         return [{name: value for name, value in row.items() if name != TIMELINE} for row in sorted(rows, key=_id)
                 if topology in (None, row["topology"])]
