@@ -123,7 +123,7 @@ def test_a_plot_without_the_library_says_how_to_install_it(monkeypatch: pytest.M
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".SVG"])
 def test_a_picture(suffix: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        not_tested("pictures of migrations", "matplotlib", "the Python package matplotlib is not installed; ./millrace installs it")
+        not_tested("pictures of migrations", "matplotlib", "the Python package matplotlib is not installed")
     path = tmp_path / f"move{suffix}"
     check_plot(str(path), 1)
     draw(migration(tasks=9), str(path))
