@@ -9,6 +9,7 @@ import pytest
 from millrace.control.events import Replanned
 from millrace.control.moves import RESTING
 from millrace.model.graph import TaskId
+from millrace.model.plan import Plan
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
 from support.cluster.wave_runs import start, until_wave
@@ -61,7 +62,7 @@ def test_a_scheduler_is_named_with_its_decision() -> None:
     topology = cluster.master.topologies["exact"]
     target = (topology.places[TALLY].slot + 1) % 3
     plan = topology.plan
-    cluster.tell(Replanned({"exact": type(plan)(plan.version, {**plan.placement, TALLY: target}, plan.key_groups)},
+    cluster.tell(Replanned({"exact": Plan(plan.version, {**plan.placement, TALLY: target}, plan.key_groups)},
                            {"exact": plan.version}, "otd: less traffic", 12))
     cluster.run_until(lambda: topology.places[TALLY].slot == target and topology.handover.phase == RESTING)
     assert [cause for _, cause in told(cluster, TALLY)[-2:]] == 2 * ["scheduler: decision 12, otd: less traffic"]

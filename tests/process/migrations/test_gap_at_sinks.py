@@ -70,7 +70,12 @@ class Stream:
         assert self.master.wait_until(condition, SECONDS), texts
 
     def records(self) -> list[dict[str, Any]]:
+        """The final records; on the master's thread."""
         return [row for row in self.master.scheduling.migrations.past("stamped") if row["final"]]
+
+    def recorded(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.master.call(self.records)
+        return found
 
     def end(self) -> None:
         self.master.kill("stamped", wait=0)
@@ -98,11 +103,11 @@ def move(stream: Stream, known: int) -> dict[str, Any]:
     target = (stream.state.places[UNHURRIED].slot + 1) % 3
     stream.master.move("stamped", UNHURRIED, target)
     stream.until(lambda: len(stream.records()) > known)
-    return stream.records()[known]
+    return stream.recorded()[known]
 
 
 def test_the_longest_gap_is_that_of_the_sinks_own_log(stream: Stream) -> None:
-    before = len(stream.records())
+    before = len(stream.recorded())
     record = move(stream, before)
     seen = longest_gap_ms(stamps(stream.directory), record)
     assert seen >= 400  # the new incarnation took that long
@@ -113,11 +118,11 @@ def test_the_longest_gap_is_that_of_the_sinks_own_log(stream: Stream) -> None:
 
 
 def test_a_death_is_recorded_too(cluster: ForkedCluster, stream: Stream) -> None:
-    before = len(stream.records())
+    before = len(stream.recorded())
     slot = stream.state.places[UNHURRIED].slot
     cluster.kill(slot)
     stream.until(lambda: len(stream.records()) > before)
-    record = stream.records()[before]
+    record = stream.recorded()[before]
     assert record["strategy"] == "rollback" and record["cause"].startswith(f"loss: worker {slot} lost: ")
     assert "unhurried[0]" in {move["task"] for move in record["moved"]}
     # Buckets that the dead worker had not reported are missing: its last quarter of a second.
@@ -125,7 +130,7 @@ def test_a_death_is_recorded_too(cluster: ForkedCluster, stream: Stream) -> None
 
 
 def test_the_verbs(stream: Stream, cli: Cli, tmp_path: Path) -> None:
-    before = len(stream.records())
+    before = len(stream.recorded())
     record = move(stream, before)
     code, out, err = cli("migrations", "--topology", "stamped", "--json")
     assert (code, err) == (0, "")
@@ -153,7 +158,7 @@ def test_the_verbs(stream: Stream, cli: Cli, tmp_path: Path) -> None:
 
 
 def test_records_outlive_the_master(cluster: ForkedCluster, stream: Stream) -> None:
-    record = move(stream, len(stream.records()))
+    record = move(stream, len(stream.recorded()))
     history = cluster.master.scheduling._history
     assert history is not None and history.flush(SECONDS)
     kept = history.migrations(1)[0]

@@ -21,6 +21,7 @@ from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD
 from millrace.control.events import Event, Replanned, Say
 from millrace.control.load_smoothing import Estimator, EstimatorParameters, make_estimator
 from millrace.control.migrations import Migration
+from millrace.control.moves import PERSON
 from millrace.control.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
@@ -198,7 +199,8 @@ class SchedulingLoop:
         if decision.reason != self._reported:  # repeats of the same failure are not reported
             self._reported = decision.reason
             self._port.say(Say(f"scheduler {decision.scheduler} failed, the plan stays as it is: {decision.reason}. It will be "
-                               "asked again; fix it, or choose another with `millrace scheduler set`", level="warning"))
+                               "asked again; fix it, or choose another with `millrace scheduler set`", level="warning",
+                               cause=f"decision {decision.number}"))
         self._record_decision(decision)
 
     def _enact(self, situation: Situation, result: NewPlan, decision: Decision) -> Decision:
@@ -236,7 +238,7 @@ class SchedulingLoop:
             self._process.renew()
             shown = ", ".join(f"{key}={value}" for key, value in values.items())
             mode = " (dry run)" if new_policy.dry_run else ""
-            self._port.say(Say(f"scheduler {name}({shown}) is in use{mode}"))
+            self._port.say(Say(f"scheduler {name}({shown}) is in use{mode}", cause=PERSON))
             future.set_result(self.settings())
 
         if ":" not in name:  # a built-in scheduler, or off
