@@ -20,7 +20,7 @@ from typing import Protocol
 from millrace.config import HANDOVER_BATCH, HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
 from millrace.control.events import Command, Distribute, Migrated, MoveArmed, MoveTaken, Say
-from millrace.control.migrations import CANCELLED, DONE, ROLLED_BACK, handed_over
+from millrace.control.migrations import CANCELLED, COMPLETED, ROLLED_BACK, handed_over
 from millrace.control.moves import REFRESH, RESTING, Cause, Moving, Wanted, batch_of, causes_of
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
@@ -259,7 +259,7 @@ class HandoverControl:
         self._rest(topology)
         return ends
 
-    def _migrated(self, topology: TopologyState, moves: Sequence[Moving], outcome: str = DONE,
+    def _migrated(self, topology: TopologyState, moves: Sequence[Moving], outcome: str = COMPLETED,
                   reason: str = "") -> list[Command]:
         """The record of these moves, which end now; called while the batch is as it was."""
         name, version = topology.graph.name, topology.version

@@ -24,9 +24,10 @@ SLICE_BUCKETS = 5  # least length of the slices in which a loss of throughput is
 USUAL_BUCKETS = 20  # least length of the slices in which the usual gap is measured
 LEVELS = (20, 40, 60, 80, 100)  # percent of the throughput before that are missing
 POINTS = 1000  # most in a timeline
+ROUNDING = 1e-9
 
 BY_HANDOVER, BY_ROLLBACK, BY_RESTART = "handover", "rollback", "restart"  # strategies; the last two follow a loss
-DONE, CANCELLED, ROLLED_BACK = "done", "cancelled", "rolled back"  # outcomes
+COMPLETED, CANCELLED, ROLLED_BACK = "done", "cancelled", "rolled back"  # outcomes
 
 
 class Bucket(NamedTuple):
@@ -113,7 +114,7 @@ class Migration:
                 "replayed": flow.replayed, "repeated": flow.repeated}
 
 
-def handed_over(topology: str, version: int, handover: Handover, moves: Iterable[Moving], now: float, outcome: str = DONE,
+def handed_over(topology: str, version: int, handover: Handover, moves: Iterable[Moving], now: float, outcome: str = COMPLETED,
                 reason: str = "") -> Migration:
     """The record of moves that have ended. `handover`: as it was until then."""
     moves = list(moves)
@@ -142,7 +143,7 @@ class Recovery:
 
     def record(self, topology: str, version: int, places: Mapping[TaskId, Place], strategy: str, now: float) -> Migration:
         moved = tuple(TaskMove(task, slot, places[task].slot) for task, slot in sorted(self.sources.items()) if task in places)
-        return Migration(topology, strategy, str(Cause(LOSS, self.cause)), DONE, "", self.from_version, version, self.began,
+        return Migration(topology, strategy, str(Cause(LOSS, self.cause)), COMPLETED, "", self.from_version, version, self.began,
                          self.began, now, moved, self.in_flight)
 
 
@@ -165,7 +166,7 @@ class Span(NamedTuple):
 
 
 def bucket_of(time: float) -> int:
-    return int(time // BUCKET_SECONDS)
+    return int(time / BUCKET_SECONDS)
 
 
 def effect_of(buckets: Sequence[Bucket], began: float, ended: float, until: float) -> Effect:
@@ -189,7 +190,12 @@ def effect_of(buckets: Sequence[Bucket], began: float, ended: float, until: floa
 
 
 def within(buckets: Sequence[Bucket], span: Span) -> list[Bucket]:
-    return list(buckets[bisect_left(buckets, (span.first,)):bisect_left(buckets, (span.last + 1,))])
+    first, end = (bisect_left(buckets, number, key=_number) for number in (span.first, span.last + 1))
+    return list(buckets[first:end])
+
+
+def _number(bucket: Bucket) -> int:
+    return bucket.number
 
 
 def rate(buckets: Sequence[Bucket], span: Span) -> float:
@@ -222,7 +228,7 @@ def degraded(buckets: Sequence[Bucket], span: Span, usually: float, usual: float
     length = max(SLICE_BUCKETS, round((usual or 0.0) / BUCKET_SECONDS))
     slices = [Span(first, first + length - 1) for first in range(span.first, span.last - length + 2, length)]
     missing = [1 - rate(buckets, each) / usually for each in slices]
-    return {level: round(sum(share >= level / 100 for share in missing) * length * BUCKET_SECONDS, 3) for level in LEVELS}
+    return {level: round(sum(share >= level / 100 - ROUNDING for share in missing) * length * BUCKET_SECONDS, 3) for level in LEVELS}
 
 
 def mean_latency(buckets: Sequence[Bucket], span: Span) -> float | None:

@@ -98,7 +98,7 @@ class TopologyMeters:
 
     def sink_processed(self, now: float, tuples: int, latency: float) -> None:
         """Count a chunk that a sink has processed."""
-        number, buckets = int(now // BUCKET_SECONDS), self._buckets
+        number, buckets = int(now / BUCKET_SECONDS), self._buckets
         if buckets and buckets[-1][0] == number:
             bucket = buckets[-1]
             bucket[1] += tuples

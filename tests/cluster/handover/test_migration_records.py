@@ -76,8 +76,8 @@ def from_log(row: dict[str, Any]) -> dict[str, Any]:
     """The figures of a migration as the sinks' own log tells them."""
     tuples: Counter[int] = Counter()
     for at, rows in LOG:
-        tuples[int(at // BUCKET_SECONDS)] += rows
-    first, last = int(row["at"] // BUCKET_SECONDS), int((row["at"] + row["phases_ms"]["done"] / 1000) // BUCKET_SECONDS)
+        tuples[int(at / BUCKET_SECONDS)] += rows
+    first, last = int(row["at"] / BUCKET_SECONDS), int((row["at"] + row["phases_ms"]["done"] / 1000) / BUCKET_SECONDS)
     start = max(min(tuples), first - round(BEFORE_SECONDS / BUCKET_SECONDS))
     before = [tuples[number] for number in range(start, first)]
     during = [tuples[number] for number in range(first, last + 1)]

@@ -36,7 +36,7 @@ def printed(capsys: Capture) -> str:
 
 def migration(number: int = 1, tasks: int = 1, outcome: str = "done", **changed: Any) -> dict[str, Any]:
     moved = tuple(TaskMove(TaskId("count", index), 0, 1, 0.0123, 10_000_000, 2_000) for index in range(tasks))
-    began, ended = 400 * BUCKET_SECONDS, 411 * BUCKET_SECONDS
+    began, ended = 400.5 * BUCKET_SECONDS, 411.5 * BUCKET_SECONDS
     made = Migration("words", "handover", "scheduler: decision 12, otd: less traffic between nodes", outcome, "", 3, 5, began,
                      began + 0.2, ended, moved, 77)
     row = made.to_json(effect_of(BUCKETS, began, ended, 23.0), Flow(0, 0, 4))

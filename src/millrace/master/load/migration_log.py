@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.control.migrations import AFTER_SECONDS, BUCKET_SECONDS, Bucket, Flow, Migration, effect_of, timeline
+from millrace.control.migrations import AFTER_SECONDS, BUCKET_SECONDS, Bucket, Flow, Migration, bucket_of, effect_of, timeline
 from millrace.errors import UnknownName
 from millrace.runtime.wire import messages as wire
 
@@ -45,12 +45,12 @@ class SinkLog:
     until: float = 0.0
     _buckets: dict[int, Bucket] = field(default_factory=dict)
     _by_worker: dict[tuple[int, int], Flow] = field(default_factory=dict)  # of workers that are gone, too
-    _flow: Flow = Flow()
+    _flow: Flow = field(default_factory=Flow)
     _changes: deque[tuple[float, Flow]] = field(default_factory=lambda: deque(maxlen=CHANGES_REMEMBERED))  # of the flow
 
     def take(self, worker: tuple[int, int], report: wire.TopologyReport, at: float, offset: float) -> None:
         for bucket in report.buckets:
-            number = int(((bucket.number + 0.5) * BUCKET_SECONDS + offset) // BUCKET_SECONDS)
+            number = bucket_of((bucket.number + 0.5) * BUCKET_SECONDS + offset)
             _, tuples, seconds, worst = self._buckets.get(number, Bucket(number, 0))
             self._buckets[number] = Bucket(number, tuples + bucket.tuples, seconds + bucket.seconds, max(worst, bucket.worst))
         if len(self._buckets) > 2 * BUCKETS_REMEMBERED:
