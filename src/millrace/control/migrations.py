@@ -143,8 +143,8 @@ class Recovery:
 
     def record(self, topology: str, version: int, places: Mapping[TaskId, Place], strategy: str, now: float) -> Migration:
         moved = tuple(TaskMove(task, slot, places[task].slot) for task, slot in sorted(self.sources.items()) if task in places)
-        return Migration(topology, strategy, str(Cause(LOSS, self.cause)), COMPLETED, "", self.from_version, version, self.began,
-                         self.began, now, moved, self.in_flight)
+        return Migration(topology, strategy, str(Cause(LOSS, self.cause)), COMPLETED, "", self.from_version, version,
+                         self.began, self.began, now, moved, self.in_flight)
 
 
 def in_ms(seconds: float | None) -> float | None:
@@ -228,7 +228,8 @@ def degraded(buckets: Sequence[Bucket], span: Span, usually: float, usual: float
     length = max(SLICE_BUCKETS, round((usual or 0.0) / BUCKET_SECONDS))
     slices = [Span(first, first + length - 1) for first in range(span.first, span.last - length + 2, length)]
     missing = [1 - rate(buckets, each) / usually for each in slices]
-    return {level: round(sum(share >= level / 100 - ROUNDING for share in missing) * length * BUCKET_SECONDS, 3) for level in LEVELS}
+    below = {level: sum(share >= level / 100 - ROUNDING for share in missing) for level in LEVELS}
+    return {level: round(slices_below * length * BUCKET_SECONDS, 3) for level, slices_below in below.items()}
 
 
 def mean_latency(buckets: Sequence[Bucket], span: Span) -> float | None:
