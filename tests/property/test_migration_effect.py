@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 from statistics import median
 
@@ -48,7 +49,7 @@ def span(tuples: list[int], order: Random) -> tuple[int, int]:
 def gap_in(tuples: list[int], first: int, last: int) -> int | None:
     """The largest distance of two neighbours with tuples, if it touches the span."""
     full = [at for at, count in enumerate(tuples) if count]
-    distances = [later - earlier for earlier, later in zip(full, full[1:]) if not (later < first or earlier > last)]
+    distances = [later - earlier for earlier, later in pairwise(full) if not (later < first or earlier > last)]
     return max(distances, default=None)
 
 

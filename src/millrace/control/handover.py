@@ -29,6 +29,7 @@ from millrace.control.wording import tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.model.graph import ACKER, TaskId
 
+
 class MovingTopologies(Protocol):
     """The part of the master's state that hand-over uses."""
 

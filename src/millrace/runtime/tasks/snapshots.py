@@ -312,7 +312,7 @@ class Snapshots:
             self._restored = unpack_value(pieces[own[0]]) if own else None, record.position if record is not None else None
         needed = self.blobs()
         self._blocks = {blob: held for blob, held in {**self._blocks, **blocks}.items() if blob in needed}
-        self._holders |= checkpoints.slots() if with_own else set()  # an earlier incarnation may have sent blocks to any of them
+        self._holders |= checkpoints.slots() if with_own else set()  # an earlier incarnation may have sent them blocks
         return sum(ref.length for ref in wanted)
 
     def _owned(self) -> Collection[int]:
@@ -390,8 +390,8 @@ class Snapshots:
         return Snapshot(pieces, position, staged=staged)
 
     def copy(self, base: tuple[int, int, int], done: Callable[[int, BaseException | None], None]) -> None:
-        """Copy the key groups of a committed wave, on the store thread; only what has changed if an earlier one was copied. Runs
-        on the loop; `done` gets the number of bytes, and the error if it failed."""
+        """Copy the key groups of a committed wave, on the store thread; only what has changed if an earlier one was copied.
+        Runs on the loop; `done` gets the number of bytes, and the error if it failed."""
         wave, _, manifest_epoch = base
         copied, errors = [0], list[BaseException]()
 
