@@ -178,6 +178,15 @@ class Withdrawn:
 
 
 @dataclass(frozen=True, slots=True)
+class Regrouped:
+    """A user gives key groups of a component to other tasks of it: group -> index of the task."""
+
+    name: str
+    component: str
+    owners: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Replanned:
     """A scheduler's new plans, by topology, were accepted. `based_on`: versions of the plans that it was asked about.
     `decision`: its number in the scheduler's history; 0: none."""
@@ -235,8 +244,8 @@ class Ticked:
     now: float
 
 
-Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Withdrawn | Replanned
-         | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked
+Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Withdrawn | Regrouped
+         | Replanned | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked
          | ManifestStored | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
 
 
