@@ -17,7 +17,9 @@ TASKS_SHOWN = 40  # characters
 
 
 def print_cancelled(answer: dict[str, Any]) -> None:
-    plain_console().print(f"{answer['task']} of {answer['topology']} stays on worker {answer['worker']}")
+    groups = number_of(len(answer["groups"]), "key group")
+    kept = f" and keeps {groups}" if answer["groups"] else ""
+    plain_console().print(f"{answer['task']} of {answer['topology']} stays on worker {answer['worker']}{kept}")
 
 
 def print_moves(answer: list[dict[str, Any]]) -> None:
@@ -31,16 +33,20 @@ def print_moves(answer: list[dict[str, Any]]) -> None:
                         f"{moves['phase']}, {moves['seconds']:.1f} s")
             console.print(bar)
             console.print(_moving(moves["moving"]))
+        if moves["waiting"]:
+            console.print(Hanging(f"{moves['topology']}, waiting:" if moves["moving"] else
+                                  f"{moves['topology']}, waiting for the topology to run:", style="dim"))
         for row in moves["waiting"]:
-            console.print(Hanging(f"{row['task']} waits to move to worker {row['to']} ({row['cause']})", "  "))
+            target = row["to_task"] if row["groups"] else f"worker {row['to']}"
+            console.print(Hanging(f"{_what(row)} to {target} ({row['cause']})", "  "))
 
 
 def _moving(rows: list[dict[str, Any]]) -> Listing:
     return Listing(
         "",
-        Column("task", [row["task"] for row in rows], figures=False),
+        Column("task", [_what(row) for row in rows], figures=False),
         Column("from", [str(row["from"]) for row in rows]),
-        Column("to", [str(row["to"]) for row in rows]),
+        Column("to", [_target(row) for row in rows], figures=False),
         Column("ready", ["taken" if row["taken"] else "armed" if row["armed"] else "copies" for row in rows], figures=False),
         Column("copied", [size(row["precopied_bytes"]) for row in rows]),
         Column("cause", [row["cause"] for row in rows], figures=False))
@@ -88,9 +94,9 @@ def print_migration(row: dict[str, Any], plot: str | None) -> None:
     moved = row["moved"]
     console.print(Listing(
         "",
-        Column("task", [move["task"] for move in moved], figures=False),
+        Column("task", [_what(move) for move in moved], figures=False),
         Column("from", [str(move["from"]) for move in moved]),
-        Column("to", [str(move["to"]) for move in moved]),
+        Column("to", [_target(move) for move in moved], figures=False),
         Column("pause ms", [_ms(move["pause_ms"]) for move in moved]),
         Column("copied before", [size(move["precopied_bytes"]) for move in moved]),
         Column("handed over", [size(move["delta_bytes"]) for move in moved])))
@@ -108,6 +114,16 @@ def print_events(answer: list[dict[str, Any]]) -> None:
         console.print(Hanging(shortened(f"{topic}{event['text']}"), stamp, "yellow" if event["level"] == "warning" else ""))
         if event["cause"] and event["cause"] not in event["text"]:
             console.print(Hanging(shortened(event["cause"]), " " * len(stamp) + "because of ", "dim"))
+
+
+def _what(move: dict[str, Any]) -> str:
+    """The task that moves, or how many of its key groups."""
+    return f"{number_of(len(move['groups']), 'key group')} of {move['task']}" if move["groups"] else str(move["task"])
+
+
+def _target(move: dict[str, Any]) -> str:
+    where = UNKNOWN if move["to"] is None else str(move["to"])
+    return f"{move['to_task']} on {where}" if move["groups"] else where
 
 
 def _tasks(row: dict[str, Any]) -> str:

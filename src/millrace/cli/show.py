@@ -33,7 +33,12 @@ def print_move(move: dict[str, Any]) -> None:
     if move["batched"]:
         console.print("it moves with the next batch, and its state moves with it")
     else:
-        console.print("it is handed over while the stream runs; `status` tells when it has arrived")
+        console.print(f"it is handed over while the stream runs{_after(move)}; `moves` shows its progress")
+
+
+def _after(move: dict[str, Any]) -> str:
+    """The tasks that a hand-over has to wait for."""
+    return f", after {task_names(move['waits_for'])}" if move["waits_for"] else ""
 
 
 def print_regroup(change: dict[str, Any]) -> None:
@@ -42,7 +47,7 @@ def print_regroup(change: dict[str, Any]) -> None:
         console.print(f"{change['component']} of {change['topology']} has these key groups where they are wanted already")
         return
     count = number_of(len(change["groups"]), "key group")
-    when = "with the next batch" if change["batched"] else "while the stream runs; `plan` tells when they have arrived"
+    when = "with the next batch" if change["batched"] else f"while the stream runs{_after(change)}; `moves` shows the progress"
     go = "goes" if len(change["groups"]) == 1 else "go"
     console.print(f"{count} of {change['component']} of {change['topology']} {go} to other tasks {when}")
 

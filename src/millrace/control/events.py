@@ -110,7 +110,7 @@ class ChannelBroke:
 @dataclass(frozen=True, slots=True)
 class MoveArmed:
     """The new incarnation of a task that moves is ready to take over, with the state of `wave`; or it cannot, because of
-    `error`. `copied_bytes`: of that state, since the last such event."""
+    `error`. `copied_bytes`: of that and earlier waves, in all."""
 
     topology: int
     epoch: int

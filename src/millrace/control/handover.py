@@ -25,6 +25,7 @@ from millrace.control.moves import (
     REFRESH,
     RESTING,
     RETURN,
+    SCHEDULER,
     Cause,
     GroupId,
     Handover,
@@ -39,9 +40,10 @@ from millrace.control.moves import (
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE
-from millrace.control.wording import tasks_named, workers_named
+from millrace.control.wording import groups_named, tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.model.graph import ACKER, TaskId
+from millrace.model.plan import Plan
 
 
 class MovingTopologies(Protocol):
@@ -73,28 +75,64 @@ class HandoverControl:
         ackers = {task: slot for task, slot in moves.items() if task.component == ACKER}
         for task, slot in moves.items():
             topology.homes[task] = slot
-        handover.waiting.update((task, Wanted(slot, cause)) for task, slot in moves.items() if task not in ackers)
+        tasks = sorted(task for task in moves if task not in ackers)
         commands = self._move_ackers(topology, ackers) if ackers else []
-        if handover.phase != RESTING and handover.waiting:
-            return [*commands, Say(f"{tasks_named(sorted(handover.waiting))} will move after "
-                                   f"{tasks_named([moving.task for moving in handover.batch])}", topology.graph.name,
-                                   cause=str(cause), tasks=tuple(sorted(handover.waiting)))]
-        return commands + self._begin(topology)
+        if not tasks:
+            return commands
+        revised = any(handover.waiting.get(task, Wanted(moves[task], cause)).slot != moves[task] for task in tasks)
+        handover.waiting.update((task, Wanted(moves[task], cause)) for task in tasks)
+        queued = self._queued(topology, tasks_named(tasks), revised, cause, tuple(tasks))
+        return [*commands, *queued, *self._begin(topology)]
 
     def regroup(self, topology: TopologyState, owners: Mapping[GroupId, int], cause: Cause) -> list[Command]:
         """Give key groups to other tasks of their components as soon as possible."""
-        handover = topology.handover
-        handover.regrouping.update((group, Regrouping(owner, cause)) for group, owner in owners.items())
-        return self._begin(topology)
+        waiting = topology.handover.regrouping
+        revised = any(waiting.get(group, Regrouping(owner, cause)).owner != owner for group, owner in owners.items())
+        waiting.update((group, Regrouping(owner, cause)) for group, owner in owners.items())
+        queued = self._queued(topology, groups_named(owners), revised, cause, tasks_of(topology, owners))
+        return [*queued, *self._begin(topology)]
 
-    def withdraw(self, topology: TopologyState, task: TaskId) -> list[Command]:
+    def _queued(self, topology: TopologyState, what: str, revised: bool, cause: Cause,
+                tasks: tuple[TaskId, ...]) -> list[Command]:
+        """The report that a move has to wait for the batch that is under way. `revised`: it replaces one that waited."""
+        if topology.handover.phase == RESTING:
+            return []
+        instead = ", instead of where they were to go before" if revised else ""
+        return [Say(f"{what} will move after {_moves_text(topology.handover.batch)}{instead}", topology.graph.name,
+                    cause=str(cause), tasks=tasks)]
+
+    def overtake(self, topology: TopologyState, plan: Plan) -> list[Command]:
+        """Drop moves of earlier plans of schedulers that wait, and that this plan does not want any more."""
+        handover, owners = topology.handover, topology.key_groups
+        tasks = sorted(task for task, wanted in handover.waiting.items() if wanted.cause.who == SCHEDULER
+                       and plan.placement[task] == topology.places[task].slot)
+        groups = [(name, group) for (name, group), wanted in handover.regrouping.items() if wanted.cause.who == SCHEDULER
+                  and plan.key_groups[name][group] == owners[name][group]]
+        for task in tasks:
+            del handover.waiting[task]
+            topology.homes[task] = topology.places[task].slot
+        for each in groups:
+            del handover.regrouping[each]
+        what = " and ".join(filter(None, (tasks_named(tasks), groups_named(groups))))
+        return [Say(f"{what} will not move any more", topology.graph.name, cause="a newer plan of the scheduler",
+                    tasks=tuple(tasks))] if what else []
+
+    def withdraw(self, topology: TopologyState, task: TaskId, reason: str) -> list[Command]:
         """Cancel the move of a task that has not switched yet."""
         if topology.handover.waiting.pop(task, None) is not None:
             topology.homes[task] = topology.places[task].slot
         moving = topology.handover.moving(task)
         if moving is None:
             return []
-        return [*self._cancel(topology, [moving], "it stays where it is"), self._master.distribute()]
+        return [*self._cancel(topology, [moving], reason), self._master.distribute()]
+
+    def withdraw_groups(self, topology: TopologyState, task: TaskId, reason: str) -> list[Command]:
+        """Cancel the moves of key groups of this task to others that have not switched yet."""
+        handover = topology.handover
+        for group in handover.groups_waiting(task, topology.key_groups):
+            del handover.regrouping[group]
+        leaving = handover.groups_leaving(task)
+        return [*self._cancel(topology, leaving, reason), self._master.distribute()] if leaving else []
 
     def _move_ackers(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
         """Move ackers at once: their ledgers follow them, and messages that come too early or too late are passed on."""
@@ -132,7 +170,7 @@ class HandoverControl:
         if event.error:
             moving.trouble = event.error
             return []
-        moving.copied_bytes += event.copied_bytes if event.wave > moving.armed else 0
+        moving.copied_bytes = max(moving.copied_bytes, event.copied_bytes)
         moving.armed = max(moving.armed, event.wave)
         return self._advance(topology)
 
@@ -334,10 +372,16 @@ def _obstacle(handover: Handover) -> str:
     return f"{named} could not be prepared{trouble}" if late else "no wave was committed"
 
 
+def tasks_of(topology: TopologyState, owners: Mapping[GroupId, int]) -> tuple[TaskId, ...]:
+    """The tasks that have these key groups, and those that are to have them."""
+    return tuple(sorted({TaskId(name, index) for (name, group), owner in owners.items()
+                         for index in (topology.key_groups[name][group], owner)}))
+
+
 def _moves_text(moves: Sequence[Moving]) -> str:
-    groups, tasks = sum(len(moving.groups) for moving in moves), [moving.task for moving in moves if not moving.groups]
-    named = [f"{groups} key groups of {', '.join(sorted({moving.task.component for moving in moves if moving.groups}))}"]
-    return " and ".join(([tasks_named(tasks)] if tasks else []) + (named if groups else []))
+    tasks = tasks_named([moving.task for moving in moves if not moving.groups])
+    groups = groups_named((moving.task.component, group) for moving in moves for group in moving.groups)
+    return " and ".join(filter(None, (tasks, groups)))
 
 
 def _done_text(moves: Sequence[Moving]) -> str:

@@ -55,8 +55,8 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskMove:
-    """One task of a migration, from a slot to a slot. `groups`: the key groups that moved, if not the whole task. `pause`:
-    seconds in which no incarnation worked; None if that was not measured."""
+    """One task of a migration, from a slot to a slot; or some of its key groups, which went to another task. `pause`: seconds
+    in which nobody worked on what moved; None if that was not measured."""
 
     task: TaskId
     source: int
@@ -65,10 +65,12 @@ class TaskMove:
     precopied_bytes: int = 0
     delta_bytes: int = 0
     groups: tuple[int, ...] = ()
+    to_task: TaskId | None = None  # None: the task itself
 
     def to_json(self) -> dict[str, Any]:
-        return {"task": str(self.task), "groups": list(self.groups), "from": self.source, "to": self.target,
-                "pause_ms": in_ms(self.pause), "precopied_bytes": self.precopied_bytes, "delta_bytes": self.delta_bytes}
+        return {"task": str(self.task), "groups": list(self.groups), "to_task": str(self.to_task or self.task),
+                "from": self.source, "to": self.target, "pause_ms": in_ms(self.pause),
+                "precopied_bytes": self.precopied_bytes, "delta_bytes": self.delta_bytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ def handed_over(topology: str, version: int, handover: Handover, moves: Iterable
         topology, BY_HANDOVER, causes_of(moves), outcome, reason,
         handover.from_version, version, handover.began, handover.since if handover.phase == SWITCH else None, now,
         tuple(TaskMove(moving.task, moving.old.slot, moving.new.slot, moving.pause if moving.taken else None,
-                       moving.copied_bytes, moving.delta_bytes) for moving in moves), handover.in_flight)
+                       moving.copied_bytes, moving.delta_bytes, moving.groups, moving.target) for moving in moves),
+        handover.in_flight)
 
 
 @dataclass(frozen=True, slots=True)

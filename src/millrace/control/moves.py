@@ -90,6 +90,14 @@ class Handover:
         """The move of a task, as a whole, that is under way."""
         return next((moving for moving in self.batch if moving.task == task and not moving.groups), None)
 
+    def groups_leaving(self, task: TaskId) -> list[Moving]:
+        """The moves of key groups of a task to others that are under way."""
+        return [moving for moving in self.batch if moving.task == task and moving.groups]
+
+    def groups_waiting(self, task: TaskId, owners: Mapping[str, Sequence[int]]) -> list[GroupId]:
+        """The key groups of a task that wait to go to others."""
+        return [(name, group) for name, group in self.regrouping if TaskId(name, owners[name][group]) == task]
+
     def next_number(self) -> int:
         self.last_number += 1
         return self.last_number

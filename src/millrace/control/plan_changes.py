@@ -12,17 +12,19 @@ from typing import Protocol
 
 from millrace.control.assignment import SWITCH, Place
 from millrace.control.events import Command, Distribute, Moved, Regrouped, Replanned, Rescaled, Say, Withdrawn
-from millrace.control.handover import HandoverControl
-from millrace.control.moves import PERSON, RETURN, SCHEDULER, Cause
+from millrace.control.handover import HandoverControl, tasks_of
+from millrace.control.moves import PERSON, RETURN, SCHEDULER, Cause, GroupId, Moving, tasks_in
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
-from millrace.control.wording import counts_named, tasks_named, workers_named
+from millrace.control.wording import counts_named, groups_named, tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.errors import StalePlan, TopologyError, UnknownName
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.model.plan import Plan, rescaled_key_groups
 from millrace.model.rescaling import rescaled
 from millrace.schedulers.base import CannotPlace, NewPlan, SchedulingResult
+
+CANCELLED_BY_PERSON = "a person cancelled it"
 
 
 class PlannedTopologies(Protocol):
@@ -65,7 +67,7 @@ class PlanChanges:
             raise TopologyError(f"{event.task} is being moved to worker {moving.new.slot}. Try again when it has arrived")
         if source == event.slot:
             return [Say(f"{event.task} is already on worker {event.slot}", event.name, cause=PERSON, tasks=(event.task,)),
-                    *self._handovers.withdraw(topology, event.task)]
+                    *self._handovers.withdraw(topology, event.task, "a person wants it to stay")]
         _check_changeable(topology)
         return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name, cause=PERSON,
                     tasks=(event.task,)),
@@ -73,33 +75,44 @@ class PlanChanges:
 
     def withdrawn(self, event: Withdrawn) -> list[Command]:
         topology = self._master.topology(event.name)
-        handover, moving = topology.handover, topology.handover.moving(event.task)
-        if moving is None and event.task not in handover.waiting:
-            under_way = [*(moving.task for moving in handover.batch), *handover.waiting]
-            raise TopologyError(f"{event.task} of {event.name!r} is not being moved; being moved: "
-                                f"{tasks_named(under_way) or 'none'}")
-        if moving is not None and handover.phase == SWITCH:
-            raise TopologyError(f"{event.task} has begun to switch to worker {moving.new.slot}, which cannot be cancelled. "
-                                f"Move it back to worker {moving.old.slot} when it has arrived")
-        waited = [Say(f"{event.task} not moved: it was waiting, and stays where it is", event.name, cause=PERSON,
-                      tasks=(event.task,))] if moving is None else []
-        return [*waited, *self._handovers.withdraw(topology, event.task)]
+        handover, task = topology.handover, event.task
+        moving, groups = handover.moving(task), handover.groups_leaving(task)
+        waiting = handover.groups_waiting(task, topology.key_groups)
+        if moving is None and task not in handover.waiting and not groups and not waiting:
+            under_way = {*tasks_in(handover.batch), *handover.waiting, *(TaskId(name, topology.key_groups[name][group])
+                                                                         for name, group in handover.regrouping)}
+            raise TopologyError(f"{task} of {event.name!r} is not being moved, and neither are key groups of it; being moved: "
+                                f"{tasks_named(sorted(under_way)) or 'none'}")
+        if handover.phase == SWITCH and (moving is not None or groups):
+            back = f"Move it back to worker {moving.old.slot} when it has arrived" if moving is not None else \
+                "Give them back when they have arrived"
+            what = f"{task} has" if moving is not None else f"{groups_named(_groups(groups))} have"
+            raise TopologyError(f"{what} begun to switch, which cannot be cancelled. {back}")
+        waited = [*([str(task)] if task in handover.waiting else []), *([groups_named(waiting)] if waiting else [])]
+        said = [Say(f"{' and '.join(waited)} not moved: cancelled while waiting", event.name, cause=PERSON,
+                    tasks=(task,))] if waited else []
+        return [*said, *self._handovers.withdraw(topology, task, CANCELLED_BY_PERSON),
+                *self._handovers.withdraw_groups(topology, task, CANCELLED_BY_PERSON)]
 
     def regrouped(self, event: Regrouped) -> list[Command]:
         topology = self._master.topology(event.name)
         check_groups(topology, event.component, event.owners)
         _check_changeable(topology)
+        _check_groups_rest(topology, event.component, event.owners)
         before = topology.key_groups[event.component]
         changed = {group: owner for group, owner in event.owners.items() if before[group] != owner}
+        for group in event.owners.keys() - changed.keys():
+            topology.handover.regrouping.pop((event.component, group), None)  # it was to leave
         if not changed:
-            return [Say(f"{event.component} has these key groups where they are wanted already", event.name)]
-        what = f"{len(changed)} key groups of {event.component} go to {tasks_of(event.component, changed.values())}"
+            return [Say(f"{event.component} has these key groups where they are wanted already", event.name, cause=PERSON)]
+        moves = {(event.component, group): owner for group, owner in changed.items()}
+        targets = tasks_named(sorted({TaskId(event.component, owner) for owner in changed.values()}))
+        what, tasks = f"{groups_named(moves)} {'goes' if len(moves) == 1 else 'go'} to {targets}", tasks_of(topology, moves)
         if topology.batched:
             owners = tuple(changed.get(group, owner) for group, owner in enumerate(before))
             _take_plan(topology, topology.graph, topology.plan.placement, {**topology.key_groups, event.component: owners})
-            return [Say(f"{what} from the next batch on", event.name), self._master.distribute()]
-        return [Say(what, event.name), *self._handovers.regroup(
-            topology, {(event.component, group): owner for group, owner in changed.items()}, Cause(PERSON))]
+            return [Say(f"{what} from the next batch on", event.name, cause=PERSON, tasks=tasks), self._master.distribute()]
+        return [Say(what, event.name, cause=PERSON, tasks=tasks), *self._handovers.regroup(topology, moves, Cause(PERSON))]
 
     def replanned(self, event: Replanned) -> list[Command]:
         """Apply all plans or none: they were made together."""
@@ -111,15 +124,16 @@ class PlanChanges:
             if topology.batched:
                 commands += self._replan_batches(topology, plan, event.reason)
                 continue
-            cause = Cause(SCHEDULER, event.reason)
+            cause = Cause(SCHEDULER, f"decision {event.decision}, {event.reason}" if event.decision else event.reason)
+            commands += self._handovers.overtake(topology, plan)
             groups = {(move.component, move.key_group): move.new for move in Plan.diff(topology.plan, plan).key_groups}
             if groups:
-                commands += [Say(f"{len(groups)} key groups reassigned: {event.reason}", name),
+                commands += [Say(f"{groups_named(groups)} reassigned: {event.reason}", name, cause=str(cause),
+                                 tasks=tasks_of(topology, groups)),
                              *self._handovers.regroup(topology, groups, cause)]
             moves = {task: slot for task, slot in plan.placement.items() if topology.places[task].slot != slot}
             if moves:
                 what = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())}"
-                cause = Cause(SCHEDULER, f"decision {event.decision}, {event.reason}" if event.decision else event.reason)
                 commands += [Say(f"{what}: {event.reason}", name, cause=str(cause), tasks=tuple(sorted(moves))),
                              *self._enact(topology, moves, cause)]
         return [*commands, self._master.distribute()] if commands else []
@@ -198,10 +212,6 @@ class PlanChanges:
                     tasks=tuple(sorted({*changed.moved, *changed.started, *changed.stopped})))]
 
 
-def tasks_of(component: str, indices: Iterable[int]) -> str:
-    return tasks_named([TaskId(component, index) for index in sorted(set(indices))])
-
-
 def check_groups(topology: TopologyState, component: str, owners: Mapping[int, int]) -> None:
     """Raise `UnknownName` or `TopologyError` unless these key groups can be given to these tasks."""
     definition = topology.graph.component(component)  # UnknownName if there is none
@@ -215,6 +225,19 @@ def check_groups(topology: TopologyState, component: str, owners: Mapping[int, i
             raise UnknownName(f"{component!r} has no key group {group}; it has 0 to {count - 1}")
         if not 0 <= owner < definition.par:
             raise UnknownName(f"{component!r} has no task {owner}; it has 0 to {definition.par - 1}")
+
+
+def _groups(moves: Iterable[Moving]) -> list[GroupId]:
+    return [(moving.task.component, group) for moving in moves for group in moving.groups]
+
+
+def _check_groups_rest(topology: TopologyState, component: str, owners: Mapping[int, int]) -> None:
+    """Raise `TopologyError` if some of these key groups are being handed over."""
+    for moving in topology.handover.batch:
+        if moving.task.component == component and (groups := [group for group in moving.groups if group in owners]):
+            raise TopologyError(f"key group {groups[0]} of {component!r} is being handed over from {moving.task} to "
+                                f"{moving.target}. Try again when it has arrived, or cancel that with `moves --cancel "
+                                f"{str(moving.task)!r}`")
 
 
 def _check_changeable(topology: TopologyState) -> None:

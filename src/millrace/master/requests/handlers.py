@@ -9,7 +9,7 @@ from typing import Any
 from millrace.control.events import Event, Moved, Paused, Regrouped, Rescaled, Unpaused, Withdrawn
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
-from millrace.master.requests.record import task_named
+from millrace.master.requests.record import task_named, under_way
 from millrace.master.requests.server import MasterRequest, Verb
 from millrace.master.requests.status import load_of, plans_of
 from millrace.master.requests.taps import TapDirectory
@@ -54,14 +54,20 @@ class TopologyVerbs:
         self._tell(Moved(name, task, slot))
         keyed = task.component != ACKER and topology.graph.component(task.component).keyed
         return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed,
-                "waves": topology.waves is not None, "batched": topology.batched}
+                "waves": topology.waves is not None, "batched": topology.batched,
+                "waits_for": under_way(topology) if task in topology.handover.waiting else []}
 
     def _cancel_move(self, request: MasterRequest) -> dict[str, Any]:
-        """Cancel the move of a task. `topology` defaults to the one that has the task."""
+        """Cancel the move of a task, and those of its key groups to other tasks. `topology` defaults to the one that has the
+        task."""
         task = task_named(request["task"])
         name: str = request.get("topology") or self._topology_with_task(task)
+        topology = self._state.topology(name)
+        handover = topology.handover
+        groups = [group for moving in handover.groups_leaving(task) for group in moving.groups]
+        groups += [group for _, group in handover.groups_waiting(task, topology.key_groups)]
         self._tell(Withdrawn(name, task))
-        return {"topology": name, "task": str(task), "worker": self._state.topology(name).places[task].slot}
+        return {"topology": name, "task": str(task), "groups": sorted(groups), "worker": topology.places[task].slot}
 
     def _scale(self, request: MasterRequest) -> dict[str, Any]:
         """Change the parallelism. `par`: component -> tasks. `topology` defaults to the one that has these components."""
@@ -85,7 +91,9 @@ class TopologyVerbs:
         self._tell(Regrouped(name, component, owners))
         moved = {group: {"from": before[group], "to": owner} for group, owner in sorted(owners.items())
                  if before[group] != owner}
-        return {"topology": name, "component": component, "groups": moved, "batched": topology.batched}
+        waits = any((component, group) in topology.handover.regrouping for group in moved)
+        return {"topology": name, "component": component, "groups": moved, "batched": topology.batched,
+                "waits_for": under_way(topology) if waits else []}
 
     def _topology_with_components(self, components: Iterable[str]) -> str:
         topologies = {name: {component.name for component in topology.graph.components}

@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from millrace.control.moves import RESTING, Handover
+from millrace.control.moves import tasks_in
+from millrace.control.topology_state import TopologyState
 from millrace.errors import UnknownName
 from millrace.master.load.migration_log import MigrationLog
 from millrace.master.requests.server import MasterRequest, Verb
@@ -41,15 +42,43 @@ def events_of(events: Iterable[dict[str, Any]], topology: str | None, task: str 
 def moves_of(state: MasterView, now: float, topology: str | None) -> list[dict[str, Any]]:
     """The moves that are under way or wait, by topology."""
     topologies = state.topologies.values() if topology is None else [state.topology(topology)]
-    return [_moves(each.graph.name, each.handover, now) for each in topologies
-            if each.handover.phase != RESTING or each.handover.waiting]
+    return [_moves(each, now) for each in topologies
+            if not each.handover.at_rest]
 
 
-def _moves(name: str, handover: Handover, now: float) -> dict[str, Any]:
-    moving = [{"task": str(moving.task), "from": moving.old.slot, "to": moving.new.slot, "cause": str(moving.cause),
+def _moves(topology: TopologyState, now: float) -> dict[str, Any]:
+    handover = topology.handover
+    moving = [{"task": str(moving.task), "groups": list(moving.groups), "to_task": str(moving.target),
+               "from": moving.old.slot, "to": moving.new.slot, "cause": str(moving.cause),
                "armed": moving.armed >= handover.base[0], "taken": moving.taken, "precopied_bytes": moving.copied_bytes}
               for moving in handover.batch]
-    waiting = [{"task": str(task), "to": wanted.slot, "cause": str(wanted.cause)}
-               for task, wanted in sorted(handover.waiting.items())]
-    return {"topology": name, "phase": handover.phase, "seconds": round(now - handover.began, 3) if moving else 0.0,
-            "progress": round(handover.progress, 3), "moving": moving, "waiting": waiting}
+    return {"topology": topology.graph.name, "phase": handover.phase,
+            "seconds": round(now - handover.began, 3) if moving else 0.0, "progress": round(handover.progress, 3),
+            "moving": moving, "waiting": [*_tasks_waiting(topology), *_groups_waiting(topology)]}
+
+
+def under_way(topology: TopologyState) -> list[str]:
+    """The tasks that take part in the hand-over that is under way."""
+    return list(map(str, tasks_in(topology.handover.batch)))
+
+
+def _tasks_waiting(topology: TopologyState) -> list[dict[str, Any]]:
+    return [{"task": str(task), "groups": [], "to_task": str(task), "from": topology.places[task].slot, "to": wanted.slot,
+             "cause": str(wanted.cause)} for task, wanted in sorted(topology.handover.waiting.items())
+            if task in topology.places]
+
+
+def _groups_waiting(topology: TopologyState) -> list[dict[str, Any]]:
+    """One row for the key groups that go from one task to another for one cause."""
+    rows: dict[tuple[TaskId, TaskId, str], list[int]] = {}
+    for (name, group), wanted in sorted(topology.handover.regrouping.items()):
+        source, target = TaskId(name, topology.key_groups[name][group]), TaskId(name, wanted.owner)
+        rows.setdefault((source, target, str(wanted.cause)), []).append(group)
+    return [{"task": str(source), "groups": groups, "to_task": str(target), "from": _slot(topology, source),
+             "to": _slot(topology, target), "cause": cause} for (source, target, cause), groups in rows.items()]
+
+
+def _slot(topology: TopologyState, task: TaskId) -> int | None:
+    """The slot of a task; None while it has none after a loss."""
+    place = topology.places.get(task)
+    return place.slot if place is not None else None

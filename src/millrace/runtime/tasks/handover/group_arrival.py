@@ -30,6 +30,7 @@ class GroupArrival:
         self._task, self.move, self._predecessor = task, move, predecessor
         self._phase = LOADING
         self._wave = -1  # whose state it has
+        self._copied = 0  # bytes so far
         self._read = ReadGroups()
         self._delta: list[tuple[int, bytes]] = []
         self._parts = StateParts(self._on_piece, self._close)
@@ -67,7 +68,8 @@ class GroupArrival:
             worker.timers.at(worker.clock.now() + RETRY_SECONDS, self.begin)
             return
         self._phase, self._wave = READY, wave
-        self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, self.move.number, wave, copied))
+        self._copied += copied
+        self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, self.move.number, wave, self._copied))
         self.update(self.move)
 
     # -- taking over ---------------------------------------------------------------------------------------------------
