@@ -97,9 +97,9 @@ def print_migration(row: dict[str, Any], plot: str | None) -> None:
         Column("task", [_what(move) for move in moved], figures=False),
         Column("from", [str(move["from"]) for move in moved]),
         Column("to", [_target(move) for move in moved], figures=False),
-        Column("pause ms", [_ms(move["pause_ms"]) for move in moved]),
-        Column("copied before", [size(move["precopied_bytes"]) for move in moved]),
-        Column("handed over", [size(move["delta_bytes"]) for move in moved])))
+        Column("pause\nms", [_ms(move["pause_ms"]) for move in moved]),
+        Column("copied\nbefore", [size(move["precopied_bytes"]) for move in moved]),
+        Column("handed\nover", [size(move["delta_bytes"]) for move in moved])))
     if plot is not None:
         console.print(f"drawn to {plot}", soft_wrap=True)
 
@@ -128,8 +128,11 @@ def _target(move: dict[str, Any]) -> str:
 
 def _tasks(row: dict[str, Any]) -> str:
     tasks = [move["task"] for move in row["moved"]]
-    named = task_names(tasks)
-    return named if len(named) <= TASKS_SHOWN else number_of(len(tasks), "task")
+    groups = sum(len(move["groups"]) for move in row["moved"])
+    named = f"{number_of(groups, 'key group')} of {task_names(tasks)}" if groups else task_names(tasks)
+    if len(named) <= TASKS_SHOWN:
+        return named
+    return f"{number_of(groups, 'key group')} of {number_of(len(tasks), 'task')}" if groups else number_of(len(tasks), "task")
 
 
 def _longest_pause(row: dict[str, Any]) -> float | None:

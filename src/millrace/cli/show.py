@@ -32,13 +32,10 @@ def print_move(move: dict[str, Any]) -> None:
     console.print(f"{move['task']} of {move['topology']} moves from worker {move['from']} to worker {move['to']}")
     if move["batched"]:
         console.print("it moves with the next batch, and its state moves with it")
+    elif move["waits_for"]:
+        console.print(f"it is handed over after {', '.join(move['waits_for'])}; `moves` shows its progress")
     else:
-        console.print(f"it is handed over while the stream runs{_after(move)}; `moves` shows its progress")
-
-
-def _after(move: dict[str, Any]) -> str:
-    """The tasks that a hand-over has to wait for."""
-    return f", after {task_names(move['waits_for'])}" if move["waits_for"] else ""
+        console.print("it is handed over while the stream runs; `moves` shows its progress")
 
 
 def print_regroup(change: dict[str, Any]) -> None:
@@ -47,7 +44,8 @@ def print_regroup(change: dict[str, Any]) -> None:
         console.print(f"{change['component']} of {change['topology']} has these key groups where they are wanted already")
         return
     count = number_of(len(change["groups"]), "key group")
-    when = "with the next batch" if change["batched"] else f"while the stream runs{_after(change)}; `moves` shows the progress"
+    runs = f"after a move of {', '.join(change['waits_for'])}" if change["waits_for"] else "while the stream runs"
+    when = "with the next batch" if change["batched"] else f"{runs}; `moves` shows the progress"
     go = "goes" if len(change["groups"]) == 1 else "go"
     console.print(f"{count} of {change['component']} of {change['topology']} {go} to other tasks {when}")
 

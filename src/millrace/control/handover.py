@@ -45,6 +45,8 @@ from millrace.control.workers import WorkerView
 from millrace.model.graph import ACKER, TaskId
 from millrace.model.plan import Plan
 
+NEWER_PLAN = "a newer plan does not move it"
+
 
 class MovingTopologies(Protocol):
     """The part of the master's state that hand-over uses."""
@@ -97,7 +99,7 @@ class HandoverControl:
         """The report that a move has to wait for the batch that is under way. `revised`: it replaces one that waited."""
         if topology.handover.phase == RESTING:
             return []
-        instead = ", instead of where they were to go before" if revised else ""
+        instead = ", to the place asked for last" if revised else ""
         return [Say(f"{what} will move after {_moves_text(topology.handover.batch)}{instead}", topology.graph.name,
                     cause=str(cause), tasks=tasks)]
 
@@ -108,31 +110,39 @@ class HandoverControl:
                        and plan.placement[task] == topology.places[task].slot)
         groups = [(name, group) for (name, group), wanted in handover.regrouping.items() if wanted.cause.who == SCHEDULER
                   and plan.key_groups[name][group] == owners[name][group]]
-        for task in tasks:
-            del handover.waiting[task]
-            topology.homes[task] = topology.places[task].slot
         for each in groups:
             del handover.regrouping[each]
-        what = " and ".join(filter(None, (tasks_named(tasks), groups_named(groups))))
-        return [Say(f"{what} will not move any more", topology.graph.name, cause="a newer plan of the scheduler",
-                    tasks=tuple(tasks))] if what else []
+        said = self._forget_waiting(topology, tasks, NEWER_PLAN)
+        text = f"{groups_named(groups)} not moved: {NEWER_PLAN}"
+        return [*said, Say(text, topology.graph.name, "warning", NEWER_PLAN)] if groups else said
 
     def withdraw(self, topology: TopologyState, task: TaskId, reason: str) -> list[Command]:
         """Cancel the move of a task that has not switched yet."""
-        if topology.handover.waiting.pop(task, None) is not None:
-            topology.homes[task] = topology.places[task].slot
+        said = self._forget_waiting(topology, [task], reason)
         moving = topology.handover.moving(task)
         if moving is None:
-            return []
-        return [*self._cancel(topology, [moving], reason), self._master.distribute()]
+            return said
+        return [*said, *self._cancel(topology, [moving], reason), self._master.distribute()]
 
     def withdraw_groups(self, topology: TopologyState, task: TaskId, reason: str) -> list[Command]:
         """Cancel the moves of key groups of this task to others that have not switched yet."""
         handover = topology.handover
-        for group in handover.groups_waiting(task, topology.key_groups):
+        waiting, leaving = handover.groups_waiting(task, topology.key_groups), handover.groups_leaving(task)
+        for group in waiting:
             del handover.regrouping[group]
-        leaving = handover.groups_leaving(task)
-        return [*self._cancel(topology, leaving, reason), self._master.distribute()] if leaving else []
+        said = [Say(f"{groups_named(waiting)} not moved: {reason}", topology.graph.name, "warning", reason,
+                    (task,))] if waiting else []
+        return [*said, *self._cancel(topology, leaving, reason), *([self._master.distribute()] if leaving else [])]
+
+    def _forget_waiting(self, topology: TopologyState, tasks: Iterable[TaskId], reason: str) -> list[Command]:
+        """Let tasks that wait to be moved stay where they are."""
+        waiting = topology.handover.waiting
+        forgotten = {task: waiting.pop(task) for task in sorted(tasks) if task in waiting}
+        for task, wanted in forgotten.items():
+            if wanted.cause.who != RETURN and task in topology.places:  # its home is there nevertheless
+                topology.homes[task] = topology.places[task].slot
+        text = f"{tasks_named(list(forgotten))} not moved: {reason}"
+        return [Say(text, topology.graph.name, "warning", reason, tuple(forgotten))] if forgotten else []
 
     def _move_ackers(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
         """Move ackers at once: their ledgers follow them, and messages that come too early or too late are passed on."""
@@ -195,11 +205,13 @@ class HandoverControl:
         place already, and the commands to carry out."""
         handover = topology.handover
         touched = [moving for moving in handover.batch if slot in (moving.old.slot, moving.new.slot) and not moving.taken]
+        said = self._forget_waiting(topology, [task for task, wanted in handover.waiting.items() if wanted.slot == slot],
+                                    f"worker {slot} was lost")
         if handover.phase != SWITCH:
-            return [], self._cancel(topology, touched, f"worker {slot} was lost")
+            return [], [*said, *self._cancel(topology, touched, f"worker {slot} was lost")]
         ends = [*self._migrated(topology, touched, ROLLED_BACK, f"worker {slot} was lost"), *self._drop(topology, touched)]
         stranded = dict.fromkeys(task for moving in touched for task in moving.tasks if topology.places[task].slot != slot)
-        return list(stranded), ends
+        return list(stranded), [*said, *ends]
 
     def rolled_back(self, topology: TopologyState) -> list[Command]:
         """The topology returns to its last wave. Tasks that have switched begin at their new places."""

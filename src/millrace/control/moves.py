@@ -98,6 +98,17 @@ class Handover:
         """The key groups of a task that wait to go to others."""
         return [(name, group) for name, group in self.regrouping if TaskId(name, owners[name][group]) == task]
 
+    def owners_to_be(self, component: str, owners: Sequence[int]) -> list[int]:
+        """The owners of a component's key groups when nothing moves or waits any more."""
+        to_be = list(owners)
+        for moving in self.batch:
+            for group in moving.groups if moving.task.component == component else ():
+                to_be[group] = moving.target.index
+        for (name, group), wanted in self.regrouping.items():
+            if name == component:
+                to_be[group] = wanted.owner
+        return to_be
+
     def next_number(self) -> int:
         self.last_number += 1
         return self.last_number

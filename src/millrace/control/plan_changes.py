@@ -64,10 +64,12 @@ class PlanChanges:
             raise TopologyError(f"{event.task} cannot be moved: {fixed}")
         moving = topology.handover.moving(event.task)
         if moving is not None and (source != event.slot or moving.new.slot == event.slot):
-            raise TopologyError(f"{event.task} is being moved to worker {moving.new.slot}. Try again when it has arrived")
+            cancel = f", or cancel that by a move to worker {source}" if topology.handover.phase != SWITCH else ""
+            raise TopologyError(f"{event.task} is being moved to worker {moving.new.slot}. Try again when it has arrived"
+                                f"{cancel}")
         if source == event.slot:
             return [Say(f"{event.task} is already on worker {event.slot}", event.name, cause=PERSON, tasks=(event.task,)),
-                    *self._handovers.withdraw(topology, event.task, "a person wants it to stay")]
+                    *self._handovers.withdraw(topology, event.task, "it stays where it is")]
         _check_changeable(topology)
         return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name, cause=PERSON,
                     tasks=(event.task,)),
@@ -88,21 +90,15 @@ class PlanChanges:
                 "Give them back when they have arrived"
             what = f"{task} has" if moving is not None else f"{groups_named(_groups(groups))} have"
             raise TopologyError(f"{what} begun to switch, which cannot be cancelled. {back}")
-        waited = [*([str(task)] if task in handover.waiting else []), *([groups_named(waiting)] if waiting else [])]
-        said = [Say(f"{' and '.join(waited)} not moved: cancelled while waiting", event.name, cause=PERSON,
-                    tasks=(task,))] if waited else []
-        return [*said, *self._handovers.withdraw(topology, task, CANCELLED_BY_PERSON),
+        return [*self._handovers.withdraw(topology, task, CANCELLED_BY_PERSON),
                 *self._handovers.withdraw_groups(topology, task, CANCELLED_BY_PERSON)]
 
     def regrouped(self, event: Regrouped) -> list[Command]:
         topology = self._master.topology(event.name)
         check_groups(topology, event.component, event.owners)
         _check_changeable(topology)
-        _check_groups_rest(topology, event.component, event.owners)
-        before = topology.key_groups[event.component]
+        before = topology.handover.owners_to_be(event.component, topology.key_groups[event.component])
         changed = {group: owner for group, owner in event.owners.items() if before[group] != owner}
-        for group in event.owners.keys() - changed.keys():
-            topology.handover.regrouping.pop((event.component, group), None)  # it was to leave
         if not changed:
             return [Say(f"{event.component} has these key groups where they are wanted already", event.name, cause=PERSON)]
         moves = {(event.component, group): owner for group, owner in changed.items()}
@@ -229,15 +225,6 @@ def check_groups(topology: TopologyState, component: str, owners: Mapping[int, i
 
 def _groups(moves: Iterable[Moving]) -> list[GroupId]:
     return [(moving.task.component, group) for moving in moves for group in moving.groups]
-
-
-def _check_groups_rest(topology: TopologyState, component: str, owners: Mapping[int, int]) -> None:
-    """Raise `TopologyError` if some of these key groups are being handed over."""
-    for moving in topology.handover.batch:
-        if moving.task.component == component and (groups := [group for group in moving.groups if group in owners]):
-            raise TopologyError(f"key group {groups[0]} of {component!r} is being handed over from {moving.task} to "
-                                f"{moving.target}. Try again when it has arrived, or cancel that with `moves --cancel "
-                                f"{str(moving.task)!r}`")
 
 
 def _check_changeable(topology: TopologyState) -> None:

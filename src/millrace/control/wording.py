@@ -20,7 +20,7 @@ def tasks_named(tasks: Sequence[TaskId]) -> str:
 
 
 def groups_named(groups: Iterable[tuple[str, int]]) -> str:
-    """How many key groups of which components. `groups`: component and key group."""
+    """Counts of key groups by component. `groups`: component and key group."""
     counts = Counter(component for component, _ in groups)
     return ", ".join(f"{count} key {'group' if count == 1 else 'groups'} of {name}" for name, count in sorted(counts.items()))
 

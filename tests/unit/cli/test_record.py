@@ -65,23 +65,51 @@ migration 1 of words: handover, done
             s by 100 %
   latency   10 ms before, 20 ms at most, 10 ms after
   tuples    77 in flight, 4 replayed; 0 chunks lost, 0 repeated
-task      from  to  pause ms  copied before  handed over
-count[0]     0   1        12          10 MB         2 kB
+                    pause  copied  handed
+task      from  to     ms  before    over
+count[0]     0  1      12   10 MB    2 kB
 """
 
 
+def test_a_migration_of_key_groups(capsys: Capture) -> None:
+    row = migration()
+    groups = TaskMove(TaskId("count", 0), 0, 1, 0.0123, 10_000_000, 2_000, (3, 4, 5), TaskId("count", 2)).to_json()
+    assert (groups["task"], groups["groups"], groups["to_task"]) == ("count[0]", [3, 4, 5], "count[2]")
+    print_migration({**row, "moved": [groups]}, None)
+    assert "3 key groups of count[0]     0  count[2] on 1     12   10 MB    2 kB" in printed(capsys)
+    print_migrations([{**row, "moved": [groups]}])
+    assert "3 key groups of count[0]" in printed(capsys)
+
+
 def test_moves_under_way(capsys: Capture) -> None:
-    moving = [{"task": f"count[{index}]", "from": 0, "to": 1, "cause": "person", "armed": index < 1, "taken": False,
-               "precopied_bytes": 4_000_000} for index in range(2)]
+    moving = [{"task": f"count[{index}]", "groups": [], "to_task": f"count[{index}]", "from": 0, "to": 1, "cause": "person",
+               "armed": index < 1, "taken": False, "precopied_bytes": 4_000_000} for index in range(2)]
+    waiting = [{"task": "split[0]", "groups": [], "to_task": "split[0]", "from": 1, "to": 2,
+                "cause": "return: worker 2 is back"},
+               {"task": "count[2]", "groups": [3, 4], "to_task": "count[1]", "from": 0, "to": 1, "cause": "person"}]
     print_moves([{"topology": "words", "phase": "arm", "seconds": 1.23, "progress": 0.5, "moving": moving,
-                  "waiting": [{"task": "split[0]", "to": 2, "cause": "return: worker 2 is back"}]}])
-    text = printed(capsys)
-    assert "arm, 1.2 s" in text and "split[0] waits to move to worker 2 (return: worker 2 is back)" in text
-    assert "armed" in text and "copies" in text and "4 MB" in text
+                  "waiting": waiting}])
+    assert printed(capsys) == """\
+words ━━━━━━━━━━━━━━━                arm, 1.2 s
+task      from  to  ready   copied  cause
+count[0]     0  1   armed     4 MB  person
+count[1]     0  1   copies    4 MB  person
+words, waiting:
+  split[0] to worker 2 (return: worker 2 is back)
+  2 key groups of count[2] to count[1] (person)
+"""
+    print_moves([{"topology": "words", "phase": "switch", "seconds": 1.23, "progress": 0.9,
+                  "moving": [{**waiting[1], "armed": True, "taken": False, "precopied_bytes": 1000}], "waiting": []}])
+    assert "2 key groups of count[2]     0  count[1] on 1  armed    1 kB  person" in printed(capsys)
+    print_moves([{"topology": "words", "phase": "resting", "seconds": 0.0, "progress": 0.0, "moving": [],
+                  "waiting": waiting[:1]}])
+    assert printed(capsys).startswith("words, waiting for the topology to run:\n  split[0] to worker 2")
     print_moves([])
     assert printed(capsys) == "nothing is being moved\n"
-    print_cancelled({"topology": "words", "task": "count[0]", "worker": 1})
+    print_cancelled({"topology": "words", "task": "count[0]", "groups": [], "worker": 1})
     assert printed(capsys) == "count[0] of words stays on worker 1\n"
+    print_cancelled({"topology": "words", "task": "count[0]", "groups": [7, 8], "worker": 1})
+    assert printed(capsys) == "count[0] of words stays on worker 1 and keeps 2 key groups\n"
 
 
 def test_events_tell_the_cause_once(capsys: Capture) -> None:

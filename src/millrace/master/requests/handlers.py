@@ -7,9 +7,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from millrace.control.events import Event, Moved, Paused, Regrouped, Rescaled, Unpaused, Withdrawn
+from millrace.control.topology_state import TopologyState
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
-from millrace.master.requests.record import task_named, under_way
+from millrace.master.requests.record import task_named
 from millrace.master.requests.server import MasterRequest, Verb
 from millrace.master.requests.status import load_of, plans_of
 from millrace.master.requests.taps import TapDirectory
@@ -55,7 +56,7 @@ class TopologyVerbs:
         keyed = task.component != ACKER and topology.graph.component(task.component).keyed
         return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed,
                 "waves": topology.waves is not None, "batched": topology.batched,
-                "waits_for": under_way(topology) if task in topology.handover.waiting else []}
+                "waits_for": _under_way(topology) if task in topology.handover.waiting else []}
 
     def _cancel_move(self, request: MasterRequest) -> dict[str, Any]:
         """Cancel the move of a task, and those of its key groups to other tasks. `topology` defaults to the one that has the
@@ -87,13 +88,13 @@ class TopologyVerbs:
         owners = {int(group): int(owner) for group, owner in request["owners"].items()}
         name: str = request.get("topology") or self._topology_with_components([component])
         topology = self._state.topology(name)
-        before = topology.key_groups.get(component, ())
+        before = topology.handover.owners_to_be(component, topology.key_groups.get(component, ()))
         self._tell(Regrouped(name, component, owners))
         moved = {group: {"from": before[group], "to": owner} for group, owner in sorted(owners.items())
                  if before[group] != owner}
         waits = any((component, group) in topology.handover.regrouping for group in moved)
         return {"topology": name, "component": component, "groups": moved, "batched": topology.batched,
-                "waits_for": under_way(topology) if waits else []}
+                "waits_for": _under_way(topology) if waits else []}
 
     def _topology_with_components(self, components: Iterable[str]) -> str:
         topologies = {name: {component.name for component in topology.graph.components}
@@ -117,6 +118,11 @@ class TopologyVerbs:
         running = {f"{name}[0..{count - 1}]" for topology in topologies.values()
                    for name, count in topology.plan.parallelism.items()}
         raise UnknownName(f"no running topology has a task {task}; there are {', '.join(sorted(running)) or 'none'}")
+
+
+def _under_way(topology: TopologyState) -> list[str]:
+    """The tasks that are being moved, or whose key groups are."""
+    return [str(task) for task in sorted({moving.task for moving in topology.handover.batch})]
 
 
 def scheduler_verbs(scheduling: SchedulingLoop, state: MasterView) -> dict[str, Verb]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from millrace.control.moves import tasks_in
 from millrace.control.topology_state import TopologyState
 from millrace.errors import UnknownName
 from millrace.master.load.migration_log import MigrationLog
@@ -55,11 +54,6 @@ def _moves(topology: TopologyState, now: float) -> dict[str, Any]:
     return {"topology": topology.graph.name, "phase": handover.phase,
             "seconds": round(now - handover.began, 3) if moving else 0.0, "progress": round(handover.progress, 3),
             "moving": moving, "waiting": [*_tasks_waiting(topology), *_groups_waiting(topology)]}
-
-
-def under_way(topology: TopologyState) -> list[str]:
-    """The tasks that take part in the hand-over that is under way."""
-    return list(map(str, tasks_in(topology.handover.batch)))
 
 
 def _tasks_waiting(topology: TopologyState) -> list[dict[str, Any]]:
