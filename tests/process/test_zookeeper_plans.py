@@ -103,8 +103,10 @@ def move(cluster: ForkedCluster, stream: AuditedStream, component: str = "count"
 
 
 def reached(cluster: ForkedCluster) -> bool:
+    """True if every live worker has enacted the newest plan, and no task is being moved."""
     state = cluster.master.state
-    return bool(state.workers) and all(worker.revision == state.revision for worker in state.workers.values())
+    return (bool(state.workers) and all(worker.revision == state.revision for worker in state.workers.values())
+            and all(topology.handover.at_rest for topology in state.topologies.values()))
 
 
 def has_event(cluster: ForkedCluster, what: str) -> bool:
