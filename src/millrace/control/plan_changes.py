@@ -86,10 +86,13 @@ class PlanChanges:
             raise TopologyError(f"{task} of {event.name!r} is not being moved, and neither are key groups of it; being moved: "
                                 f"{tasks_named(sorted(under_way)) or 'none'}")
         if handover.phase == SWITCH and (moving is not None or groups):
-            back = f"Move it back to worker {moving.old.slot} when it has arrived" if moving is not None else \
-                "Give them back when they have arrived"
-            what = f"{task} has" if moving is not None else f"{groups_named(_groups(groups))} have"
-            raise TopologyError(f"{what} begun to switch, which cannot be cancelled. {back}")
+            if moving is not None:
+                raise TopologyError(f"{task} has begun to switch to worker {moving.new.slot}, which cannot be cancelled. Move "
+                                    f"it back to worker {moving.old.slot} when it has arrived")
+            switching = [(task.component, group) for each in groups for group in each.groups]
+            one = len(switching) == 1
+            raise TopologyError(f"{groups_named(switching)} {'has' if one else 'have'} begun to switch, which cannot be "
+                                f"cancelled. Give {'it back when it has' if one else 'them back when they have'} arrived")
         return [*self._handovers.withdraw(topology, task, CANCELLED_BY_PERSON),
                 *self._handovers.withdraw_groups(topology, task, CANCELLED_BY_PERSON)]
 

@@ -131,7 +131,7 @@ class Master:
     def _open(self, host: str, port: int) -> None:
         taps = TapDirectory(self.state, self.observed, self.connections, lambda: self.endpoint, self.keys)
         self.worker_port.open(self._context, host, port, WorkerHandlers(
-            admit=self._admit, tell=self.tell, report=self.take, plan=self.distribution.answer,
+            admit=self._admit, tell=self.tell, report=self.take, taken=self._taken, plan=self.distribution.answer,
             answer=self.state_queries.answered, tried=self.trials.answered, taps=taps.answer,
             feeds=lambda request: feeds_for(request, self.state.topologies, self.observed)))
         self.endpoint = self.worker_port.endpoint
@@ -473,6 +473,9 @@ class Master:
         self.batching.logs.pop(name, None)
         self.observed[name] = TopologyObserved(self.state.topologies[name].graph, time.monotonic())
         self.ended.pop(name, None)
+
+    def _taken(self, message: wire.Taken) -> None:
+        self.tell(self.scheduling.migrations.taken(message))
 
     def take(self, connection: Connection | Enlisted, report: wire.Report) -> None:
         """Take the report of a worker, or of an engine that reports for an executor."""

@@ -32,7 +32,6 @@ from millrace.control.events import (
     Migrated,
     MoveArmed,
     Moved,
-    MoveTaken,
     Say,
     SendWave,
     StoreManifest,
@@ -316,8 +315,7 @@ class LocalCluster:
                 self.tell(MoveArmed(message.topology, message.epoch, message.move, message.wave, message.copied_bytes,
                                     message.error))
             elif isinstance(message, wire.Taken):
-                self.tell(MoveTaken(message.topology, message.epoch, message.move, message.delta_bytes, message.pause,
-                                    message.error))
+                self.tell(self.migrations.taken(message))
             elif isinstance(message, wire.Broken):
                 self.tell(ChannelBroke(message.topology, message.epoch, message.reason))
 

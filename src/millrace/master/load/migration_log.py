@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.control.events import MoveTaken
 from millrace.control.migrations import AFTER_SECONDS, BUCKET_SECONDS, Bucket, Flow, Migration, bucket_of, effect_of, timeline
 from millrace.errors import UnknownName
 from millrace.runtime.wire import messages as wire
@@ -36,6 +37,12 @@ class WorkerClocks:
             offset = min(offset, known[1] + DRIFT * (now - known[2]))
         self._offsets[slot] = generation, offset, now
         return offset
+
+    def between(self, first: tuple[int, float], second: tuple[int, float]) -> float | None:
+        """Seconds between two times, each by the clock of a slot's worker; None if one of them has not reported yet."""
+        if first[0] not in self._offsets or second[0] not in self._offsets:
+            return None
+        return second[1] + self._offsets[second[0]][1] - first[1] - self._offsets[first[0]][1]
 
 
 @dataclass(slots=True)
@@ -107,6 +114,15 @@ class MigrationLog:
             if (name := names.get(part.topology)) is not None:
                 log = self._logs.setdefault(name, SinkLog())
                 log.take((report.slot, report.generation), part, report.at, offset)
+
+    def taken(self, message: wire.Taken) -> MoveTaken:
+        """The event that a task has taken over. Its pause includes the time in which the state was on its way, which only the
+        clocks of both workers tell."""
+        pause = message.pause
+        if not message.error:
+            between = self._clocks.between((message.source, message.stopped_at), (message.slot, message.taken_at))
+            pause = max(pause, between or 0.0)
+        return MoveTaken(message.topology, message.epoch, message.move, message.delta_bytes, pause, message.error)
 
     def add(self, migration: Migration, now: float, unix_time: float) -> int:
         """Add a migration that has ended; returns its number."""

@@ -326,7 +326,8 @@ class Armed(msgspec.Struct, array_like=True, tag=27, tag_field="type"):
 
 
 class Taken(msgspec.Struct, array_like=True, tag=28, tag_field="type"):
-    """Reports that the new incarnation of a task has taken over, or why it cannot."""
+    """Reports that the new incarnation of a task has taken over, or why it cannot. `pause`: seconds without the time in which
+    the state was on its way. `stopped_at`: time when the old one stopped, by the clock of its worker, `source`."""
 
     slot: int
     generation: int
@@ -336,6 +337,9 @@ class Taken(msgspec.Struct, array_like=True, tag=28, tag_field="type"):
     delta_bytes: int = 0
     pause: float = 0.0
     error: str = ""
+    source: int = 0
+    stopped_at: float = 0.0
+    taken_at: float = 0.0
 
 
 class Query(msgspec.Struct, array_like=True, tag=23, tag_field="type"):

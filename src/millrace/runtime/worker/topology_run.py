@@ -33,6 +33,7 @@ class TopologyRun:
         self.handovers = Handovers(self, worker.end)
         self.ackers: dict[int, int] = {}  # acker index -> incarnation, of the ackers that run here
         self.losses, self.epoch = plan.losses, plan.epoch
+        self.rewinds = plan.graph.waves and GUARANTEE.of(plan.graph.config) == AT_LEAST_ONCE  # spouts, to the last wave
         self.broken = ""  # why nothing more may be committed in this epoch: tuples are missing
         self.replan(plan)
 

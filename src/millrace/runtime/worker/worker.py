@@ -120,10 +120,17 @@ class Worker:
             run = self.topologies.get(plan.number)
             if run is None or plan.epoch <= run.epoch:
                 continue
+            for task in run.everyone():
+                self._count_rewound(task, plan.restore[0])
             for task in run.tasks.values():
                 self.end(task)
             run.tasks.clear()
             run.handovers.end_all()
+
+    def _count_rewound(self, task: Task, wave: int) -> None:
+        """Count the tuples of a spout that its next incarnation, which begins at that wave, emits again."""
+        if task.begins_waves:
+            task.meters.replayed += task.waves.emitted_since(wave)
 
     def _update_topologies(self, assignment: Assignment) -> list[TopologyRun]:
         """Apply the new plans. Returns the topologies that have lost a worker since the last assignment."""
@@ -222,6 +229,8 @@ class Worker:
             return
         task = run.tasks.pop(run.graph.number(name), None)
         if task is not None and not run.handovers.leaves(task):
+            if run.rewinds:
+                self._count_rewound(task, run.restore[0])
             self.end(task)
 
     def _drop(self, number: int, name: TaskId) -> None:

@@ -139,9 +139,9 @@ class Arrival:
         self._phase = TAKEN
         task.start_taken(closing.due)
         worker, run = task.worker, task.topology
-        pause = closing.paused + worker.clock.now() - (self._first_at or worker.clock.now())
+        now = worker.clock.now()
         self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, self.move.number, self._parts.bytes,
-                              pause))
+                              closing.paused + now - (self._first_at or now), "", self.move.old.slot, closing.stopped_at, now))
 
     # -- answers -------------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class GroupArrival:
         self._read = ReadGroups()
         self._delta: list[tuple[int, bytes]] = []
         self._parts = StateParts(self._on_piece, self._close)
-        self._first_at = self._paused = 0.0
+        self._first_at, self._closing = 0.0, Closing()
         self._told: wire.Armed | wire.Taken | None = None
 
     # -- arming --------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class GroupArrival:
         if closing.error:
             self._fail(f"the state could not be handed over: {closing.error}")
             return
-        self._phase, self._paused = COMPLETE, closing.paused
+        self._phase, self._closing = COMPLETE, closing
         self._task.worker.ready(self._task)
 
     def take_over(self) -> None:
@@ -114,9 +114,9 @@ class GroupArrival:
             channel.send_mark(start)
         task.inbox.take_lane(self.move.number)
         worker, run = task.worker, task.topology
-        pause = self._paused + worker.clock.now() - self._first_at
+        now, closing = worker.clock.now(), self._closing
         self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, self.move.number, self._parts.bytes,
-                              pause))
+                              closing.paused + now - self._first_at, "", self.move.old.slot, closing.stopped_at, now))
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
