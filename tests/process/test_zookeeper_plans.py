@@ -28,7 +28,7 @@ from millrace.workloads.audit import AuditedWordCount
 from support.processes.forked import ForkedCluster
 from support.servers.ports import free_port
 from support.servers.zookeeper import ZooKeeperServer
-from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.audited import SECONDS, UNHURRIED, AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS, NODES = 3, 2
 SILENCE = 2.0  # seconds after which a master takes ZooKeeper to be away, where a test stops it
@@ -132,8 +132,9 @@ def test_tasks_move_and_a_dead_agent_is_replaced(cluster: ForkedCluster, tmp_pat
 def test_the_stream_continues_and_plans_wait_while_zookeeper_is_down(server: ZooKeeperServer, own_cluster: ForkedCluster,
                                                                      tmp_path: Path) -> None:
     cluster = own_cluster
-    stream = run(cluster, tmp_path)
+    stream = run(cluster, tmp_path, **UNHURRIED)
     stream.until(lambda: reached(cluster))
+    before = {task: stream.state.places[task].slot for task in (TaskId("count", 0), TaskId("split", 0))}
     server.stop()
     move(cluster, stream)
     stream.until(lambda: has_event(cluster, "plans cannot be published"))
@@ -144,8 +145,8 @@ def test_the_stream_continues_and_plans_wait_while_zookeeper_is_down(server: Zoo
     stream.until(lambda: has_event(cluster, "the coordination store is available again") and reached(cluster))
     stream.advance(300)
     assert stream.state.losses == 0
-    # Not exact: one node may learn of the move after the moved task has stopped draining.
-    assert_nothing_lost(stream.finish())
+    assert all(stream.state.places[task].slot != slot for task, slot in before.items())
+    assert_exact(stream.finish())
 
 
 def test_a_worker_that_dies_while_zookeeper_is_down_is_replaced_later(server: ZooKeeperServer, own_cluster: ForkedCluster,
@@ -201,9 +202,7 @@ def test_workers_do_not_follow_a_plan_that_a_stranger_has_written(own_cluster: F
     agent = cluster.master.state.agents["node0"]
     stream.until(lambda: cluster.master.connections[agent].counters["agent_errors"] > 0
                  and has_event(cluster, "plans cannot be published"))
-    stored = PlanStore(node_directory(Path(cluster.setup().directory()), "node0"), writer=False)
-    newest = stored.newest()
-    stored.close()
+    newest = PlanStore(node_directory(Path(cluster.setup().directory()), "node0")).newest()
     assert newest is not None and newest[0] < forged
     stream.advance(300)
     stranger.set(f"{root}/current", right)  # as an operator would
@@ -271,9 +270,8 @@ def test_workers_of_the_first_master_never_run_a_plan_of_the_second(server: ZooK
                 published = second.master.distribution.publisher._last
                 assert published is not None
                 for node, part in published[1].items():
-                    store = PlanStore(node_directory(private_directory(first.setup().directory()), node), writer=True)
+                    store = PlanStore(node_directory(private_directory(first.setup().directory()), node))
                     assert store.write(published[0], part)
-                    store.close()
                 old.advance(300)
                 new.advance(300)
                 assert [worker.revision for worker in first.master.state.workers.values()] == [revision] * 2
