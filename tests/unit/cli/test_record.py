@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from millrace.cli.timeline import check_plot, draw
 from millrace.control.migrations import BUCKET_SECONDS, Bucket, Flow, Migration, TaskMove, effect_of, timeline
 from millrace.errors import BadParameter, MillraceError
 from millrace.model.graph import TaskId
-from support.servers.needed import not_tested
 
 Capture = pytest.CaptureFixture[str]
 BUCKETS = [Bucket(number, 50, 0.5, 0.02) for number in (*range(200, 404), *range(410, 460))]
@@ -150,8 +148,6 @@ def test_a_plot_without_the_library_says_how_to_install_it(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".SVG"])
 def test_a_picture(suffix: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        not_tested("pictures of migrations", "matplotlib", "the Python package matplotlib is not installed")
     path = tmp_path / f"move{suffix}"
     check_plot(str(path), 1)
     draw(migration(tasks=9), str(path))
