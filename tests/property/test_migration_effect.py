@@ -128,7 +128,7 @@ def test_a_timeline_has_every_tuple_of_its_time(tuples: list[int], begins: int, 
 def test_nothing_is_known_of_a_topology_that_has_reported_nothing() -> None:
     effect = effect_of([], 10.0, 11.0, 12.0)
     assert effect.longest_gap_ms is effect.usual_gap_ms is effect.throughput_ratio is effect.peak_latency_ms is None
-    assert effect.degraded_s == {} and timeline([], 10.0, 11.0) == []
+    assert effect.degraded_s == dict.fromkeys(LEVELS) and timeline([], 10.0, 11.0) == []
 
 
 chunks = st.lists(st.tuples(st.floats(0.0, 10.0), st.integers(0, 2), st.integers(1, 9)), max_size=60)

@@ -85,7 +85,8 @@ def print_migration(row: dict[str, Any], plot: str | None) -> None:
             ("phases", f"{switched}ended after {_ms(phases['done'])} ms"),
             ("sinks", f"longest gap {_ms(row['longest_gap_ms'])} ms (usually {_ms(row['usual_gap_ms'])} ms), "
                       f"{share(row['throughput_ratio'])} of the throughput before"),
-            ("degraded", ", ".join(f"{seconds:g} s by {level} %" for level, seconds in row["degraded_s"].items()) or UNKNOWN),
+            ("degraded", ", ".join(f"{seconds:g} s by {level} %" for level, seconds in row["degraded_s"].items()
+                                   if seconds is not None) or UNKNOWN),
             ("latency", f"{_ms(row['latency_before_ms'])} ms before, {_ms(row['peak_latency_ms'])} ms at most, "
                         f"{_ms(row['latency_after_ms'])} ms after"),
             ("tuples", f"{count(row['in_flight'])} in flight, {count(row['replayed'])} replayed; "

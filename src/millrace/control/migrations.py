@@ -80,7 +80,7 @@ class Effect:
     longest_gap_ms: float | None = None
     usual_gap_ms: float | None = None
     throughput_ratio: float | None = None
-    degraded_s: Mapping[int, float] = field(default_factory=dict)
+    degraded_s: Mapping[int, float | None] = field(default_factory=lambda: dict.fromkeys(LEVELS))
     latency_before_ms: float | None = None
     peak_latency_ms: float | None = None
     latency_after_ms: float | None = None
@@ -187,7 +187,7 @@ def effect_of(buckets: Sequence[Bucket], began: float, ended: float, until: floa
     return Effect(
         in_ms(longest_gap(buckets, during, bucket_of(until))), in_ms(usual),
         round(ratio, 4) if ratio is not None else None,
-        degraded(buckets, Span(during.first, after.last), usually, usual) if usually else {},
+        degraded(buckets, Span(during.first, after.last), usually, usual) if usually else dict.fromkeys(LEVELS),
         in_ms(mean_latency(buckets, before)), in_ms(worst_latency(buckets, during)),
         in_ms(mean_latency(buckets, after)))
 

@@ -153,6 +153,8 @@ def test_a_picture(suffix: str, tmp_path: Path) -> None:
     draw(migration(tasks=9), str(path))
     start = path.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if suffix == ".png" else b"<svg" in path.read_bytes() and start.startswith(b"<?xml")
+    groups = TaskMove(TaskId("count", 0), 0, 1, 0.0123, 10_000_000, 2_000, (3, 4, 5), TaskId("count", 2)).to_json()
+    draw(migration(moved=[groups]), str(path))
     draw(migration(outcome="cancelled", phases_ms={"arm": 0.0, "switch": None, "done": 80.0}), str(path))
     with pytest.raises(MillraceError, match="its sinks processed nothing then"):
         draw(migration(timeline=[]), str(path))
