@@ -45,6 +45,7 @@ from millrace.control.events import (
 )
 from millrace.control.handover import HandoverControl
 from millrace.control.migrations import BY_RESTART, BY_ROLLBACK, Recovery
+from millrace.control.moves import PERSON
 from millrace.control.plan_changes import PlanChanges
 from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
 from millrace.control.topology_state import TopologyState
@@ -305,7 +306,7 @@ class MasterState:
         if event.checkpoint is None and event.after[1]:
             notes.append(Say(f"starts fresh: checkpoints of earlier runs, up to wave {event.after[1]}, are deleted once this "
                              "run has committed its own waves", graph.name))
-        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *notes, *placed, self.distribute()]
+        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name, cause=PERSON), *notes, *placed, self.distribute()]
 
     def _set_paused(self, name: str, paused: bool) -> list[Command]:
         topology = self.topology(name)
@@ -313,11 +314,11 @@ class MasterState:
             raise TopologyError(f"topology {name!r} is being killed and can be neither paused nor unpaused")
         topology.paused = paused
         if topology.status not in (RUNNING, PAUSED):
-            return [Say("will be paused" if paused else "will run", name)]
+            return [Say("will be paused" if paused else "will run", name, cause=PERSON)]
         topology.become(PAUSED if paused else RUNNING)
         distribute = self.distribute()
         topology.ready_at, topology.quiet = self.revision, {}
-        return [Say("paused" if paused else "unpaused", name), distribute]
+        return [Say("paused" if paused else "unpaused", name, cause=PERSON), distribute]
 
     def _killed(self, event: Killed) -> list[Command]:
         topology = self.topology(event.name)
@@ -333,7 +334,7 @@ class MasterState:
         limit = f"up to {event.wait:g} s for tuples in flight"
         if topology.waves is not None and topology.graph.exactly_once and event.wait:
             limit = f"tuples in flight are processed and committed, unless none is processed for {event.wait:g} s"
-        return [Say(f"{what}; {limit}", event.name), distribute]
+        return [Say(f"{what}; {limit}", event.name, cause="killed"), distribute]
 
     def _ticked(self, now: float) -> list[Command]:
         late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]

@@ -68,6 +68,32 @@ def test_a_scheduler_is_named_with_its_decision() -> None:
     assert [cause for _, cause in told(cluster, TALLY)[-2:]] == 2 * ["scheduler: decision 12, otd: less traffic"]
 
 
+def test_a_newer_plan_replaces_what_still_waits_of_an_older_one() -> None:
+    cluster = start()
+    until_wave(cluster, 1)
+    topology, other = cluster.master.topologies["exact"], TaskId("tally", 1)
+    source, target = topology.places[TALLY].slot, (topology.places[TALLY].slot + 1) % 3
+    cluster.deaf.add(target)  # so that the first move arms until then
+    cluster.move("exact", TALLY, target)
+    stays = topology.places[other].slot
+
+    def replan(slot: int, decision: int) -> None:
+        plan = topology.plan
+        cluster.tell(Replanned({"exact": Plan(plan.version, {**plan.placement, other: slot}, plan.key_groups)},
+                               {"exact": plan.version}, "otd: less traffic", decision))
+
+    replan((stays + 1) % 3, 12)
+    assert told(cluster, other)[-1] == ("tally[1] will move after tally[0]", "scheduler: decision 12, otd: less traffic")
+    replan((stays + 2) % 3, 13)
+    assert told(cluster, other)[-1][1] == "scheduler: decision 13, otd: less traffic"
+    replan(stays, 14)
+    assert told(cluster, other)[-1] == ("tally[1] not moved: a newer plan does not move it", "a newer plan does not move it")
+    assert not topology.handover.waiting and topology.homes[other] == stays
+    cluster.hear(target)
+    cluster.run_until(lambda: topology.handover.at_rest)
+    assert topology.places[TALLY].slot == target != source and topology.places[other].slot == stays
+
+
 def test_a_worker_that_is_back_is_the_cause_of_the_return() -> None:
     cluster = start()
     until_wave(cluster, 1)
