@@ -17,8 +17,8 @@ ORDER = ["redaction", "errors", "checkout", "config", "api", "model", "scheduler
 # The same inside a folder with rooms: a room (or module) imports only itself and those before it.
 ROOMS = {
     "control": ["assignment", "backup_placement", "feeding", "in_flight", "ledger", "load_smoothing", "pauses",
-                "moves", "plan_acceptance", "topology_status", "waves", "wording", "workers", "batches", "events", "plan_diff",
-                "schedule_generator", "submission", "topology_state", "wave_control", "handover", "plan_changes",
+                "moves", "migrations", "plan_acceptance", "topology_status", "waves", "wording", "workers", "batches", "events",
+                "plan_diff", "schedule_generator", "submission", "topology_state", "wave_control", "handover", "plan_changes",
                 "master_state"],
     "runtime": ["clock", "durable", "meters", "node", "wire", "leftovers", "flow", "plans", "fragments", "checkpoints", "taps",
                 "feeds", "tasks", "worker"],

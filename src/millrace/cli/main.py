@@ -37,6 +37,7 @@ app.add_typer(scheduler_app, name="scheduler")
 DeclaredTopology = Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="For example examples.first:WordCount. The "
                                                                                  "module may be in the current directory.")]
 OVERTAKEN = 3  # exit code: another driver has taken over, so a service manager must not restart this one
+InTopology = Annotated[str | None, typer.Option("--topology", metavar="NAME", help="Only this topology.")]
 Parallelism = Annotated[Pairs, typer.Option(metavar="COMPONENT=N", help="Number of tasks of a component; may be repeated.")]
 
 
@@ -181,6 +182,67 @@ def move(task: Annotated[str, typer.Argument(metavar="TASK", help="For example '
 
     answer = ask(cluster, "move", task=task, slot=worker, topology=topology)
     typer.echo(json.dumps(answer)) if as_json else print_move(answer)
+
+
+@app.command()
+def moves(cancel: Annotated[str | None, typer.Option(metavar="TASK", help="Cancel the move of this task, which then stays "
+                                                                           "where it is. Possible until it switches.")] = None,
+          topology: InTopology = None, cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Show the moves that are under way and those that wait.
+
+    For example: millrace moves --cancel 'count[1]'
+    """
+    from millrace.cli.record import print_cancelled, print_moves
+    from millrace.master.requests.client import ask
+
+    if cancel is not None:
+        answer = ask(cluster, "cancel move", task=cancel, topology=topology)
+        typer.echo(json.dumps(answer)) if as_json else print_cancelled(answer)
+        return
+    answer = ask(cluster, "moves", topology=topology)
+    typer.echo(json.dumps(answer)) if as_json else print_moves(answer)
+
+
+@app.command()
+def migrations(number: Annotated[int | None, typer.Argument(metavar="[ID]", help="One migration, in full; default: the newest "
+                                                                                 "ones.")] = None,
+               plot: Annotated[str | None, typer.Option(metavar="FILE", help="With ID: draw its throughput and latency over "
+                                                        "time, as FILE.svg or FILE.png.")] = None,
+               topology: InTopology = None, cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Show past migrations: causes, pauses, gaps at the sinks.
+
+    Also after losses of workers. For example: millrace migrations 3 --plot move.svg
+    """
+    from millrace.cli.record import print_migration, print_migrations
+    from millrace.cli.timeline import check_plot, draw
+    from millrace.master.requests.client import ask
+
+    if plot is not None:
+        check_plot(plot, number)
+    answer = ask(cluster, "migrations", topology=topology, id=number)
+    if plot is not None:
+        draw(answer[0], plot)
+    if as_json:
+        typer.echo(json.dumps(answer))
+    elif number is not None:
+        print_migration(answer[0], plot)
+    else:
+        print_migrations(answer)
+
+
+@app.command()
+def events(topology: InTopology = None,
+           task: Annotated[str | None, typer.Option(metavar="TASK", help="Only events that name this task.")] = None,
+           cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Tell what has happened and why, in order.
+
+    For example: millrace events --task 'count[1]'
+    """
+    from millrace.cli.record import print_events
+    from millrace.master.requests.client import ask
+
+    answer = ask(cluster, "events", topology=topology, task=task)
+    typer.echo(json.dumps(answer)) if as_json else print_events(answer)
 
 
 @app.command()

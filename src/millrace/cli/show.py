@@ -33,9 +33,9 @@ def print_move(move: dict[str, Any]) -> None:
     if move["batched"]:
         console.print("it moves with the next batch, and its state moves with it")
     elif move["waits_for"]:
-        console.print(f"it is handed over after {', '.join(move['waits_for'])}; `status` tells when it has arrived")
+        console.print(f"it is handed over after {', '.join(move['waits_for'])}; `moves` shows its progress")
     else:
-        console.print("it is handed over while the stream runs; `status` tells when it has arrived")
+        console.print("it is handed over while the stream runs; `moves` shows its progress")
 
 
 def print_regroup(change: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ def print_regroup(change: dict[str, Any]) -> None:
         return
     count = number_of(len(change["groups"]), "key group")
     runs = f"after a move of {', '.join(change['waits_for'])}" if change["waits_for"] else "while the stream runs"
-    when = "with the next batch" if change["batched"] else f"{runs}; `plan` tells when they have arrived"
+    when = "with the next batch" if change["batched"] else f"{runs}; `moves` shows the progress"
     go = "goes" if len(change["groups"]) == 1 else "go"
     console.print(f"{count} of {change['component']} of {change['topology']} {go} to other tasks {when}")
 

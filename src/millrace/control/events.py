@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millrace.control.assignment import Assignment
+from millrace.control.migrations import Migration
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.waves import Send
 from millrace.control.workers import LongCall
@@ -110,7 +111,7 @@ class ChannelBroke:
 @dataclass(frozen=True, slots=True)
 class MoveArmed:
     """The new incarnation of a task that moves is ready to take over, with the state of `wave`; or it cannot, because of
-    `error`. `copied_bytes`: of that state, since the last such event."""
+    `error`. `copied_bytes`: of that and earlier waves, in all."""
 
     topology: int
     epoch: int
@@ -171,6 +172,14 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A user cancels the move of a task."""
+
+    name: str
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
 class Regrouped:
     """A user gives key groups of a component to other tasks of it: group -> index of the task."""
 
@@ -181,11 +190,13 @@ class Regrouped:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """A scheduler's new plans, by topology, were accepted. `based_on`: versions of the plans that it was asked about."""
+    """A scheduler's new plans, by topology, were accepted. `based_on`: versions of the plans that it was asked about.
+    `decision`: its number in the scheduler's history; 0: none."""
 
     plans: Mapping[str, Plan]
     based_on: Mapping[str, int]
     reason: str
+    decision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +246,8 @@ class Ticked:
     now: float
 
 
-Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Regrouped | Replanned
-         | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked
+Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Withdrawn | Regrouped
+         | Replanned | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked
          | ManifestStored | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
 
 
@@ -250,11 +261,21 @@ class Distribute:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Report something to users; `topology` is empty if it concerns the cluster."""
+    """Report something to users; `topology` is empty if it concerns the cluster. `cause`: what led to it. `tasks`: those that
+    it happened to; none if it concerns all of them."""
 
     text: str
     topology: str = ""
     level: str = "info"
+    cause: str = ""
+    tasks: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """A migration has ended: add it to the record."""
+
+    migration: Migration
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,4 +331,4 @@ class DeleteAbandoned:
     needed: Mapping[TaskId, frozenset[str]]
 
 
-Command = Distribute | Say | Ended | SendWave | StoreManifest | CollectCheckpoints | DeleteAbandoned | EndWorker
+Command = Distribute | Say | Migrated | Ended | SendWave | StoreManifest | CollectCheckpoints | DeleteAbandoned | EndWorker

@@ -19,12 +19,14 @@ from typing import Protocol
 
 from millrace.config import HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
-from millrace.control.events import Command, Distribute, MoveArmed, MoveTaken, Say
+from millrace.control.events import Command, Distribute, Migrated, MoveArmed, MoveTaken, Say
+from millrace.control.migrations import CANCELLED, COMPLETED, ROLLED_BACK, Recovery, handed_over
 from millrace.control.moves import (
     BY_HANDOVER,
     REFRESH,
     RESTING,
     RETURN,
+    SCHEDULER,
     BatchLimits,
     Cause,
     GroupId,
@@ -33,15 +35,20 @@ from millrace.control.moves import (
     Regrouping,
     Wanted,
     batch_of,
+    causes_of,
     group_batch,
+    tasks_in,
 )
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE
-from millrace.control.wording import tasks_named, workers_named
+from millrace.control.wording import groups_named, tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId
+from millrace.model.plan import Plan
+
+NEWER_PLAN = "a newer plan does not move it"
 
 
 class MovingTopologies(Protocol):
@@ -53,7 +60,7 @@ class MovingTopologies(Protocol):
     def distribute(self) -> Distribute:
         """The command that sends out the assignment under a new revision."""
 
-    def lose(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+    def lose(self, topology: TopologyState, tasks: Iterable[TaskId], cause: str) -> list[Command]:
         """Place these tasks anew, as if their worker were lost."""
 
     def roll_back(self, topology: TopologyState) -> list[Command]:
@@ -62,7 +69,7 @@ class MovingTopologies(Protocol):
 
 class HandoverControl:
     """Carries out the moves of all topologies. Every method returns the commands to carry out. `now` is the time of the last
-    tick."""
+    event."""
 
     def __init__(self, master: MovingTopologies) -> None:
         self._master = master
@@ -77,12 +84,14 @@ class HandoverControl:
         for task, slot in moves.items():
             topology.homes[task] = slot
             handover.by_rollback.pop(task, None)
-        handover.waiting.update((task, Wanted(slot, cause)) for task, slot in moves.items() if task not in ackers)
+        tasks = sorted(task for task in moves if task not in ackers)
         commands = self._move_ackers(topology, ackers) if ackers else []
-        if handover.phase != RESTING and handover.waiting:
-            return [*commands, Say(f"{tasks_named(sorted(handover.waiting))} will move after {_moves_text(handover.batch)}",
-                                   topology.graph.name)]
-        return commands + self._begin(topology)
+        if not tasks:
+            return commands
+        revised = any(handover.waiting.get(task, Wanted(moves[task], cause)).slot != moves[task] for task in tasks)
+        handover.waiting.update((task, Wanted(moves[task], cause)) for task in tasks)
+        queued = self._queued(topology, tasks_named(tasks), revised, cause, tuple(tasks))
+        return [*commands, *queued, *self._begin(topology)]
 
     def request_rollback(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause) -> list[Command]:
         """Move these tasks with a roll-back to the next committed wave, which stops the whole topology. Hand-over is measured
@@ -100,22 +109,52 @@ class HandoverControl:
 
     def regroup(self, topology: TopologyState, owners: Mapping[GroupId, int], cause: Cause) -> list[Command]:
         """Give key groups to other tasks of their components as soon as possible."""
-        handover = topology.handover
-        handover.regrouping.update((group, Regrouping(owner, cause)) for group, owner in owners.items())
-        if handover.phase != RESTING:
-            components = ", ".join(sorted({name for name, _ in handover.regrouping}))
-            return [Say(f"{len(handover.regrouping)} key groups of {components} will move after {_moves_text(handover.batch)}",
-                        topology.graph.name)]
-        return self._begin(topology)
+        waiting = topology.handover.regrouping
+        revised = any(waiting.get(group, Regrouping(owner, cause)).owner != owner for group, owner in owners.items())
+        waiting.update((group, Regrouping(owner, cause)) for group, owner in owners.items())
+        queued = self._queued(topology, groups_named(owners), revised, cause, tasks_of(topology, owners))
+        return [*queued, *self._begin(topology)]
 
-    def withdraw(self, topology: TopologyState, task: TaskId) -> list[Command]:
+    def _queued(self, topology: TopologyState, what: str, revised: bool, cause: Cause,
+                tasks: tuple[TaskId, ...]) -> list[Command]:
+        """The report that a move has to wait for the batch that is under way. `revised`: it replaces one that waited."""
+        if topology.handover.phase == RESTING:
+            return []
+        instead = ", to the place asked for last" if revised else ""
+        return [Say(f"{what} will move after {_moves_text(topology.handover.batch)}{instead}", topology.graph.name,
+                    cause=str(cause), tasks=tasks)]
+
+    def overtake(self, topology: TopologyState, plan: Plan) -> list[Command]:
+        """Drop moves of earlier plans of schedulers that wait, and that this plan does not want any more."""
+        handover, owners = topology.handover, topology.key_groups
+        tasks = sorted(task for task, wanted in handover.waiting.items() if wanted.cause.who == SCHEDULER
+                       and plan.placement[task] == topology.places[task].slot)
+        groups = [(name, group) for (name, group), wanted in handover.regrouping.items() if wanted.cause.who == SCHEDULER
+                  and plan.key_groups[name][group] == owners[name][group]]
+        for each in groups:
+            del handover.regrouping[each]
+        said = self._forget_waiting(topology, tasks, NEWER_PLAN)
+        text = f"{groups_named(groups)} not moved: {NEWER_PLAN}"
+        return [*said, Say(text, topology.graph.name, "warning", NEWER_PLAN)] if groups else said
+
+    def withdraw(self, topology: TopologyState, task: TaskId, reason: str) -> list[Command]:
         """Cancel the move of a task that has not switched yet."""
         topology.handover.by_rollback.pop(task, None)
-        said = self._forget_waiting(topology, [task], "it stays where it is")
+        said = self._forget_waiting(topology, [task], reason)
         moving = topology.handover.moving(task)
         if moving is None:
             return said
-        return [*said, *self._cancel(topology, [moving], "it stays where it is"), self._master.distribute()]
+        return [*said, *self._cancel(topology, [moving], reason), self._master.distribute()]
+
+    def withdraw_groups(self, topology: TopologyState, task: TaskId, reason: str) -> list[Command]:
+        """Cancel the moves of key groups of this task to others that have not switched yet."""
+        handover = topology.handover
+        waiting, leaving = handover.groups_waiting(task, topology.key_groups), handover.groups_leaving(task)
+        for group in waiting:
+            del handover.regrouping[group]
+        said = [Say(f"{groups_named(waiting)} not moved: {reason}", topology.graph.name, "warning", reason,
+                    (task,))] if waiting else []
+        return [*said, *self._cancel(topology, leaving, reason), *([self._master.distribute()] if leaving else [])]
 
     def _forget_waiting(self, topology: TopologyState, tasks: Iterable[TaskId], reason: str) -> list[Command]:
         """Let tasks that wait to be moved stay where they are."""
@@ -125,7 +164,7 @@ class HandoverControl:
             if wanted.cause.who != RETURN and task in topology.places:  # its home is there nevertheless
                 topology.homes[task] = topology.places[task].slot
         text = f"{tasks_named(list(forgotten))} not moved: {reason}"
-        return [Say(text, topology.graph.name, "warning")] if forgotten else []
+        return [Say(text, topology.graph.name, "warning", reason, tuple(forgotten))] if forgotten else []
 
     def _move_ackers(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
         """Move ackers at once: their ledgers follow them, and messages that come too early or too late are passed on."""
@@ -163,7 +202,7 @@ class HandoverControl:
         if event.error:
             moving.trouble = event.error
             return []
-        moving.copied_bytes += event.copied_bytes if event.wave > moving.armed else 0
+        moving.copied_bytes = max(moving.copied_bytes, event.copied_bytes)
         moving.armed = max(moving.armed, event.wave)
         return self._advance(topology)
 
@@ -192,12 +231,16 @@ class HandoverControl:
                  and task in topology.places and topology.places[task].slot != move.slot}
         if not moves or topology.status not in (RUNNING, PAUSED):
             return []
+        topology.recovery = Recovery(
+            "; ".join(dict.fromkeys(str(wanted[task].cause) for task in moves)), self.now, topology.version,
+            {task: topology.places[task].slot for task in moves}, sum(topology.in_flight.values())).after(topology.recovery)
         topology.version += 1
         for task, slot in moves.items():
             topology.homes[task], topology.places[task] = slot, Place(slot, topology.version)
         text = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())} by a roll-back to wave " \
                f"{topology.restore_point[0]}"
-        return [Say(text, topology.graph.name), *self._master.roll_back(topology), self._master.distribute()]
+        return [Say(text, topology.graph.name, cause=topology.recovery.cause, tasks=tuple(sorted(moves))),
+                *self._master.roll_back(topology), self._master.distribute()]
 
     def lost(self, topology: TopologyState, slot: int) -> tuple[list[TaskId], list[Command]]:
         """A worker is lost, and a new assignment follows. Returns the tasks that are lost with it although they have another
@@ -208,19 +251,21 @@ class HandoverControl:
                                     f"worker {slot} was lost")
         if handover.phase != SWITCH:
             return [], [*said, *self._cancel(topology, touched, f"worker {slot} was lost")]
-        self._drop(topology, touched)
-        return [task for moving in touched for task in moving.tasks if topology.places[task].slot != slot], said
+        ends = [*self._migrated(topology, touched, ROLLED_BACK, f"worker {slot} was lost"), *self._drop(topology, touched)]
+        stranded = dict.fromkeys(task for moving in touched for task in moving.tasks if topology.places[task].slot != slot)
+        return list(stranded), [*said, *ends]
 
     def rolled_back(self, topology: TopologyState) -> list[Command]:
         """The topology returns to its last wave. Tasks that have switched begin at their new places."""
-        handover = topology.handover
-        tasks = _moves_text(handover.batch)
-        switched = handover.phase == SWITCH
+        handover, why = topology.handover, topology.restarts_because
+        tasks, switched, named = tasks_in(handover.batch), handover.phase == SWITCH, _moves_text(handover.batch)
+        outcome, reason = (ROLLED_BACK, why) if switched else (CANCELLED, f"the topology rolls back: {why}")
+        ends = self._migrated(topology, handover.batch, outcome, reason)
         self._rest(topology)
         if not tasks:
             return []
-        text = f"the hand-over of {tasks} ends with a roll-back" if switched else f"{tasks} not moved: the topology rolls back"
-        return [Say(text, topology.graph.name, "warning")]
+        text = f"the hand-over of {named} ends with a roll-back" if switched else f"{named} not moved: the topology rolls back"
+        return [Say(text, topology.graph.name, "warning", why, tasks), *ends]
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
@@ -229,9 +274,11 @@ class HandoverControl:
         handover = topology.handover
         if handover.phase != RESTING or topology.status not in (RUNNING, PAUSED):
             return []
+        before = topology.version
         handover.batch = self._next_tasks(topology) or self._next_groups(topology)
         if not handover.batch:
             return []
+        handover.from_version, handover.in_flight = before, sum(topology.in_flight.values())
         handover.stateful = any(topology.graph.component(moving.task.component).stateful for moving in handover.batch)
         handover.base = topology.restore_point if handover.stateful else (0, 0, 0)
         handover.phase, handover.since, handover.began = ARM, self.now, self.now
@@ -300,6 +347,7 @@ class HandoverControl:
                     moving.target.index if group in moving.groups else owner for group, owner in enumerate(owners))
             else:
                 topology.places[moving.task] = moving.new
+        handover.in_flight = sum(topology.in_flight.values())
         handover.phase, handover.since, topology.quiet = SWITCH, self.now, {}
         return [self._master.distribute()]
 
@@ -312,14 +360,14 @@ class HandoverControl:
 
     def _done(self, topology: TopologyState) -> list[Command]:
         handover = topology.handover
-        batch, seconds = handover.batch, self.now - handover.began
+        batch, seconds, ends = handover.batch, self.now - handover.began, self._migrated(topology, handover.batch)
         self._rest(topology)
         reports: list[Command] = []
         if batch:
             pause = max(moving.pause for moving in batch)
             reports.append(Say(f"{_done_text(batch)} in {seconds:.1f} s, with a pause of {pause * 1000:.0f} ms",
-                               topology.graph.name))
-        return [*reports, self._master.distribute(), *self._begin(topology)]
+                               topology.graph.name, cause=causes_of(batch), tasks=tasks_in(batch)))
+        return [*reports, *ends, self._master.distribute(), *self._begin(topology)]
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -328,26 +376,37 @@ class HandoverControl:
         cancelled = list(moves)
         if not cancelled or topology.handover.phase == SWITCH:
             return []
-        self._drop(topology, cancelled)
+        ends = [*self._migrated(topology, cancelled, CANCELLED, reason), *self._drop(topology, cancelled)]
         for moving in cancelled:
             if not moving.groups and moving.cause.who != RETURN:  # its home is there nevertheless
                 topology.homes[moving.task] = moving.old.slot
-        return [Say(f"{_moves_text(cancelled)} not moved: {reason}", topology.graph.name, "warning")]
+        return [Say(f"{_moves_text(cancelled)} not moved: {reason}", topology.graph.name, "warning", reason,
+                    tasks_in(cancelled)), *ends]
 
     def _give_up(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
         """Count the tasks as lost: they have left their old place, and did not arrive at the new one."""
         given_up = list(moves)
-        tasks = sorted({task for moving in given_up for task in moving.tasks})
-        self._drop(topology, given_up)
-        return [Say(f"{tasks_named(tasks)} lost while being moved: {reason}", topology.graph.name, "warning"),
-                *self._master.lose(topology, tasks), self._master.distribute()]
+        tasks = tasks_in(given_up)
+        ends = [*self._migrated(topology, given_up, ROLLED_BACK, reason), *self._drop(topology, given_up)]
+        text = f"{tasks_named(tasks)} lost while being moved: {reason}"
+        return [Say(text, topology.graph.name, "warning", reason, tasks), *ends,
+                *self._master.lose(topology, tasks, text), self._master.distribute()]
 
-    def _drop(self, topology: TopologyState, moves: Sequence[Moving]) -> None:
+    def _drop(self, topology: TopologyState, moves: Sequence[Moving]) -> list[Command]:
         """Take moves out of the batch; it ends if that was all that it waited for."""
         handover = topology.handover
         handover.batch = [moving for moving in handover.batch if moving not in moves]
-        if all(moving.taken for moving in handover.batch):
-            self._rest(topology)
+        if not all(moving.taken for moving in handover.batch):
+            return []
+        ends = self._migrated(topology, handover.batch)
+        self._rest(topology)
+        return ends
+
+    def _migrated(self, topology: TopologyState, moves: Sequence[Moving], outcome: str = COMPLETED,
+                  reason: str = "") -> list[Command]:
+        """The record of these moves, which end now; called while the batch is as it was."""
+        name, version = topology.graph.name, topology.version
+        return [Migrated(handed_over(name, version, topology.handover, moves, self.now, outcome, reason))] if moves else []
 
     def _rest(self, topology: TopologyState) -> None:
         topology.handover.batch, topology.handover.phase = [], RESTING
@@ -370,10 +429,16 @@ def _obstacle(handover: Handover) -> str:
     return f"{named} could not be prepared{trouble}" if late else "no wave was committed"
 
 
+def tasks_of(topology: TopologyState, owners: Mapping[GroupId, int]) -> tuple[TaskId, ...]:
+    """The tasks that have these key groups, and those that are to have them."""
+    return tuple(sorted({TaskId(name, index) for (name, group), owner in owners.items()
+                         for index in (topology.key_groups[name][group], owner)}))
+
+
 def _moves_text(moves: Sequence[Moving]) -> str:
-    groups, tasks = sum(len(moving.groups) for moving in moves), [moving.task for moving in moves if not moving.groups]
-    named = [f"{groups} key groups of {', '.join(sorted({moving.task.component for moving in moves if moving.groups}))}"]
-    return " and ".join(([tasks_named(tasks)] if tasks else []) + (named if groups else []))
+    tasks = tasks_named([moving.task for moving in moves if not moving.groups])
+    groups = groups_named((moving.task.component, group) for moving in moves for group in moving.groups)
+    return " and ".join(filter(None, (tasks, groups)))
 
 
 def _done_text(moves: Sequence[Moving]) -> str:

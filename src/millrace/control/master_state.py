@@ -24,6 +24,7 @@ from millrace.control.events import (
     Killed,
     LongCallsSeen,
     ManifestStored,
+    Migrated,
     MoveArmed,
     Moved,
     MoveTaken,
@@ -37,11 +38,14 @@ from millrace.control.events import (
     Unpaused,
     WaveAcked,
     WaveRequested,
+    Withdrawn,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
 )
 from millrace.control.handover import HandoverControl
+from millrace.control.migrations import BY_RESTART, Recovery
+from millrace.control.moves import BY_ROLLBACK, LOSS, PERSON, Cause
 from millrace.control.plan_changes import PlanChanges
 from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
 from millrace.control.topology_state import TopologyState
@@ -77,7 +81,10 @@ class MasterState:
         self._plan_changes = PlanChanges(self, self._handovers)
         self._numbers = 0
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: Event, now: float | None = None) -> list[Command]:
+        """Decide on an event. `now`: its time; None: that of the last tick."""
+        if now is not None:
+            self._handovers.now = max(now, self._handovers.now)
         match event:
             case WorkerJoined():
                 return self._joined(event)
@@ -95,6 +102,8 @@ class MasterState:
                 return self._killed(event)
             case Moved():
                 return self._plan_changes.moved(event)
+            case Withdrawn():
+                return self._plan_changes.withdrawn(event)
             case Regrouped():
                 return self._plan_changes.regrouped(event)
             case Replanned():
@@ -141,7 +150,7 @@ class MasterState:
         commands.append(Say(f"worker {event.slot} joined on {event.node.name}"))
         for topology in self.topologies.values():
             if self._unplaced(topology):
-                commands += self._place(topology)
+                commands += self._place(topology, f"worker {event.slot} joined")
             else:
                 commands += self._plan_changes.move_home(topology, event.slot)
         return [*commands, self.distribute()]
@@ -151,7 +160,10 @@ class MasterState:
         if known is None or known.address.generation != event.generation:
             return []
         del self.workers[event.slot]
-        commands: list[Command] = [Say(f"worker {event.slot} lost: {event.cause}", level="warning")]
+        text = f"worker {event.slot} lost: {event.cause}"
+        hosted = dict.fromkeys(task for topology in self.topologies.values() for task, place in topology.places.items()
+                               if place.slot == event.slot)
+        commands: list[Command] = [Say(text, level="warning", cause=event.cause, tasks=tuple(hosted))]
         for topology in self.topologies.values():
             lost = [task for task, place in topology.places.items() if place.slot == event.slot]
             stranded, ends = self._handovers.lost(topology, event.slot)
@@ -160,14 +172,25 @@ class MasterState:
             topology.in_flight.pop(event.slot, None)
             topology.starting.pop(event.slot, None)
             if lost or stranded:
-                commands += self.lose(topology, [*lost, *stranded])
+                commands += self.lose(topology, [*lost, *stranded], text)
         return [*commands, self.distribute()]
 
-    def lose(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+    def lose(self, topology: TopologyState, tasks: Iterable[TaskId], cause: str) -> list[Command]:
+        sources = {task: topology.places.pop(task).slot for task in tasks}
         topology.losses += 1
-        for task in tasks:
-            del topology.places[task]
-        return self._place(topology)
+        if not topology.batched:
+            topology.recovery = Recovery(str(Cause(LOSS, cause)), self._handovers.now, topology.version, sources,
+                                         sum(topology.in_flight.values())).after(topology.recovery)
+        placed = self._place(topology, cause)
+        return [*placed, *self._recovered(topology)] if topology.status in (RUNNING, PAUSED) else placed
+
+    def _recovered(self, topology: TopologyState) -> list[Command]:
+        """The record of a loss whose tasks work again."""
+        recovery, topology.recovery = topology.recovery, None
+        if recovery is None:
+            return []
+        strategy, now = BY_RESTART if topology.waves is None else BY_ROLLBACK, self._handovers.now
+        return [Migrated(recovery.record(topology.graph.name, topology.version, topology.places, strategy, now))]
 
     def roll_back(self, topology: TopologyState) -> list[Command]:
         return self._waves.roll_back(topology)
@@ -241,7 +264,8 @@ class MasterState:
     def all_up(self, topology: TopologyState) -> list[Command]:
         """All tasks are up: let the spouts run, unless the topology is paused."""
         topology.become(PAUSED if topology.paused else RUNNING)
-        return [Say(f"all {len(topology.places)} tasks are up", topology.graph.name), self.distribute()]
+        up = Say(f"all {len(topology.places)} tasks are up", topology.graph.name, cause=topology.restarts_because)
+        return [up, *self._recovered(topology), self.distribute()]
 
     def drained(self, topology: TopologyState) -> bool:
         """True if its spouts have stopped and none of their tuples is in flight."""
@@ -276,7 +300,7 @@ class MasterState:
             self._waves.prepare(topology, event)
         self.topologies[graph.name] = topology
         try:
-            placed = self._place(topology)
+            placed = self._place(topology, "")
         except Exception:
             del self.topologies[graph.name]  # refused as a whole
             raise
@@ -285,7 +309,7 @@ class MasterState:
         if event.checkpoint is None and event.after[1]:
             notes.append(Say(f"starts fresh: checkpoints of earlier runs, up to wave {event.after[1]}, are deleted once this "
                              "run has committed its own waves", graph.name))
-        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name), *notes, *placed, self.distribute()]
+        return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name, cause=PERSON), *notes, *placed, self.distribute()]
 
     def _set_paused(self, name: str, paused: bool) -> list[Command]:
         topology = self.topology(name)
@@ -293,11 +317,11 @@ class MasterState:
             raise TopologyError(f"topology {name!r} is being killed and can be neither paused nor unpaused")
         topology.paused = paused
         if topology.status not in (RUNNING, PAUSED):
-            return [Say("will be paused" if paused else "will run", name)]
+            return [Say("will be paused" if paused else "will run", name, cause=PERSON)]
         topology.become(PAUSED if paused else RUNNING)
         distribute = self.distribute()
         topology.ready_at, topology.quiet = self.revision, {}
-        return [Say("paused" if paused else "unpaused", name), distribute]
+        return [Say("paused" if paused else "unpaused", name, cause=PERSON), distribute]
 
     def _killed(self, event: Killed) -> list[Command]:
         topology = self.topology(event.name)
@@ -313,7 +337,7 @@ class MasterState:
         limit = f"up to {event.wait:g} s for tuples in flight"
         if topology.waves is not None and topology.graph.exactly_once and event.wait:
             limit = f"tuples in flight are processed and committed, unless none is processed for {event.wait:g} s"
-        return [Say(f"{what}; {limit}", event.name), distribute]
+        return [Say(f"{what}; {limit}", event.name, cause="killed"), distribute]
 
     def _ticked(self, now: float) -> list[Command]:
         late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]
@@ -375,15 +399,15 @@ class MasterState:
     def _unplaced(self, topology: TopologyState) -> Sequence[TaskId]:
         return [task for task in topology.graph.tasks() if task not in topology.places]
 
-    def _place(self, topology: TopologyState) -> list[Command]:
+    def _place(self, topology: TopologyState, cause: str) -> list[Command]:
         """Find a slot for every task that has none; other tasks stay where they are."""
-        name = topology.graph.name
+        name, topology.restarts_because = topology.graph.name, cause
         unplaced = self._unplaced(topology)
         result = self.placed(topology.graph, topology.plan)
         if isinstance(result, CannotPlace):
             if topology.status != STOPPING:
                 topology.become(WAITING)
-            return [Say(f"waits: {result.reason}", name, "warning")]
+            return [Say(f"waits: {result.reason}", name, "warning", cause)]
         if not isinstance(result, NewPlan):
             return []
         placement = result.plans[name].placement
@@ -398,7 +422,8 @@ class MasterState:
                 topology.become(STARTING)
             else:  # nothing starts before its next batch
                 topology.become(PAUSED if topology.paused else RUNNING)
-        placed = Say(f"{tasks_named(unplaced)} placed on {workers_named(placement[task] for task in unplaced)}", name)
+        placed = Say(f"{tasks_named(unplaced)} placed on {workers_named(placement[task] for task in unplaced)}", name,
+                     cause=cause, tasks=tuple(unplaced))
         return [placed, *self._waves.roll_back(topology)] if topology.waves is not None else [placed]
 
     def placed(self, graph: TopologyGraph, plan: Plan) -> SchedulingResult:

@@ -13,6 +13,7 @@ from millrace.model.graph import TaskId, TopologyGraph
 
 MB = 1_000_000
 RESTING, REFRESH = "resting", "refresh"  # the other phases are those of a `Move`
+PHASES = (ARM, REFRESH, SWITCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,21 @@ class Handover:
     base: tuple[int, int, int] = (0, 0, 0)  # the wave whose state the new incarnations copy, as in `Move`
     since: float = 0.0  # time when the phase began
     began: float = 0.0  # time when the batch began
+    from_version: int = 0  # of the plan before the batch
+    in_flight: int = 0  # tuples when the batch began to switch, or began
     last_number: int = 0
 
     def moving(self, task: TaskId) -> Moving | None:
         """The move of a task, as a whole, that is under way."""
         return next((moving for moving in self.batch if moving.task == task and not moving.groups), None)
+
+    def groups_leaving(self, task: TaskId) -> list[Moving]:
+        """The moves of key groups of a task to others that are under way."""
+        return [moving for moving in self.batch if moving.task == task and moving.groups]
+
+    def groups_waiting(self, task: TaskId, owners: Mapping[str, Sequence[int]]) -> list[GroupId]:
+        """The key groups of a task that wait to go to others."""
+        return [(name, group) for name, group in self.regrouping if TaskId(name, owners[name][group]) == task]
 
     def owners_to_be(self, component: str, owners: Sequence[int]) -> list[int]:
         """The owners of a component's key groups when nothing moves or waits any more."""
@@ -114,6 +125,14 @@ class Handover:
         """True if nothing moves or waits to be moved."""
         return self.phase == RESTING and not self.waiting and not self.regrouping
 
+    @property
+    def progress(self) -> float:
+        """The share of the batch that is done, from 0 to 1; each phase counts the same."""
+        if not self.batch:
+            return 0.0
+        done = [moving.taken if self.phase == SWITCH else moving.armed >= self.base[0] for moving in self.batch]
+        return (PHASES.index(self.phase) + sum(done) / len(done)) / len(PHASES)
+
     def moves(self, places: Mapping[TaskId, Place]) -> list[Move]:
         """The moves as workers see them. Marks of senders that were lost meanwhile are not awaited."""
         phase = SWITCH if self.phase == SWITCH else ARM
@@ -121,6 +140,16 @@ class Handover:
             (source, incarnation) for source, incarnation in moving.sources
             if source in places and places[source].incarnation == incarnation], moving.groups, moving.target)
             for moving in self.batch]
+
+
+def tasks_in(moves: Iterable[Moving]) -> tuple[TaskId, ...]:
+    """The tasks that these moves concern, in order."""
+    return tuple(sorted({task for moving in moves for task in moving.tasks}))
+
+
+def causes_of(moves: Iterable[Moving]) -> str:
+    """The causes of these moves, each once."""
+    return "; ".join(dict.fromkeys(str(moving.cause) for moving in moves))
 
 
 @dataclass(slots=True)

@@ -11,18 +11,31 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from millrace.control.assignment import SWITCH, Place
-from millrace.control.events import Command, Distribute, Moved, Regrouped, Replanned, Rescaled, Say
-from millrace.control.handover import HandoverControl
-from millrace.control.moves import BY_HANDOVER, BY_ROLLBACK, MOVE_STRATEGIES, PERSON, RETURN, SCHEDULER, Cause
+from millrace.control.events import Command, Distribute, Moved, Regrouped, Replanned, Rescaled, Say, Withdrawn
+from millrace.control.handover import HandoverControl, tasks_of
+from millrace.control.moves import (
+    BY_HANDOVER,
+    BY_ROLLBACK,
+    MOVE_STRATEGIES,
+    PERSON,
+    RETURN,
+    SCHEDULER,
+    Cause,
+    GroupId,
+    Moving,
+    tasks_in,
+)
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
-from millrace.control.wording import counts_named, tasks_named, workers_named
+from millrace.control.wording import counts_named, groups_named, tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.errors import StalePlan, TopologyError, UnknownName
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.model.plan import Plan, rescaled_key_groups
 from millrace.model.rescaling import rescaled
 from millrace.schedulers.base import CannotPlace, NewPlan, SchedulingResult
+
+CANCELLED_BY_PERSON = "a person cancelled it"
 
 
 class PlannedTopologies(Protocol):
@@ -68,11 +81,33 @@ class PlanChanges:
             raise TopologyError(f"{event.task} is being moved to worker {moving.new.slot}. Try again when it has arrived"
                                 f"{cancel}")
         if source == event.slot:
-            return [Say(f"{event.task} is already on worker {event.slot}", event.name),
-                    *self._handovers.withdraw(topology, event.task)]
+            return [Say(f"{event.task} is already on worker {event.slot}", event.name, cause=PERSON, tasks=(event.task,)),
+                    *self._handovers.withdraw(topology, event.task, "it stays where it is")]
         _check_changeable(topology)
-        return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name),
+        return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name, cause=PERSON,
+                    tasks=(event.task,)),
                 *self._enact(topology, {event.task: event.slot}, Cause(PERSON), event.strategy), self._master.distribute()]
+
+    def withdrawn(self, event: Withdrawn) -> list[Command]:
+        topology = self._master.topology(event.name)
+        handover, task = topology.handover, event.task
+        moving, groups = handover.moving(task), handover.groups_leaving(task)
+        waiting = handover.groups_waiting(task, topology.key_groups)
+        if moving is None and task not in handover.waiting and not groups and not waiting:
+            under_way = {*tasks_in(handover.batch), *handover.waiting, *(TaskId(name, topology.key_groups[name][group])
+                                                                         for name, group in handover.regrouping)}
+            raise TopologyError(f"{task} of {event.name!r} is not being moved, and neither are key groups of it; being moved: "
+                                f"{tasks_named(sorted(under_way)) or 'none'}")
+        if handover.phase == SWITCH and (moving is not None or groups):
+            if moving is not None:
+                raise TopologyError(f"{task} has begun to switch to worker {moving.new.slot}, which cannot be cancelled. Move "
+                                    f"it back to worker {moving.old.slot} when it has arrived")
+            switching = [(task.component, group) for each in groups for group in each.groups]
+            one = len(switching) == 1
+            raise TopologyError(f"{groups_named(switching)} {'has' if one else 'have'} begun to switch, which cannot be "
+                                f"cancelled. Give {'it back when it has' if one else 'them back when they have'} arrived")
+        return [*self._handovers.withdraw(topology, task, CANCELLED_BY_PERSON),
+                *self._handovers.withdraw_groups(topology, task, CANCELLED_BY_PERSON)]
 
     def regrouped(self, event: Regrouped) -> list[Command]:
         topology = self._master.topology(event.name)
@@ -81,14 +116,15 @@ class PlanChanges:
         before = topology.handover.owners_to_be(event.component, topology.key_groups[event.component])
         changed = {group: owner for group, owner in event.owners.items() if before[group] != owner}
         if not changed:
-            return [Say(f"{event.component} has these key groups where they are wanted already", event.name)]
-        what = f"{len(changed)} key groups of {event.component} go to {tasks_of(event.component, changed.values())}"
+            return [Say(f"{event.component} has these key groups where they are wanted already", event.name, cause=PERSON)]
+        moves = {(event.component, group): owner for group, owner in changed.items()}
+        targets = tasks_named(sorted({TaskId(event.component, owner) for owner in changed.values()}))
+        what, tasks = f"{groups_named(moves)} {'goes' if len(moves) == 1 else 'go'} to {targets}", tasks_of(topology, moves)
         if topology.batched:
             owners = tuple(changed.get(group, owner) for group, owner in enumerate(before))
             _take_plan(topology, topology.graph, topology.plan.placement, {**topology.key_groups, event.component: owners})
-            return [Say(f"{what} from the next batch on", event.name), self._master.distribute()]
-        return [Say(what, event.name), *self._handovers.regroup(
-            topology, {(event.component, group): owner for group, owner in changed.items()}, Cause(PERSON))]
+            return [Say(f"{what} from the next batch on", event.name, cause=PERSON, tasks=tasks), self._master.distribute()]
+        return [Say(what, event.name, cause=PERSON, tasks=tasks), *self._handovers.regroup(topology, moves, Cause(PERSON))]
 
     def replanned(self, event: Replanned) -> list[Command]:
         """Apply all plans or none: they were made together."""
@@ -100,15 +136,18 @@ class PlanChanges:
             if topology.batched:
                 commands += self._replan_batches(topology, plan, event.reason)
                 continue
-            cause = Cause(SCHEDULER, event.reason)
+            cause = Cause(SCHEDULER, f"decision {event.decision}, {event.reason}" if event.decision else event.reason)
+            commands += self._handovers.overtake(topology, plan)
             groups = {(move.component, move.key_group): move.new for move in Plan.diff(topology.plan, plan).key_groups}
             if groups:
-                commands += [Say(f"{len(groups)} key groups reassigned: {event.reason}", name),
+                commands += [Say(f"{groups_named(groups)} reassigned: {event.reason}", name, cause=str(cause),
+                                 tasks=tasks_of(topology, groups)),
                              *self._handovers.regroup(topology, groups, cause)]
             moves = {task: slot for task, slot in plan.placement.items() if topology.places[task].slot != slot}
             if moves:
                 what = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())}"
-                commands += [Say(f"{what}: {event.reason}", name), *self._enact(topology, moves, cause)]
+                commands += [Say(f"{what}: {event.reason}", name, cause=str(cause), tasks=tuple(sorted(moves))),
+                             *self._enact(topology, moves, cause)]
         return [*commands, self._master.distribute()] if commands else []
 
     def rescaled(self, event: Rescaled) -> list[Command]:
@@ -126,7 +165,7 @@ class PlanChanges:
         owners = {name: rescaled_key_groups(groups, graph.component(name).par) if name in event.par else groups
                   for name, groups in topology.key_groups.items()}
         _take_plan(topology, graph, placement, owners)
-        return [Say(f"{counts_named(event.par)} from the next batch on", event.name), self._master.distribute()]
+        return [Say(f"{counts_named(event.par)} from the next batch on", event.name, cause=PERSON), self._master.distribute()]
 
     def move_home(self, topology: TopologyState, slot: int) -> list[Command]:
         """Return tasks to the slot that they had to leave, so that it is used again. Spouts and ackers stay where they are,
@@ -138,8 +177,10 @@ class PlanChanges:
                      and (topology.batched or topology.graph.component(task.component).kind == "bolt")]
         if not returning:
             return []
-        return [Say(f"worker {slot} is back: {tasks_named(returning)} moved there", topology.graph.name),
-                *self._enact(topology, dict.fromkeys(returning, slot), Cause(RETURN, f"worker {slot} is back"))]
+        cause = Cause(RETURN, f"worker {slot} is back")
+        return [Say(f"worker {slot} is back: {tasks_named(returning)} moved there", topology.graph.name, cause=str(cause),
+                    tasks=tuple(returning)),
+                *self._enact(topology, dict.fromkeys(returning, slot), cause)]
 
     # -- checks and changes --------------------------------------------------------------------------------------------
 
@@ -182,11 +223,8 @@ class PlanChanges:
         what = [f"{tasks_named(tasks)} {how}" for tasks, how in ((changed.moved, "moved"), (changed.started, "started"),
                                                                  (changed.stopped, "stopped")) if tasks]
         what += [f"{len(changed.key_groups)} key groups reassigned"] if changed.key_groups else []
-        return [Say(f"{', '.join(what)}, from the next batch on: {reason}", topology.graph.name)]
-
-
-def tasks_of(component: str, indices: Iterable[int]) -> str:
-    return tasks_named([TaskId(component, index) for index in sorted(set(indices))])
+        return [Say(f"{', '.join(what)}, from the next batch on: {reason}", topology.graph.name, cause=reason,
+                    tasks=tuple(sorted({*changed.moved, *changed.started, *changed.stopped})))]
 
 
 def check_groups(topology: TopologyState, component: str, owners: Mapping[int, int]) -> None:
@@ -202,6 +240,10 @@ def check_groups(topology: TopologyState, component: str, owners: Mapping[int, i
             raise UnknownName(f"{component!r} has no key group {group}; it has 0 to {count - 1}")
         if not 0 <= owner < definition.par:
             raise UnknownName(f"{component!r} has no task {owner}; it has 0 to {definition.par - 1}")
+
+
+def _groups(moves: Iterable[Moving]) -> list[GroupId]:
+    return [(moving.task.component, group) for moving in moves for group in moving.groups]
 
 
 def _check_changeable(topology: TopologyState) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from millrace.config import AT_MOST_ONCE, GUARANTEE
 from millrace.control.assignment import Place, TopologyAssignment
 from millrace.control.backup_placement import backups
+from millrace.control.migrations import Recovery
 from millrace.control.moves import Handover
 from millrace.control.topology_status import RUNNING, WAITING, check_transition
 from millrace.control.waves import Waves
@@ -46,6 +47,8 @@ class TopologyState:
     earlier: tuple[int, int] = (0, 0)  # as in `Submitted`
     offsets: str = ""  # the run under which Spark's positions are recorded; also in the manifests
     handover: Handover = field(default_factory=Handover)
+    recovery: Recovery | None = None  # tasks are being placed anew after a loss
+    restarts_because: str = ""  # the reason why tasks were last placed or rolled back
     storing: Manifest | None = None  # the manifest being written
     begun: bool = False  # its tasks have been started before
     closing: int = 0  # killed: the wave that must be committed before it ends

@@ -186,7 +186,9 @@ class WaveControl:
         topology.held_until = self.now + pause
         topology.version += 1
         later = f", spouts continue in {pause:g} s" if pause else ""
-        return [Say(f"{event.reason}: rolled back to the last committed wave{later}", topology.graph.name, "warning"),
+        topology.restarts_because = event.reason
+        return [Say(f"{event.reason}: rolled back to the last committed wave{later}", topology.graph.name, "warning",
+                    event.reason),
                 *self.roll_back(topology), self._master.distribute()]
 
     def _numbered(self, number: int, epoch: int) -> TopologyState | None:
@@ -230,7 +232,8 @@ class WaveControl:
         reports: list[Command] = []
         topology.troubled, topology.troubles = "", 0
         if wave:
-            reports.append(Say(f"every task has restored the state of wave {wave}", topology.graph.name))
+            reports.append(Say(f"every task has restored the state of wave {wave}", topology.graph.name,
+                               cause=topology.restarts_because))
         return reports + self._up_if_ready(topology) if topology.status == STARTING else reports
 
     def _up_if_ready(self, topology: TopologyState) -> list[Command]:
@@ -258,7 +261,7 @@ class WaveControl:
         if waited or not topology.spouts_wait:
             return reports
         return [*reports, Say(f"{topology.failed_waves} waves in a row have failed: its spouts wait until one is committed",
-                              topology.graph.name, "warning"), self._master.distribute()]
+                              topology.graph.name, "warning", step.reason), self._master.distribute()]
 
     def _report_rarely(self, topology: TopologyState, reason: str, text: str) -> list[Command]:
         """Report the first time, the tenth, the hundredth: a store that is down for an hour must not flood the log."""
@@ -266,7 +269,7 @@ class WaveControl:
         if topology.troubles not in REPORTED_AT:
             return []
         often = f" ({topology.troubles} times in a row)" if topology.troubles > 1 else ""
-        return [Say(f"{text}{often}", topology.graph.name, "warning")]
+        return [Say(f"{text}{often}", topology.graph.name, "warning", reason)]
 
     def close(self, topology: TopologyState) -> list[Command]:
         """End a drained topology. A last wave is committed first, because output since the previous wave is not visible yet."""
@@ -304,7 +307,7 @@ class WaveControl:
             topology.become(STARTING)
         elif topology.status == STOPPING and graph.exactly_once:
             topology.uncommitted = f"ends as of wave {waves.committed}: --resume continues from there"
-            reports.append(Say(topology.uncommitted, graph.name, "warning"))
+            reports.append(Say(topology.uncommitted, graph.name, "warning", topology.restarts_because))
         topology.ready_at = self._master.revision + 1
         tasks = _with_waves(graph)
         # A fresh start leaves older checkpoints alone until its first commit: --resume older goes back to them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from millrace.model.graph import TaskId
@@ -16,6 +17,12 @@ def counts_named(par: Mapping[str, int]) -> str:
 
 def tasks_named(tasks: Sequence[TaskId]) -> str:
     return ", ".join(map(str, tasks)) if len(tasks) <= NAMED else f"{len(tasks)} tasks"
+
+
+def groups_named(groups: Iterable[tuple[str, int]]) -> str:
+    """Counts of key groups by component. `groups`: component and key group."""
+    counts = Counter(component for component, _ in groups)
+    return ", ".join(f"{count} key {'group' if count == 1 else 'groups'} of {name}" for name, count in sorted(counts.items()))
 
 
 def shown(names: Iterable[str]) -> str:

@@ -26,6 +26,7 @@ from millrace.control.events import (
     Event,
     Killed,
     ManifestStored,
+    Migrated,
     Moved,
     Paused,
     Regrouped,
@@ -38,6 +39,7 @@ from millrace.control.events import (
     Ticked,
     Unpaused,
     WaveAcked,
+    Withdrawn,
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
@@ -54,6 +56,7 @@ from millrace.master.feeding import FedTopology
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.plans.distribution import PlanDistribution
 from millrace.master.requests.handlers import TopologyVerbs, reading_verbs, scheduler_verbs
+from millrace.master.requests.record import record_verbs
 from millrace.master.requests.server import RequestServer, RequestSocket, Verb
 from millrace.master.requests.status import status_of
 from millrace.master.requests.taps import TapDirectory
@@ -71,7 +74,7 @@ from millrace.schedulers.base import Scheduler
 from millrace.state.checkpoint import Manifest
 
 log = logging.getLogger("millrace.master")
-EVENTS_KEPT = 200
+EVENTS_KEPT = 1000
 ENDED_KEPT = 20
 
 
@@ -129,7 +132,7 @@ class Master:
     def _open(self, host: str, port: int) -> None:
         taps = TapDirectory(self.state, self.observed, self.connections, lambda: self.endpoint, self.keys)
         self.worker_port.open(self._context, host, port, WorkerHandlers(
-            admit=self._admit, tell=self.tell, report=self.take, plan=self.distribution.answer,
+            admit=self._admit, tell=self.tell, report=self.take, taken=self._taken, plan=self.distribution.answer,
             answer=self.state_queries.answered, tried=self.trials.answered, taps=taps.answer,
             feeds=lambda request: feeds_for(request, self.state.topologies, self.observed)))
         self.endpoint = self.worker_port.endpoint
@@ -142,6 +145,7 @@ class Master:
         return {"status": lambda request: status_of(self),
                 **TopologyVerbs(self.state, self.tell, self._kill).verbs(),
                 **scheduler_verbs(self.scheduling, self.state),
+                **record_verbs(self.state, self.scheduling.migrations, self.events),
                 **reading_verbs(self.state, self.state_queries, taps, self.checkpointing.place)}
 
     def _admit(self) -> wire.Welcome:
@@ -236,6 +240,10 @@ class Master:
         """Move one running task to another worker: by hand-over, while all others work, or with the strategy `rollback` by a
         roll-back of the topology to its next wave. In batches it moves with the next batch."""
         self.call(lambda: self.tell(Moved(name, task, slot, strategy)))
+
+    def cancel_move(self, name: str, task: TaskId) -> None:
+        """Cancel the move of a task that has not begun to switch."""
+        self.call(lambda: self.tell(Withdrawn(name, task)))
 
     def rescale(self, name: str, par: Mapping[str, int]) -> None:
         """Change the number of tasks of these components from the next batch on; for topologies that run in batches."""
@@ -353,10 +361,11 @@ class Master:
 
     def tell(self, event: Event) -> None:
         """Let the state decide, and carry out its commands. Only on the master's thread."""
-        if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Regrouped | Replanned | Rescaled):
+        if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Withdrawn | Regrouped | Replanned
+                                          | Rescaled):
             raise NotTheAuthor(self.superseded)
         try:
-            commands = self.state.handle(event)
+            commands = self.state.handle(event, time.monotonic())
         except Exception as error:
             name = self._concerned(event)
             if name is None:
@@ -383,6 +392,8 @@ class Master:
                 self.distribution.distribute(command)
             elif isinstance(command, Say):
                 self.say(command)
+            elif isinstance(command, Migrated):
+                self.scheduling.add_migration(command.migration)
             elif isinstance(command, EndWorker):
                 self.worker_port.end_worker(command.slot, command.reason)
             elif isinstance(command, SendWave):
@@ -440,8 +451,9 @@ class Master:
 
     def say(self, message: Say) -> None:
         """Report something to users: in the events, the log, and to the listeners."""
-        message = replace(message, text=redact(message.text))
-        self.events.append({"time": time.time(), "topology": message.topology, "text": message.text, "level": message.level})
+        message = replace(message, text=redact(message.text), cause=redact(message.cause))
+        self.events.append({"time": time.time(), "topology": message.topology, "text": message.text, "level": message.level,
+                            "cause": message.cause, "tasks": list(map(str, message.tasks))})
         log.log({"warning": logging.WARNING, "error": logging.ERROR}.get(message.level, logging.INFO), "%s%s",
                 f"{message.topology}: " if message.topology else "", message.text)
         for listener in list(self.listeners):
@@ -463,9 +475,13 @@ class Master:
         self.observed[name] = TopologyObserved(self.state.topologies[name].graph, time.monotonic())
         self.ended.pop(name, None)
 
+    def _taken(self, message: wire.Taken) -> None:
+        self.tell(self.scheduling.migrations.taken(message))
+
     def take(self, connection: Connection | Enlisted, report: wire.Report) -> None:
         """Take the report of a worker, or of an engine that reports for an executor."""
         by_number = {topology.number: name for name, topology in self.state.topologies.items()}
+        self.scheduling.migrations.take(report, by_number, time.monotonic())
         for task in report.tasks:
             name = by_number.get(task["topology"])
             if name is not None:

@@ -16,6 +16,7 @@ from millrace.api.sink import TwoPhaseSink
 from millrace.api.spout import ReplayableSpout, Spout
 from millrace.api.state_usage import uses_state
 from millrace.api.topology import ComponentSpec, Topology, checked_config, checked_par, mode_of
+from millrace.api.tuple import DEAD_LETTERS
 from millrace.config import EXACTLY_ONCE, GUARANTEE, KEY_GROUP_COUNT
 from millrace.errors import TopologyError, UnknownName, is_interrupt
 
@@ -173,6 +174,11 @@ class TopologyGraph(_GraphCache):
         self._position(name)
         return tuple((component, read) for component in self.components
                      for read in component.inputs if read.source == name)
+
+    def is_sink(self, name: str) -> bool:
+        """True for a bolt whose output nobody reads, its dead letters apart."""
+        return (self.component(name).kind == "bolt"
+                and all(read.stream == DEAD_LETTERS for _, read in self.downstream(name)))
 
     def number(self, task: TaskId) -> int:
         """The task's number on the wire. It does not change when the parallelism of a component changes."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hdrh.histogram import HdrHistogram
 
+from millrace.control.migrations import BUCKET_SECONDS, Bucket, Flow
+
+BUCKETS_KEPT = 1200  # of sinks that cannot be reported
 LONGEST_US = 3_600_000_000  # an hour; longer latencies are recorded as an hour
 
 
@@ -80,3 +84,42 @@ class Meters:
         if self.custom:
             out["custom"] = dict(self.custom)
         return out
+
+
+class TopologyMeters:
+    """The meters of one topology in a worker, over all its tasks, including those that leave or have ended. Only the worker's
+    loop uses them."""
+
+    __slots__ = ("_buckets", "_ended")
+
+    def __init__(self) -> None:
+        self._buckets: list[list[Any]] = []  # as `Bucket`, in order
+        self._ended = Flow()
+
+    def sink_processed(self, now: float, tuples: int, latency: float) -> None:
+        """Count a chunk that a sink has processed."""
+        number, buckets = int(now / BUCKET_SECONDS), self._buckets
+        if buckets and buckets[-1][0] == number:
+            bucket = buckets[-1]
+            bucket[1] += tuples
+            bucket[2] += tuples * latency
+            bucket[3] = max(bucket[3], latency)
+        else:
+            buckets.append([number, tuples, tuples * latency, latency])
+            del buckets[:-BUCKETS_KEPT]
+
+    def take_buckets(self) -> list[Bucket]:
+        """The buckets since the last call, in order. The last one may go on in the next call's first."""
+        taken, self._buckets = self._buckets, []
+        return [Bucket(*bucket) for bucket in taken]
+
+    def task_ended(self, meters: Meters) -> None:
+        """Keep the counters of a task that ends."""
+        self._ended = self.flow([meters])
+
+    def flow(self, running: Iterable[Meters]) -> Flow:
+        """The counters of all tasks, with those that run."""
+        lost, repeated, replayed = self._ended
+        for meters in running:
+            lost, repeated, replayed = lost + meters.gaps, repeated + meters.repeats, replayed + meters.replayed
+        return Flow(lost, repeated, replayed)

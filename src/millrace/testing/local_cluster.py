@@ -29,9 +29,9 @@ from millrace.control.events import (
     Event,
     Killed,
     ManifestStored,
+    Migrated,
     MoveArmed,
     Moved,
-    MoveTaken,
     Say,
     SendWave,
     StoreManifest,
@@ -47,6 +47,7 @@ from millrace.control.moves import BY_HANDOVER
 from millrace.control.submission import Resume
 from millrace.control.workers import Patience
 from millrace.errors import CheckpointMissing, MillraceError
+from millrace.master.load.migration_log import MigrationLog
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
 from millrace.runtime.checkpoints.access import CheckpointAccess
@@ -176,6 +177,8 @@ class LocalCluster:
         self.workers: dict[int, Worker] = {}
         self._checkpoints: dict[str, Checkpoints] = {}  # by topology that takes waves
         self.said: list[str] = []
+        self.events: list[Say] = []  # the same, with causes
+        self.migrations = MigrationLog()
         self.ended: list[str] = []
         self.uncommitted: list[str] = []  # by topology that ended: what was not committed
         self.delivered = 0
@@ -248,15 +251,19 @@ class LocalCluster:
         self.tell(Killed(name, wait, self.clock.now()))
 
     def tell(self, event: Event) -> None:
-        for command in self.master.handle(event):
+        for command in self.master.handle(event, self.clock.now()):
             if isinstance(command, Distribute):
                 for slot, worker in list(self.workers.items()):
                     if slot not in self.deaf and (part := command.parts.get(self.node(slot).name)) is not None:
                         worker.assign(part)
             elif isinstance(command, Say):
                 self.said.append(f"{command.topology}: {command.text}" if command.topology else command.text)
+                self.events.append(command)
+            elif isinstance(command, Migrated):
+                self.migrations.add(command.migration, self.clock.now(), self.clock.wall())
             elif isinstance(command, Ended):
                 self.ended.append(command.name)
+                self.migrations.forget(command.name)
                 self.uncommitted.append(command.uncommitted)
             elif isinstance(command, SendWave):
                 self._send_wave(command)
@@ -309,8 +316,7 @@ class LocalCluster:
                 self.tell(MoveArmed(message.topology, message.epoch, message.move, message.wave, message.copied_bytes,
                                     message.error))
             elif isinstance(message, wire.Taken):
-                self.tell(MoveTaken(message.topology, message.epoch, message.move, message.delta_bytes, message.pause,
-                                    message.error))
+                self.tell(self.migrations.taken(message))
             elif isinstance(message, wire.Broken):
                 self.tell(ChannelBroke(message.topology, message.epoch, message.reason))
 
@@ -377,9 +383,11 @@ class LocalCluster:
                 if now - self._heard[slot] > self._patience.timeout:
                     self._patience.spoke_again(now - self._heard[slot])
                 self._heard[slot] = now
+                self.migrations.take(report, {topology.number: name for name, topology in self.master.topologies.items()}, now)
                 self.tell(WorkerReported(slot, worker.generation, report.revision, tuple(report.in_flight),
                                          tuple(report.positions), tuple(report.starting), report.executed()))
         for slot, known in list(self.master.workers.items()):
             if now - self._heard[slot] > self._patience.limit(slot in self.holding):
                 self.tell(WorkerLost(slot, known.address.generation, "no heartbeat"))
         self.tell(Ticked(now))
+        self.migrations.settle(now)

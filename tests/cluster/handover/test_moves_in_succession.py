@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from millrace.config import ACKERS
+from millrace.control.assignment import SWITCH
+from millrace.control.events import MoveArmed, Regrouped
 from millrace.model.graph import TaskId
+from millrace.runtime.tasks.handover.departure import Departure
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
 from support.cluster.cluster_runs import counter
@@ -85,4 +89,69 @@ def test_a_receiver_misses_every_plan_but_the_last(topology: Any) -> None:
     cluster.deaf.add(APART)
     travel(cluster, name)
     cluster.hear(APART)
+    assert_undisturbed(cluster, topology, epoch)
+
+
+def deaf_to_switches(cluster: LocalCluster, name: str, slot: int) -> None:
+    """Let the worker miss every plan with a move that switches."""
+    tell = cluster.tell
+    handover = cluster.master.topologies[name].handover
+
+    def missing_switches(event: Any) -> None:
+        if isinstance(event, MoveArmed) and handover.phase != SWITCH:
+            cluster.deaf.add(slot)
+            tell(event)
+            if handover.phase != SWITCH:
+                cluster.hear(slot)
+        else:
+            tell(event)
+
+    cluster.tell = missing_switches  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("topology", [parts.Exact, parts.AtLeast, parts.AtMost])
+@pytest.mark.parametrize("component", ["numbers", "one", "tally", "ledger"])
+@pytest.mark.parametrize("again", ["same", "downstream", "groups"])
+@pytest.mark.parametrize("steps", [0, 50])
+def test_a_worker_takes_over_before_it_learns_of_the_switch(topology: Any, component: str, again: str, steps: int) -> None:
+    """The state can come before the plan, and the next plan can be that of another move."""
+    name, first = name_of(topology), TaskId(component, 0)
+    cluster = start(topology, workers=14, **{ACKERS.key: 1})
+    until_wave(cluster, 2, name)
+    state = cluster.master.topologies[name]
+    target, other = sorted(set(range(14)) - set(cluster.where(name).values()))[:2]  # a sender would have to know
+    epoch = state.epoch
+    deaf_to_switches(cluster, name, target)
+    cluster.move(name, first, target)
+    cluster.run_until(lambda: state.handover.at_rest)
+    assert cluster.where(name)[first] == target and target in cluster.deaf
+    del cluster.tell
+    if again == "same":
+        second = first
+    else:
+        second = TaskId({"numbers": "one", "one": "tally"}.get(component, "ledger"), 0)
+    if again == "groups":
+        cluster.tell(Regrouped(name, "tally", {group: 1 for group, owner in enumerate(state.key_groups["tally"]) if owner == 0}))
+    else:
+        cluster.move(name, second, other)
+    cluster.step(steps)
+    cluster.hear(target)
+    cluster.run_until(lambda: state.handover.at_rest)
+    assert_undisturbed(cluster, topology, epoch)
+
+
+@pytest.mark.parametrize("topology", [parts.Exact, parts.AtLeast, parts.AtMost])
+def test_incarnations_that_have_handed_over_say_nothing_more(topology: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are there for a while to be asked for lost chunks. Receivers have forgotten the oldest of them."""
+    name = name_of(topology)
+    cluster = start(topology)
+    until_wave(cluster, 2, name)
+    state = cluster.master.topologies[name]
+    epoch = state.epoch
+    with monkeypatch.context() as patch:
+        patch.setattr(Departure, "over", False)
+        for _ in range(4):
+            for task in (TaskId("numbers", 0), TaskId("one", 0), TaskId("tally", 0)):
+                cluster.move(name, task, (cluster.where(name)[task] + 1) % 3)
+                cluster.run_until(lambda: state.handover.at_rest)
     assert_undisturbed(cluster, topology, epoch)

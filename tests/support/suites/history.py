@@ -31,6 +31,8 @@ NODES = {"n1": NodeLoad(100.0, 4800.0, 8000.0, 200.0), "n2": NodeLoad(300.5, 240
 DECISION = {"number": 1, "at": 5.0, "scheduler": "tstorm", "parameters": {"gamma": 1.5}, "trigger": "timer",
             "outcome": "new plan", "reason": "less traffic", "moved": {"t": ["b[1]"]}, "expected": {"inter_node": 5.0},
             "came_of": None}
+MIGRATION = {"id": 1, "at": 5.5, "topology": "t\N{GREEK SMALL LETTER LAMDA}", "moved": [{"task": "b[1]", "pause_ms": None}],
+             "degraded_s": {"20": 0.25}, "timeline": [[-50.0, 12.5, None], [0.0, 0.0, 1.25]], "lost": 0}
 
 Opener = Callable[..., History]
 
@@ -181,17 +183,32 @@ class HistoryConformance:
         second = open_history()
         assert [past.loads for past in second.windows(0.0)] == [{"t": LOAD}] and len(second.decisions(9)) == 1
 
+    # -- migrations --
+
+    def test_migrations_are_read_back_as_they_were(self, open_history: Opener) -> None:
+        first = open_history()
+        for number in (1, 2, 3):
+            first.record_migration({**MIGRATION, "id": number})
+        first.record_migration({**MIGRATION, "id": 3, "lost": 1})
+        first.close(SECONDS)
+        history = open_history()
+        assert history.migrations(2) == [{**MIGRATION, "id": 3, "lost": 1}, {**MIGRATION, "id": 2}]
+        assert open_history("other").migrations(9) == []
+
     # -- age --
 
     def test_what_is_too_old_is_deleted(self, open_history: Opener, url: str) -> None:
         history = open_history(retention=100.0)
         history.record_decision({**DECISION, "number": 1, "at": 10.0})
         history.record_decision({**DECISION, "number": 2, "at": 60.0})
+        history.record_migration({**MIGRATION, "id": 1, "at": 49.0})
+        history.record_migration({**MIGRATION, "id": 2, "at": 51.0})
         written(history, *(window(float(at)) for at in (10, 20, 49, 50, 60)))
         history.prune(150.0)
         assert history.flush(SECONDS)
         assert [past.at for past in history.windows(0.0)] == [50.0, 60.0]
         assert [decision["number"] for decision in history.decisions(9)] == [2]
+        assert [migration["id"] for migration in history.migrations(9)] == [2]
         for table in ("loads", "task_loads", "traffic", "component_loads", "worker_loads", "node_loads"):
             assert rows(url, f"select count(distinct window_id) from millrace_{table}") == [(2,)], table
 

@@ -40,7 +40,8 @@ def test_a_topology_is_placed_when_it_is_submitted_and_its_spouts_wait() -> None
     story = Story(workers=2)
     assert story.on(Submitted(graph())) == [
         Say("submitted with 5 tasks", "words"),
-        Say("lines[0], count[0], count[1], top[0], top[1] placed on workers 0, 1", "words"),
+        Say("lines[0], count[0], count[1], top[0], top[1] placed on workers 0, 1", "words",
+            tasks=(LINES, COUNT0, COUNT1, TOP0, TOP1)),
         distribute(Assignment(3, [address(0, 1), address(1, 2)], [TopologyAssignment(
             number=1, graph=graph(), version=1, active=False,
             places=[(COUNT0, Place(1, 1)), (COUNT1, Place(0, 1)), (LINES, Place(0, 1)), (TOP0, Place(1, 1)),

@@ -141,8 +141,8 @@ def test_key_groups_wait_for_a_move_and_it_is_said() -> None:
     story = Story(workers=2).running()
     moved(story, TOP1, other(story, TOP1))
     group = OWNERS.index(0)
-    assert regrouped(story, {group: 1}) == ["1 key groups of count go to count[1]",
-                                            "1 key groups of count will move after top[1]"]
+    assert regrouped(story, {group: 1}) == ["1 key group of count goes to count[1]",
+                                            "1 key group of count will move after top[1]"]
     armed(story)
     taken(story)
     armed(story)
@@ -156,7 +156,7 @@ def test_key_groups_that_are_being_moved_go_on_to_the_owner_that_was_wished_last
     group = OWNERS.index(0)
     regrouped(story, {group: 1})
     assert regrouped(story, {group: 1}) == ["count has these key groups where they are wanted already"]
-    assert regrouped(story, {group: 0})[-1] == "1 key groups of count will move after 1 key groups of count"
+    assert regrouped(story, {group: 0})[-1] == "1 key group of count will move after 1 key group of count"
     for owner in (1, 0):
         armed(story)
         taken(story)

@@ -1,7 +1,8 @@
-"""The history of measurements and decisions, in a database that outlives the master.
+"""The history of measurements, decisions and migrations, in a database that outlives the master.
 
-The master hands a window or a decision over without waiting; a writer thread stores it. If the database is slow or gone,
-windows are dropped (the oldest first) and counted; decisions are never dropped, and the master never waits.
+The master hands a window, a decision or a migration over without waiting; a writer thread stores it. If the database is slow
+or gone, windows are dropped (the oldest first) and counted; decisions and migrations are never dropped, and the master never
+waits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, delete, event, exc, func, insert, make_url, select, update
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Table,
+    create_engine,
+    delete,
+    event,
+    exc,
+    func,
+    insert,
+    make_url,
+    select,
+    update,
+)
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from millrace.errors import BadParameter, MillraceError, StoreUnreachable
@@ -29,6 +44,8 @@ from millrace.master.load.history_tables import (
     decision_values,
     decisions,
     insert_window,
+    migration_values,
+    migrations,
     read_windows,
     schema,
     windows,
@@ -75,6 +92,7 @@ class History:
         self._waiting: deque[WindowSample] = deque()
         self._rows_waiting = 0
         self._decisions: dict[int, dict[str, Any]] = {}
+        self._migrations: dict[int, dict[str, Any]] = {}
         self._prune_as_of: float | None = None
         self._next_prune = time.monotonic() + PRUNE_SECONDS
         self._working = self._closing = False
@@ -108,6 +126,15 @@ class History:
             self._decisions[number] = {**self._decisions.get(number, {}), **values}
             self._changed.notify_all()
 
+    def record_migration(self, row: Mapping[str, Any]) -> None:
+        """Store a migration under its `id`. Never dropped."""
+        with self._changed:
+            if self._closing:
+                log.warning("migration %s came after the history was closed and is not stored", row["id"])
+                return
+            self._migrations[row["id"]] = migration_values(row)
+            self._changed.notify_all()
+
     def prune(self, now: float) -> None:
         """Let the writer delete, bit by bit, rows that are older than their cluster's retention at that time."""
         with self._changed:
@@ -135,10 +162,10 @@ class History:
             self._changed.notify_all()
         self._thread.join(timeout)
         with self._changed:
-            left = len(self._waiting), len(self._decisions)
+            left = len(self._waiting), len(self._decisions), len(self._migrations)
         if any(left):
-            log.warning("the history in %s was closed with %d windows and %d decisions not written; last error: %s",
-                        _shown(self._url), *left, self._last_error)
+            log.warning("the history in %s was closed with %d windows, %d decisions and %d migrations not written; last error: "
+                        "%s", _shown(self._url), *left, self._last_error)
         self._engine.dispose()
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
@@ -147,6 +174,13 @@ class History:
                  .order_by(decisions.c.number.desc()).limit(limit))
         with self._reading() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
+
+    def migrations(self, limit: int) -> list[dict[str, Any]]:
+        """The newest migrations of this cluster, newest first."""
+        query = (select(migrations.c.record).where(migrations.c.cluster == self._cluster)
+                 .order_by(migrations.c.number.desc()).limit(limit))
+        with self._reading() as connection:
+            return [dict(record) for record in connection.execute(query).scalars()]
 
     def windows(self, since: float, topology: str | None = None) -> list[PastWindow]:
         """This cluster's windows that ended at that time or later, oldest first; of one topology only, if it is named."""
@@ -195,7 +229,7 @@ class History:
             return self._working
 
     def _has_work(self) -> bool:
-        return bool(self._waiting or self._decisions) or self._prune_as_of is not None
+        return bool(self._waiting or self._decisions or self._migrations) or self._prune_as_of is not None
 
     def _turn(self) -> bool:
         """Do a bit of each job, so that none waits long for the others. True if all succeeded."""
@@ -205,7 +239,7 @@ class History:
             if not self._connected:
                 log.info("the history's database %s answers again", _shown(self._url))
             self._connected = True
-        jobs = (self._write_decisions, self._write_window, self._prune_some)
+        jobs = (self._write_decisions, self._write_migrations, self._write_window, self._prune_some)
         return all([self._connected and self._attempt(job) for job in jobs])
 
     def _attempt(self, job: Callable[[], None]) -> bool:
@@ -223,33 +257,39 @@ class History:
         return True
 
     def _write_decisions(self) -> None:
-        """Write each in its own transaction: one that is refused stays, and does not hold up the others."""
+        self._write_numbered(decisions, self._decisions)
+
+    def _write_migrations(self) -> None:
+        self._write_numbered(migrations, self._migrations)
+
+    def _write_numbered(self, table: Table, waiting: dict[int, dict[str, Any]]) -> None:
+        """Write each row in its own transaction: one that is refused stays, and does not hold up the others."""
         with self._changed:
-            todo = dict(self._decisions)
+            todo = dict(waiting)
         refused: Exception | None = None
         for number, values in todo.items():
             try:
                 with self._writes.begin() as connection:
-                    self._put_decision(connection, number, values)
+                    self._put(connection, table, number, values)
             except Exception as error:
                 if not _is_about_the_data(error):
                     raise
                 refused = error
                 continue
             with self._changed:  # keep it if it was updated meanwhile
-                if self._decisions[number] is values:
-                    del self._decisions[number]
+                if waiting[number] is values:
+                    del waiting[number]
         if refused is not None:
             raise refused
 
-    def _put_decision(self, connection: Connection, number: int, values: Mapping[str, Any]) -> None:
-        this = (decisions.c.cluster == self._cluster, decisions.c.number == number)
-        row = connection.execute(select(decisions.c.number).where(*this)).first()
+    def _put(self, connection: Connection, table: Table, number: int, values: Mapping[str, Any]) -> None:
+        this = (table.c.cluster == self._cluster, table.c.number == number)
+        row = connection.execute(select(table.c.number).where(*this)).first()
         if row is None:
             values = {"at": self._clock(), **values}
-            connection.execute(insert(decisions).values(cluster=self._cluster, number=number, **values))
+            connection.execute(insert(table).values(cluster=self._cluster, number=number, **values))
         elif values:
-            connection.execute(update(decisions).where(*this).values(**values))
+            connection.execute(update(table).where(*this).values(**values))
 
     def _write_window(self) -> None:
         with self._changed:
@@ -279,7 +319,8 @@ class History:
             self._dropped += 1
 
     def _prune_some(self) -> None:
-        """Delete one window in one short transaction, so that no other master waits long; all decisions at the end."""
+        """Delete one window in one short transaction, so that no other master waits long; all decisions and migrations at the
+        end."""
         now = self._prune_as_of
         if now is None:
             return
@@ -292,8 +333,9 @@ class History:
                     connection.execute(delete(table).where(table.c.window_id == oldest))
                 connection.execute(delete(windows).where(windows.c.id == oldest))
                 return
-            kept = select(clusters.c.retention_seconds).where(clusters.c.cluster == decisions.c.cluster).scalar_subquery()
-            connection.execute(delete(decisions).where(decisions.c.at < now - kept))
+            for table in (decisions, migrations):
+                kept = select(clusters.c.retention_seconds).where(clusters.c.cluster == table.c.cluster).scalar_subquery()
+                connection.execute(delete(table).where(table.c.at < now - kept))
         with self._changed:
             if self._prune_as_of == now:  # otherwise `prune` was called again meanwhile
                 self._prune_as_of = None

@@ -82,6 +82,9 @@ node_loads = _of_window("node_loads", _key("node"), *_measures("cpu_mhz", "capac
 decisions = Table(
     "millrace_decisions", TABLES, _key("cluster"), _key("number", BigInteger), Column("at", Double, nullable=False),
     *(Column(name, Text) for name in DECISION_TEXTS), *(Column(name, JSON(none_as_null=True)) for name in DECISION_VALUES))
+migrations = Table(
+    "millrace_migrations", TABLES, _key("cluster"), _key("number", BigInteger), Column("at", Double, nullable=False),
+    Column("topology", Text), Column("record", JSON(none_as_null=True)))
 OF_WINDOW = (loads, task_loads, traffic, component_loads, worker_loads, node_loads)
 
 
@@ -124,6 +127,12 @@ def decision_values(decision: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     if decision.get("at") is not None:
         values["at"] = _number(float(decision["at"]))
     return number, values
+
+
+def migration_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a migration, as `MigrationLog` makes it."""
+    return {"at": _number(row["at"]), "topology": _plain(row["topology"]),
+            "record": _plain(msgspec.to_builtins(dict(row), str_keys=True))}
 
 
 def _plain(value: Any) -> Any:

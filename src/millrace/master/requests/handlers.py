@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from millrace.control.events import Event, Moved, Paused, Regrouped, Rescaled, Unpaused
+from millrace.control.events import Event, Moved, Paused, Regrouped, Rescaled, Unpaused, Withdrawn
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.topology_state import TopologyState
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
+from millrace.master.requests.record import task_named
 from millrace.master.requests.server import MasterRequest, Verb
 from millrace.master.requests.status import load_of, plans_of
 from millrace.master.requests.taps import TapDirectory
@@ -27,8 +28,8 @@ class TopologyVerbs:
         self._state, self._tell, self._end = state, tell, kill
 
     def verbs(self) -> dict[str, Verb]:
-        return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move, "scale": self._scale,
-                "regroup": self._regroup}
+        return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move,
+                "cancel move": self._cancel_move, "scale": self._scale, "regroup": self._regroup}
 
     def _kill(self, request: MasterRequest) -> str:
         name: str = request["topology"]
@@ -57,6 +58,18 @@ class TopologyVerbs:
         return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed,
                 "waves": topology.waves is not None, "batched": topology.batched,
                 "waits_for": _under_way(topology) if task in topology.handover.waiting else []}
+
+    def _cancel_move(self, request: MasterRequest) -> dict[str, Any]:
+        """Cancel the move of a task, and those of its key groups to other tasks. `topology` defaults to the one that has the
+        task."""
+        task = task_named(request["task"])
+        name: str = request.get("topology") or self._topology_with_task(task)
+        topology = self._state.topology(name)
+        handover = topology.handover
+        groups = [group for moving in handover.groups_leaving(task) for group in moving.groups]
+        groups += [group for _, group in handover.groups_waiting(task, topology.key_groups)]
+        self._tell(Withdrawn(name, task))
+        return {"topology": name, "task": str(task), "groups": sorted(groups), "worker": topology.places[task].slot}
 
     def _scale(self, request: MasterRequest) -> dict[str, Any]:
         """Change the parallelism. `par`: component -> tasks. `topology` defaults to the one that has these components."""

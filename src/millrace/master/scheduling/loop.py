@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
@@ -20,11 +20,14 @@ from typing import Any, Protocol
 from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD
 from millrace.control.events import Event, Replanned, Say
 from millrace.control.load_smoothing import Estimator, EstimatorParameters, make_estimator
+from millrace.control.migrations import Migration
+from millrace.control.moves import PERSON
 from millrace.control.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed
 from millrace.master.load.history import History, default_history_url
+from millrace.master.load.migration_log import MigrationLog
 from millrace.master.load.monitor import LoadMonitor, WorkerMeters
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.scheduling.scheduler_process import SchedulerAnswer, SchedulerProcess
@@ -41,6 +44,7 @@ log = logging.getLogger("millrace.master")
 OFF = "off"  # no scheduler: tasks stay where they were first placed, and move only when their worker is lost
 KEEP_NOTHING = "none"
 DECISIONS_REMEMBERED = 20  # by earlier masters of the same cluster
+MIGRATIONS_REMEMBERED = 100
 CHECK_SECONDS = 30.0  # to import and construct a user's scheduler
 NOTHING_CHOSEN = Choice(OFF, {}, PERIOD_SECONDS)
 
@@ -96,6 +100,7 @@ class SchedulingLoop:
         self.generator = ScheduleGenerator(NOTHING_CHOSEN, Policy())
         self.sample: WindowSample | None = None
         self.load: dict[str, Load] = {}  # estimates, by topology
+        self.migrations = MigrationLog()
         if self._history_url not in (None, KEEP_NOTHING):
             self._open_history()  # named by the user: if it cannot be reached, the master must not start
 
@@ -109,6 +114,7 @@ class SchedulingLoop:
         return min(self._window_seconds, self.generator.period)
 
     def tick(self, now: float) -> None:
+        self._record_migrations(self.migrations.settle(now))
         if now - self._monitor.since >= self.window_seconds:
             self.end_window(now)
 
@@ -149,6 +155,7 @@ class SchedulingLoop:
         self._monitor.forget(topology)
         self._estimators.pop(topology, None)
         self.load.pop(topology, None)
+        self._record_migrations(self.migrations.forget(topology))
 
     def situation(self) -> Situation:
         """The scheduler's input: the topologies that run with all their tasks, the cluster, loads and plans."""
@@ -192,13 +199,14 @@ class SchedulingLoop:
         if decision.reason != self._reported:  # repeats of the same failure are not reported
             self._reported = decision.reason
             self._port.say(Say(f"scheduler {decision.scheduler} failed, the plan stays as it is: {decision.reason}. It will be "
-                               "asked again; fix it, or choose another with `millrace scheduler set`", level="warning"))
+                               "asked again; fix it, or choose another with `millrace scheduler set`", level="warning",
+                               cause=f"decision {decision.number}"))
         self._record_decision(decision)
 
     def _enact(self, situation: Situation, result: NewPlan, decision: Decision) -> Decision:
         based_on = {name: plan.version for name, plan in situation.plan.items()}
         try:
-            self._port.tell(Replanned(result.plans, based_on, f"{decision.scheduler}: {result.reason}"))
+            self._port.tell(Replanned(result.plans, based_on, f"{decision.scheduler}: {result.reason}", decision.number))
         except MillraceError as error:
             return self.generator.overtaken(decision, str(error))
         self.generator.enacted(decision, time.monotonic())
@@ -230,7 +238,7 @@ class SchedulingLoop:
             self._process.renew()
             shown = ", ".join(f"{key}={value}" for key, value in values.items())
             mode = " (dry run)" if new_policy.dry_run else ""
-            self._port.say(Say(f"scheduler {name}({shown}) is in use{mode}"))
+            self._port.say(Say(f"scheduler {name}({shown}) is in use{mode}", cause=PERSON))
             future.set_result(self.settings())
 
         if ":" not in name:  # a built-in scheduler, or off
@@ -279,20 +287,35 @@ class SchedulingLoop:
 
     # -- history -------------------------------------------------------------------------------------------------------
 
+    def add_migration(self, migration: Migration) -> None:
+        """Add a migration that has ended to the record."""
+        self._open_if_wanted()  # its number comes after those in the history
+        self.migrations.add(migration, time.monotonic(), time.time())
+
+    def _record_migrations(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        for row in rows:
+            self._open_if_wanted()
+            if self._history is not None:
+                self._history.record_migration(row)
+
     def _record(self, record: Callable[[History], None]) -> None:
+        self._open_if_wanted()
+        if self._history is not None:
+            record(self._history)
+
+    def _open_if_wanted(self) -> None:
         if self._history is None and self._history_url is None:
             try:
                 self._open_history()
             except MillraceError as error:
                 self._history_url = KEEP_NOTHING
                 self._port.say(Say(f"no history is kept: {error}", level="warning"))
-        if self._history is not None:
-            record(self._history)
 
     def _open_history(self) -> None:
         self._history = History(self._history_url or default_history_url(), self._cluster, self._retention)
         past = reversed(self._history.decisions(DECISIONS_REMEMBERED))
         self.generator.remember(Decision.from_json(row) for row in past)
+        self.migrations.remember(reversed(self._history.migrations(MIGRATIONS_REMEMBERED)))
 
     def close(self) -> None:
         self._process.close()

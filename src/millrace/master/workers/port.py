@@ -17,7 +17,6 @@ from millrace.control.events import (
     Event,
     LongCallsSeen,
     MoveArmed,
-    MoveTaken,
     SendWave,
     WaveAcked,
     WorkerJoined,
@@ -54,6 +53,7 @@ class WorkerHandlers:
     admit: Callable[[], wire.Welcome]  # makes a new generation for a worker that joins
     tell: Callable[[Event], None]
     report: Callable[[Connection, wire.Report], None]
+    taken: Callable[[wire.Taken], None]
     plan: Callable[[str, wire.Fetch], wire.Agency]  # for the agent of a node
     answer: Callable[[wire.Answer], None]  # of a task, to a question about its state
     tried: Callable[[wire.StoreTried], None]  # of a worker that tried the checkpoint store
@@ -182,8 +182,7 @@ class WorkerPort:
                 self._handlers.tell(MoveArmed(message.topology, message.epoch, message.move, message.wave,
                                               message.copied_bytes, message.error))
             case wire.Taken():
-                self._handlers.tell(MoveTaken(message.topology, message.epoch, message.move, message.delta_bytes, message.pause,
-                                              message.error))
+                self._handlers.taken(message)
             case wire.Broken():
                 self._handlers.tell(ChannelBroke(message.topology, message.epoch, message.reason))
             case wire.Answer():

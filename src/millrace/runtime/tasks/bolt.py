@@ -54,6 +54,8 @@ class BoltTask(Task):
         self.timeout: float = MESSAGE_TIMEOUT.of(topology.graph.config)
         self.broken = ""  # why a sink could not write its input, until that is reported
         self.pace = Pace(None if topology.graph.batched else CHANNEL_SECONDS.of(topology.graph.config))
+        sink = topology.graph.is_sink(name.component) and not topology.graph.batched
+        self._sink_meters = topology.meters if sink else None
         self._taken, self._taken_at = 0, 0.0  # tuples that it works on or whose output is held up, and since when
         self.reader = ChunkReader(topology)
         self.inbox = Inbox(self)
@@ -110,6 +112,9 @@ class BoltTask(Task):
     def _executed(self, delivery: Delivery) -> None:
         """Back on the loop: send the output, settle acks, return the credit."""
         self.busy = False
+        if self._sink_meters is not None:
+            now, birth = self.worker.clock.now(), delivery.lineage.birth  # no birth: restored with a wave
+            self._sink_meters.sink_processed(now, delivery.count, now - birth if birth else 0.0)
         if self.ended:
             return
         self.report_broken()

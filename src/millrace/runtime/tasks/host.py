@@ -13,6 +13,7 @@ from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.clock import Clock
 from millrace.runtime.flow.channel import Inlet
 from millrace.runtime.flow.tracker import Tracker
+from millrace.runtime.meters import TopologyMeters
 from millrace.runtime.tasks.user_errors import ErrorLog
 from millrace.runtime.wire.messages import StatePart
 
@@ -99,6 +100,7 @@ class TaskTopology(Protocol):
     tasks: dict[int, Task]  # the tasks that run in this worker
     places: dict[TaskId, Place]
     positions: dict[TaskId, int]
+    meters: TopologyMeters
     holders: dict[TaskId, list[int]]  # slots that keep blocks of a task's snapshots
 
     @property

@@ -148,6 +148,9 @@ class SpoutTask(Task):
     def drained(self, move: int, awaited: set[Incarnation], impatient: bool) -> bool:
         return self.idle() or impatient
 
+    def emitted_for_good(self) -> int:
+        return super().emitted_for_good() - self.tracking.flight.tuples
+
     def idle(self) -> bool:
         return not (self.busy or self.tracking.flight.roots or self.notices.due(room=True))
 

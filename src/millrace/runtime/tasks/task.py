@@ -204,6 +204,10 @@ class Task:
         self.chunk_tuples = min(self.sender.chunk_tuples, wanted)
         self.needed = min(self.sender.chunk_tuples, max((channel.needed for channel in self.channels.values()), default=1))
 
+    def emitted_for_good(self) -> int:
+        """Tuples that it has emitted and that will not be replayed."""
+        return self.meters.emitted
+
     def idle(self) -> bool:
         """True if nothing is left to do for a task that moved away."""
         raise NotImplementedError

@@ -29,6 +29,7 @@ class TaskWaves:
         self.overtaken: Overtaken | None = None  # the input that the wave being prepared has overtaken
         self._unsaved: tuple[wire.WaveMark, Snapshot] | None = None  # taken, while overtaken input may still arrive
         self._error: BaseException | None = None
+        self._emitted: dict[int, int] = {}  # of a spout: tuples before each wave, from the last one committed on
 
     def on_request(self, mark: wire.WaveMark, sweep: bool) -> None:
         """Handle a request of the master, which repeats unanswered ones. A finished request is answered again; one in progress,
@@ -65,6 +66,10 @@ class TaskWaves:
             self._task.snapshots.lost(snapshot)
             self._task.snapshots.dropped(mark)
 
+    def emitted_since(self, wave: int) -> int:
+        """Tuples that this incarnation of a spout has emitted after the last committed wave."""
+        return self._task.meters.emitted - self._emitted.get(wave, 0)
+
     def run_next(self) -> bool:
         """Carry out the next request, if any; return whether there was one. Call it between two chunks."""
         task = self._task
@@ -77,6 +82,7 @@ class TaskWaves:
             task.on_own_thread(partial(self._commit, mark), partial(self._committed, mark))
         else:
             task.snapshots.committed(mark)
+            self._emitted = {wave: tuples for wave, tuples in self._emitted.items() if wave >= mark.wave}
             task.worker.ready(task)
         return True
 
@@ -118,6 +124,8 @@ class TaskWaves:
             if isinstance(self._error, RowsLost):  # the next wave would miss them too
                 task.worker.broken(task, f"{task.name} has lost staged rows ({describe(self._error)})")
         else:
+            if task.begins_waves:
+                self._emitted[mark.wave] = task.emitted_for_good()
             for channel in task.channels.values():
                 channel.send_mark(mark)
             self._unsaved = mark, snapshot

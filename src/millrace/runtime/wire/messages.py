@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from millrace.control.assignment import Assignment
 from millrace.control.feeding import FeedAddress
+from millrace.control.migrations import Bucket, Flow
 from millrace.control.workers import LongCall
 from millrace.errors import WireError
 from millrace.model.cluster import Node
@@ -210,6 +211,15 @@ class Stop(msgspec.Struct, array_like=True, tag=16, tag_field="type"):
     """Tells a worker to end cleanly."""
 
 
+class TopologyReport(msgspec.Struct, array_like=True):
+    """The meters of one topology in a worker, see `TopologyMeters`: the buckets of its sinks since the last report, by the
+    worker's clock; chunks lost and repeated, and tuples replayed, since the worker joined."""
+
+    topology: int
+    buckets: list[Bucket]
+    flow: Flow
+
+
 class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     """Reports the meters of a worker and the positions of its spouts."""
 
@@ -225,6 +235,7 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     counters: dict[str, int]
     cpu_seconds: float = 0.0  # of the whole process
     memory_mb: float = 0.0
+    topologies: list[TopologyReport] = []
 
     def executed(self) -> tuple[tuple[int, int, int, bool], ...]:
         """Topology, task, tuples processed, and whether the current wave has passed the task, of every task."""
@@ -315,7 +326,8 @@ class Armed(msgspec.Struct, array_like=True, tag=27, tag_field="type"):
 
 
 class Taken(msgspec.Struct, array_like=True, tag=28, tag_field="type"):
-    """Reports that the new incarnation of a task has taken over, or why it cannot."""
+    """Reports that the new incarnation of a task has taken over, or why it cannot. `pause`: seconds without the time in which
+    the state was on its way. `stopped_at`: time when the old one stopped, by the clock of its worker, `source`."""
 
     slot: int
     generation: int
@@ -325,6 +337,9 @@ class Taken(msgspec.Struct, array_like=True, tag=28, tag_field="type"):
     delta_bytes: int = 0
     pause: float = 0.0
     error: str = ""
+    source: int = 0
+    stopped_at: float = 0.0
+    taken_at: float = 0.0
 
 
 class Query(msgspec.Struct, array_like=True, tag=23, tag_field="type"):

@@ -40,6 +40,14 @@ class Handovers:
 
     # -- plans ---------------------------------------------------------------------------------------------------------
 
+    def settle(self) -> None:
+        """Count tasks that have taken over among those that run here. The state can come before the plan that says so, and that
+        plan can be skipped: the next one may know nothing of the move."""
+        taken = [task for task in self._arriving if task.arrival is not None and task.arrival.over]
+        for task in taken:
+            self._arriving.remove(task)
+            self._run.tasks[task.number] = task
+
     def update(self, moves: list[Move]) -> None:
         """Take the moves of a new plan. Tasks end that have handed over, and those whose move was cancelled."""
         self.moves = moves
@@ -128,7 +136,9 @@ class Handovers:
 
     def mark(self, task: Task) -> None:
         """Cut the channels of a task to those that have switched: what it emits from now on goes to the new place, or by a lane
-        to the new owner."""
+        to the new owner. One that has sent its end has nothing more to say, and its receivers may have forgotten it."""
+        if task.departure is not None and task.departure.frozen:
+            return
         cuts = [(move.number, channel) for move in self.moves if move.phase == SWITCH and move.number not in task.cuts
                 and (channel := task.channels.get(self._run.graph.number(move.task))) is not None
                 and channel.target_incarnation == move.old.incarnation]

@@ -27,6 +27,8 @@ class Reports:
         in_flight = {number: 0 for number in worker.topologies}
         starting = Counter(task.topology.number for run in worker.topologies.values() for task in run.tasks.values()
                            if not task.started)
+        topologies = [wire.TopologyReport(run.number, run.meters.take_buckets(), run.meters.flow(
+            task.meters for task in run.everyone())) for run in worker.topologies.values()]
         for run in worker.topologies.values():
             for task in list(run.tasks.values()):
                 tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation,
@@ -41,7 +43,7 @@ class Reports:
             in_flight[run.number] += sum(not task.idle() for task in run.handovers)
         return wire.Report(worker.slot, worker.generation, worker.revision, worker.clock.now(), tasks, positions,
                            list(in_flight.items()), list(starting.items()), worker.errors.take(),
-                           {**worker.counters, **worker.checkpoints.counters})
+                           {**worker.counters, **worker.checkpoints.counters}, topologies=topologies)
 
     def _check_state(self, task: Task) -> None:
         """Warn once of keyed state in a topology that runs no waves because no class declares state."""

@@ -9,6 +9,7 @@ from millrace.control.assignment import Move, TopologyAssignment
 from millrace.control.ledger import Owner
 from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime.flow.tracker import Tracker
+from millrace.runtime.meters import TopologyMeters
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker.handovers import Handovers
@@ -28,9 +29,11 @@ class TopologyRun:
         self.tracker = Tracker(plan.number, worker.slot, worker.generation, worker.links.send, self._send_verdicts)
         self.worker = worker
         self.tasks: dict[int, Task] = {}
+        self.meters = TopologyMeters()
         self.handovers = Handovers(self, worker.end)
         self.ackers: dict[int, int] = {}  # acker index -> incarnation, of the ackers that run here
         self.losses, self.epoch = plan.losses, plan.epoch
+        self.rewinds = plan.graph.waves and GUARANTEE.of(plan.graph.config) == AT_LEAST_ONCE  # spouts, to the last wave
         self.broken = ""  # why nothing more may be committed in this epoch: tuples are missing
         self.replan(plan)
 

@@ -82,6 +82,8 @@ class Worker:
         self.checkpoints.reach(assignment.workers)
         self.arrivals.learn(assignment)
         self._end_old_epochs(assignment)
+        for run in self.topologies.values():
+            run.handovers.settle()
         running = {(run.number, task.name): task.incarnation for run in self.topologies.values()
                    for task in run.tasks.values()}
         running.update({(run.number, TaskId(ACKER, index)): incarnation for run in self.topologies.values()
@@ -120,10 +122,17 @@ class Worker:
             run = self.topologies.get(plan.number)
             if run is None or plan.epoch <= run.epoch:
                 continue
+            for task in run.everyone():
+                self._count_rewound(task, plan.restore[0])
             for task in run.tasks.values():
                 self.end(task)
             run.tasks.clear()
             run.handovers.end_all()
+
+    def _count_rewound(self, task: Task, wave: int) -> None:
+        """Count the tuples of a spout that its next incarnation, which begins at that wave, emits again."""
+        if task.begins_waves:
+            task.meters.replayed += task.waves.emitted_since(wave)
 
     def _update_topologies(self, assignment: Assignment) -> list[TopologyRun]:
         """Apply the new plans. Returns the topologies that have lost a worker since the last assignment."""
@@ -222,6 +231,8 @@ class Worker:
             return
         task = run.tasks.pop(run.graph.number(name), None)
         if task is not None and not run.handovers.leaves(task):
+            if run.rewinds:
+                self._count_rewound(task, run.restore[0])
             self.end(task)
 
     def _drop(self, number: int, name: TaskId) -> None:
@@ -238,6 +249,7 @@ class Worker:
     def end(self, task: Task) -> None:
         """End a task for good and close its component."""
         task.ended = True
+        task.topology.meters.task_ended(task.meters)
         task.abandon()
         if task.definition.blocking:
             self.threads.run(task, task.close, lambda: None)  # queued behind user code that is still running

@@ -117,14 +117,14 @@ def test_a_locked_database_is_tried_again_and_again(history: History, path: Path
 
 
 def test_a_decision_that_is_refused_holds_up_nothing_and_is_kept(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    put, refuse = history._put_decision, [True]
+    put, refuse = history._put, [True]
 
-    def picky(connection: Any, number: int, values: Any) -> None:
+    def picky(connection: Any, table: Any, number: int, values: Any) -> None:
         if number == 1 and refuse:
             raise ValueError("not this one")
-        put(connection, number, values)
+        put(connection, table, number, values)
 
-    monkeypatch.setattr(history, "_put_decision", picky)
+    monkeypatch.setattr(history, "_put", picky)
     for number in (1, 2):
         history.record_decision({**DECISION, "number": number})
     refused = threading.Event()
@@ -139,14 +139,14 @@ def test_a_decision_that_is_refused_holds_up_nothing_and_is_kept(history: Histor
 
 def test_an_outcome_recorded_during_the_write_is_not_lost(history: History,
                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    put = history._put_decision
+    put = history._put
 
-    def interrupted(connection: Any, number: int, values: Any) -> None:
-        put(connection, number, values)
+    def interrupted(connection: Any, table: Any, number: int, values: Any) -> None:
+        put(connection, table, number, values)
         if "came_of" not in values:
             history.record_decision({"number": number, "came_of": {"moved": 3}})
 
-    monkeypatch.setattr(history, "_put_decision", interrupted)
+    monkeypatch.setattr(history, "_put", interrupted)
     history.record_decision({"number": 1, "reason": "why"})
     assert history.flush(SECONDS)
     (decision,) = history.decisions(9)
@@ -193,7 +193,7 @@ def test_closing_does_not_wait_for_a_database_that_is_stuck(url: str, path: Path
     history.record_decision(DECISION)
     assert stuck.tried.wait(SECONDS)
     history.close(timeout=0.01)
-    assert "0 windows and 1 decisions not written" in caplog.text
+    assert "0 windows, 1 decisions and 0 migrations not written" in caplog.text
     stuck.release()
     history._thread.join(SECONDS)
 

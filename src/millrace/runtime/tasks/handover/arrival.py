@@ -30,7 +30,7 @@ class Arrival:
         self._task, self.move, self._predecessor = task, move, predecessor
         self._phase = MAKE
         self._wave = -1  # whose state it has
-        self._copied = 0  # bytes
+        self._copied = 0  # bytes so far
         self._parts = StateParts(self._on_piece, self._close)
         self._own: bytes | None = None
         self._first_at = 0.0
@@ -82,12 +82,13 @@ class Arrival:
             self._fail(error)
             return
         self._phase, self._wave = READY, wave
-        self._copied = copied
+        self._copied += copied
         if wave < self.move.base[0]:
             self.update(self.move)
         else:
             worker, run = self._task.worker, self._task.topology
-            self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, self.move.number, wave, copied))
+            self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, self.move.number, wave,
+                                  self._copied))
 
     # -- taking over ---------------------------------------------------------------------------------------------------
 
@@ -138,9 +139,9 @@ class Arrival:
         self._phase = TAKEN
         task.start_taken(closing.due)
         worker, run = task.worker, task.topology
-        pause = closing.paused + worker.clock.now() - (self._first_at or worker.clock.now())
+        now = worker.clock.now()
         self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, self.move.number, self._parts.bytes,
-                              pause))
+                              closing.paused + now - (self._first_at or now), "", self.move.old.slot, closing.stopped_at, now))
 
     # -- answers -------------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,8 @@ class Departure:
             channel.send_mark(wire.HandoverMark(wire.END, self.move.number))
         paused = task.worker.clock.now() - self._froze_at
         if snapshot is not None:
-            send_state(task, self.move, snapshot.pieces, Closing(snapshot.position, snapshot.staged, task.due_in(), paused))
+            send_state(task, self.move, snapshot.pieces, Closing(snapshot.position, snapshot.staged, task.due_in(), paused,
+                                                                     stopped_at=self._froze_at))
         else:
             assert self._error is not None
             task.report_error(self._error, None)

@@ -30,10 +30,11 @@ class GroupArrival:
         self._task, self.move, self._predecessor = task, move, predecessor
         self._phase = LOADING
         self._wave = -1  # whose state it has
+        self._copied = 0  # bytes so far
         self._read = ReadGroups()
         self._delta: list[tuple[int, bytes]] = []
         self._parts = StateParts(self._on_piece, self._close)
-        self._first_at = self._paused = 0.0
+        self._first_at, self._closing = 0.0, Closing()
         self._told: wire.Armed | wire.Taken | None = None
 
     # -- arming --------------------------------------------------------------------------------------------------------
@@ -67,7 +68,8 @@ class GroupArrival:
             worker.timers.at(worker.clock.now() + RETRY_SECONDS, self.begin)
             return
         self._phase, self._wave = READY, wave
-        self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, self.move.number, wave, copied))
+        self._copied += copied
+        self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, self.move.number, wave, self._copied))
         self.update(self.move)
 
     # -- taking over ---------------------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ class GroupArrival:
         if closing.error:
             self._fail(f"the state could not be handed over: {closing.error}")
             return
-        self._phase, self._paused = COMPLETE, closing.paused
+        self._phase, self._closing = COMPLETE, closing
         self._task.worker.ready(self._task)
 
     def take_over(self) -> None:
@@ -112,9 +114,9 @@ class GroupArrival:
             channel.send_mark(start)
         task.inbox.take_lane(self.move.number)
         worker, run = task.worker, task.topology
-        pause = self._paused + worker.clock.now() - self._first_at
+        now, closing = worker.clock.now(), self._closing
         self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, self.move.number, self._parts.bytes,
-                              pause))
+                              closing.paused + now - self._first_at, "", self.move.old.slot, closing.stopped_at, now))
 
     # -- answers -------------------------------------------------------------------------------------------------------
 

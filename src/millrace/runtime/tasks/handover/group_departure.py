@@ -82,7 +82,7 @@ class GroupDeparture:
             self._ends[channel] = channel.seq
         if pieces is not None:
             task.snapshots.forget_groups(self.move.groups)
-            send_state(task, self.move, pieces, Closing(paused=task.worker.clock.now() - since))
+            send_state(task, self.move, pieces, Closing(paused=task.worker.clock.now() - since, stopped_at=since))
         else:
             assert self._error is not None
             task.report_error(self._error, None)

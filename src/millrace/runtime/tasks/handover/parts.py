@@ -20,13 +20,14 @@ CLOSING = -3  # in place of a key group: the last part
 
 class Closing(msgspec.Struct, array_like=True, frozen=True):
     """The last part: what is not in pieces. `due`: seconds until the task's tick and timer. `paused`: seconds since it stopped
-    working. `error`: why there is no state."""
+    working; `stopped_at`: when that was. `error`: why there is no state."""
 
     position: int | None = None
     staged: bytes = b""  # of a two-phase sink
     due: dict[str, float] = {}
     paused: float = 0.0
     error: str = ""
+    stopped_at: float = 0.0
 
 
 _closing = msgspec.msgpack.Decoder(Closing)

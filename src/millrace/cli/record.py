@@ -1,0 +1,144 @@
+"""The output of moves, migrations and events: the same figures as the JSON, in 80 columns."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from millrace.cli.figures import UNKNOWN, count, milliseconds, number_of, share, size
+from millrace.cli.listing import Column, Hanging, Listing, plain_console, shortened, task_names
+
+BAR_WIDTH = 30
+TASKS_SHOWN = 40  # characters
+
+
+def print_cancelled(answer: dict[str, Any]) -> None:
+    groups = number_of(len(answer["groups"]), "key group")
+    kept = f" and keeps {groups}" if answer["groups"] else ""
+    plain_console().print(f"{answer['task']} of {answer['topology']} stays on worker {answer['worker']}{kept}")
+
+
+def print_moves(answer: list[dict[str, Any]]) -> None:
+    console = plain_console()
+    if not answer:
+        console.print("nothing is being moved")
+    for moves in answer:
+        if moves["moving"]:
+            bar = Table.grid(padding=(0, 1))
+            bar.add_row(Text(moves["topology"], style="bold"), ProgressBar(1.0, moves["progress"], width=BAR_WIDTH),
+                        f"{moves['phase']}, {moves['seconds']:.1f} s")
+            console.print(bar)
+            console.print(_moving(moves["moving"]))
+        if moves["waiting"]:
+            console.print(Hanging(f"{moves['topology']}, waiting:" if moves["moving"] else
+                                  f"{moves['topology']}, waiting for the topology to run:", style="dim"))
+        for row in moves["waiting"]:
+            target = row["to_task"] if row["groups"] else f"worker {row['to']}"
+            console.print(Hanging(f"{_what(row)} to {target} ({row['cause']})", "  "))
+
+
+def _moving(rows: list[dict[str, Any]]) -> Listing:
+    return Listing(
+        "",
+        Column("task", [_what(row) for row in rows], figures=False),
+        Column("from", [str(row["from"]) for row in rows]),
+        Column("to", [_target(row) for row in rows], figures=False),
+        Column("ready", ["taken" if row["taken"] else "armed" if row["armed"] else "copies" for row in rows], figures=False),
+        Column("copied", [size(row["precopied_bytes"]) for row in rows]),
+        Column("cause", [row["cause"] for row in rows], figures=False))
+
+
+def print_migrations(answer: list[dict[str, Any]]) -> None:
+    console = plain_console()
+    if not answer:
+        console.print("there have been no migrations")
+        return
+    console.print(Listing(
+        "",
+        Column("id", [str(row["id"]) for row in answer]),
+        Column("topology", [row["topology"] for row in answer], figures=False),
+        Column("tasks", [_tasks(row) for row in answer], figures=False),
+        Column("strategy", [row["strategy"] for row in answer], figures=False, spare=True),
+        Column("outcome", [row["outcome"] for row in answer], figures=False),
+        Column("ms", [_ms(row["phases_ms"]["done"]) for row in answer]),
+        Column("gap\nms", [_ms(row["longest_gap_ms"]) for row in answer]),
+        Column("usual\nms", [_ms(row["usual_gap_ms"]) for row in answer]),
+        Column("rate", [share(row["throughput_ratio"]) for row in answer]),
+        Column("pause\nms", [_ms(_longest_pause(row)) for row in answer], spare=True),
+        Column("lost", [count(row["lost"]) for row in answer], spare=True),
+        Column("replayed", [count(row["replayed"]) for row in answer], spare=True)))
+
+
+def print_migration(row: dict[str, Any], plot: str | None) -> None:
+    console, phases = plain_console(), row["phases_ms"]
+    console.print(Hanging(f"migration {row['id']} of {row['topology']}: {row['strategy']}, {row['outcome']}"
+                          f"{': ' + row['reason'] if row['reason'] else ''}", style="bold"))
+    switched = f"switched after {_ms(phases['switch'])} ms, " if phases["switch"] is not None else ""
+    for label, text in (
+            ("began", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))),
+            ("cause", row["cause"]),
+            ("plan", f"version {row['from_version']} -> {row['to_version']}"),
+            ("phases", f"{switched}ended after {_ms(phases['done'])} ms"),
+            ("sinks", f"longest gap {_ms(row['longest_gap_ms'])} ms (usually {_ms(row['usual_gap_ms'])} ms), "
+                      f"{share(row['throughput_ratio'])} of the throughput before"),
+            ("degraded", ", ".join(f"{seconds:g} s by {level} %" for level, seconds in row["degraded_s"].items()
+                                   if seconds is not None) or UNKNOWN),
+            ("latency", f"{_ms(row['latency_before_ms'])} ms before, {_ms(row['peak_latency_ms'])} ms at most, "
+                        f"{_ms(row['latency_after_ms'])} ms after"),
+            ("tuples", f"{count(row['in_flight'])} in flight, {count(row['replayed'])} replayed; "
+                       f"{number_of(row['lost'], 'chunk')} lost, {count(row['repeated'])} repeated")):
+        console.print(Hanging(text, f"  {label:<10}"))
+    moved = row["moved"]
+    console.print(Listing(
+        "",
+        Column("task", [_what(move) for move in moved], figures=False),
+        Column("from", [str(move["from"]) for move in moved]),
+        Column("to", [_target(move) for move in moved], figures=False),
+        Column("pause\nms", [_ms(move["pause_ms"]) for move in moved]),
+        Column("copied\nbefore", [size(move["precopied_bytes"]) for move in moved]),
+        Column("handed\nover", [size(move["delta_bytes"]) for move in moved])))
+    if plot is not None:
+        console.print(f"drawn to {plot}", soft_wrap=True)
+
+
+def print_events(answer: list[dict[str, Any]]) -> None:
+    console = plain_console()
+    if not answer:
+        console.print("no events")
+    for event in answer:
+        topic = f"{event['topology']}: " if event["topology"] else ""
+        stamp = time.strftime("%H:%M:%S  ", time.localtime(event["time"]))
+        console.print(Hanging(shortened(f"{topic}{event['text']}"), stamp, "yellow" if event["level"] == "warning" else ""))
+        if event["cause"] and event["cause"] not in event["text"]:
+            console.print(Hanging(shortened(event["cause"]), " " * len(stamp) + "because of ", "dim"))
+
+
+def _what(move: dict[str, Any]) -> str:
+    """The task that moves, or how many of its key groups."""
+    return f"{number_of(len(move['groups']), 'key group')} of {move['task']}" if move["groups"] else str(move["task"])
+
+
+def _target(move: dict[str, Any]) -> str:
+    where = UNKNOWN if move["to"] is None else str(move["to"])
+    return f"{move['to_task']} on {where}" if move["groups"] else where
+
+
+def _tasks(row: dict[str, Any]) -> str:
+    tasks = [move["task"] for move in row["moved"]]
+    groups = sum(len(move["groups"]) for move in row["moved"])
+    named = f"{number_of(groups, 'key group')} of {task_names(tasks)}" if groups else task_names(tasks)
+    if len(named) <= TASKS_SHOWN:
+        return named
+    return f"{number_of(groups, 'key group')} of {number_of(len(tasks), 'task')}" if groups else number_of(len(tasks), "task")
+
+
+def _longest_pause(row: dict[str, Any]) -> float | None:
+    return max((move["pause_ms"] for move in row["moved"] if move["pause_ms"] is not None), default=None)
+
+
+def _ms(value: float | None) -> str:
+    return UNKNOWN if value is None else milliseconds(value)

@@ -1,0 +1,73 @@
+"""Draws a migration: throughput and latency at the sinks over time, with its phases marked."""
+
+from __future__ import annotations
+
+from math import nan
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from millrace.errors import BadParameter, MillraceError
+
+FORMATS = (".svg", ".png")
+INSTALL_PLOT = "pip install millrace[plot]"
+NAMED = 6
+LONGEST_CAUSE = 100  # characters
+
+
+def check_plot(path: str, number: int | None) -> None:
+    """Raise an error if nothing can be drawn to that file."""
+    if number is None:
+        raise BadParameter("--plot draws one migration: name it, as in `millrace migrations 3 --plot move.svg`")
+    if Path(path).suffix.lower() not in FORMATS:
+        raise BadParameter(f"--plot {path}: write a name that ends in {' or '.join(FORMATS)}")
+    try:
+        import matplotlib  # noqa: F401  # takes long to import, and few need it
+    except ModuleNotFoundError:
+        raise MillraceError(f"--plot needs the Python package 'matplotlib', which is not installed: {INSTALL_PLOT}") from None
+
+
+def draw(migration: dict[str, Any], path: str) -> None:
+    """Write the picture of a migration with its timeline."""
+    from matplotlib.figure import Figure
+
+    points = migration["timeline"]
+    if not points:
+        raise MillraceError(f"nothing can be drawn of migration {migration['id']}: its sinks processed nothing then")
+    seconds = [point[0] / 1000 for point in points]
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    rate, latency = figure.subplots(2, sharex=True)
+    rate.step(seconds, [point[1] for point in points], where="post", color="tab:blue")
+    rate.set_ylabel("tuples/s at the sinks")
+    rate.set_ylim(bottom=0)
+    means = [nan if point[2] is None else point[2] for point in points]  # the line breaks where nothing was processed
+    latency.plot(seconds, means, ".-", color="tab:orange", markersize=3)
+    latency.set_ylabel("latency, ms")
+    latency.set_ylim(bottom=0)
+    latency.set_xlabel("seconds since the migration began")
+    for axes in (rate, latency):
+        for name, first, last, color in _phases(migration["phases_ms"]):
+            label = f"{name}, {last - first:.0f} ms"
+            axes.axvspan(first / 1000, last / 1000, color=color, alpha=0.25, linewidth=0, label=label)
+            axes.axvline(first / 1000, color="grey", linestyle="--", linewidth=1)
+        axes.axvline(migration["phases_ms"]["done"] / 1000, color="grey", linestyle="--", linewidth=1)
+    rate.legend(fontsize=8, title="phases", title_fontsize=8)
+    rate.set_title(f"{migration['topology']}: {migration['strategy']} of {_names(migration['moved'])}, {migration['outcome']}\n"
+                   f"cause: {shorten(migration['cause'], LONGEST_CAUSE)}", fontsize=10)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise MillraceError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _phases(at: dict[str, float | None]) -> list[tuple[str, float, float, str]]:
+    """Name, beginning, end and color of each phase. A recovery from a loss does not arm."""
+    done, switch = at["done"] or 0.0, at["switch"]
+    phases = [("arm", 0.0, done if switch is None else switch, "tab:green"),
+              ("switch", done if switch is None else switch, done, "tab:red")]
+    return [phase for phase in phases if phase[1] < phase[2]]
+
+
+def _names(moved: list[dict[str, Any]]) -> str:
+    names = [f"{len(move['groups'])} key groups of {move['task']}" if move["groups"] else str(move["task"]) for move in moved]
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
