@@ -198,7 +198,7 @@ def test_move(cli: Cli, stream: AuditedStream) -> None:
     assert (code, out) == (0, f"split[0] is on worker {1 - slot} already\n")
     code, out, _ = cli("move", "split[0]", str(slot))
     assert (code, out) == (0, f"split[0] of audited moves from worker {1 - slot} to worker {slot}\n"
-                              "it is handed over while the stream runs; `status` tells when it has arrived\n")
+                              "it is handed over while the stream runs; `moves` shows its progress\n")
     stream.until(lambda: split(stream)[1] == slot and stream.state.handover.at_rest)
     stream.advance(50)
 
@@ -215,10 +215,10 @@ def test_moves_while_a_task_is_being_moved(cli: Cli, stream: AuditedStream, monk
                                                                f"it has arrived, or cancel that by a move to worker {slot}")
         assert value(cli("move", str(other), str(1 - place), "--json"))["waits_for"] == ["split[0]"]
         code, out, _ = cli("move", str(other), str(1 - place))
-        assert code == 0 and "it is handed over after split[0]; `status` tells when it has arrived\n" in out
+        assert code == 0 and "it is handed over after split[0]; `moves` shows its progress\n" in out
         group = stream.state.key_groups["count"].index(0)
         code, out, _ = cli("regroup", "count", f"{group}=1")
-        assert code == 0 and "1 key group of count of audited goes to other tasks after a move of split[0]; `plan` tells" in out
+        assert code == 0 and "1 key group of count of audited goes to other tasks after a move of split[0]; `moves`" in out
         for back in (other, task):  # cancels it
             assert cli("move", str(back), str(stream.state.places[back].slot))[0] == 0
         assert_one_line(cli("move", "split[0]", "7"), "there is no worker 7; there are 0, 1")
@@ -244,7 +244,7 @@ def test_regroup(cli: Cli, stream: AuditedStream) -> None:
     code, out, _ = cli("regroup", "count", *items, "--topology", "audited")
     assert (code, out) == (0, "count of audited has these key groups where they are wanted already\n")
     code, out, _ = cli("regroup", "count", *[f"{group}=0" for group in first])
-    assert code == 0 and "go to other tasks while the stream runs; `plan` tells when they have arrived\n" in out
+    assert code == 0 and "go to other tasks while the stream runs; `moves` shows the progress\n" in out
     stream.until(lambda: stream.state.handover.at_rest)
     assert stream.state.key_groups["count"] == owners
     stream.advance(50)

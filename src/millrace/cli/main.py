@@ -185,8 +185,8 @@ def move(task: Annotated[str, typer.Argument(metavar="TASK", help="For example '
 
 
 @app.command()
-def moves(cancel: Annotated[str | None, typer.Option(metavar="TASK", help="Cancel the move of this task, which then stays "
-                                                                           "where it is. Possible until it switches.")] = None,
+def moves(cancel: Annotated[str | None, typer.Option(metavar="TASK", help="Cancel the move of this task, and of key "
+                                                                           "groups from it, until they switch.")] = None,
           topology: InTopology = None, cluster: ClusterName = None, as_json: Json = False) -> None:
     """Show the moves that are under way and those that wait.
 

@@ -242,7 +242,7 @@ def test_key_groups_change_owners_with_the_next_batch() -> None:
     before = initial_key_groups(GROUPS, 2)
     group = before.index(0)
     commands = story.on(Regrouped("words", "count", {group: 1}))
-    assert said(commands) == ["1 key groups of count go to count[1] from the next batch on"]
+    assert said(commands) == ["1 key group of count goes to count[1] from the next batch on"]
     topology = story.state.topologies["words"]
     owners = tuple(1 if each == group else owner for each, owner in enumerate(before))
     assert (topology.key_groups["count"], topology.version) == (owners, 2)

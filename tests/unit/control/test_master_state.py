@@ -21,6 +21,7 @@ from millrace.control.events import (
     WorkerLost,
     WorkerReported,
 )
+from millrace.control.moves import PERSON
 from millrace.control.submission import ackers_for
 from millrace.errors import TopologyError, UnknownTopology
 from millrace.model.graph import ACKER, TaskId
@@ -39,7 +40,7 @@ def test_a_joining_worker_receives_the_list_of_workers() -> None:
 def test_a_topology_is_placed_when_it_is_submitted_and_its_spouts_wait() -> None:
     story = Story(workers=2)
     assert story.on(Submitted(graph())) == [
-        Say("submitted with 5 tasks", "words"),
+        Say("submitted with 5 tasks", "words", cause=PERSON),
         Say("lines[0], count[0], count[1], top[0], top[1] placed on workers 0, 1", "words",
             tasks=(LINES, COUNT0, COUNT1, TOP0, TOP1)),
         distribute(Assignment(3, [address(0, 1), address(1, 2)], [TopologyAssignment(
@@ -285,7 +286,7 @@ def test_pause_stops_the_spouts_and_unpause_starts_them() -> None:
 def test_a_pause_before_the_start_is_kept_until_then() -> None:
     story = Story()
     story.on(Submitted(graph()))
-    assert story.on(Paused("words")) == [Say("will be paused", "words")]
+    assert story.on(Paused("words")) == [Say("will be paused", "words", cause=PERSON)]
     story.join(0)
     story.report(0)
     assert story.status() == "paused"
