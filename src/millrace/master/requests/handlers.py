@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from millrace.control.events import Event, Moved, Paused, Rescaled, Unpaused
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.requests.server import MasterRequest, Verb
-from millrace.master.requests.status import load_of, plans_of
+from millrace.master.requests.status import Overview, load_of, plans_of, workers_of
 from millrace.master.requests.taps import TapDirectory
 from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.state_view import MasterView
@@ -88,6 +88,22 @@ class TopologyVerbs:
         running = {f"{name}[0..{count - 1}]" for topology in topologies.values()
                    for name, count in topology.plan.parallelism.items()}
         raise UnknownName(f"no running topology has a task {task}; there are {', '.join(sorted(running)) or 'none'}")
+
+
+class Pool(Protocol):
+    """Adds, removes and restarts workers."""
+
+    def add(self, count: int) -> Future[dict[str, Any]]: ...
+    def remove(self, slot: int) -> Future[dict[str, Any]]: ...
+    def restart(self, slot: int) -> Future[dict[str, Any]]: ...
+
+
+def worker_verbs(master: Overview, pool: Pool) -> dict[str, Verb]:
+    """Verbs about workers."""
+    return {"workers": lambda request: workers_of(master),
+            "workers add": lambda request: pool.add(int(request["count"])),
+            "workers remove": lambda request: pool.remove(int(request["slot"])),
+            "workers restart": lambda request: pool.restart(int(request["slot"]))}
 
 
 def scheduler_verbs(scheduling: SchedulingLoop, state: MasterView) -> dict[str, Verb]:
