@@ -140,7 +140,7 @@ class MasterState:
         held = event.slot in self.workers and self._slots.holds(event.slot)
         if event.slot in self.workers and not held:  # Spark restarted the slot before its loss was noticed
             commands += self.give_up_worker(event.slot, "it was restarted")
-        if event.slot in self._slots.removed:
+        if not self.wants(event.slot):
             return [*commands, StopWorker(event.slot)]
         address = WorkerAddress(event.slot, event.generation, event.node.name, event.boot, event.ipc, event.tcp,
                                 event.backup_ipc, event.backup_tcp)
@@ -417,6 +417,10 @@ class MasterState:
     def closed(self) -> frozenset[int]:
         """Slots of workers that are being removed or restarted."""
         return self._slots.closed
+
+    def wants(self, slot: int) -> bool:
+        """True if a process for the slot is welcome: it was not removed, and is not being removed."""
+        return self._slots.wants(slot)
 
     def leaving(self, slot: int) -> str:
         """The word for what happens to the worker just now: "removed" or "restarted"; empty if nothing does."""

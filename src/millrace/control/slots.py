@@ -86,20 +86,23 @@ class Leave:
 
 
 class SlotControl:
-    """Every method that returns commands returns those to carry out. `now` is the time of the last tick. `removed`: slots whose
-    processes, if one should come late, are sent away."""
+    """Every method that returns commands returns those to carry out. `now` is the time of the last tick."""
 
     def __init__(self, master: LeftTopologies, handovers: HandoverControl, limit: float = LEAVE_LIMIT.default,
                  wait: float = RESTART_WAIT.default) -> None:
         self._master, self._handovers, self._limit, self._wait = master, handovers, limit, wait
         self.now = 0.0
-        self.removed: set[int] = set()
+        self._removed: set[int] = set()
         self._leaves: dict[int, Leave] = {}
 
     @property
     def closed(self) -> frozenset[int]:
         """Slots on which nothing may be placed."""
         return frozenset(slot for slot, leave in self._leaves.items() if leave.phase != RETURN)
+
+    def wants(self, slot: int) -> bool:
+        """True if a process for the slot is welcome: it was not removed, and is not being removed."""
+        return slot not in self._removed and (slot not in self._leaves or self._leaves[slot].restarts)
 
     def leaving(self, slot: int) -> str:
         """The word for what happens to the worker just now: "removed" or "restarted"; empty if nothing does."""
@@ -111,7 +114,7 @@ class SlotControl:
         self._check(event)
         slot = event.slot
         if slot not in self._master.workers:
-            self.removed.add(slot)
+            self._removed.add(slot)
             return [Say(f"worker {slot}, which had not started, is removed"), LeaveOver(slot)]
         leave = self._leaves[slot] = Leave(slot, event.restarts, self.now + self._limit)
         return [Say(f"worker {slot} is being {leave.what}: its tasks are handed over first"), *self._evacuate(leave)]
@@ -180,7 +183,7 @@ class SlotControl:
         if leave.restarts:
             return []
         del self._leaves[slot]
-        self.removed.add(slot)
+        self._removed.add(slot)
         return [Say(f"worker {slot} is removed"), LeaveOver(slot)]
 
     def joined(self, slot: int) -> None:

@@ -33,6 +33,9 @@ class MasterView(Protocol):
     def agents(self) -> Mapping[str, int]:
         """Node -> slot of the worker whose agent keeps the node's plan store."""
 
+    def wants(self, slot: int) -> bool:
+        """True if a process for the slot is welcome: it was not removed, and is not being removed."""
+
     def leaving(self, slot: int) -> str:
         """The word for what happens to the worker just now: "removed" or "restarted"; empty if nothing does."""
 

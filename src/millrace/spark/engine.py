@@ -106,7 +106,7 @@ class ResidentEngine:
         self.master.start()
         setup = self.master.setup("" if where.on_loopback and not bind else "auto", path)
         hooks = LauncherHooks(
-            ended=self._workers_ended, failed=self._say, wanted=self._wants_workers,
+            ended=self._workers_ended, failed=self._say, wanted=self._wants_worker,
             hosts=self.master.note_hosts, needs_cores=lambda: bool(self.spark.streams.active),
             workers=lambda: {slot: worker.executor for slot, worker in dict(self.master.state.workers).items()})
         self._launcher = SparkLauncher(self.spark.sparkContext, setup, self._first_slots, hooks, self._own_session)
@@ -213,9 +213,10 @@ class ResidentEngine:
         if self._own_session and not stop_session(self.spark):
             self.lost = GONE
 
-    def _wants_workers(self) -> bool:
-        """True if a worker that ends should be started again."""
-        return not self._stopping and not self.master.superseded and not is_gone(self.spark)
+    def _wants_worker(self, slot: int) -> bool:
+        """True if the worker of the slot, which has ended, should be started again."""
+        return (not self._stopping and not self.master.superseded and self.master.state.wants(slot)
+                and not is_gone(self.spark))
 
     def _say(self, text: str) -> None:
         """Report a warning, unless the master has ended: these calls come from other threads at any time."""

@@ -151,7 +151,7 @@ class WorkerPool:
         workers = self._master.state.workers
         try:
             if not self._master.wait_until(lambda: workers.keys() >= set(slots), JOIN_SECONDS):
-                missing = sorted(set(slots) - set(workers))
+                missing = sorted(set(slots) - dict(workers).keys())
                 raise NotEnoughSlots(f"of {count} new workers, {len(missing)} did not join within {JOIN_SECONDS:g} s, and none "
                                      "is added. Check that Spark has free cores, and the executors' stderr")
             self._master.try_store()

@@ -104,7 +104,7 @@ class LauncherHooks:
 
     ended: Callable[[str], None]  # no job is left, with the error or ""
     failed: Callable[[str], None]  # one job has failed, and is started again
-    wanted: Callable[[], bool]  # False: workers that end are not started again
+    wanted: Callable[[int], bool]  # False: the worker of this slot, which has ended, is not started again
     hosts: Callable[[dict[str, str]], None]  # the host of each executor, from time to time
     workers: Callable[[], Mapping[int, str]]  # slot -> executor, of the workers that have joined
     needs_cores: Callable[[], bool]  # something besides workers runs on the cluster
@@ -162,7 +162,7 @@ class SparkLauncher:
 
     def _goes_on(self, job: SlotJob) -> bool:
         """Decide whether the job is started again, and where."""
-        if not self._stopped.is_set() and job.slot in self.slots() and self._hooks.wanted():
+        if not self._stopped.is_set() and job.slot in self.slots() and self._hooks.wanted(job.slot):
             try:
                 job.location = self._location(job.executor)
                 return True
@@ -177,7 +177,7 @@ class SparkLauncher:
 
     def _job_failed(self, job: SlotJob, error: str) -> None:
         self._error = error
-        if not self._stopped.is_set() and job.slot in self.slots() and self._hooks.wanted():
+        if not self._stopped.is_set() and job.slot in self.slots() and self._hooks.wanted(job.slot):
             self._hooks.failed(f"the Spark job of worker {job.slot} failed, and is started again: {error}")
 
     def _location(self, before: str) -> str:
