@@ -162,7 +162,7 @@ class MasterState:
             return []
         intended = self._slots.ended(event.slot)
         if intended and self._slots.holds(event.slot):
-            return [Say(f"worker {event.slot} has ended, and its tasks wait for its new process")]
+            return [Say(f"worker {event.slot} has ended, and its tasks wait for its new process"), self.distribute()]
         del self.workers[event.slot]
         said = Say(f"worker {event.slot} has ended") if intended else Say(f"worker {event.slot} lost: {event.cause}",
                                                                           level="warning")
@@ -469,7 +469,8 @@ class MasterState:
 
     def distribution(self) -> Distribute:
         """The assignment in force, whole and by node."""
-        self.agents = agents_of(self.workers, self.agents)
+        away = self._slots.away
+        self.agents = agents_of({slot: worker for slot, worker in self.workers.items() if slot not in away}, self.agents)
         whole, nodes = self.assignment(), self._nodes()
         for topology in self.topologies.values():
             topology.note_hosts(nodes)

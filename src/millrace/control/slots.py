@@ -100,6 +100,11 @@ class SlotControl:
         """Slots on which nothing may be placed."""
         return frozenset(slot for slot, leave in self._leaves.items() if leave.phase != RETURN)
 
+    @property
+    def away(self) -> frozenset[int]:
+        """Slots whose worker has ended and is to come back."""
+        return frozenset(slot for slot, leave in self._leaves.items() if leave.phase == AWAY)
+
     def wants(self, slot: int) -> bool:
         """True if a process for the slot is welcome: it was not removed, and is not being removed."""
         return slot not in self._removed and (slot not in self._leaves or self._leaves[slot].restarts)

@@ -113,9 +113,9 @@ class ResidentEngine:
         self._launcher.start()
         self.master.pool.supply = self._launcher
         deadline = time.monotonic() + START_SECONDS
-        while not self.master.wait_until(lambda: len(self.master.state.workers) >= self.slots, LOOK_SECONDS):
+        while not self.master.wait_until(lambda: len(self.master.state.workers) >= self._first_slots, LOOK_SECONDS):
             failed = self._launcher.failures()
-            if self._launcher.over or failed >= START_FAILURES * self.slots or time.monotonic() >= deadline:
+            if self._launcher.over or failed >= START_FAILURES * self._first_slots or time.monotonic() >= deadline:
                 self._cannot_start(failed)
 
     @property
@@ -127,10 +127,10 @@ class ResidentEngine:
         started = len(self.master.state.workers)
         warnings = [event["text"] for event in self.master.events if event["level"] == "warning"]
         raise NotEnoughSlots(
-            f"{started} of {self.slots} workers started; {failed} of their Spark tasks failed"
+            f"{started} of {self._first_slots} workers started; {failed} of their Spark tasks failed"
             + (f" ({warnings[-1]})" if warnings else "") + ". Check that the executors' Python environments have Millrace's "
             "dependencies (pyzmq, msgspec, pyarrow, numpy, hdrhistogram, lmdb, psutil, pyeclib), that "
-            f"{self.slots} cores are free, and that the executors can reach {self.master.endpoint}. The executors' stderr has "
+            f"{self._first_slots} cores are free, and that the executors can reach {self.master.endpoint}. The executors' stderr has "
             "the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
