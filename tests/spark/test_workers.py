@@ -23,7 +23,8 @@ SLOTS = 3
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[ResidentEngine]:
-    with ResidentEngine("local-cluster[3,2,700]", SLOTS, name=f"pool-{os.getpid()}", settings={"history.url": "none"}) as engine:
+    with ResidentEngine("local-cluster[3,2,700]", SLOTS, name=f"pool-{os.getpid()}",
+                        settings={"history.url": "none"}) as engine:
         yield engine
 
 

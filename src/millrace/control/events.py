@@ -236,8 +236,8 @@ class Ticked:
 
 
 Event = (WorkerJoined | WorkerLost | WorkerReported | WorkerLeaves | Submitted | Paused | Unpaused | Killed | Moved
-         | Replanned | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked | ManifestStored
-         | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
+         | Replanned | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked
+         | ManifestStored | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
 
 
 @dataclass(frozen=True, slots=True)

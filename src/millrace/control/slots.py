@@ -325,8 +325,8 @@ class SlotControl:
 
     def _wake(self, leave: Leave) -> None:
         """Let spouts continue that wait for this worker; an assignment follows."""
+        others = [other for other in self._leaves.values() if other is not leave and other.phase in (REST, CLEAR, STOP)]
         for topology in self._master.topologies.values():
-            others = [other for other in self._leaves.values() if other.slot != leave.slot and other.phase in (REST, CLEAR, STOP)]
             topology.resting = topology.resting and any(self._staying(topology, other.slot) for other in others)
 
     # -- places --------------------------------------------------------------------------------------------------------

@@ -130,8 +130,8 @@ class ResidentEngine:
             f"{started} of {self._first_slots} workers started; {failed} of their Spark tasks failed"
             + (f" ({warnings[-1]})" if warnings else "") + ". Check that the executors' Python environments have Millrace's "
             "dependencies (pyzmq, msgspec, pyarrow, numpy, hdrhistogram, lmdb, psutil, pyeclib), that "
-            f"{self._first_slots} cores are free, and that the executors can reach {self.master.endpoint}. The executors' stderr has "
-            "the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
+            f"{self._first_slots} cores are free, and that the executors can reach {self.master.endpoint}. The executors' "
+            "stderr has the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None,
@@ -191,8 +191,8 @@ class ResidentEngine:
         return slots
 
     def remove_worker(self, slot: int) -> dict[str, Any]:
-        """Hand the tasks of a worker over to the others, end it and give its slot back; also its executor, if no other worker is
-        there and the engine created the session. Waits until that is done. Returns {"slot", "node", "executor", "pid",
+        """Hand the tasks of a worker over to the others, end it and give its slot back; also its executor, if no other worker
+        is there and the engine created the session. Waits until that is done. Returns {"slot", "node", "executor", "pid",
         "executor_given_back", "ms"}."""
         return self.master.remove_worker(slot)
 

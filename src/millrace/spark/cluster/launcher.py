@@ -302,8 +302,8 @@ class SparkLauncher:
         return not self._starter.is_alive() and all(job.over for job in self._running())
 
     def stop(self) -> None:
-        """Wait for the jobs to end, and cancel those that do not: a worker may be stuck, or was starting and missed the request.
-        Call it after the workers were asked to stop."""
+        """Wait for the jobs to end, and cancel those that do not: a worker may be stuck, or was starting and missed the
+        request. Call it after the workers were asked to stop."""
         self._stopped.set()
         if self._starter.ident is not None:
             self._starter.join(timeout=END_SECONDS)
