@@ -318,10 +318,19 @@ class SlotControl:
         tasks = [task for topology in self._master.topologies.values() for task, place in topology.places.items()
                  if place.slot == slot]
         reason = f"worker {slot} is not {leave.what}: {tasks_named(tasks)} could not be handed over within {self._limit:g} s"
-        back = [command for topology in list(self._master.topologies.values())
-                for command in self._request(topology, dict.fromkeys(self._missing(topology, leave), slot), leave)]
+        back = [command for topology in list(self._master.topologies.values()) for command in self._take_back(topology, leave)]
         return [Say(reason, level="warning"), *back, self._master.distribute(),
                 LeaveOver(slot, f"{reason}. `millrace status` shows what keeps them")]
+
+    def _take_back(self, topology: TopologyState, leave: Leave) -> list[Command]:
+        """Let tasks stay that have not left, and return that have."""
+        commands: list[Command] = []
+        moved = [task for task in sorted(leave.moved.get(topology.number, ())) if task in topology.places]
+        for task in moved:
+            if topology.places[task].slot == leave.slot and not _idle(topology, task):
+                commands += self._handovers.withdraw(topology, task)
+        away = [task for task in moved if topology.places[task].slot != leave.slot]
+        return commands + self._request(topology, dict.fromkeys(away, leave.slot), leave)
 
     def _wake(self, leave: Leave) -> None:
         """Let spouts continue that wait for this worker; an assignment follows."""
