@@ -107,8 +107,14 @@ def test_the_worker_is_killed_while_it_leaves(cluster: ProcessCluster, tmp_path:
     pool = cluster.master.pool
     answer = cluster.master.call(lambda: (pool.restart if restarts else pool.remove)(1))
     leaves = cluster.master.state._slots._leaves
-    stream.until(lambda: 1 not in leaves or leaves[1].phase == phase)
-    os.kill(pid, signal.SIGKILL)
+
+    def killed_in_phase() -> bool:
+        if leaves[1].phase != phase:
+            return False
+        os.kill(pid, signal.SIGKILL)  # on the master's thread, so that the phase cannot be missed
+        return True
+
+    stream.until(killed_in_phase)
     assert answer.result(SECONDS)["slot"] == 1
     assert (1 in cluster.master.state.workers) is restarts
     stream.wave(2)

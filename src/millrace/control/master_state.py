@@ -31,8 +31,8 @@ from millrace.control.events import (
     Replanned,
     Rescaled,
     Say,
-    Submitted,
     StopWorker,
+    Submitted,
     Ticked,
     Unpaused,
     WaveAcked,
@@ -159,6 +159,8 @@ class MasterState:
     def _lost(self, event: WorkerLost) -> list[Command]:
         known = self.workers.get(event.slot)
         if known is None or known.address.generation != event.generation:
+            return []
+        if event.slot in self._slots.away:  # its end is known, and its places are kept
             return []
         intended = self._slots.ended(event.slot)
         if intended and self._slots.holds(event.slot):

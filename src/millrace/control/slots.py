@@ -149,6 +149,8 @@ class SlotControl:
     def _go_on(self, leave: Leave) -> list[Command]:
         if self.now > leave.until:
             return self._too_late(leave)
+        if not leave.restarts and leave.phase in (EVACUATE, REST, CLEAR) and not self._others(leave.slot):
+            return self._stay(leave, "no other worker is left")
         if leave.phase == EVACUATE:
             commands = self._evacuate(leave)
             return commands or (self._rest(leave) if self._evacuated(leave) else [])
@@ -305,22 +307,28 @@ class SlotControl:
             leave.until = self.now + self._wait
             reason = f"it did not end within {STOP_SECONDS:g} s"
             return [EndWorker(slot, reason), *self._master.give_up_worker(slot, reason)]
+        if leave.phase in (EVACUATE, REST, CLEAR):
+            tasks = [task for topology in self._master.topologies.values() for task, place in topology.places.items()
+                     if place.slot == slot]
+            return self._stay(leave, f"{tasks_named(tasks)} could not be handed over within {self._limit:g} s")
         del self._leaves[slot]
         self._wake(leave)
         if leave.phase == RETURN:
             away = [task for topology in self._master.topologies.values() for task in self._missing(topology, leave)]
             return [Say(f"worker {slot} is restarted, but {tasks_named(away)} did not return within {self._limit:g} s",
                         level="warning"), LeaveOver(slot)]
-        if leave.phase == AWAY:
-            reason = f"worker {slot} has not come back within {self._wait:g} s"
-            lost = self._master.give_up_worker(slot, reason) if slot in self._master.workers else []
-            return [*lost, LeaveOver(slot, f"{reason}. Its tasks run on other workers; it is used again when it comes")]
-        tasks = [task for topology in self._master.topologies.values() for task, place in topology.places.items()
-                 if place.slot == slot]
-        reason = f"worker {slot} is not {leave.what}: {tasks_named(tasks)} could not be handed over within {self._limit:g} s"
+        reason = f"worker {slot} has not come back within {self._wait:g} s"
+        lost = self._master.give_up_worker(slot, reason) if slot in self._master.workers else []
+        return [*lost, LeaveOver(slot, f"{reason}. Its tasks run on other workers; it is used again when it comes")]
+
+    def _stay(self, leave: Leave, why: str) -> list[Command]:
+        """Keep the worker, with its tasks."""
+        reason = f"worker {leave.slot} is not {leave.what}: {why}"
+        del self._leaves[leave.slot]
+        self._wake(leave)
         back = [command for topology in list(self._master.topologies.values()) for command in self._take_back(topology, leave)]
         return [Say(reason, level="warning"), *back, self._master.distribute(),
-                LeaveOver(slot, f"{reason}. `millrace status` shows what keeps them")]
+                LeaveOver(leave.slot, f"{reason}. `millrace status` shows the workers and what their tasks do")]
 
     def _take_back(self, topology: TopologyState, leave: Leave) -> list[Command]:
         """Let tasks stay that have not left, and return that have."""

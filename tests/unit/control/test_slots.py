@@ -67,6 +67,16 @@ class Leaving(Story):
                 for moving in list(topology.handover.batch):
                     self.on(MoveTaken(topology.number, topology.epoch, moving.number))
 
+    def until_over(self, slot: int) -> list[LeaveOver]:
+        """Carry out moves until the worker has left, is back or stays."""
+        for _ in range(6):
+            over = [command for command in self.tick() if isinstance(command, LeaveOver)]
+            if over:
+                return over
+            self.report_twice()
+            self.hand_over()
+        raise AssertionError(f"worker {slot} still leaves")
+
     def until_stopped(self, slot: int) -> list[Command]:
         self.hand_over()
         for _ in range(4):
@@ -233,6 +243,16 @@ def test_a_worker_whose_tasks_cannot_be_handed_over_in_time_stays() -> None:
     assert story.on_slot(2) == here
 
 
+def test_a_worker_stays_if_all_others_are_lost_while_it_is_removed() -> None:
+    story = Leaving(3)
+    story.on(WorkerLeaves(2))
+    story.lose(0)
+    story.lose(1)
+    [over] = story.until_over(2)
+    assert over.error.startswith("worker 2 is not removed: no other worker is left")
+    assert story.on_slot(2) == {LINES, COUNT0, COUNT1, TOP0, TOP1} and not story.state.closed
+
+
 def test_a_worker_that_does_not_end_is_ended() -> None:
     story = Leaving(3)
     story.on(WorkerLeaves(2))
@@ -254,11 +274,7 @@ def test_the_tasks_of_a_restarted_worker_return_to_it() -> None:
     assert said(commands) == ["worker 2 has ended"]
     assert not [command for command in commands if isinstance(command, LeaveOver)]
     story.join(2)
-    story.tick()
-    story.hand_over()
-    story.tick()
-    story.hand_over()
-    assert LeaveOver(2) in story.tick()
+    assert story.until_over(2) == [LeaveOver(2)]
     assert story.on_slot(2) == before and story.state.topologies["words"].losses == 0
     assert not story.state.closed and story.tick() == []
 
@@ -269,13 +285,8 @@ def test_a_worker_that_dies_before_it_ends_for_its_restart_gets_its_tasks_back()
     moved = {moving.task for moving in story.state.topologies["words"].handover.batch}
     story.lose(2)
     story.join(2)
-    story.tick()
-    for _ in range(3):
-        story.report_twice()
-        story.hand_over()
-        commands = story.tick()
+    assert story.until_over(2) == [LeaveOver(2)]
     assert moved <= story.on_slot(2)
-    assert LeaveOver(2) in commands or story.tick() == []
 
 
 def resting(story: Leaving, slot: int) -> None:
@@ -302,11 +313,7 @@ def test_a_task_that_cannot_be_moved_waits_in_its_place() -> None:
     state = story.state.topologies["words"]
     assert story.places()[LINES] == Place(slot, state.version) and state.losses == 1
     assert not state.resting and last([story.state.distribution()]).topologies[0].active
-    story.tick()
-    story.hand_over()
-    story.tick()
-    story.hand_over()
-    assert LeaveOver(slot) in story.tick()
+    assert story.until_over(slot) == [LeaveOver(slot)]
 
 
 def test_all_tasks_wait_for_the_only_worker() -> None:

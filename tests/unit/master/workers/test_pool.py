@@ -22,7 +22,7 @@ class PaperMaster:
 
     def __init__(self, workers: int = 2) -> None:
         self.state, self.connections = MasterState(), dict[int, Any]()
-        self.superseded, self.store_error = "", None
+        self.superseded = ""
         self.pool = WorkerPool(self)
         self.pids = 100
         for slot in range(workers):
@@ -60,8 +60,7 @@ class PaperMaster:
             raise NotTheAuthor(self.superseded)
 
     def try_store(self) -> None:
-        if self.store_error is not None:
-            raise self.store_error
+        """Do nothing: these workers have no store."""
 
 
 class PaperSupply:
