@@ -4,6 +4,7 @@ ackers move too, with their state."""
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
+from millrace.config import HANDOVER_SWITCH_LIMIT
 from millrace.control.events import Moved, Replanned
+from millrace.control.moves import RESTING
 from millrace.errors import StalePlan, TopologyError, UnknownName, UnknownTopology
 from millrace.model.graph import ACKER, TaskId
 from millrace.model.plan import Plan
@@ -24,7 +27,6 @@ from support.examples import examples
 
 N = 4000
 CONFIG: dict[str, Any] = {"limit": N, "burst": 10, "topology.chunk.tuples": 10, "topology.message.timeout.secs": 5.0}
-DRAIN_SECONDS = 2.0  # task.drain.limit.secs
 
 
 class Rows(Topology):
@@ -57,13 +59,24 @@ def elsewhere(cluster: LocalCluster, task: TaskId, name: str = "rows") -> int:
     return (cluster.where(name)[task] + 1) % len(cluster.workers)
 
 
+def arrived(cluster: LocalCluster, name: str = "rows") -> bool:
+    handover = cluster.master.topologies[name].handover
+    return handover.phase == RESTING and not handover.waiting
+
+
+def move_on(cluster: LocalCluster, task: TaskId, name: str = "rows") -> None:
+    """Move a task to the next worker, and wait until it is there."""
+    cluster.move(name, task, elsewhere(cluster, task, name))
+    cluster.run_until(lambda: arrived(cluster, name))
+
+
 @pytest.mark.parametrize("component", ["through", "sink", ACKER])
 def test_bolts_and_ackers_move_without_replays(component: str) -> None:
     cluster = running()
     tasks = sorted(task for task in cluster.where("rows") if task.component == component)
     for _ in range(3):
         for task in tasks:
-            cluster.move("rows", task, elsewhere(cluster, task))
+            move_on(cluster, task)
             cluster.step(7)
     replayed = meter(cluster, "numbers", "replayed")
     finish(cluster)
@@ -77,7 +90,7 @@ def test_a_move_affects_no_other_task() -> None:
     before = {task: place.incarnation for task, place in cluster.master.topologies["rows"].places.items()}
     objects = {task.name: task for component in ("numbers", "through", "sink") for task in cluster.tasks(component)}
     moved = TaskId("through", 1)
-    cluster.move("rows", moved, elsewhere(cluster, moved))
+    move_on(cluster, moved)
     for task, place in cluster.master.topologies["rows"].places.items():
         assert (place.incarnation == before[task]) == (task != moved)
     for task in [task for component in ("numbers", "through", "sink") for task in cluster.tasks(component)]:
@@ -87,10 +100,10 @@ def test_a_move_affects_no_other_task() -> None:
 def test_a_replayable_spout_continues_from_its_position() -> None:
     cluster = running()
     for index in (0, 1, 0, 1):
-        cluster.move("rows", TaskId("numbers", index), elsewhere(cluster, TaskId("numbers", index)))
+        move_on(cluster, TaskId("numbers", index))
         cluster.step(60)
     finish(cluster)
-    assert set(SEEN["sink"]) == set(range(N))
+    assert Counter(SEEN["sink"]) == Counter(range(N)), "not exactly once"
 
 
 def test_a_spout_that_cannot_replay_does_not_move() -> None:
@@ -102,7 +115,7 @@ def test_a_spout_that_cannot_replay_does_not_move() -> None:
         cluster.move("queued", spout, elsewhere(cluster, spout, "queued"))
     plan = cluster.master.topologies["queued"].plan
     moved = Plan(plan.version + 1, {**plan.placement, spout: elsewhere(cluster, spout, "queued")}, plan.key_groups)
-    with pytest.raises(TopologyError, match=r"moves numbers\[0\], a spout whose source cannot be replayed"):
+    with pytest.raises(TopologyError, match=r"moves numbers\[0\]: its source cannot be replayed"):
         cluster.tell(Replanned({"queued": moved}, {"queued": plan.version}, "someone's plan"))
     assert cluster.master.topologies["queued"].plan == plan
     cluster.run_until(lambda: not QUEUE and set(SEEN["sink"]) == set(range(N)))
@@ -114,19 +127,20 @@ def test_traffic_counts_continue_when_a_task_moves() -> None:
     source, target = cluster.tasks("numbers")[0], TaskId("through", 0)
     number = cluster.master.topologies["rows"].graph.number(target)
     before = source.channels[number].tuples
-    cluster.move("rows", target, elsewhere(cluster, target))
-    assert source.channels[number].tuples == before > 0
+    move_on(cluster, target)
+    assert source.channels[number].tuples >= before > 0
 
 
 @pytest.mark.parametrize("late", [(0,), (1,), (0, 1), (2, 3)])
 def test_workers_that_learn_of_a_move_late(late: tuple[int, ...]) -> None:
-    """Tuples sent to the old place of a task are not lost while it drains there."""
+    """A task is handed over when its last sender knows of the move."""
     cluster = running(kind=Late)
     cluster.late = late
     for task in (TaskId("through", 0), TaskId("sink", 1), TaskId(ACKER, 0), TaskId(ACKER, 1)):
         cluster.move("rows", task, elsewhere(cluster, task))
         cluster.step(40)
     cluster.hear()
+    cluster.run_until(lambda: arrived(cluster))
     finish(cluster)
     assert Counter(SEEN["sink"]) == Counter(range(N))
 
@@ -136,7 +150,7 @@ def test_a_worker_that_learns_of_a_move_far_too_late() -> None:
     cluster.late = (0, 1)
     for index in range(3):
         cluster.move("rows", TaskId("through", index), elsewhere(cluster, TaskId("through", index)))
-    cluster.run(DRAIN_SECONDS + 3.0)
+    cluster.run(HANDOVER_SWITCH_LIMIT.default + 3.0)
     cluster.hear()
     finish(cluster)
     assert set(SEEN["sink"]) == set(range(N)), "what was lost must be sent again"
@@ -153,7 +167,8 @@ def test_random_moves_and_the_death_of_a_worker(moves: list[tuple[int, int, int]
     for number, (which, slot, steps) in enumerate(moves):
         if number == len(moves) // 2 and victim is not None:
             cluster.kill(victim)
-        cluster.move("rows", tasks[which % len(tasks)], slot if slot in cluster.workers else min(cluster.workers))
+        with suppress(TopologyError):  # it is being moved
+            cluster.move("rows", tasks[which % len(tasks)], slot if slot in cluster.workers else min(cluster.workers))
         cluster.step(steps)
     finish(cluster)
     assert set(SEEN["sink"]) == set(range(N))
@@ -203,10 +218,10 @@ def test_a_plan_is_enacted_as_a_whole() -> None:
     plan = cluster.master.topologies["rows"].plan
     everything = Plan(plan.version + 1, dict.fromkeys(plan.placement, 2), plan.key_groups)
     cluster.tell(Replanned({"rows": everything}, {"rows": plan.version}, "all in one place"))
+    cluster.run_until(lambda: arrived(cluster))
     assert set(cluster.where("rows").values()) == {2}
-    assert cluster.master.topologies["rows"].version == plan.version + 1
     finish(cluster)
-    assert set(SEEN["sink"]) == set(range(N))
+    assert Counter(SEEN["sink"]) == Counter(range(N)), "not exactly once"
 
 
 def test_a_task_that_was_moved_stays_there_when_its_first_place_comes_back() -> None:
@@ -214,6 +229,7 @@ def test_a_task_that_was_moved_stays_there_when_its_first_place_comes_back() -> 
     task = TaskId("through", 0)
     first, then = cluster.where("rows")[task], elsewhere(cluster, task)
     cluster.tell(Moved("rows", task, then))
+    cluster.run_until(lambda: arrived(cluster))
     cluster.kill(first)
     cluster.start(first)
     assert cluster.where("rows")[task] == then

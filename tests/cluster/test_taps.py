@@ -181,6 +181,7 @@ def test_a_task_of_the_tap_moves(guarantee: str) -> None:
     task = TaskId("out", 0)
     slot = (cluster.where("tapped")[task] + 1) % 3
     cluster.move("tapped", task, slot)
+    cluster.run_until(lambda: cluster.where("tapped")[task] == slot)
     reader.read_all()
     assert cluster.where("tapped")[task] == slot
     counts = Counter(row[0] for row in reader.rows)

@@ -101,7 +101,7 @@ def harmless(victim: Victim) -> Iterator[tuple[str, list[bytes]]]:
     yield "acks of a plan that never comes", [wire.encode(wire.Acks(*STRANGER, number, 10**9, [(-1, 5), (2**63 - 1, 3)]))]
     yield "fails", [wire.encode(wire.Fails(*STRANGER, number, 1, [-1, 2**63 - 1]))]
     yield "roots of nobody", [wire.encode(wire.Roots(*STRANGER, number, 1, (99, 999, 1), own_root(victim)))]
-    yield "a ledger of nobody's", [wire.encode(wire.Handover(*STRANGER, number, 1, -1, [(5, 6, None)], [7]))]
+    yield "a ledger of nobody's", [wire.encode(wire.LedgerHandover(*STRANGER, number, 1, -1, [(5, 6, None)], [7]))]
     yield "verdicts", [wire.encode(wire.Verdicts(*STRANGER, number, lines, victim.place.incarnation, [1], [2]))]
     yield "verdicts for nobody", [wire.encode(wire.Verdicts(*STRANGER, number, 999, 1, [1], [2]))]
     yield "credits", [wire.encode(wire.Credits(*STRANGER, [(9, 9, 9, 9, 9), (number, lines, 999, 1, 1), (-1, -1, -1, -1, -1)]))]

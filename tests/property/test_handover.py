@@ -162,7 +162,7 @@ class Net:
                 tracker.on_acks(message.pairs, message.version)
             elif isinstance(message, wire.Fails):
                 tracker.on_fails(message.roots, message.version)
-            elif isinstance(message, wire.Handover):
+            elif isinstance(message, wire.LedgerHandover):
                 tracker.on_handover(message.acker, message.sums, message.failed, message.version)
 
     def settle(self) -> None:

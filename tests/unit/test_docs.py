@@ -153,7 +153,7 @@ def test_files_that_pages_name_exist(page: Path) -> None:
 def test_the_map_of_the_code_says_where_things_are() -> None:
     """The map keeps the subjects that a newcomer looks for first."""
     rows = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", (DOCS / "ARCHITECTURE.md").read_text(), re.M))
-    for subject in ("the XOR ledger", "T-Storm's choice of a slot", "the smoothing of measured loads", "lazy killing",
+    for subject in ("the XOR ledger", "T-Storm's choice of a slot", "the smoothing of measured loads", "hand-over",
                     "the worker's diff of plans", "the commit point of a batch"):
         assert any(row.startswith(subject) and CODE_FILE.findall(place) for row, place in rows.items()), subject
 

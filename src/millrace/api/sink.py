@@ -21,9 +21,9 @@ class TwoPhaseSink(Bolt):
     one by one. So encode all of them first, and stage them in one step.
 
     An earlier incarnation that was cut off may still run, and stage and prepare in its own epoch, or run its `recover` late:
-    none of its output may become visible, and it must not affect a later epoch. A moved task gets `recover`, because a move
-    restarts every task in a new epoch. Only an instance that replaces one after an exception, in the same epoch, does not get
-    it: it continues with the staged rows.
+    none of its output may become visible, and it must not affect a later epoch. Two kinds of instances get no `recover`,
+    because they continue in the same epoch with the staged rows: one that replaces another after an exception, and one that
+    takes over a task that moves (`hand_over`, `take_over`).
 
     An abandoned wave is never committed by its own number: the next committed wave covers it.
     """

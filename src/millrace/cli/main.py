@@ -20,6 +20,7 @@ from millrace.cli.options import (
     Pairs,
     RunCommand,
     TopologyName,
+    group_owners,
     json_or_text,
     pairs,
     resume_choice,
@@ -198,6 +199,25 @@ def scale(tasks: Annotated[list[str], typer.Argument(metavar="COMPONENT=N", help
 
     answer = ask(cluster, "scale", par=pairs("scale", tasks, whole=True), topology=topology)
     typer.echo(json.dumps(answer)) if as_json else print_scale(answer)
+
+
+@app.command()
+def regroup(component: Annotated[str, typer.Argument(metavar="COMPONENT", help="A bolt behind a fields grouping.")],
+            groups: Annotated[list[str], typer.Argument(metavar="GROUP=TASK", help="Key group, or range of them (0-7), and the "
+                                                                                   "index of the task that is to own it.")],
+            topology: Annotated[str | None, typer.Option(metavar="NAME", help="Topology of the bolt; needed only if several "
+                                                                              "have one of this name.")] = None,
+            cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Give key groups of a bolt to other tasks of it.
+
+    On resident workers they are handed over while the stream runs: only their own tuples wait, until their state has moved.
+    For example: millrace regroup count 0-7=3 12=1
+    """
+    from millrace.cli.show import print_regroup
+    from millrace.master.requests.client import ask
+
+    answer = ask(cluster, "regroup", component=component, owners=group_owners(groups), topology=topology)
+    typer.echo(json.dumps(answer)) if as_json else print_regroup(answer)
 
 
 @app.command()

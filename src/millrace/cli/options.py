@@ -101,6 +101,19 @@ def pairs(option: str, items: list[str] | None, whole: bool = False) -> dict[str
     return values
 
 
+def group_owners(items: list[str]) -> dict[int, int]:
+    """GROUP=TASK and FIRST-LAST=TASK as a dict of key groups and the index of their task."""
+    owners: dict[int, int] = {}
+    for key, task in pairs("regroup", items, whole=True).items():
+        first, _, last = key.partition("-")
+        numbers = [int(text) for text in (first, last or first) if text.isdecimal() and len(text) < 6]
+        if len(numbers) < 2 or numbers[0] > numbers[1]:
+            raise MillraceError(f"regroup {f'{key}={task}'!r}: {key!r} is neither a key group, as in 12=1, nor a range, as in "
+                                "0-7=1")
+        owners.update(dict.fromkeys(range(numbers[0], numbers[1] + 1), task))
+    return owners
+
+
 def _split(option: str, items: list[str] | None) -> list[tuple[str, str]]:
     split = []
     for item in items or []:

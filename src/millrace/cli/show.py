@@ -32,10 +32,19 @@ def print_move(move: dict[str, Any]) -> None:
     console.print(f"{move['task']} of {move['topology']} moves from worker {move['from']} to worker {move['to']}")
     if move["batched"]:
         console.print("it moves with the next batch, and its state moves with it")
-    elif move["waves"]:
-        console.print("it moves after the next wave, and its state moves with it")
-    elif move["keyed"]:
-        console.print("it restarts there; its instance attributes are lost")
+    else:
+        console.print("it is handed over while the stream runs; `status` tells when it has arrived")
+
+
+def print_regroup(change: dict[str, Any]) -> None:
+    console = plain_console()
+    if not change["groups"]:
+        console.print(f"{change['component']} of {change['topology']} has these key groups where they are wanted already")
+        return
+    count = number_of(len(change["groups"]), "key group")
+    when = "with the next batch" if change["batched"] else "while the stream runs; `plan` tells when they have arrived"
+    go = "goes" if len(change["groups"]) == 1 else "go"
+    console.print(f"{count} of {change['component']} of {change['topology']} {go} to other tasks {when}")
 
 
 def print_scale(change: dict[str, Any]) -> None:

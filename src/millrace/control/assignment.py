@@ -52,13 +52,17 @@ class Place:
 
 
 ARM, SWITCH = "arm", "switch"  # phases of a move
+NO_TASK = TaskId("", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The hand-over of a task to another worker, see `control/handover.py`. While it arms, the task stays at its old place and
-    the new worker prepares an incarnation from the wave `base`; as soon as it switches, senders use the new place. `sources`:
-    (task, incarnation) of the senders whose marks the old incarnation awaits."""
+    """The hand-over of a task to another worker, or of key groups to another task; see `control/handover.py`. While it arms,
+    the task stays at its old place and the new worker prepares an incarnation from the wave `base`; as soon as it switches,
+    senders use the new place. `sources`: (task, incarnation) of the senders whose marks the old incarnation awaits.
+
+    If only `groups` of the task's key groups move, both tasks run: `task` at `old`, and `target`, which takes them, at
+    `new`."""
 
     number: int
     task: TaskId
@@ -67,6 +71,8 @@ class Move:
     phase: str
     base: tuple[int, int, int] = (0, 0, 0)  # wave, epoch it was prepared in, epoch of its manifest; 0, 0, 0: no state
     sources: list[tuple[TaskId, int]] = field(default_factory=list)
+    groups: tuple[int, ...] = ()
+    target: TaskId = NO_TASK  # the task itself, unless only key groups move
 
 
 @dataclass(frozen=True, slots=True)

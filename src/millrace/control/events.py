@@ -180,6 +180,15 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Regrouped:
+    """A user gives key groups of a component to other tasks of it: group -> index of the task."""
+
+    name: str
+    component: str
+    owners: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Replanned:
     """A scheduler's new plans, by topology, were accepted. `based_on`: versions of the plans that it was asked about."""
 
@@ -235,7 +244,7 @@ class Ticked:
     now: float
 
 
-Event = (WorkerJoined | WorkerLost | WorkerReported | WorkerLeaves | Submitted | Paused | Unpaused | Killed | Moved
+Event = (WorkerJoined | WorkerLost | WorkerReported | WorkerLeaves | Submitted | Paused | Unpaused | Killed | Moved | Regrouped
          | Replanned | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked
          | ManifestStored | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
 

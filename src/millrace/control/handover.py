@@ -20,13 +20,26 @@ from typing import Protocol
 from millrace.config import HANDOVER_BATCH, HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
 from millrace.control.events import Command, Distribute, MoveArmed, MoveTaken, Say
-from millrace.control.moves import REFRESH, RESTING, Cause, Moving, Wanted, batch_of
+from millrace.control.moves import (
+    REFRESH,
+    RESTING,
+    RETURN,
+    Cause,
+    GroupId,
+    Handover,
+    Moving,
+    Regrouping,
+    Wanted,
+    batch_of,
+    group_batch,
+)
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE
 from millrace.control.wording import tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.model.graph import ACKER, TaskId
+
 
 class MovingTopologies(Protocol):
     """The part of the master's state that hand-over uses."""
@@ -64,12 +77,19 @@ class HandoverControl:
                                    f"{tasks_named([moving.task for moving in handover.batch])}", topology.graph.name)]
         return commands + self._begin(topology)
 
+    def regroup(self, topology: TopologyState, owners: Mapping[GroupId, int], cause: Cause) -> list[Command]:
+        """Give key groups to other tasks of their components as soon as possible."""
+        handover = topology.handover
+        handover.regrouping.update((group, Regrouping(owner, cause)) for group, owner in owners.items())
+        return self._begin(topology)
+
     def withdraw(self, topology: TopologyState, task: TaskId) -> list[Command]:
         """Cancel the move of a task that has not switched yet."""
         topology.handover.waiting.pop(task, None)
         moving = topology.handover.moving(task)
-        return [*self._cancel(topology, [moving] if moving is not None else [], "it stays where it is"),
-                self._master.distribute()]
+        if moving is None:
+            return []
+        return [*self._cancel(topology, [moving], "it stays where it is"), self._master.distribute()]
 
     def _move_ackers(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
         """Move ackers at once: their ledgers follow them, and messages that come too early or too late are passed on."""
@@ -93,9 +113,7 @@ class HandoverControl:
                 commands += [*self._cancel(topology, handover.batch, f"the topology is {topology.status}"),
                              self._master.distribute()]
             elif now - handover.since > (limit := HANDOVER_PREPARE_LIMIT.of(topology.graph.config)):
-                late = tasks_named([moving.task for moving in handover.batch if moving.armed < handover.base[0]])
-                what = f"{late} could not be prepared" if late else "no wave was committed"
-                commands += [*self._cancel(topology, handover.batch, f"{what} within {limit:g} s"),
+                commands += [*self._cancel(topology, handover.batch, f"{_obstacle(handover)} within {limit:g} s"),
                              self._master.distribute()]
             else:
                 commands += self._advance(topology)
@@ -107,7 +125,8 @@ class HandoverControl:
             return []
         topology, moving = found
         if event.error:
-            return [*self._cancel(topology, [moving], event.error), self._master.distribute()]
+            moving.trouble = event.error
+            return []
         moving.copied_bytes += event.copied_bytes if event.wave > moving.armed else 0
         moving.armed = max(moving.armed, event.wave)
         return self._advance(topology)
@@ -136,12 +155,12 @@ class HandoverControl:
         if handover.phase != SWITCH:
             return [], self._cancel(topology, touched, f"worker {slot} was lost")
         self._drop(topology, touched)
-        return [moving.task for moving in touched if moving.new.slot != slot], []
+        return [task for moving in touched for task in moving.tasks if topology.places[task].slot != slot], []
 
     def rolled_back(self, topology: TopologyState) -> list[Command]:
         """The topology returns to its last wave. Tasks that have switched begin at their new places."""
         handover = topology.handover
-        tasks = tasks_named([moving.task for moving in handover.batch])
+        tasks = _moves_text(handover.batch)
         switched = handover.phase == SWITCH
         self._rest(topology)
         if not tasks:
@@ -152,42 +171,64 @@ class HandoverControl:
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def _begin(self, topology: TopologyState) -> list[Command]:
-        """Arm the next batch."""
+        """Arm the next batch: tasks, or key groups if no task waits."""
         handover = topology.handover
-        if not handover.waiting or handover.phase != RESTING or topology.status not in (RUNNING, PAUSED):
+        if handover.phase != RESTING or topology.status not in (RUNNING, PAUSED):
             return []
-        handover.waiting = {task: wanted for task, wanted in handover.waiting.items() if wanted.slot in self._master.workers
-                            and task in topology.places and topology.places[task].slot != wanted.slot}
-        tasks = batch_of(topology.graph, handover.waiting, HANDOVER_BATCH.of(topology.graph.config))
-        if not tasks:
+        handover.batch = self._next_tasks(topology) or self._next_groups(topology)
+        if not handover.batch:
             return []
-        topology.version += 1
-        for task in tasks:
-            handover.last_number += 1
-            wanted = handover.waiting.pop(task)
-            handover.batch.append(Moving(handover.last_number, task, topology.places[task],
-                                         Place(wanted.slot, topology.version), wanted.cause))
-        handover.stateful = any(topology.graph.component(task.component).stateful for task in tasks)
+        handover.stateful = any(topology.graph.component(moving.task.component).stateful for moving in handover.batch)
         handover.base = topology.restore_point if handover.stateful else (0, 0, 0)
         handover.phase, handover.since, handover.began = ARM, self.now, self.now
         return [self._master.distribute()]
 
+    def _next_tasks(self, topology: TopologyState) -> list[Moving]:
+        handover = topology.handover
+        handover.waiting = {task: wanted for task, wanted in handover.waiting.items() if wanted.slot in self._master.workers
+                            and task in topology.places and topology.places[task].slot != wanted.slot}
+        tasks = batch_of(topology.graph, handover.waiting, HANDOVER_BATCH.of(topology.graph.config))
+        topology.version += 1 if tasks else 0
+        return [Moving(handover.next_number(), task, task, topology.places[task], Place(wanted.slot, topology.version),
+                       wanted.cause) for task in tasks for wanted in [handover.waiting.pop(task)]]
+
+    def _next_groups(self, topology: TopologyState) -> list[Moving]:
+        handover, places = topology.handover, topology.places
+        handover.regrouping = {group: wanted for group, wanted in handover.regrouping.items()
+                               if topology.key_groups[group[0]][group[1]] != wanted.owner}
+        moves = []
+        for (name, old, new), groups in group_batch(topology.graph, topology.key_groups, handover.regrouping).items():
+            source, target = TaskId(name, old), TaskId(name, new)
+            if source in places and target in places:
+                causes = [handover.regrouping.pop((name, group)).cause for group in groups]
+                moves.append(Moving(handover.next_number(), source, target, places[source], places[target], causes[0],
+                                    tuple(groups)))
+        return moves
+
     def _advance(self, topology: TopologyState) -> list[Command]:
         """Enter the next phase if the new incarnations have what they need."""
         handover, waves = topology.handover, topology.waves
-        if any(moving.armed < handover.base[0] for moving in handover.batch):
-            return []
-        if handover.stateful and handover.base != topology.restore_point:  # another wave was committed meanwhile
-            handover.base, handover.since = topology.restore_point, self.now
-            return [self._master.distribute()]
+        rebased = self._rebase(topology)
+        if any(moving.armed < 0 for moving in handover.batch):
+            return rebased
         if handover.phase == ARM and handover.base[0] and waves is not None:
             handover.phase, handover.since = REFRESH, self.now
             waves.request(self.now)
         if waves is not None:
-            waves.held = waves.held or handover.phase != REFRESH
-            if not waves.held or waves.phase != IDLE:  # the wave is under way
-                return []
+            waves.held = waves.held or handover.phase == ARM
+            if not waves.held or waves.phase != IDLE:  # a wave is under way
+                return rebased
+        if any(moving.armed < handover.base[0] for moving in handover.batch):
+            return rebased
         return self._switch(topology)
+
+    def _rebase(self, topology: TopologyState) -> list[Command]:
+        """Let the new incarnations copy the last committed wave: earlier ones may be deleted."""
+        handover = topology.handover
+        if not handover.stateful or handover.base == topology.restore_point:
+            return []
+        handover.base = topology.restore_point
+        return [self._master.distribute()]
 
     def _switch(self, topology: TopologyState) -> list[Command]:
         handover, graph = topology.handover, topology.graph
@@ -196,7 +237,12 @@ class HandoverControl:
             upstream = graph.upstream(moving.task.component)
             moving.sources = tuple((task, topology.places[task].incarnation) for task in upstream if task in topology.places)
         for moving in handover.batch:
-            topology.places[moving.task] = moving.new
+            if moving.groups:
+                owners = topology.key_groups[moving.task.component]
+                topology.key_groups[moving.task.component] = tuple(
+                    moving.target.index if group in moving.groups else owner for group, owner in enumerate(owners))
+            else:
+                topology.places[moving.task] = moving.new
         handover.phase, handover.since, topology.quiet = SWITCH, self.now, {}
         return [self._master.distribute()]
 
@@ -214,9 +260,8 @@ class HandoverControl:
         reports: list[Command] = []
         if batch:
             pause = max(moving.pause for moving in batch)
-            text = f"{tasks_named([moving.task for moving in batch])} moved to " \
-                   f"{workers_named(moving.new.slot for moving in batch)} in {seconds:.1f} s, with a pause of {pause * 1000:.0f} ms"
-            reports.append(Say(text, topology.graph.name))
+            reports.append(Say(f"{_done_text(batch)} in {seconds:.1f} s, with a pause of {pause * 1000:.0f} ms",
+                               topology.graph.name))
         return [*reports, self._master.distribute(), *self._begin(topology)]
 
     # -- ends ----------------------------------------------------------------------------------------------------------
@@ -228,13 +273,14 @@ class HandoverControl:
             return []
         self._drop(topology, cancelled)
         for moving in cancelled:
-            topology.homes[moving.task] = moving.old.slot
-        return [Say(f"{tasks_named([moving.task for moving in cancelled])} not moved: {reason}", topology.graph.name, "warning")]
+            if not moving.groups and moving.cause.who != RETURN:  # its home is there nevertheless
+                topology.homes[moving.task] = moving.old.slot
+        return [Say(f"{_moves_text(cancelled)} not moved: {reason}", topology.graph.name, "warning")]
 
     def _give_up(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
         """Count the tasks as lost: they have left their old place, and did not arrive at the new one."""
         given_up = list(moves)
-        tasks = [moving.task for moving in given_up]
+        tasks = sorted({task for moving in given_up for task in moving.tasks})
         self._drop(topology, given_up)
         return [Say(f"{tasks_named(tasks)} lost while being moved: {reason}", topology.graph.name, "warning"),
                 *self._master.lose(topology, tasks), self._master.distribute()]
@@ -257,3 +303,23 @@ class HandoverControl:
                 moving = next((moving for moving in topology.handover.batch if moving.number == move), None)
                 return (topology, moving) if moving is not None else None
         return None
+
+
+def _obstacle(handover: Handover) -> str:
+    """The reason why a batch has not switched."""
+    late = [moving for moving in handover.batch if moving.armed < max(0, handover.base[0])]
+    trouble = next((f" ({moving.trouble})" for moving in late if moving.trouble), "")
+    named = tasks_named([moving.task for moving in late])
+    return f"{named} could not be prepared{trouble}" if late else "no wave was committed"
+
+
+def _moves_text(moves: Sequence[Moving]) -> str:
+    groups, tasks = sum(len(moving.groups) for moving in moves), [moving.task for moving in moves if not moving.groups]
+    named = [f"{groups} key groups of {', '.join(sorted({moving.task.component for moving in moves if moving.groups}))}"]
+    return " and ".join(([tasks_named(tasks)] if tasks else []) + (named if groups else []))
+
+
+def _done_text(moves: Sequence[Moving]) -> str:
+    where = tasks_named(sorted({moving.target for moving in moves})) if moves[0].groups else \
+        workers_named(moving.new.slot for moving in moves)
+    return f"{_moves_text(moves)} moved to {where}"

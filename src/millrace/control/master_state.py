@@ -28,6 +28,7 @@ from millrace.control.events import (
     Moved,
     MoveTaken,
     Paused,
+    Regrouped,
     Replanned,
     Rescaled,
     Say,
@@ -102,6 +103,8 @@ class MasterState:
                 return self._killed(event)
             case Moved():
                 return self._plan_changes.moved(event)
+            case Regrouped():
+                return self._plan_changes.regrouped(event)
             case Replanned():
                 return self._plan_changes.replanned(event)
             case Rescaled():

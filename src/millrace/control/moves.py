@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millrace.control.assignment import ARM, SWITCH, Move, Place
@@ -13,8 +13,7 @@ RESTING, REFRESH = "resting", "refresh"  # the other phases are those of a `Move
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Who asked for a move or another change, and why: a person, a scheduler with its decision, the loss of a worker, or its
-    return."""
+    """The cause of a move or another change: a person, a scheduler with its decision, the loss of a worker, or its return."""
 
     who: str
     why: str = ""
@@ -34,21 +33,40 @@ class Wanted:
     cause: Cause
 
 
+GroupId = tuple[str, int]  # component and key group
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouping:
+    """A key group that waits for its new owner."""
+
+    owner: int
+    cause: Cause
+
+
 @dataclass(slots=True)
 class Moving:
     """One move of the batch. `armed`: the wave whose state its new incarnation has; -1: none yet."""
 
     number: int
     task: TaskId
+    target: TaskId  # the task itself, unless only key groups move
     old: Place
     new: Place
     cause: Cause
+    groups: tuple[int, ...] = ()
     armed: int = -1
+    trouble: str = ""  # why it could not be armed so far
     taken: bool = False
     sources: tuple[tuple[TaskId, int], ...] = ()
     copied_bytes: int = 0
     delta_bytes: int = 0
     pause: float = 0.0  # seconds in which no incarnation worked
+
+    @property
+    def tasks(self) -> tuple[TaskId, ...]:
+        """The tasks that are lost if it fails after it has switched."""
+        return (self.task,) if self.target == self.task else (self.task, self.target)
 
 
 @dataclass(slots=True)
@@ -56,6 +74,7 @@ class Handover:
     """The moves of one topology: those that wait, and the batch that is carried out."""
 
     waiting: dict[TaskId, Wanted] = field(default_factory=dict)
+    regrouping: dict[GroupId, Regrouping] = field(default_factory=dict)
     batch: list[Moving] = field(default_factory=list)
     phase: str = RESTING
     stateful: bool = False  # some task of the batch has state
@@ -65,14 +84,25 @@ class Handover:
     last_number: int = 0
 
     def moving(self, task: TaskId) -> Moving | None:
-        return next((moving for moving in self.batch if moving.task == task), None)
+        """The move of a task, as a whole, that is under way."""
+        return next((moving for moving in self.batch if moving.task == task and not moving.groups), None)
+
+    def next_number(self) -> int:
+        self.last_number += 1
+        return self.last_number
+
+    @property
+    def at_rest(self) -> bool:
+        """True if nothing moves or waits to be moved."""
+        return self.phase == RESTING and not self.waiting and not self.regrouping
 
     def moves(self, places: Mapping[TaskId, Place]) -> list[Move]:
         """The moves as workers see them. Marks of senders that were lost meanwhile are not awaited."""
         phase = SWITCH if self.phase == SWITCH else ARM
         return [Move(moving.number, moving.task, moving.old, moving.new, phase, self.base, [
             (source, incarnation) for source, incarnation in moving.sources
-            if source in places and places[source].incarnation == incarnation]) for moving in self.batch]
+            if source in places and places[source].incarnation == incarnation], moving.groups, moving.target)
+            for moving in self.batch]
 
 
 def batch_of(graph: TopologyGraph, waiting: Iterable[TaskId], most: int) -> list[TaskId]:
@@ -86,4 +116,18 @@ def batch_of(graph: TopologyGraph, waiting: Iterable[TaskId], most: int) -> list
             continue
         batch.append(task)
         components.add(task.component)
+    return batch
+
+
+def group_batch(graph: TopologyGraph, owners: Mapping[str, Sequence[int]],
+                waiting: Mapping[GroupId, Regrouping]) -> dict[tuple[str, int, int], list[int]]:
+    """The key groups to move next, by component, old and new owner; none together with those of a direct upstream."""
+    components: set[str] = set()
+    batch: dict[tuple[str, int, int], list[int]] = {}
+    order = {component.name: position for position, component in enumerate(graph.components)}
+    for (name, group), wanted in sorted(waiting.items(), key=lambda item: (order[item[0][0]], item[0][1])):
+        if {read.source for read in graph.component(name).inputs} & components:
+            continue
+        components.add(name)
+        batch.setdefault((name, owners[name][group], wanted.owner), []).append(group)
     return batch

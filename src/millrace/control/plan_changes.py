@@ -7,11 +7,11 @@ schedule_generator.py decides when to run a scheduler, plan_acceptance.py whethe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from millrace.control.assignment import Place
-from millrace.control.events import Command, Distribute, Moved, Replanned, Rescaled, Say
+from millrace.control.events import Command, Distribute, Moved, Regrouped, Replanned, Rescaled, Say
 from millrace.control.handover import HandoverControl
 from millrace.control.moves import PERSON, RETURN, SCHEDULER, Cause
 from millrace.control.topology_state import TopologyState
@@ -77,6 +77,22 @@ class PlanChanges:
         return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name),
                 *self._enact(topology, {event.task: event.slot}, Cause(PERSON)), self._master.distribute()]
 
+    def regrouped(self, event: Regrouped) -> list[Command]:
+        topology = self._master.topology(event.name)
+        check_groups(topology, event.component, event.owners)
+        _check_changeable(topology)
+        before = topology.key_groups[event.component]
+        changed = {group: owner for group, owner in event.owners.items() if before[group] != owner}
+        if not changed:
+            return [Say(f"{event.component} has these key groups where they are wanted already", event.name)]
+        what = f"{len(changed)} key groups of {event.component} go to {tasks_of(event.component, changed.values())}"
+        if topology.batched:
+            owners = tuple(changed.get(group, owner) for group, owner in enumerate(before))
+            _take_plan(topology, topology.graph, topology.plan.placement, {**topology.key_groups, event.component: owners})
+            return [Say(f"{what} from the next batch on", event.name), self._master.distribute()]
+        return [Say(what, event.name), *self._handovers.regroup(
+            topology, {(event.component, group): owner for group, owner in changed.items()}, Cause(PERSON))]
+
     def replanned(self, event: Replanned) -> list[Command]:
         """Apply all plans or none: they were made together."""
         for name, plan in event.plans.items():
@@ -87,10 +103,15 @@ class PlanChanges:
             if topology.batched:
                 commands += self._replan_batches(topology, plan, event.reason)
                 continue
+            cause = Cause(SCHEDULER, event.reason)
+            groups = {(move.component, move.key_group): move.new for move in Plan.diff(topology.plan, plan).key_groups}
+            if groups:
+                commands += [Say(f"{len(groups)} key groups reassigned: {event.reason}", name),
+                             *self._handovers.regroup(topology, groups, cause)]
             moves = {task: slot for task, slot in plan.placement.items() if topology.places[task].slot != slot}
             if moves:
                 what = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())}"
-                commands += [Say(f"{what}: {event.reason}", name), *self._enact(topology, moves, Cause(SCHEDULER, event.reason))]
+                commands += [Say(f"{what}: {event.reason}", name), *self._enact(topology, moves, cause)]
         return [*commands, self._master.distribute()] if commands else []
 
     def rescaled(self, event: Rescaled) -> list[Command]:
@@ -163,6 +184,25 @@ class PlanChanges:
                                                                  (changed.stopped, "stopped")) if tasks]
         what += [f"{len(changed.key_groups)} key groups reassigned"] if changed.key_groups else []
         return [Say(f"{', '.join(what)}, from the next batch on: {reason}", topology.graph.name)]
+
+
+def tasks_of(component: str, indices: Iterable[int]) -> str:
+    return tasks_named([TaskId(component, index) for index in sorted(set(indices))])
+
+
+def check_groups(topology: TopologyState, component: str, owners: Mapping[int, int]) -> None:
+    """Raise `UnknownName` or `TopologyError` unless these key groups can be given to these tasks."""
+    definition = topology.graph.component(component)  # UnknownName if there is none
+    if component not in topology.key_groups:
+        keyed = ", ".join(sorted(topology.key_groups)) or "none"
+        raise TopologyError(f"{component!r} has no key groups, because no fields grouping leads to it; components that have "
+                            f"some: {keyed}")
+    count = len(topology.key_groups[component])
+    for group, owner in owners.items():
+        if not 0 <= group < count:
+            raise UnknownName(f"{component!r} has no key group {group}; it has 0 to {count - 1}")
+        if not 0 <= owner < definition.par:
+            raise UnknownName(f"{component!r} has no task {owner}; it has 0 to {definition.par - 1}")
 
 
 def _check_changeable(topology: TopologyState) -> None:

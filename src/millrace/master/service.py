@@ -29,6 +29,7 @@ from millrace.control.events import (
     ManifestStored,
     Moved,
     Paused,
+    Regrouped,
     Replanned,
     Rescaled,
     Say,
@@ -246,8 +247,7 @@ class Master:
         self.call(self._kill_all)
 
     def move(self, name: str, task: TaskId, slot: int) -> None:
-        """Move one running task to another worker. In a topology without state it moves at once and no other task restarts.
-        With state it moves after the next wave: at least once, replayable spouts restart too; exactly once, all tasks do. In
+        """Move one running task to another worker. It is handed over while the stream runs, and no other task restarts. In
         batches it moves with the next batch."""
         self.call(lambda: self.tell(Moved(name, task, slot)))
 
@@ -390,7 +390,7 @@ class Master:
 
     def tell(self, event: Event) -> None:
         """Let the state decide, and carry out its commands. Only on the master's thread."""
-        if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Replanned | Rescaled):
+        if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Regrouped | Replanned | Rescaled):
             raise NotTheAuthor(self.superseded)
         try:
             commands = self.state.handle(event)

@@ -100,7 +100,8 @@ class BatchWorker(Worker):
         for component, subscription in task.topology.graph.downstream(task.name.component):
             output = next(output for output in task.outbox.outputs if output.name == subscription.stream)
             for number, route in enumerate(output.routes):
-                if isinstance(route, ByFields) and route.channels[0].target_name.component == component.name:
+                target = task.topology.graph.task(route.channels[0].target) if isinstance(route, ByFields) else None
+                if isinstance(route, ByFields) and target is not None and target.component == component.name:
                     counts = self.group_counts.setdefault((task.number, component.name), np.zeros(len(route.owners), np.int64))
                     known = self._known_keys.setdefault((task.number, component.name, route.positions), {})
                     output.routes[number] = ByGroups(route, counts, known)

@@ -159,7 +159,7 @@ class TopologyGraph(_GraphCache):
         return not self.why_fixed(task)
 
     def why_fixed(self, task: TaskId) -> str:
-        """Why the task cannot move to another worker while it runs; empty if it can."""
+        """The reason why the task cannot move to another worker while it runs; empty if it can."""
         component = self.component(task.component) if task.component != ACKER else None
         if component is not None and not component.movable:
             return ("its source cannot be replayed, so its tuples in flight would be lost. Derive the spout from "

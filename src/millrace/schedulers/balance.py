@@ -24,8 +24,8 @@ from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem, clean
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Gives key groups of keyed components to other tasks, so that each task gets the same number of tuples; for topologies
-    that run in batches. Tasks stay where they are.
+    """Gives key groups of keyed components to other tasks, so that each task gets the same number of tuples. Tasks stay
+    where they are. On resident workers key groups are handed over while the stream runs; in batches, with the next one.
 
     Few groups move: a group that evens out the most and the least loaded task moves, or two groups change places. A group
     cannot be split, so a task keeps a group that is hotter than the mean for itself. All groups are reassigned from scratch
@@ -66,8 +66,6 @@ class Balance:
 
     def _balanced(self, graph: TopologyGraph, load: Load, plan: Plan) -> tuple[Plan, list[str]]:
         """The plan with balanced key groups, or the same plan; and the reasons."""
-        if not graph.batched:
-            return plan, [f"{graph.name}: key groups of a resident topology stay where they are"]
         owned, reasons = dict(plan.key_groups), []
         for component in graph.bolts:
             if not component.keyed or component.par < 2:

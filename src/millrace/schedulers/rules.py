@@ -70,10 +70,6 @@ def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: 
             yield f"{component.name!r} has {len(owners)} key groups instead of {groups}; their number is fixed"
         if component.keyed and (not owners or not all(0 <= owner < component.par for owner in owners)):
             yield f"a key group of {component.name!r} belongs to none of its {component.par} tasks"
-        elif (component.keyed and before is not None and owners != before and len(owners) == len(before)
-              and not graph.batched):
-            yield (f"it gives key groups of {component.name!r} to other tasks; those of a resident topology stay where "
-                   "they are")
 
 
 def _planned_par(graph: TopologyGraph, new: Plan) -> dict[str, int]:

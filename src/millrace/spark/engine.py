@@ -385,8 +385,8 @@ class RunningTopology:
         return reached
 
     def move(self, task: TaskId | str, slot: int) -> None:
-        """Move one running task to the worker in `slot`. No other task moves, but others may restart: with state and at least
-        once, the replayable spouts; exactly once, all tasks. docs/SCHEDULERS.md has a table."""
+        """Move one running task to the worker in `slot`, with its state, while the stream runs. Returns at once; `status` tells
+        when it has arrived."""
         self._master.move(self.name, TaskId.parse(task) if isinstance(task, str) else task, slot)
 
     def scale(self, component: str, tasks: int) -> None:

@@ -32,6 +32,7 @@ FORMAT = 1
 LONGEST_CHAIN = 16  # pieces; a restore reads them all
 SLACK = 4096  # bytes by which the deltas of a chain may exceed its whole piece; else small groups would always be written whole
 
+Decoded = tuple[dict[str, Loaded], "Chain | None"]  # the content of a chain by state, and its length
 Columns = tuple[list[Any], list[Any], list[float], list[Any]]  # keys, values, expiry times, deleted keys
 _decoder = msgspec.msgpack.Decoder(tuple[int, int, bool, dict[str, Columns]], ext_hook=unwrap)
 
@@ -166,17 +167,19 @@ class TaskState:
 
     def restore_all(self, chains: Mapping[int, Sequence[bytes]]) -> None:
         """Restores many groups at once, because each call looks at all keys."""
-        loaded: dict[str, dict[int, Loaded]] = {name: {} for name in self.states}
-        summed: dict[int, Chain | None] = {}
-        for group, pieces in chains.items():
-            entries, summed[group] = self._joined(group, pieces)
-            for name, groups in loaded.items():
-                groups[group] = entries.get(name, ({}, {}))
-        for group in chains:
+        self.load(self.decoded(chains))
+
+    def decoded(self, chains: Mapping[int, Sequence[bytes]]) -> dict[int, Decoded]:
+        """The content of chains, for `load`. Changes nothing, and may run beside the task."""
+        return {group: self._joined(group, pieces) for group, pieces in chains.items()}
+
+    def load(self, groups: Mapping[int, Decoded]) -> None:
+        """Adds groups with their content, or replaces them."""
+        for group in groups:
             self.places.own(group)
         for name, state in self.states.items():
-            state.load(loaded[name])
-        for group, chain in summed.items():
+            state.load({group: entries.get(name, ({}, {})) for group, (entries, _) in groups.items()})
+        for group, (_, chain) in groups.items():
             self._spoiled.discard(group)
             self._chains.pop(group, None)
             if chain is not None:
@@ -266,13 +269,25 @@ class TaskState:
                                         "it was written?") from error
         return decoded
 
-    def drop(self, group: int) -> None:
-        """Removes a group that this task no longer owns, with its entries."""
+    def drop(self, *groups: int) -> None:
+        """Removes groups that this task no longer owns, with their entries."""
         for state in self.states.values():
-            state.unload([group])
-        self.places.disown(group)
-        self._chains.pop(group, None)
-        self._spoiled.discard(group)
+            state.unload(groups)
+        for group in groups:
+            self.places.disown(group)
+            self._chains.pop(group, None)
+            self._spoiled.discard(group)
+
+    def extract(self, groups: Collection[int], whole: Container[int] | bool) -> dict[int, tuple[bool, bytes]]:
+        """Removes groups and returns their changes since the last snapshot, as pieces; those in `whole` (True: all) whole."""
+        changes = {name: state.changes() for name, state in self.states.items()}
+        forced = (self._forced(whole) | self._spoiled) & set(groups)
+        dirty = {group for changed in changes.values() for group in changed if group in groups}
+        pieces = {group: (False, delta) for group in sorted(dirty - forced)
+                  if (delta := self._delta(group, changes)) is not None}
+        pieces |= self._whole_pieces((dirty | forced) - pieces.keys(), changes)
+        self.drop(*groups)
+        return pieces
 
     def sizes(self) -> dict[int, int]:
         """Group -> bytes of its chain."""
@@ -304,14 +319,13 @@ class TaskState:
 
 def open_states(component: Any, group_of: Callable[[Any], int], owned: Collection[int], key_groups: int, label: str,
                 now: Callable[[], float], owner_of: Callable[[int], int] | None = None) -> TaskState | None:
-    """Opens the states that the component's class declares and puts them into the instance; None if it declares none or owns no
-    key group, because it has no fields grouping.
+    """Opens the states that the component's class declares and puts them into the instance; None if it declares none.
 
     `group_of`: a key's group, or a hash to take modulo `key_groups`. `label`: names the task in errors. `now`: wall seconds.
     `owner_of`: the task that owns a group, for errors.
     """
     declared = declared_states(type(component))
-    if not declared or not owned:
+    if not declared:
         return None
     places = KeyPlaces(group_of, owned, key_groups, label, owner_of)
     states = {name: state.open(places, now) for name, state in declared.items()}

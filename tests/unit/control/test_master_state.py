@@ -204,7 +204,9 @@ def test_a_slot_started_again_before_its_loss_was_noticed_counts_as_lost_and_joi
                               "worker 1 joined on host", "worker 1 is back: count[0], top[0] moved there"]
     assert last(commands).topologies[0].losses == 1
     assert last(commands).workers == [address(0, 1), address(1, 3)]
-    assert story.places() == {**before, COUNT0: Place(1, 3), TOP0: Place(1, 3)}
+    assert story.places() == {**before, COUNT0: Place(0, 2), TOP0: Place(0, 2)}
+    assert [(move.task, move.new) for move in last(commands).topologies[0].moves] == [(COUNT0, Place(1, 3))], \
+        "top follows when its upstream has moved"
 
 
 def test_a_slot_that_comes_back_gets_its_bolts_and_nothing_else() -> None:
@@ -215,9 +217,10 @@ def test_a_slot_that_comes_back_gets_its_bolts_and_nothing_else() -> None:
     story.lose(0)
     moved = story.places()
     commands = story.join(0)
-    assert story.on_slot(0) == {task for task in displaced if task.component in ("count", "top")}
-    assert {task: place for task, place in story.places().items() if place.slot == 1} == {
-        task: place for task, place in moved.items() if task not in story.on_slot(0)}
+    assert story.places() == moved, "they are handed over"
+    handover = story.state.topologies["words"].handover
+    assert {moving.task for moving in handover.batch} | handover.waiting.keys() == {
+        task for task in displaced if task.component in ("count", "top")}
     assert last(commands).topologies[0].version == 3
 
 

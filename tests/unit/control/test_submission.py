@@ -85,10 +85,10 @@ def test_unknown_topology_settings_are_refused(config: dict[str, object], says: 
 
 
 def test_user_settings_are_accepted() -> None:
-    mine = {"path": "/tmp", "task.of.mine": 1, "topology.debug": True, "tap.rows": 5, "topology.workers": 1}
+    mine = {"path": "/tmp", "worker.of.mine": 1, "topology.debug": True, "tap.rows": 5, "topology.workers": 1}
     check_topology_config(mine)
     assert [text for text in said(Story(1).on(Submitted(graph(**mine)))) if "setting" in text] == [
-        "task.of.mine: there is no such setting. All are in docs/settings.md"]
+        "worker.of.mine: there is no such setting. All are in docs/settings.md"]
 
 
 AT = datetime(2026, 3, 1, 12, 30).timestamp()  # local time, as in messages

@@ -79,9 +79,11 @@ def test_few_tuples_say_nothing() -> None:
     assert isinstance(asked((5000.0, 5.0)), NoChange), "counted when there were other key groups"
 
 
-def test_key_groups_of_a_resident_topology_stay() -> None:
-    result = asked((5000.0, 900.0, 900.0, 1.0, 1.0, 1.0), graph=replace(GRAPH, batched=False))
-    assert isinstance(result, NoChange) and result.reason == "t: key groups of a resident topology stay where they are"
+def test_key_groups_of_a_resident_topology_are_balanced_too() -> None:
+    loads = (5000.0, 900.0, 900.0, 1.0, 1.0, 1.0)
+    resident, batched = (asked(loads, graph=replace(GRAPH, batched=batched)) for batched in (False, True))
+    assert isinstance(resident, NewPlan) and isinstance(batched, NewPlan)
+    assert resident.plans["t"].key_groups == batched.plans["t"].key_groups
 
 
 def test_a_component_with_one_task_has_nothing_to_share() -> None:

@@ -48,10 +48,15 @@ def restored(*pieces: bytes, bolt: Any = None) -> Any:
     return bolt
 
 
-def test_a_bolt_without_key_groups_has_no_state() -> None:
+def test_a_bolt_without_key_groups_has_an_empty_state_that_takes_some() -> None:
     bolt = Count()
-    assert open_states(bolt, stable_hash, (), GROUPS, "count", lambda: 0.0) is None
-    assert "state" not in vars(bolt)
+    state = open_states(bolt, stable_hash, (), GROUPS, "count", lambda: 0.0)
+    assert state is not None and not state.owned and vars(bolt)["state"] == {}
+    state.restore(1, [])
+    assert state.owned == {1}
+
+
+def test_a_component_that_declares_none_has_no_state() -> None:
     assert open_states(object(), stable_hash, [1], GROUPS, "count", lambda: 0.0) is None
 
 

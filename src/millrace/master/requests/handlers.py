@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from millrace.control.events import Event, Moved, Paused, Rescaled, Unpaused
+from millrace.control.events import Event, Moved, Paused, Regrouped, Rescaled, Unpaused
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.requests.server import MasterRequest, Verb
@@ -25,7 +25,8 @@ class TopologyVerbs:
         self._state, self._tell, self._end = state, tell, kill
 
     def verbs(self) -> dict[str, Verb]:
-        return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move, "scale": self._scale}
+        return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move, "scale": self._scale,
+                "regroup": self._regroup}
 
     def _kill(self, request: MasterRequest) -> str:
         name: str = request["topology"]
@@ -65,6 +66,18 @@ class TopologyVerbs:
         owners = {component: list(groups) for component, groups in topology.key_groups.items() if component in par}
         return {"topology": name, "from": before, "to": par, "version": topology.version,
                 "changed": topology.version != version, "key_groups": owners}
+
+    def _regroup(self, request: MasterRequest) -> dict[str, Any]:
+        """Change the owners of key groups: group -> index of a task. `topology` defaults to the one that has the component."""
+        component: str = request["component"]
+        owners = {int(group): int(owner) for group, owner in request["owners"].items()}
+        name: str = request.get("topology") or self._topology_with_components([component])
+        topology = self._state.topology(name)
+        before = topology.key_groups.get(component, ())
+        self._tell(Regrouped(name, component, owners))
+        moved = {group: {"from": before[group], "to": owner} for group, owner in sorted(owners.items())
+                 if before[group] != owner}
+        return {"topology": name, "component": component, "groups": moved, "batched": topology.batched}
 
     def _topology_with_components(self, components: Iterable[str]) -> str:
         topologies = {name: {component.name for component in topology.graph.components}

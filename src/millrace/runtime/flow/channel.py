@@ -82,15 +82,15 @@ UNTRACKED = Lineage((), 0, 0.0)
 class Delivery:
     """A chunk that has arrived, and its progress. Serves as `origin` of its tuples."""
 
-    __slots__ = ("arrived", "body", "component", "count", "done", "edge", "failed", "form", "inlet", "left", "lineage",
+    __slots__ = ("arrived", "body", "component", "count", "done", "edge", "failed", "form", "inlet", "lane", "left", "lineage",
                  "local", "more", "stream", "stream_index", "task")
 
     def __init__(self, inlet: Inlet, stream_index: int, body: Any, count: int, form: int, local: bool, edge: int,
-                 lineage: Lineage) -> None:
+                 lineage: Lineage, lane: int = 0) -> None:
         self.inlet = inlet
         self.stream_index = stream_index
         self.body, self.count, self.form, self.local = body, count, form, local
-        self.edge, self.lineage = edge, lineage
+        self.edge, self.lineage, self.lane = edge, lineage, lane
         self.component, self.task, self.stream = inlet.component, inlet.source, inlet.streams[stream_index]
         self.arrived = 0.0
         self.left = count  # tuples not yet acked, for bolts that ack by hand; -1: neither acked nor failed
@@ -171,20 +171,20 @@ class Channel:
         """The least chunk that is worth a call of the receiver; more than its share only if that has fixed costs."""
         return self.chunk if self.chunk > self.allowance // CALLS else 1
 
-    def send_rows(self, stream: int, rows: Any, edge: int, lineage: Lineage, extended: bool = False) -> None:
-        """`extended`: some values may be decimals, dates or times."""
+    def send_rows(self, stream: int, rows: Any, edge: int, lineage: Lineage, extended: bool = False, lane: int = 0) -> None:
+        """`extended`: some values may be decimals, dates or times. `lane`: see `Lane`."""
         if self.local is not None:
-            self._hand_over(stream, rows, len(rows), wire.EXTENDED_ROWS if extended else wire.ROWS, edge, lineage)
+            self._hand_over(stream, rows, len(rows), wire.EXTENDED_ROWS if extended else wire.ROWS, edge, lineage, lane)
         elif extended:
-            self._send(stream, wire.encode_extended(rows), len(rows), wire.EXTENDED_ROWS, edge, lineage)
+            self._send(stream, wire.encode_extended(rows), len(rows), wire.EXTENDED_ROWS, edge, lineage, lane)
         else:
-            self._send(stream, wire.encode_rows(rows), len(rows), wire.ROWS, edge, lineage)
+            self._send(stream, wire.encode_rows(rows), len(rows), wire.ROWS, edge, lineage, lane)
 
-    def send_batch(self, stream: int, batch: pa.RecordBatch, edge: int, lineage: Lineage) -> None:
+    def send_batch(self, stream: int, batch: pa.RecordBatch, edge: int, lineage: Lineage, lane: int = 0) -> None:
         if self.local is not None:
-            self._hand_over(stream, batch, batch.num_rows, wire.ARROW, edge, lineage)
+            self._hand_over(stream, batch, batch.num_rows, wire.ARROW, edge, lineage, lane)
         else:
-            self._send(stream, wire.encode_batch(batch), batch.num_rows, wire.ARROW, edge, lineage)
+            self._send(stream, wire.encode_batch(batch), batch.num_rows, wire.ARROW, edge, lineage, lane)
 
     def send_mark(self, mark: wire.WaveMark | wire.HandoverMark) -> None:
         """Send a mark behind everything sent so far, even if the channel is full."""
@@ -194,13 +194,13 @@ class Channel:
         else:
             self._send(0, wire.encode(mark), 0, form, 0, UNTRACKED)
 
-    def _hand_over(self, stream: int, body: Any, count: int, form: int, edge: int, lineage: Lineage) -> None:
+    def _hand_over(self, stream: int, body: Any, count: int, form: int, edge: int, lineage: Lineage, lane: int = 0) -> None:
         assert self.local is not None and self.inlet is not None
         self._count(count)
         self.inlet.next_seq = self.seq
-        self.local.deliver(Delivery(self.inlet, stream, body, count, form, True, edge, lineage))
+        self.local.deliver(Delivery(self.inlet, stream, body, count, form, True, edge, lineage, lane))
 
-    def _send(self, stream: int, body: Any, count: int, form: int, edge: int, lineage: Lineage) -> None:
+    def _send(self, stream: int, body: Any, count: int, form: int, edge: int, lineage: Lineage, lane: int = 0) -> None:
         owner = self.owner
         limit = owner.worker.frame_limit
         if len(body) > limit:
@@ -211,7 +211,7 @@ class Channel:
             header = wire.Chunk(
                 owner.worker.slot, owner.worker.generation, owner.topology.number, owner.topology.epoch,
                 owner.topology.version, owner.number, owner.incarnation, self.target, self.target_incarnation, stream, seq,
-                count, form, edge, list(lineage.roots), lineage.attempt, owner.worker.clock.now() - lineage.birth)
+                count, form, edge, list(lineage.roots), lineage.attempt, owner.worker.clock.now() - lineage.birth, lane)
             self.link.send([wire.encode(header), body])
 
     def _count(self, count: int) -> int:
@@ -230,3 +230,29 @@ class Channel:
         """False once a new plan has replaced this channel: it must no longer block its task."""
         return self.owner.channels.get(self.target) is self
 
+
+class Lane:
+    """A channel as key groups use it that are being handed over to its target: the receiver can hold them back alone, and gets
+    everything in the order in which it was sent."""
+
+    __slots__ = ("_channel", "_move")
+
+    def __init__(self, channel: Channel, move: int) -> None:
+        self._channel, self._move = channel, move
+
+    @property
+    def local(self) -> Receiver | None:
+        return self._channel.local
+
+    @property
+    def target(self) -> int:
+        return self._channel.target
+
+    def send_rows(self, stream: int, rows: Any, edge: int, lineage: Lineage, extended: bool = False) -> None:
+        self._channel.send_rows(stream, rows, edge, lineage, extended, self._move)
+
+    def send_batch(self, stream: int, batch: pa.RecordBatch, edge: int, lineage: Lineage) -> None:
+        self._channel.send_batch(stream, batch, edge, lineage, self._move)
+
+
+Outlet = Channel | Lane

@@ -16,20 +16,21 @@ from millrace.errors import EmitError
 from millrace.model.graph import resolve
 
 if TYPE_CHECKING:
-    from millrace.runtime.flow.channel import Channel
+    from millrace.runtime.flow.channel import Outlet
 
 KEYS_REMEMBERED = 100_000  # a route forgets all keys beyond this, so that unbounded key spaces do not fill memory
+SAMPLED = 64  # chunks of which one is counted by key group
 WHOLE = 64  # a shuffle sends up to this many tuples together: splitting them would cost more than it balances
 
 Rows = Sequence[tuple[Any, ...]]
-Parts = Iterable[tuple["Channel", Any]]
+Parts = Iterable[tuple["Outlet", Any]]
 
 
 class Route:
     """Routes for one subscription to a stream: splits rows or a batch among the target channels."""
 
-    def __init__(self, channels: list[Channel]) -> None:
-        self.channels = channels
+    def __init__(self, channels: Sequence[Outlet]) -> None:
+        self.channels = list(channels)
 
     def split(self, rows: Rows) -> Parts:
         raise NotImplementedError
@@ -61,7 +62,7 @@ class ToAll(Route):
 class Shuffle(Route):
     """Balances over the tasks: a large chunk is cut into equal slices, a small one goes to the task that got least."""
 
-    def __init__(self, channels: list[Channel]) -> None:
+    def __init__(self, channels: Sequence[Outlet]) -> None:
         super().__init__(channels)
         self._sent = [0] * len(channels)  # by this route; by the channels' own counts a new one would get everything
 
@@ -85,7 +86,7 @@ class Shuffle(Route):
 class Custom(Route):
     """Calls a user's function to choose the tasks for each tuple."""
 
-    def __init__(self, channels: list[Channel], code: str) -> None:
+    def __init__(self, channels: Sequence[Outlet], code: str) -> None:
         super().__init__(channels)
         self.code = code
 
@@ -125,7 +126,7 @@ class _Memory(dict[Any, int]):
 class ByFields(Route):
     """Sends equal keys to the same task: key -> key group -> the task that owns the group."""
 
-    def __init__(self, channels: list[Channel], positions: Sequence[int], owners: Sequence[int]) -> None:
+    def __init__(self, channels: Sequence[Outlet], positions: Sequence[int], owners: Sequence[int]) -> None:
         super().__init__(channels)
         self.positions, self.owners = tuple(positions), tuple(owners)
         self._memory = _Memory(self._task_of)
@@ -170,6 +171,38 @@ class ByFields(Route):
         encoded = column.dictionary_encode(null_encoding="encode")
         of_distinct = np.fromiter(map(self._task_of, values_of(encoded.dictionary)), dtype=np.int32)
         return of_distinct[encoded.indices.to_numpy(zero_copy_only=False)]
+
+
+class BySampledFields(ByFields):
+    """Also counts the tuples of each key group, in one chunk of many: hashing every key would cost too much."""
+
+    def __init__(self, route: ByFields, counts: np.ndarray) -> None:
+        super().__init__(route.channels, route.positions, route.owners)
+        self._counts, self._left = counts, 1
+
+    def split(self, rows: Rows) -> Parts:
+        self._left -= 1
+        if not self._left:
+            self._count(map(itemgetter(*self.positions), rows))
+        return super().split(rows)
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        self._left -= 1
+        if not self._left:
+            columns = [values_of(batch.column(position)) for position in self.positions]
+            self._count(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
+        return super().split_batch(batch)
+
+    def _count(self, keys: Iterable[Any]) -> None:
+        """Let the tuples of this chunk stand for those of the chunks that are not counted."""
+        self._left = SAMPLED
+        keys = list(keys)
+        try:
+            counted: Iterable[tuple[Any, int]] = Counter(keys).items()
+        except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
+            counted = ((key, 1) for key in keys)
+        for key, count in counted:
+            self._counts[stable_hash(key) % len(self.owners)] += SAMPLED * count
 
 
 class ByGroups(ByFields):
@@ -255,8 +288,10 @@ def _field_in_utc(field: pa.Field) -> pa.Field:
     return field.with_type(_in_utc(field.type))
 
 
-def make_route(grouping: Grouping, channels: list[Channel], fields: Sequence[str], owners: Sequence[int]) -> Route:
-    """Make the route for one subscription; `owners` maps key groups to tasks (fields groupings only)."""
+def make_route(grouping: Grouping, channels: Sequence[Outlet], fields: Sequence[str], owners: Sequence[int],
+               lanes: Sequence[Outlet] = ()) -> Route:
+    """Make the route for one subscription. For a fields grouping, `owners` maps key groups to tasks, or to `lanes`, numbered
+    after the tasks."""
     if grouping.kind == "custom":
         return Custom(channels, grouping.code)
     if grouping.kind == "all":
@@ -264,7 +299,7 @@ def make_route(grouping: Grouping, channels: list[Channel], fields: Sequence[str
     if grouping.kind == "global" or len(channels) == 1:
         return ToOne(channels[:1])
     if grouping.kind == "fields":
-        return ByFields(channels, [fields.index(name) for name in grouping.names], owners)
+        return ByFields([*channels, *lanes], [fields.index(name) for name in grouping.names], owners)
     if grouping.kind == "local-or-shuffle":
         return Shuffle([channel for channel in channels if channel.local is not None] or channels)
     return Shuffle(channels)

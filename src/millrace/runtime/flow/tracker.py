@@ -204,4 +204,4 @@ class Tracker:
     def _hand_over(self, acker: int, sums: list[tuple[int, int, Owner | None]], failed: list[int]) -> None:
         slot = self._slot_of(acker)
         if slot is not None and slot != self.slot:
-            self._send(slot, wire.Handover(self.slot, self.generation, self.topology, self.version, acker, sums, failed))
+            self._send(slot, wire.LedgerHandover(self.slot, self.generation, self.topology, self.version, acker, sums, failed))

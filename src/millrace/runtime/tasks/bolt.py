@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.api.bolt import Bolt
 from millrace.config import CHANNEL_SECONDS, MESSAGE_TIMEOUT
 from millrace.model.graph import TaskId
-from millrace.runtime.flow.channel import Delivery
+from millrace.runtime.flow.channel import Channel, Delivery
 from millrace.runtime.flow.overtaken import Overtaken
 from millrace.runtime.flow.pace import Pace
 from millrace.runtime.tasks.chunk_views import ChunkReader
@@ -35,8 +35,11 @@ from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
+    from millrace.runtime.tasks.handover.arrival import Arrival
+    from millrace.runtime.tasks.handover.group_arrival import GroupArrival
+    from millrace.runtime.tasks.handover.group_departure import GroupDeparture
+    from millrace.runtime.tasks.handover.succession import Incarnation
     from millrace.runtime.tasks.host import TaskHost, TaskTopology
-    from millrace.runtime.tasks.succession import Incarnation
 
 STALE = 1.1  # message timeouts after which a chunk is not worth processing
 
@@ -59,6 +62,8 @@ class BoltTask(Task):
         self.acks = ManualAcks(self)
         self.dead_letters = DeadLetters(self)
         self.due = DueCalls(self)
+        self.group_departures: dict[int, GroupDeparture] = {}  # by move: key groups that another task takes over
+        self.group_arrivals: dict[int, GroupArrival] = {}  # by move: key groups that it takes over
         self.deliver = self.inbox.deliver
         self.ack, self.fail = self.acks.ack, self.acks.fail  # type: ignore[method-assign]  # a call less per tuple
 
@@ -78,13 +83,20 @@ class BoltTask(Task):
             self.due.run()
         if self.departure is not None:
             self.departure.go_on()
+        if self.group_arrivals and self.started and not self.busy:
+            for arrival in list(self.group_arrivals.values()):
+                arrival.take_over()
         inbox = self.inbox.waiting
         if not self.started or self.busy or self.blocked or not inbox:
             return
         delivery = self.inbox.take(max(self.pace.per_call, self.needed))
-        if delivery.form == wire.WAVE:
+        if delivery.form >= wire.MARKS:
             self.settling.settle()
-            self.waves.prepare(delivery.body)
+            if delivery.form == wire.WAVE:
+                self.waves.prepare(delivery.body)
+            elif (departing := self.group_departures.get(delivery.body)) is not None:
+                departing.hand_over()
+            self.worker.ready(self)
             return
         if delivery.lineage.roots and self.worker.clock.now() - delivery.lineage.birth > STALE * self.timeout:
             # Its root has timed out and will be replayed: a bolt that is behind must not work on stale chunks.
@@ -142,14 +154,20 @@ class BoltTask(Task):
         return (self.inbox.empty and not self.busy and not self.settling.open and not self.acks.unacked
                 and not self.acks.verdicts and not self.due.pending)
 
-    def drained(self, awaited: set[Incarnation], impatient: bool) -> bool:
-        return self.inbox.empty and self.inbox.moved >= awaited
+    def drained(self, move: int, awaited: set[Incarnation], impatient: bool) -> bool:
+        return self.inbox.empty and self.inbox.moved.get(move, set()) >= awaited
 
     def leave(self) -> None:
         self.acks.fail_all()
 
     def due_in(self) -> dict[str, float]:
         return self.due.due_in()
+
+    def awaits_end(self, channel: Channel) -> bool:
+        return super().awaits_end(channel) or any(departing.unseen(channel) for departing in self.group_departures.values())
+
+    def arrival_of(self, move: int) -> Arrival | GroupArrival | None:
+        return self.group_arrivals.get(move) or super().arrival_of(move)
 
     def abandon(self) -> None:
         self.inbox.clear()

@@ -30,7 +30,7 @@ class ComponentLife:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._may_restore = self._loaded_early = False
+        self._may_restore = self._loaded_early = self._initialized = False
         self._error: BaseException | None = None
         self._retry_seconds = FIRST_RETRY_SECONDS
 
@@ -56,6 +56,7 @@ class ComponentLife:
         task = self._task
         task.component = self.make(empty_state)
         task.initialize()
+        self._initialized = True
         task.component._timer_seconds()  # raises here, as a failed start, rather than on the loop
         for name in task.snapshots.replaced():
             text = (f"initialize of {task.name} replaces self.{name}, which is keyed state: the new object is not saved and is "
@@ -162,7 +163,7 @@ class ComponentLife:
             vars(component)["emit"] = fast_emit(default, task.outbox.emit, SPOUT if spout else BOLT, track=spout)
 
     def close(self) -> None:
-        if self._task.started or self._task.departure is not None:
+        if self._initialized:
             try:
                 self._task.component.close()
             except USER_ERRORS as error:

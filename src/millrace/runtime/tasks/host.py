@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from millrace.api.dataframe import Feed
-from millrace.control.assignment import Place
+from millrace.control.assignment import Move, Place
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.clock import Clock
@@ -112,6 +112,9 @@ class TaskTopology(Protocol):
 
     @property
     def recovers(self) -> tuple[int, int]: ...
+
+    def lanes(self, component: str) -> Sequence[Move]:
+        """The moves of the component's key groups that are under way."""
 
     def context(self, task: TaskId) -> dict[str, Any]:
         """The topology context of a component, under Storm's names."""

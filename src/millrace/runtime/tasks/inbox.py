@@ -7,16 +7,26 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from millrace.runtime.flow.channel import Delivery, Inlet
+from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet
 from millrace.runtime.flow.overtaken import Overtaken
 from millrace.runtime.tasks.alignment import Alignment
-from millrace.runtime.tasks.succession import Incarnation, Succession
+from millrace.runtime.tasks.handover.succession import Incarnation, Succession
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.bolt import BoltTask
 
 HELD_TUPLES = 200_000  # tuples a bolt may leave unacked, or get before it has taken over, until its senders have to wait
+
+
+NOWHERE = Inlet(-1, 0, "", ("",), -1, None)
+
+
+class Cut(Delivery):
+    """Takes the place of a chunk in the queue: when it is its turn, the state of key groups that move is complete."""
+
+    def __init__(self, move: int) -> None:
+        super().__init__(NOWHERE, 0, move, 0, wire.HANDOVER, True, 0, UNTRACKED)
 
 
 class Inbox:
@@ -32,7 +42,9 @@ class Inbox:
         self.alignment = Alignment(map(graph.number, graph.upstream(task.name.component)))
         self._owed: deque[Inlet] = deque()  # credits withheld while too many tuples are unacked
         self.succession = Succession()
-        self.moved: set[Incarnation] = set()  # senders that use the next incarnation of this task from now on
+        self.moved: dict[int, set[Incarnation]] = {}  # by move: senders that send nothing more of what moves
+        self.taken_lanes: set[int] = set()  # moves of key groups that this task has taken over
+        self._lanes: dict[int, deque[Delivery]] = {}  # input for key groups whose state has not come yet, by move
         self.early = False  # the task has not taken over yet: input waits, and is credited all the same
         self._early_tuples = 0
 
@@ -42,6 +54,10 @@ class Inbox:
             return
         delivery.arrived = self._worker.clock.now()
         if self.succession.held and self.succession.holds(delivery):
+            return
+        if delivery.lane and delivery.lane not in self.taken_lanes:
+            self._lanes.setdefault(delivery.lane, deque()).append(delivery)
+            self._credit_early(delivery)
             return
         if delivery.form >= wire.MARKS:
             if delivery.form == wire.WAVE:
@@ -148,14 +164,32 @@ class Inbox:
         if mark.kind == wire.START:
             self.succession.start(inlet, mark)
         elif mark.kind == wire.END:
-            self.end(inlet)
+            self.end(inlet, mark.move)
         else:
-            self.moved.add((inlet.source, inlet.incarnation))
+            self.moved.setdefault(mark.move, set()).add((inlet.source, inlet.incarnation))
+            if (departure := self._task.group_departures.get(mark.move)) is not None:
+                departure.check()
         self._worker.ready(self._task)
 
-    def end(self, inlet: Inlet) -> None:
-        """The sender's incarnation will send nothing more: what its next one has sent is due."""
-        self._deliver_all(self.succession.end(inlet))
+    def end(self, inlet: Inlet, move: int) -> None:
+        """The sender will send nothing more of what moves: what its successor has sent is due."""
+        self._deliver_all(self.succession.end(inlet, move))
+
+    def cut(self, move: int) -> None:
+        """Queue the cut of key groups behind all input."""
+        self.waiting.append(Cut(move))
+        self._worker.ready(self._task)
+
+    def take_lane(self, move: int) -> None:
+        """Queue the input for key groups that the task has taken over."""
+        self.taken_lanes.add(move)
+        self._early_tuples = 0
+        self._deliver_all(self._lanes.pop(move, ()))
+
+    def end_of(self, inlet: Inlet) -> None:
+        """Wait no longer for any end of this sender: it may be among chunks that were lost."""
+        if self.succession.held:
+            self._deliver_all(self.succession.end_of((inlet.source, inlet.incarnation)))
 
     def end_lost(self, is_alive: Callable[[int, int], bool]) -> None:
         """Wait no longer for senders that were lost before they had sent their end."""
@@ -194,12 +228,12 @@ class Inbox:
 
     @property
     def empty(self) -> bool:
-        return not (self.waiting or self.alignment.ahead or self.succession.held)
+        return not (self.waiting or self.alignment.ahead or self.succession.held or self._lanes)
 
     @property
     def tuples(self) -> int:
         return (sum(delivery.count for delivery in self.waiting) + sum(delivery.count for delivery in self.alignment.ahead)
-                + self.succession.tuples)
+                + self.succession.tuples + sum(delivery.count for lane in self._lanes.values() for delivery in lane))
 
     def clear(self) -> None:
         self.waiting.clear()

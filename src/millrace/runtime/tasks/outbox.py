@@ -10,7 +10,7 @@ import pyarrow as pa
 from millrace.api.tuple import DEFAULT_STREAM, Tuple
 from millrace.errors import EmitError
 from millrace.model.graph import ComponentDef, TaskId
-from millrace.runtime.flow.channel import Channel
+from millrace.runtime.flow.channel import Outlet
 from millrace.runtime.tasks.output import Output
 
 
@@ -20,7 +20,7 @@ class EmitGroup(NamedTuple):
     output: Output
     body: Any  # list of rows, or a RecordBatch
     anchors: Any  # None: the chunks being processed; otherwise a tuple of tuples or ids
-    channels: tuple[Channel, ...] | None  # None: chosen by the groupings
+    channels: tuple[Outlet, ...] | None  # None: chosen by the groupings
     ids: list[Any]
 
 
@@ -73,7 +73,7 @@ class Outbox:
                             f"it has {names}. Add it to `outputs`.")
         return output
 
-    def _chosen(self, output: Output, row: Any, direct_task: int | None, need_task_ids: bool) -> tuple[Channel, ...] | None:
+    def _chosen(self, output: Output, row: Any, direct_task: int | None, need_task_ids: bool) -> tuple[Outlet, ...] | None:
         if output.direct != (direct_task is not None):
             raise EmitError(f"{self._name}, stream {output.name!r}: " + (
                 "a direct stream needs direct_task=" if output.direct else

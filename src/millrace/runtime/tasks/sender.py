@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from millrace.config import CHUNK_TUPLES
-from millrace.runtime.flow.channel import Channel, Lineage
+from millrace.runtime.flow.channel import Lineage, Outlet
 from millrace.runtime.flow.routing import rows_of_batch
 from millrace.runtime.tasks.outbox import EmitGroup
 from millrace.runtime.tasks.output import Output
@@ -38,7 +38,7 @@ class Sender:
         self._task.meters.emitted += size
         return self._send_parts(output, parts, lineage)
 
-    def _route(self, group: EmitGroup) -> list[tuple[Channel, Any]]:
+    def _route(self, group: EmitGroup) -> list[tuple[Outlet, Any]]:
         output, body = group.output, group.body
         rows = isinstance(body, list)
         if group.channels is not None:
@@ -51,7 +51,7 @@ class Sender:
         several = len(output.routes) > 1  # receivers must not share a list
         return [part for route in output.routes for part in route.split(list(body) if several else body)]
 
-    def _send_parts(self, output: Output, parts: Iterable[tuple[Channel, Any]], lineage: Lineage) -> int:
+    def _send_parts(self, output: Output, parts: Iterable[tuple[Outlet, Any]], lineage: Lineage) -> int:
         edges, limit = 0, self.chunk_tuples * CHUNK_STRETCH
         for channel, part in parts:
             rows = isinstance(part, list)
@@ -60,7 +60,7 @@ class Sender:
                 edges ^= self._send_piece(output, channel, piece, rows, lineage)
         return edges
 
-    def _send_piece(self, output: Output, channel: Channel, piece: Any, rows: bool, lineage: Lineage) -> int:
+    def _send_piece(self, output: Output, channel: Outlet, piece: Any, rows: bool, lineage: Lineage) -> int:
         size = len(piece) if rows else piece.num_rows
         edge = self.random.getrandbits(63) if lineage.roots else 0
         if rows and channel.local is not None and output.shared():

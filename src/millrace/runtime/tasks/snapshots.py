@@ -6,7 +6,7 @@ store thread and answers the master; the microbatch engine does both in line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.api.bolt import Bolt
@@ -21,12 +21,13 @@ from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.messages import WaveMark
 from millrace.state.checkpoint import IN_FLIGHT, OWN, Blocks, InFlightStream, PieceRef, TaskRecord, blob_name, pack
 from millrace.state.packing import pack_value, unpack_value
-from millrace.state.task_state import TaskState, open_states
+from millrace.state.task_state import Decoded, TaskState, open_states
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
 
 Pieces = dict[int, tuple[bool, bytes]]
+SLICE_BYTES = 1 << 19  # of state, decoded at once beside running tasks: a thread that decodes holds the interpreter
 
 
 class Snapshot(NamedTuple):
@@ -38,6 +39,15 @@ class Snapshot(NamedTuple):
     prepared: list[str] = []
     streams: list[InFlightStream] = []
     staged: bytes = b""  # of a sink whose task moves
+
+
+class ReadGroups:
+    """Key groups of another task that have been read: their chains, content and blocks."""
+
+    def __init__(self) -> None:
+        self.chains: dict[int, list[PieceRef]] = {}
+        self.decoded: dict[int, Decoded] = {}
+        self.blocks: dict[str, Blocks] = {}
 
 
 class StoreThread:
@@ -288,10 +298,11 @@ class Snapshots:
 
         self.task.worker.threads.run(self._thread, read, lambda: done(errors[0] if errors else None))
 
-    def restore(self, records: Iterable[TaskRecord], owned: Collection[int], with_own: bool = True) -> int:
+    def restore(self, records: Iterable[TaskRecord], owned: Collection[int], with_own: bool = True,
+                gently: bool = False) -> int:
         """Restore the owned key groups to the records of a manifest, reading only the chains that differ from the local ones.
-        `with_own`: also read the task's own snapshot and position, for `restore_component`. Returns the bytes of key groups
-        that had to be read."""
+        `with_own`: also read the task's own snapshot and position, for `restore_component`. `gently`: leave the interpreter to
+        others from time to time. Returns the bytes of key groups that had to be read."""
         name, checkpoints = self.task.name, self.task.worker.checkpoints
         component = [record for record in records if record.component == name.component]
         blocks = {blob: held for record in component for blob, held in record.blocks.items()}
@@ -302,7 +313,10 @@ class Snapshots:
         in_flight = [record.in_flight] if record is not None and record.in_flight is not None else []
         pieces = checkpoints.fetch(self.task.topology.graph.name, [*wanted, *own, *in_flight], blocks)
         if self.state is not None and stale:
-            self.state.restore_all({group: [pieces[ref] for ref in chain] for group, chain in stale.items()})
+            for groups in _slices(stale) if gently else [list(stale)]:
+                self.state.restore_all({group: [pieces[ref] for ref in stale[group]] for group in groups})
+                if gently:
+                    checkpoints.rest()
             self._chains = {group: chain for group, chain in {**self._chains, **stale}.items() if chain}
         if with_own:
             self._promised = component
@@ -312,7 +326,8 @@ class Snapshots:
             self._restored = unpack_value(pieces[own[0]]) if own else None, record.position if record is not None else None
         needed = self.blobs()
         self._blocks = {blob: held for blob, held in {**self._blocks, **blocks}.items() if blob in needed}
-        self._holders |= checkpoints.slots() if with_own else set()  # an earlier incarnation may have sent blocks to any of them
+        if with_own:
+            self._holders = checkpoints.slots()  # an earlier incarnation may have sent blocks to any of them
         return sum(ref.length for ref in wanted)
 
     def _owned(self) -> Collection[int]:
@@ -390,20 +405,75 @@ class Snapshots:
         return Snapshot(pieces, position, staged=staged)
 
     def copy(self, base: tuple[int, int, int], done: Callable[[int, BaseException | None], None]) -> None:
-        """Copy the key groups of a committed wave, on the store thread; only what has changed if an earlier one was copied. Runs
-        on the loop; `done` gets the number of bytes, and the error if it failed."""
+        """Copy the key groups of a committed wave, on the store thread; if an earlier one was copied, only what has changed.
+        Runs on the loop; `done` gets the number of bytes, and the error if it failed."""
         wave, _, manifest_epoch = base
         copied, errors = [0], list[BaseException]()
 
         def read() -> None:
             try:
                 manifest = self.task.worker.checkpoints.manifest(self.task.topology.graph.name, manifest_epoch, wave)
-                copied[0] = self.restore(manifest.records, self._owned(), with_own=False)
+                copied[0] = self.restore(manifest.records, self._owned(), with_own=False, gently=True)
                 self._holders = self.task.worker.checkpoints.slots()
             except Exception as error:
                 errors.append(error)
 
         self.task.worker.threads.run(self._thread, read, lambda: done(copied[0], errors[0] if errors else None))
+
+    def hand_over_groups(self, groups: Collection[int], changed: set[int] | bool, lost: set[int]) -> Pieces:
+        """Remove key groups, and return what their next owner lacks, which has the last committed wave, or nothing if `changed`
+        is True. Runs where the task does."""
+        if self.state is None:
+            return {}
+        self.state.spoil(lost & set(groups))
+        return self.state.extract(groups, changed)
+
+    def forget_groups(self, groups: Iterable[int]) -> None:
+        """Forget the chains of key groups that another task has. Runs on the loop."""
+        for group in groups:
+            self._chains.pop(group, None)
+            self._changed.discard(group)
+            self._lost.discard(group)
+
+    def read_groups(self, base: tuple[int, int, int], groups: Collection[int], known: ReadGroups,
+                    done: Callable[[int, BaseException | None], None]) -> None:
+        """Read key groups of another task as of a committed wave into `known`, on the store thread; only those that differ.
+        Runs on the loop; `done` gets the number of bytes, and the error if it failed."""
+        wave, _, manifest_epoch = base
+        topology, checkpoints, read_bytes, errors = self.task.topology.graph.name, self.task.worker.checkpoints, [0], \
+            list[BaseException]()
+
+        def read() -> None:
+            try:
+                records = [record for record in checkpoints.manifest(topology, manifest_epoch, wave).records
+                           if record.component == self.task.name.component]
+                blocks = {blob: held for record in records for blob, held in record.blocks.items()}
+                chains = {group: chain for record in records for group, chain in record.chains.items() if group in groups}
+                differ = {group: chain for group, chain in chains.items() if known.chains.get(group) != chain}
+                pieces = checkpoints.fetch(topology, [ref for chain in differ.values() for ref in chain], blocks)
+                state = self.state
+                for part in _slices(differ) if state is not None else ():
+                    known.decoded |= state.decoded({group: [pieces[ref] for ref in differ[group]] for group in part})
+                    checkpoints.rest()
+                known.chains |= chains
+                known.blocks |= blocks
+                read_bytes[0] = sum(map(len, pieces.values()))
+            except Exception as error:
+                errors.append(error)
+
+        self.task.worker.threads.run(self._thread, read, lambda: done(read_bytes[0], errors[0] if errors else None))
+
+    def take_groups(self, groups: Iterable[int], known: ReadGroups, delta: Iterable[tuple[int, bytes]]) -> None:
+        """Add key groups: their state as of a committed wave, and their changes since. Runs on the loop, while the task's code
+        does not."""
+        if self.state is None:
+            return
+        self.state.load({group: known.decoded.get(group, ({}, None)) for group in groups})
+        for group, piece in delta:
+            self.state.adopt(group, piece)
+        self._chains |= {group: chain for group, chain in known.chains.items() if chain}
+        needed = self.blobs()
+        self._blocks |= {blob: held for blob, held in known.blocks.items() if blob in needed}
 
     def adopt(self, group: int, piece: bytes) -> None:
         """Take the changes of a key group since the wave that was copied. The next wave has them. Runs on the loop."""
@@ -455,3 +525,17 @@ class Snapshots:
 def _groups(pieces: Iterable[int]) -> set[int]:
     """The key groups among the keys of pieces."""
     return {group for group in pieces if group not in (OWN, IN_FLIGHT)}
+
+
+def _slices(chains: Mapping[int, Sequence[PieceRef]]) -> Iterator[list[int]]:
+    """The key groups in parts, each of which can be decoded in a short time."""
+    part: list[int] = []
+    size = 0
+    for group, chain in chains.items():
+        part.append(group)
+        size += sum(ref.length for ref in chain)
+        if size >= SLICE_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part

@@ -26,7 +26,7 @@ from millrace.runtime.tasks.task import Task
 from millrace.runtime.tasks.user_errors import USER_ERRORS
 
 if TYPE_CHECKING:
-    from millrace.runtime.tasks.succession import Incarnation
+    from millrace.runtime.tasks.handover.succession import Incarnation
 
 CALLS_PER_CLOCK_READ = 8  # calls of next_tuple before the clock is read again
 
@@ -145,7 +145,7 @@ class SpoutTask(Task):
             self.tracking.send(group, now)
         return bool(groups)
 
-    def drained(self, awaited: set[Incarnation], impatient: bool) -> bool:
+    def drained(self, move: int, awaited: set[Incarnation], impatient: bool) -> bool:
         return self.idle() or impatient
 
     def idle(self) -> bool:

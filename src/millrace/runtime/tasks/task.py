@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from millrace.api.tuple import Tuple
 from millrace.config import MAX_FAILS
 from millrace.errors import EncodingError
@@ -34,10 +36,11 @@ from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.overtaken import Overtaken
-    from millrace.runtime.tasks.arrival import Arrival
-    from millrace.runtime.tasks.departure import Departure
+    from millrace.runtime.flow.routing import ByFields
+    from millrace.runtime.tasks.handover.arrival import Arrival
+    from millrace.runtime.tasks.handover.departure import Departure
+    from millrace.runtime.tasks.handover.succession import Incarnation
     from millrace.runtime.tasks.host import TaskHost, TaskTopology
-    from millrace.runtime.tasks.succession import Incarnation
 
 
 class Task:
@@ -53,6 +56,7 @@ class Task:
         self.max_fails: int = MAX_FAILS.of(topology.graph.config)
         self.meters = Meters()
         self.channels: dict[int, Channel] = {}
+        self.group_counts: dict[str, np.ndarray] = {}  # tuples sent to each key group, by component: estimates from samples
         self.component: Any = None
         self.blocked = 0  # number of full channels
         self.busy = False  # its own thread is in user code
@@ -71,6 +75,7 @@ class Task:
         self.waves = TaskWaves(self)
         self.arrival: Arrival | None = None  # it takes over from an incarnation elsewhere
         self.departure: Departure | None = None  # an incarnation elsewhere takes over
+        self.cuts: set[int] = set()  # moves for which it has marked its channels
         self.unwired = False  # it gets the channels of the current plan when its code has returned
         self.size_chunks()
 
@@ -85,7 +90,7 @@ class Task:
 
     def _returned(self, done: Callable[[], None]) -> None:
         done()
-        if self.unwired and not self.busy:
+        if self.unwired and not self.busy and not self.ended:
             self.worker.connect(self)
 
     # -- called by the component (TaskHandle) ------------------------------------------------------------------------
@@ -141,9 +146,17 @@ class Task:
 
     # -- hand-over ---------------------------------------------------------------------------------------------------
 
-    def drained(self, awaited: set[Incarnation], impatient: bool) -> bool:
+    def drained(self, move: int, awaited: set[Incarnation], impatient: bool) -> bool:
         """True if nothing is left to do before the task is handed over. `awaited`: senders whose marks must have come."""
         raise NotImplementedError
+
+    def awaits_end(self, channel: Channel) -> bool:
+        """True if the receiver of this channel may not have had the end that was sent there."""
+        return self.departure is not None and self.departure.frozen and channel.consumed < channel.seq
+
+    def arrival_of(self, move: int) -> Any:
+        """The receiver of the state that comes with this move; None if the task takes part in no such move."""
+        return self.arrival if self.arrival is not None and self.arrival.move.number == move else None
 
     def leave(self) -> None:
         """Close what cannot be handed over, after the last output."""
@@ -179,6 +192,11 @@ class Task:
         self.channels = channels
         self.blocked = sum(channel.full for channel in channels.values())
         self.size_chunks()
+
+    def group_counts_of(self, route: ByFields) -> np.ndarray:
+        """The counts of tuples sent to each key group of the component that the route leads to."""
+        component = self.topology.graph.task(route.channels[0].target).component
+        return self.group_counts.setdefault(component, np.zeros(len(route.owners), np.int64))
 
     def size_chunks(self) -> None:
         """Send chunks as large as the slowest receiver wants them, up to the configured size."""

@@ -54,6 +54,7 @@ class Chunk(Message, tag=1, gc=False):
     roots: list[int]
     attempt: int
     age: float  # seconds since its oldest root was sent: clocks of different hosts cannot be compared
+    lane: int = 0  # the move of the key groups that its tuples belong to, if they are being handed over
 
 
 class Credits(Message, tag=2):
@@ -101,7 +102,7 @@ class Verdicts(Message, tag=6):
 
 class Probe(Message, tag=7):
     """Asks the receiver of a full channel which of the `seq` chunks sent have arrived. It follows them on the same connection,
-    so chunks missing by then are lost. The answer is a credit. `ended`: the sender's end was the last chunk."""
+    so chunks missing by then are lost. The answer is a credit."""
 
     topology: int
     source: int
@@ -109,10 +110,9 @@ class Probe(Message, tag=7):
     target: int
     target_incarnation: int
     seq: int
-    ended: bool = False
 
 
-class Handover(Message, tag=8):
+class LedgerHandover(Message, tag=8):
     """Hands the ledger of an acker over to its new worker: (root, sum, its spout if known) and failed roots."""
 
     topology: int
@@ -124,18 +124,19 @@ class Handover(Message, tag=8):
 
 class StatePart(Message, tag=9):
     """A part of a task's state on its way to the task's new incarnation; the state itself is a second frame. `part` numbers
-    them. `group`: a key group, or a key of its own, see `tasks/departure.py`. `more`: the same piece continues."""
+    them. `group`: a key group, or a key of its own, see `tasks/handover/departure.py`. `more`: the same piece continues."""
 
     topology: int
     epoch: int
     target: int
     target_incarnation: int
+    move: int
     part: int
     group: int
     more: bool
 
 
-DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe | Handover | StatePart
+DataMessage = Chunk | Credits | Acks | Roots | Fails | Verdicts | Probe | LedgerHandover | StatePart
 
 
 class Hello(msgspec.Struct, array_like=True, tag=10, tag_field="type"):
@@ -250,11 +251,13 @@ class WaveMark(msgspec.Struct, array_like=True, frozen=True):
 
 
 class HandoverMark(msgspec.Struct, array_like=True, frozen=True):
-    """Cuts a channel between two incarnations of a task. MOVE: the last chunk for the receiver; what follows goes to its new
-    incarnation. END: the last chunk of the sender, whose task has moved. START: the first of its new incarnation, after the one
-    named here."""
+    """Cuts a channel at a move. MOVE: the receiver, or its key groups that move, get nothing more from this sender. END: the
+    sender, or its key groups that move, send nothing more. START: the sender begins to send what was another's, the task and
+    incarnation named here."""
 
     kind: str
+    move: int
+    task: int = 0
     incarnation: int = 0
     slot: int = -1
     generation: int = 0

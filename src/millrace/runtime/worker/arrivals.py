@@ -106,7 +106,7 @@ class Arrivals:
         try:
             inlet = inlet_of(task, chunk.source, chunk.source_incarnation, chunk.worker, None)
             delivery = Delivery(inlet, chunk.stream, body, chunk.count, chunk.form, False, chunk.edge,
-                                Lineage(tuple(chunk.roots), chunk.attempt, self._clock.now() - chunk.age))
+                                Lineage(tuple(chunk.roots), chunk.attempt, self._clock.now() - chunk.age), chunk.lane)
         except (KeyError, IndexError):
             self._counters["malformed"] += 1  # a source or stream that the topology does not have
             return
@@ -135,10 +135,11 @@ class Arrivals:
         """Pass on a part of the state of a task that is handed over to this worker."""
         run = self._topologies.get(part.topology)
         task = run.find(part.target, part.target_incarnation) if run is not None and run.epoch == part.epoch else None
-        if task is None or task.arrival is None:
+        arrival = task.arrival_of(part.move) if task is not None else None
+        if arrival is None:
             self._counters["stale"] += 1
         else:
-            task.arrival.on_part(part, body)
+            arrival.on_part(part, body)
 
     def is_alive(self, slot: int, generation: int) -> bool:
         """True if that worker is in the plan."""
@@ -158,9 +159,7 @@ class Arrivals:
         except UnknownName:
             self._counters["malformed"] += 1
             return
-        lost = _skip(task, inlet, probe.seq)
-        if lost and probe.ended:
-            task.inbox.end(inlet)
+        _skip(task, inlet, probe.seq)
         task.worker.credit(task, inlet)
 
     def _on_credit(self, topology: int, source: int, source_incarnation: int, target: int, incarnation: int,
@@ -181,7 +180,7 @@ class Arrivals:
             run.tracker.on_roots(message.owner, message.pairs, message.version)
         elif isinstance(message, wire.Fails):
             run.tracker.on_fails(message.roots, message.version)
-        elif isinstance(message, wire.Handover):
+        elif isinstance(message, wire.LedgerHandover):
             run.tracker.on_handover(message.acker, message.sums, message.failed, message.version)
         elif isinstance(message, wire.Verdicts):
             run.on_verdicts(message.owner, message.owner_incarnation, message.finished, message.failed)
@@ -195,13 +194,14 @@ class Arrivals:
             self._counters["stale"] += 1
 
 
-def _skip(task: BoltTask, inlet: Inlet, seq: int) -> int:
-    """Count chunks before `seq` that have not arrived as lost, and credit them, or their sender would wait forever. Returns
-    their number."""
+def _skip(task: BoltTask, inlet: Inlet, seq: int) -> None:
+    """Count chunks before `seq` that have not arrived as lost, and credit them, or their sender would wait forever. The end of
+    a sender may be among them: nobody waits for that any longer."""
     lost = max(0, seq - inlet.next_seq)
     task.meters.gaps += lost
     inlet.consumed += lost
     inlet.next_seq += lost
     if lost and task.topology.graph.exactly_once:
         task.worker.broken(task, f"{lost} chunks on their way to {task.name} were lost")
-    return lost
+    if lost:
+        task.inbox.end_of(inlet)

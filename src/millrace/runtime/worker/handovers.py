@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from millrace.config import HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import SWITCH, Move
 from millrace.model.graph import TaskId
-from millrace.runtime.tasks.arrival import Arrival
 from millrace.runtime.tasks.bolt import BoltTask
-from millrace.runtime.tasks.departure import Departure
+from millrace.runtime.tasks.handover.arrival import Arrival
+from millrace.runtime.tasks.handover.departure import Departure
+from millrace.runtime.tasks.handover.group_arrival import GroupArrival
+from millrace.runtime.tasks.handover.group_departure import GroupDeparture
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.wire import messages as wire
 
@@ -41,12 +43,28 @@ class Handovers:
     def update(self, moves: list[Move]) -> None:
         """Take the moves of a new plan. Tasks end that have handed over, and those whose move was cancelled."""
         self.moves = moves
-        self._leaving = self._still(self._leaving, {(move.task, move.old.incarnation): move for move in moves})
-        self._arriving = self._still(self._arriving, {(move.task, move.new.incarnation): move for move in moves})
-        by_new = {(move.task, move.new.incarnation): move for move in moves}
+        whole = [move for move in moves if not move.groups]
+        by_new = {(move.task, move.new.incarnation): move for move in whole}
+        self._leaving = self._still(self._leaving, {(move.task, move.old.incarnation): move for move in whole})
+        self._arriving = self._still(self._arriving, by_new)
         for task in self._run.tasks.values():
             if task.arrival is not None and (move := by_new.get((task.name, task.incarnation))) is not None:
                 task.arrival.update(move)
+            if isinstance(task, BoltTask) and (task.group_arrivals or task.group_departures):
+                self._update_groups(task)
+
+    def _update_groups(self, task: BoltTask) -> None:
+        moves = {move.number: move for move in self.moves}
+        for number, departure in list(task.group_departures.items()):
+            if number in moves:
+                departure.update(moves[number])
+            elif departure.over:
+                del task.group_departures[number]
+        for number, arrival in list(task.group_arrivals.items()):
+            if number in moves:
+                arrival.update(moves[number])
+            else:
+                del task.group_arrivals[number]
 
     def _still(self, tasks: Sequence[Task], moves: dict[tuple[TaskId, int], Move]) -> list[Task]:
         stay = []
@@ -62,7 +80,7 @@ class Handovers:
 
     def leaves(self, task: Task) -> bool:
         """Begin the departure of a task that the plan places elsewhere; False if it is not handed over."""
-        move = next((move for move in self.moves if move.task == task.name and move.phase == SWITCH
+        move = next((move for move in self.moves if move.task == task.name and move.phase == SWITCH and not move.groups
                      and move.old.incarnation == task.incarnation), None)
         if move is None:
             return False
@@ -84,7 +102,9 @@ class Handovers:
         known = {(task.name, task.incarnation) for task in (*self._arriving, *self._run.tasks.values())}
         made = []
         for move in self.moves:
-            if move.new.slot == slot and move.phase != SWITCH and (move.task, move.new.incarnation) not in known:
+            if move.groups:
+                self._begin_groups(move, generation_of)
+            elif move.new.slot == slot and move.phase != SWITCH and (move.task, move.new.incarnation) not in known:
                 task = make(move.task, move.new.incarnation)
                 task.arrival = Arrival(task, move, generation_of(move.old.slot))
                 if isinstance(task, BoltTask):
@@ -93,15 +113,34 @@ class Handovers:
                 made.append(task)
         return made
 
+    def _begin_groups(self, move: Move, generation_of: Callable[[int], int]) -> None:
+        """Let the tasks here that give or take key groups begin with it."""
+        number_of, limit = self._run.graph.number, HANDOVER_SWITCH_LIMIT.of(self._run.graph.config)
+        source, target = self._run.tasks.get(number_of(move.task)), self._run.tasks.get(number_of(move.target))
+        if isinstance(target, BoltTask) and target.incarnation == move.new.incarnation and move.phase != SWITCH \
+                and move.number not in target.group_arrivals:
+            arrival = target.group_arrivals[move.number] = GroupArrival(target, move, generation_of(move.old.slot))
+            arrival.begin()
+        if isinstance(source, BoltTask) and source.incarnation == move.old.incarnation and move.phase == SWITCH \
+                and move.number not in source.group_departures:
+            departure = source.group_departures[move.number] = GroupDeparture(source, move, limit)
+            departure.check()
+
     def mark(self, task: Task) -> None:
-        """Cut the channels of a task to those that have switched: what it emits from now on goes to their new incarnations."""
-        cut = [channel for move in self.moves if move.phase == SWITCH
-               and (channel := task.channels.get(self._run.graph.number(move.task))) is not None
-               and channel.target_incarnation == move.old.incarnation]
-        if cut:
+        """Cut the channels of a task to those that have switched: what it emits from now on goes to the new place, or by a lane
+        to the new owner."""
+        cuts = [(move.number, channel) for move in self.moves if move.phase == SWITCH and move.number not in task.cuts
+                and (channel := task.channels.get(self._run.graph.number(move.task))) is not None
+                and channel.target_incarnation == move.old.incarnation]
+        if cuts:
             task.send_waiting()
-            for channel in cut:
-                channel.send_mark(wire.HandoverMark(wire.MOVE))
+            for number, channel in cuts:
+                channel.send_mark(wire.HandoverMark(wire.MOVE, number))
+                task.cuts.add(number)
+
+    def lanes(self, component: str) -> list[Move]:
+        """The moves of key groups of this component whose state is on its way."""
+        return [move for move in self.moves if move.groups and move.phase == SWITCH and move.task.component == component]
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -114,6 +153,13 @@ class Handovers:
             if task.departure.over and (task.name, task.incarnation) not in underway:
                 self._leaving.remove(task)
                 self._end(task)
+        numbers = {move.number for move in self.moves}
+        for task in self._run.tasks.values():
+            if isinstance(task, BoltTask):
+                over = [number for number, departure in task.group_departures.items()
+                        if number not in numbers and departure.over]
+                for number in over:
+                    del task.group_departures[number]
 
     def tell_again(self) -> None:
         """Repeat answers that the master has not reacted to."""
@@ -121,6 +167,8 @@ class Handovers:
         for task in (*self._arriving, *self._run.tasks.values()):
             if task.arrival is not None and (task.name, task.incarnation) in underway:
                 task.arrival.tell_again()
+            for arrival in task.group_arrivals.values() if isinstance(task, BoltTask) else ():
+                arrival.tell_again()
 
     def end_all(self) -> None:
         """End all of them."""

@@ -15,6 +15,7 @@ import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from millrace.runtime.worker.worker import Worker
 
 log = logging.getLogger("millrace.worker")
 REPORT_SECONDS = 0.25
+REST_SECONDS = 0.01  # between two slices of state that are decoded beside running tasks
 MESSAGES_PER_TURN = 64  # data messages received before the tasks get their turn
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 LONGEST_BASE = 60  # characters: the kernel's limit is 107 for a socket's whole path
@@ -218,7 +220,8 @@ class WorkerProcess:
             self._former = welcome.generation
             if limit := limit_of(welcome.settings, one_host=not self._bind):
                 self._copies = LocalCopies(Path(directory, f"copies-{self.slot}"), limit)
-            checkpoints = CheckpointAccess(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange, self._copies)
+            checkpoints = CheckpointAccess(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange, self._copies,
+                                           partial(time.sleep, REST_SECONDS))
             worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings, welcome.author,
                             checkpoints, lambda message: control.send(wire.encode(message)))
             worker.feeds = SocketFeeds(self.context, directory, self._bind, self.setup.keys, self.boot, worker.counters,

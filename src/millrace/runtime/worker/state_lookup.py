@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def look_up(query: wire.Query, task: Task | None, answer: wire.Answer) -> None:
     """Fill in the answer: the value of a key, or the sizes of all states if none is named. Call it where the task's code runs.
     `task`: None if it is not here."""
-    state = task.snapshots.state if task is not None else None
+    state = task.snapshots.state if task is not None and task.started else None
     if state is None:
-        answer.error = "the task has moved, or has no keyed state: ask again"
+        answer.error = "the task has moved or is being moved, or has no keyed state: ask again"
         return
     try:
         value = state.lookup(query.state, query.key) if query.state else {"keys": state.keys(), "dirty": state.dirty()}

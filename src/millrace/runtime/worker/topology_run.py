@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from millrace.config import ACKERS, AT_LEAST_ONCE, CHANNEL_WINDOW, GUARANTEE
-from millrace.control.assignment import TopologyAssignment
+from millrace.control.assignment import Move, TopologyAssignment
 from millrace.control.ledger import Owner
 from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime.flow.tracker import Tracker
@@ -59,6 +59,10 @@ class TopologyRun:
     def everyone(self) -> list[Task]:
         """The tasks that run here, those that leave and those that arrive."""
         return [*self.tasks.values(), *self.handovers]
+
+    def lanes(self, component: str) -> list[Move]:
+        """The moves of the component's key groups that are under way."""
+        return self.handovers.lanes(component)
 
     def find(self, number: int, incarnation: int) -> Task | None:
         """The incarnation of a task that a message is for or from."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from millrace.errors import UnknownName
 from millrace.model.graph import Input, TaskId
-from millrace.runtime.flow.channel import Channel, Inlet
+from millrace.runtime.flow.channel import Channel, Inlet, Lane, Outlet
 from millrace.runtime.flow.links import Links
 from millrace.runtime.flow.pace import FIRST_TUPLES
-from millrace.runtime.flow.routing import make_route
+from millrace.runtime.flow.routing import ByFields, BySampledFields, make_route
 from millrace.runtime.tasks.bolt import BoltTask
+from millrace.runtime.tasks.host import TaskTopology
 from millrace.runtime.tasks.task import Task
 
 
@@ -30,7 +33,7 @@ class Wiring:
                 targets.append(channels[number])
             routes[subscription.stream].append((subscription, component.name, targets))
         for output in outputs:
-            output.routes = [make_route(subscription.grouping, targets, output.fields, run.key_groups.get(component, ()))
+            output.routes = [make_route(subscription.grouping, targets, output.fields, *lanes_of(run, component, targets))
                              for subscription, component, targets in routes[output.name]
                              if subscription.grouping.kind != "direct"]
             output.targets = {channel.target: channel for subscription, _, targets in routes[output.name]
@@ -44,11 +47,28 @@ class Wiring:
         raise NotImplementedError
 
 
+def lanes_of(run: TaskTopology, component: str, targets: Sequence[Channel]) -> tuple[Sequence[int], list[Lane]]:
+    """The owners of the component's key groups, and lanes for those that are being handed over. Lanes are numbered after the
+    tasks."""
+    owners, moves = run.key_groups.get(component, ()), run.lanes(component)
+    if not moves:
+        return owners, []
+    lane_of = {group: len(targets) + index for index, move in enumerate(moves) for group in move.groups}
+    lanes = [Lane(targets[move.target.index], move.number) for move in moves]
+    return [lane_of.get(group, owner) for group, owner in enumerate(owners)], lanes
+
+
 class LinkWiring(Wiring):
     """Connects tasks of the same worker directly, and others over links to their slots."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
+
+    def wire(self, task: Task) -> None:
+        super().wire(task)
+        for output in task.outbox.outputs:
+            output.routes = [BySampledFields(route, task.group_counts_of(route)) if isinstance(route, ByFields) else route
+                             for route in output.routes]
 
     def channel(self, task: Task, target: TaskId, number: int) -> Channel:
         run = task.topology

@@ -364,11 +364,10 @@ class Worker:
 
     def _probe_channels(self, task: Task) -> None:
         for channel in task.channels.values():
-            ended = task.departure is not None and task.departure.frozen and channel.consumed < channel.seq
-            if (channel.full or ended) and channel.link is not None:
+            if channel.link is not None and (channel.full or task.awaits_end(channel)):
                 channel.link.send([wire.encode(wire.Probe(
                     self.slot, self.generation, task.topology.number, task.number, task.incarnation, channel.target,
-                    channel.target_incarnation, channel.seq, ended))])
+                    channel.target_incarnation, channel.seq))])
 
     # -- reports and end -----------------------------------------------------------------------------------------------
 

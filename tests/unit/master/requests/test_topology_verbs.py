@@ -52,7 +52,8 @@ def test_a_task_is_moved_without_naming_its_topology() -> None:
     answer = master.ask("move", task="lines[1]", slot=1 - source)
     assert master.events == [Moved("words", TaskId("lines", 1), 1 - source)]
     assert (answer["topology"], answer["from"], answer["to"]) == ("words", source, 1 - source)
-    assert master.state.topologies["words"].places[TaskId("lines", 1)].slot == 1 - source
+    wanted = master.state.topologies["words"].handover.waiting[TaskId("lines", 1)]
+    assert wanted.slot == 1 - source, "it moves when the topology has started"
 
 
 def test_an_ambiguous_task_or_component_is_an_error_that_says_how_to_choose() -> None:

@@ -31,7 +31,7 @@ def opened() -> tuple[Count, TaskState]:
 
 
 def query(state: TaskState | None, name: str, key: Any) -> wire.Answer:
-    task: Any = SimpleNamespace(snapshots=SimpleNamespace(state=state))
+    task: Any = SimpleNamespace(snapshots=SimpleNamespace(state=state), started=True)
     answer = wire.Answer(0, 1, 7, False)
     look_up(wire.Query(7, 1, 2, name, key), task, answer)
     return answer

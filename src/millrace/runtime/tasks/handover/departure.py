@@ -7,12 +7,10 @@ its end down every channel and, to the new worker, everything that has changed s
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from millrace.control.assignment import Move
-from millrace.errors import WireError
+from millrace.runtime.tasks.handover.parts import Closing, send_state
 from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
 
@@ -20,30 +18,7 @@ if TYPE_CHECKING:
     from millrace.runtime.tasks.snapshots import Snapshot
     from millrace.runtime.tasks.task import Task
 
-PART_BYTES = 1 << 20  # of one message: the receiving loop takes its turn between two
-CLOSING = -3  # in place of a key group: the last part
 PATIENCE = 0.5  # share of the time for a switch after which a spout leaves its open roots to be replayed
-
-
-class Closing(msgspec.Struct, array_like=True, frozen=True):
-    """The last part: what is not in pieces. `due`: seconds until its tick and its timer. `paused`: seconds since it froze."""
-
-    parts: int
-    position: int | None
-    staged: bytes  # of a two-phase sink
-    due: dict[str, float]
-    paused: float
-    error: str = ""
-
-
-_closing = msgspec.msgpack.Decoder(Closing)
-
-
-def decode_closing(body: bytes) -> Closing:
-    try:
-        return _closing.decode(body)
-    except wire.UNREADABLE as error:
-        raise WireError(f"the last part of a hand-over cannot be read: {error}") from None
 
 
 class Departure:
@@ -51,8 +26,8 @@ class Departure:
 
     def __init__(self, task: Task, move: Move, limit: float) -> None:
         self._task = task
-        self._impatient_at = task.worker.clock.now() + PATIENCE * limit
-        self._ends_at = task.worker.clock.now() + 2 * limit
+        now = task.worker.clock.now()
+        self._impatient_at, self._ends_at = now + PATIENCE * limit, now + 2 * limit
         self._froze_at = 0.0
         self._packing = False
         self._snapshot: Snapshot | None = None
@@ -71,7 +46,7 @@ class Departure:
         task = self._task
         if self._packing or not task.started or task.busy or task.ended:
             return
-        if not task.drained(self._awaited, task.worker.clock.now() >= self._impatient_at):
+        if not task.drained(self.move.number, self._awaited, task.worker.clock.now() >= self._impatient_at):
             return
         self._packing, self._froze_at = True, task.worker.clock.now()
         changed, lost = task.snapshots.unsettled()
@@ -85,7 +60,7 @@ class Departure:
         self._error = error_of(pack)
 
     def _packed(self) -> None:
-        task = self._task
+        task, snapshot = self._task, self._snapshot
         task.busy = False
         if task.ended:
             return
@@ -93,16 +68,20 @@ class Departure:
         task.leave()
         self.frozen, task.started = True, False
         for channel in task.channels.values():
-            channel.send_mark(wire.HandoverMark(wire.END))
-        if self._error is not None:
+            channel.send_mark(wire.HandoverMark(wire.END, self.move.number))
+        paused = task.worker.clock.now() - self._froze_at
+        if snapshot is not None:
+            send_state(task, self.move, snapshot.pieces, Closing(snapshot.position, snapshot.staged, task.due_in(), paused))
+        else:
+            assert self._error is not None
             task.report_error(self._error, None)
-        self._send_state()
+            send_state(task, self.move, {}, Closing(error=describe(self._error)))
 
     def rewired(self) -> None:
         """Tell receivers that were placed anew since it froze, too, that it has ended."""
         for channel in self._task.channels.values() if self.frozen else ():
             if not channel.seq:
-                channel.send_mark(wire.HandoverMark(wire.END))
+                channel.send_mark(wire.HandoverMark(wire.END, self.move.number))
 
     @property
     def over(self) -> bool:
@@ -110,27 +89,3 @@ class Departure:
         task = self._task
         late = task.worker.clock.now() >= self._ends_at
         return self.frozen and (late or all(channel.consumed >= channel.seq for channel in task.channels.values()))
-
-    def _send_state(self) -> None:
-        snapshot, parts = self._snapshot, 0
-        if snapshot is not None:
-            for group, (_, piece) in snapshot.pieces.items():
-                parts = self._send_piece(parts, group, piece)
-        closing = Closing(parts, snapshot.position if snapshot is not None else None,
-                          snapshot.staged if snapshot is not None else b"", self._task.due_in(),
-                          self._task.worker.clock.now() - self._froze_at,
-                          describe(self._error) if self._error is not None else "")
-        self._send(parts, CLOSING, False, wire.encode(closing))
-
-    def _send_piece(self, part: int, group: int, piece: bytes) -> int:
-        """Send a piece in parts; returns the number of the next part."""
-        for start in range(0, max(1, len(piece)), PART_BYTES):
-            self._send(part, group, start + PART_BYTES < len(piece), piece[start:start + PART_BYTES])
-            part += 1
-        return part
-
-    def _send(self, part: int, group: int, more: bool, body: Any) -> None:
-        task, new = self._task, self.move.new
-        task.worker.send_state(new.slot, wire.StatePart(
-            task.worker.slot, task.worker.generation, task.topology.number, task.topology.epoch, task.number, new.incarnation,
-            part, group, more), body)

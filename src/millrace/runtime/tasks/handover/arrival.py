@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millrace.control.assignment import SWITCH, Move
-from millrace.errors import MillraceError, WireError
-from millrace.runtime.tasks.departure import CLOSING, Closing, decode_closing
+from millrace.errors import MillraceError
+from millrace.runtime.tasks.handover.parts import Closing, StateParts
 from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import OWN
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
 
 MAKE, LOAD, READY, TAKE, TAKEN, FAILED = "make", "load", "ready", "take", "taken", "failed"
+RETRY_SECONDS = 1.0  # before it tries again to make its component or to copy its state: a server may be away
 
 
 class Arrival:
@@ -30,10 +31,8 @@ class Arrival:
         self._phase = MAKE
         self._wave = -1  # whose state it has
         self._copied = 0  # bytes
-        self._parts = 0
-        self._pieces: dict[int, list[bytes]] = {}  # parts of the piece that is arriving
+        self._parts = StateParts(self._on_piece, self._close)
         self._own: bytes | None = None
-        self._delta = 0
         self._first_at = 0.0
         self._error: BaseException | None = None
         self._told: wire.Armed | wire.Taken | None = None
@@ -43,6 +42,9 @@ class Arrival:
     def begin(self) -> None:
         """Make the component and initialize it. What it emits then is dropped: the old incarnation has emitted it before."""
         task = self._task
+        if task.ended:
+            return
+        self._phase = MAKE
         if task.definition.dataframe:  # its feed can have one receiver only: it is made when the old incarnation has ended
             self._made()
         else:
@@ -93,24 +95,14 @@ class Arrival:
         """A part of the state has come from the old incarnation."""
         if self._phase != READY:
             return
-        if not self._parts:
+        if not self._parts.any:
             self._first_at = self._task.worker.clock.now()
-        if part.part != self._parts:
-            self._fail(WireError(f"part {self._parts} of its state was lost on the way"))
-            return
         try:
-            if part.group == CLOSING:
-                self._close(decode_closing(body))
-                return
-            self._parts += 1
-            self._pieces.setdefault(part.group, []).append(body)
-            if not part.more:
-                self._on_piece(part.group, b"".join(self._pieces.pop(part.group)))
+            self._parts.add(part, body)
         except MillraceError as error:
             self._fail(error)
 
     def _on_piece(self, group: int, piece: bytes) -> None:
-        self._delta += len(piece)
         if group == OWN:
             self._own = piece
         else:
@@ -139,14 +131,16 @@ class Arrival:
         if self._error is not None:
             self._fail(self._error)
             return
-        start = wire.HandoverMark(wire.START, self.move.old.incarnation, self.move.old.slot, self._predecessor)
+        start = wire.HandoverMark(wire.START, self.move.number, task.number, self.move.old.incarnation, self.move.old.slot,
+                                  self._predecessor)
         for channel in task.channels.values():
             channel.send_mark(start)
         self._phase = TAKEN
         task.start_taken(closing.due)
         worker, run = task.worker, task.topology
         pause = closing.paused + worker.clock.now() - (self._first_at or worker.clock.now())
-        self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, self.move.number, self._delta, pause))
+        self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, self.move.number, self._parts.bytes,
+                              pause))
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -157,8 +151,9 @@ class Arrival:
         task.report_error(error, None)
         if move.phase == SWITCH:
             self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, move.number, error=text))
-        else:
-            self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, move.number, self._wave, error=text))
+            return
+        self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, move.number, self._wave, error=text))
+        worker.timers.at(worker.clock.now() + RETRY_SECONDS, self.begin)
 
     def _tell(self, answer: wire.Armed | wire.Taken) -> None:
         self._told = answer

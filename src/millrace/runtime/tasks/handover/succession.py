@@ -1,4 +1,5 @@
-"""Keeps the order between two incarnations of a sender: input from the new one waits for the end of the old one."""
+"""Keeps the order between two senders, one of which takes over from the other: input from the new one waits for the end of
+the old one."""
 
 from __future__ import annotations
 
@@ -11,10 +12,13 @@ from millrace.runtime.wire.messages import HandoverMark
 Incarnation = tuple[int, int]  # number and incarnation of a task
 
 
-class Held:
-    """Input from a new incarnation. `after`: the old one; `worker`: slot and generation of its worker."""
+EndedSender = tuple[int, int, int]  # number and incarnation of a task, and the move for which it sends nothing more
 
-    def __init__(self, after: Incarnation, worker: tuple[int, int]) -> None:
+
+class Held:
+    """Input from a new sender. `after`: the old one; `worker`: slot and generation of its worker."""
+
+    def __init__(self, after: EndedSender, worker: tuple[int, int]) -> None:
         self.after, self.worker = after, worker
         self.deliveries: deque[Delivery] = deque()
 
@@ -24,7 +28,7 @@ class Succession:
 
     def __init__(self) -> None:
         self.held: dict[Incarnation, Held] = {}
-        self._ended: set[Incarnation] = set()  # whose successors have not started yet
+        self._ended: set[EndedSender] = set()  # whose successors have not started yet
 
     def holds(self, delivery: Delivery) -> bool:
         """Keep the delivery back if its sender has to wait."""
@@ -35,31 +39,38 @@ class Succession:
         return True
 
     def start(self, inlet: Inlet, mark: HandoverMark) -> None:
-        """A new incarnation has started to send."""
-        before = inlet.source, mark.incarnation
+        """A sender begins with what was another's."""
+        before = mark.task, mark.incarnation, mark.move
         if before in self._ended:
             self._ended.discard(before)
         else:
             self.held[inlet.source, inlet.incarnation] = Held(before, (mark.slot, mark.generation))
 
-    def end(self, inlet: Inlet) -> deque[Delivery]:
-        """The old incarnation will send nothing more. Returns the input that waited for this."""
-        sender = inlet.source, inlet.incarnation
+    def end(self, inlet: Inlet, move: int) -> deque[Delivery]:
+        """The old sender will send nothing more of what moves. Returns the input that waited for this."""
+        sender = inlet.source, inlet.incarnation, move
         successor = next((key for key, held in self.held.items() if held.after == sender), None)
         if successor is None:
             self._ended.add(sender)
             return deque()
         return self.held.pop(successor).deliveries
 
+    def end_of(self, sender: Incarnation) -> deque[Delivery]:
+        """Returns the input that waited for any end of this sender."""
+        return self._release(lambda held: held.after[:2] == sender)
+
     def end_lost(self, is_alive: Callable[[int, int], bool]) -> deque[Delivery]:
-        """Returns the input that waited for incarnations whose workers are gone: their end will not come."""
+        """Returns the input that waited for senders whose workers are gone: their end will not come."""
+        return self._release(lambda held: not is_alive(*held.worker))
+
+    def _release(self, is_due: Callable[[Held], bool]) -> deque[Delivery]:
         released: deque[Delivery] = deque()
-        for key in [key for key, held in self.held.items() if not is_alive(*held.worker)]:
+        for key in [key for key, held in self.held.items() if is_due(held)]:
             released += self.held.pop(key).deliveries
         return released
 
     def awaits(self, sender: Incarnation) -> bool:
-        return any(held.after == sender for held in self.held.values())
+        return any(held.after[:2] == sender for held in self.held.values())
 
     @property
     def tuples(self) -> int:

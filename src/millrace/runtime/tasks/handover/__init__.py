@@ -1,0 +1,1 @@
+"""A task moves: its old incarnation departs, its new one arrives, and its receivers keep their order."""
