@@ -24,7 +24,7 @@ def test_its_failure_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with zmq.Context() as context:
         setup = WorkerSetup("c", "tcp://127.0.0.1:9", Keys.make(), settings={"worker.heartbeat.interval.secs": 0.05})
-        pulse = Pulse(context, setup, slot=0, generation=1, revision=fail, calls=LongCalls(TaskThreads()))
+        pulse = Pulse(context, setup, slot=0, generation=1, revision=fail, calls=LongCalls(TaskThreads(), lambda: 0.0))
         pulse.start()
         pulse.join(SECONDS)
     assert ends == ["its heartbeat thread failed: KeyError: 'revision'"]
@@ -46,7 +46,7 @@ def test_it_ends_the_worker_that_was_given_up_or_is_fenced_and_stuck(monkeypatch
             raise Ended
 
     monkeypatch.setattr(process, "end_process", end)
-    keys, calls = Keys.make(), LongCalls(TaskThreads())
+    keys, calls = Keys.make(), LongCalls(TaskThreads(), lambda: 0.0)
     calls.turned -= 3600
     with zmq.Context() as context, context.socket(zmq.ROUTER) as master:
         serve(master, keys)
@@ -69,7 +69,7 @@ def test_it_ends_with_unread_messages_after_being_fenced(answers: list[object]) 
     with zmq.Context() as context, context.socket(zmq.ROUTER) as master:
         serve(master, keys)
         setup = WorkerSetup("c", bind_tcp(master, "127.0.0.1"), keys, settings={"worker.heartbeat.interval.secs": 0.05})
-        pulse = Pulse(context, setup, slot=0, generation=1, revision=lambda: 0, calls=LongCalls(TaskThreads()))
+        pulse = Pulse(context, setup, slot=0, generation=1, revision=lambda: 0, calls=LongCalls(TaskThreads(), lambda: 0.0))
         pulse.start()
         assert master.poll(int(SECONDS * 1000))
         identity, _ = master.recv_multipart()

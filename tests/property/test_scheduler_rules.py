@@ -46,7 +46,7 @@ def check(name: str, situations: st.SearchStrategy[Situation], rule: Callable[[S
     """Try the rule on many situations."""
     scheduler = made(name)
 
-    @settings(max_examples=examples(15 if name in SLOW else 35))
+    @settings(max_examples=examples(10 if name in SLOW else 30))
     @given(situations)
     def tried(situation: Situation) -> None:
         rule(scheduler, situation)

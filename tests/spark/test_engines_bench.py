@@ -16,6 +16,7 @@ def _kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(engines, "keep", lambda name, result, quick: tmp_path / name)
 
 
+@pytest.mark.slow
 def test_skewed_keys_are_rebalanced_while_they_arrive() -> None:
     result = engines.run_engines(live=False, quick=True, parts=["skew"])
     assert result["skew_batch_ratio"] > 0

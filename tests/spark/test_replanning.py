@@ -8,6 +8,7 @@ from millrace.bench import replanning
 from millrace.bench.replanning import SWAPS, run_replanning
 
 
+@pytest.mark.slow
 def test_otd_lowers_the_traffic_between_nodes_and_swapping_algorithms_drops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replanning, "WINDOW_SECONDS", 0.5)
     result = run_replanning(seconds=1.5, rate=300, live=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
-from millrace.bench.topology_runs import resident_engine, start_run
+from millrace.bench.topology_runs import start_run
 from millrace.config import EXACTLY_ONCE, GUARANTEE, WAVE_INTERVAL
 from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.sinks import JsonLinesSink
@@ -74,18 +73,11 @@ class SlowEnd(Topology):
     lines = SlowLines.spec(inputs={relay: Grouping.SHUFFLE})
 
 
-def wave_under_backpressure(ms_per_row: float, engine: ResidentEngine | None = None) -> dict[str, float]:
+def wave_under_backpressure(ms_per_row: float, engine: ResidentEngine, directory: Path) -> dict[str, float]:
     """Milliseconds to a committed wave, from the beginning of the first one after the previous commit, the longest of some, and
     the latency of tuples from the spout to the sink, with a sink that takes so long for a row and spouts that are as fast as
-    they may be. Raises `MillraceError` if no wave is committed for two minutes."""
-    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory:
-        if engine is not None:
-            return _measured(engine, ms_per_row, Path(directory))
-        with resident_engine(Path(directory)) as own:
-            return _measured(own, ms_per_row, Path(directory))
-
-
-def _measured(engine: ResidentEngine, ms_per_row: float, directory: Path) -> dict[str, float]:
+    they may be. Raises `MillraceError` if no wave is committed for two minutes. `directory`: for the sink's rows. It must
+    outlive the engine, because a sink may still write when its topology has ended."""
     config = {GUARANTEE.key: EXACTLY_ONCE, WAVE_INTERVAL.key: 1.0, SLEEP: ms_per_row / 1000, "path": str(directory / "rows")}
     running = start_run(engine, SlowEnd, config, WARM_UP_SECONDS)
     try:

@@ -26,7 +26,7 @@ from millrace.bench.faults.plan import (
 from millrace.bench.faults.sabotage import HANG, HANG_SECONDS, SLOW, SLOW_SECONDS
 from millrace.bench.faults.soak import Soak
 from millrace.bench.faults.surroundings import TakenAway, catches, executor_of, has_ended, is_stopped, send_signal
-from millrace.control.waves import IDLE, Waves
+from millrace.control.waves import CLAIM, IDLE, INIT, Waves
 from millrace.model.graph import TaskId
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.workloads.wordcount import WORDS_PER_LINE
@@ -44,7 +44,7 @@ PROOFS = {
     STOP: "the process stood still, and the master missed its heartbeats for longer than the limit",
     HUNG: "the process held its interpreter lock, and the master missed its heartbeats for longer than the limit",
     SLOW_SINK: f"the sinks took less than {SLOW_SHARE:.0%} of the words that the spouts were to send meanwhile",
-    STORE_AWAY: "a wave was abandoned, or a new epoch not claimed, and the reason names the store",
+    STORE_AWAY: "a wave was abandoned, a new epoch not claimed, or a wave not restored, and the reason names the store",
     MOVE: "the task is at the worker that it was moved to, which is another one than before",
     PAUSE: "the topology was paused",
 }
@@ -215,7 +215,7 @@ class ResidentSoak(Soak):
         self._store.take_away()
         try:
             self._pass(AWAY_SECONDS)
-            return self._shows(lambda: (self.waves.abandoned > abandoned or self.waves.refused)
+            return self._shows(lambda: (self.waves.abandoned > abandoned or self.waves.phase in (CLAIM, INIT))
                                and str(self._store.path) in self._state.troubled)
         finally:
             self._store.bring_back()

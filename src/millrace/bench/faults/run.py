@@ -120,8 +120,8 @@ def _run_parts(base: Path, result: dict[str, Any], console: Console) -> None:
     if (engine, guarantee) == (RESIDENT, EXACTLY_ONCE):
         try:
             result.update(_under_backpressure(base))
-        except MillraceError as error:
-            result["backpressure_error"] = str(error)
+        except (MillraceError, OSError) as error:
+            result["backpressure_error"] = f"{type(error).__name__}: {error}"
 
 
 def _run_soak(base: Path, result: dict[str, Any], console: Console) -> None:
@@ -153,7 +153,7 @@ def _run_soak(base: Path, result: dict[str, Any], console: Console) -> None:
 def _under_backpressure(base: Path) -> dict[str, Any]:
     """The time to a committed wave, and the latency of tuples, before a sink that takes 1, 10 and 100 ms for a row."""
     with resident_engine(base / "backpressure") as engine:
-        measured = {str(ms): wave_under_backpressure(ms, engine) for ms in SLOW_ROWS_MS}
+        measured = {str(ms): wave_under_backpressure(ms, engine, base / f"slow-{ms}") for ms in SLOW_ROWS_MS}
     return {"wave_under_backpressure_ms": {ms: of["wave_ms"] for ms, of in measured.items()},
             "latency_under_backpressure_ms": {ms: {"p50": of["latency_p50_ms"], "p99": of["latency_p99_ms"]}
                                               for ms, of in measured.items()}}
