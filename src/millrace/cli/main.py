@@ -27,7 +27,7 @@ from millrace.cli.options import (
     sorted_settings,
 )
 from millrace.cli.scheduler import app as scheduler_app
-from millrace.cli.workers import app as workers_app
+from millrace.cli.workers import workers_app
 from millrace.errors import MillraceError, NotTheAuthor
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,

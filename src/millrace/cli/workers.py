@@ -11,12 +11,12 @@ from millrace.cli.figures import number_of
 from millrace.cli.listing import Column, Hanging, Listing, plain_console, task_names
 from millrace.cli.options import ClusterName, Json
 
-app = typer.Typer(invoke_without_command=True, help="List, add, remove and restart workers while topologies run.")
+workers_app = typer.Typer(invoke_without_command=True, help="List, add, remove and restart workers while topologies run.")
 LONGEST_SECONDS = 3600.0  # for a request; the master has limits of its own
-Slot = Annotated[int, typer.Argument(metavar="SLOT", help="Number of the worker, as in `millrace workers`.")]
+WorkerNumber = Annotated[int, typer.Argument(metavar="SLOT", help="Number of the worker, as in `millrace workers`.")]
 
 
-@app.callback()
+@workers_app.callback()
 def workers(context: typer.Context, cluster: ClusterName = None, as_json: Json = False) -> None:
     """List, add, remove and restart workers while topologies run.
 
@@ -31,7 +31,7 @@ def workers(context: typer.Context, cluster: ClusterName = None, as_json: Json =
     typer.echo(json.dumps(answer)) if as_json else print_workers(answer)
 
 
-@app.command()
+@workers_app.command()
 def add(context: typer.Context,
         count: Annotated[int, typer.Argument(metavar="N", help="Number of workers to add.")],
         cluster: ClusterName = None, as_json: Json = False) -> None:
@@ -43,8 +43,8 @@ def add(context: typer.Context,
     _print(context, as_json, answer, f"added {', '.join(f'worker {slot}' for slot in answer['slots'])} in {_seconds(answer)}")
 
 
-@app.command()
-def remove(context: typer.Context, slot: Slot, cluster: ClusterName = None, as_json: Json = False) -> None:
+@workers_app.command()
+def remove(context: typer.Context, slot: WorkerNumber, cluster: ClusterName = None, as_json: Json = False) -> None:
     """Hand the tasks of a worker over to others, and end it.
 
     Its core is given back to Spark and, if no other worker is there, its executor to the cluster.
@@ -54,8 +54,8 @@ def remove(context: typer.Context, slot: Slot, cluster: ClusterName = None, as_j
     _print(context, as_json, answer, f"removed worker {slot} in {_seconds(answer)}{executor}")
 
 
-@app.command()
-def restart(context: typer.Context, slot: Slot, cluster: ClusterName = None, as_json: Json = False) -> None:
+@workers_app.command()
+def restart(context: typer.Context, slot: WorkerNumber, cluster: ClusterName = None, as_json: Json = False) -> None:
     """Restart a worker in a new process; its tasks go on elsewhere.
 
     They return when it is back. Tasks that cannot be moved wait for it.

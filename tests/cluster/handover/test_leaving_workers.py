@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.control.moves import RESTING
 from millrace.errors import NotEnoughSlots

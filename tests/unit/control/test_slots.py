@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from story import COUNT0, COUNT1, LINES, TOP0, TOP1, Story, graph, joined, last, said
 
+from millrace.config import HANDOVER_PREPARE_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
 from millrace.control.events import (
     Command,
@@ -222,9 +223,9 @@ def test_a_move_that_was_cancelled_is_requested_again() -> None:
     handover = story.state.topologies["words"].handover
     first = handover.batch[0]
     story.on(MoveArmed(1, 0, first.number, 0, error="no room"))
-    assert handover.moving(first.task) is None
-    story.tick()
-    assert handover.moving(first.task) is not None or first.task in handover.waiting
+    assert "count[1] not moved: count[1] could not be prepared (no room) within 60 s" in said(story.tick(HANDOVER_PREPARE_LIMIT.default + 1))
+    again = handover.moving(first.task)
+    assert again is not None and again.number > first.number
     story.until_stopped(2)
 
 
