@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,8 @@ REGISTER_SECONDS = 30.0  # the longest wait for executors that have not register
 LOOK_SECONDS = 0.1  # between two looks at the executors at the start
 HOSTS_SECONDS = 5.0  # between two looks at the hosts later
 ROOM_SECONDS = 30.0  # the longest wait for executors with room for new workers
-IDLE_SECONDS = 5.0  # the longest wait for Spark to notice that an executor has nothing to do
+IDLE_SECONDS = 5.0  # the longest wait for Spark to notice that a core is free again
+UNLIMITED = 1 << 30  # executors
 SHORT_SECONDS = 1.0  # a job that ends sooner counts as failed
 FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # seconds before a job that failed is started again
 
@@ -124,6 +125,8 @@ class SparkLauncher:
         self._jobs: dict[int, SlotJob] = {}
         self._next = 0
         self._lock = threading.Lock()
+        self._adding = threading.Lock()  # two requests must not count the same free cores
+        self._given_back: set[str] = set()  # executors; Spark lists them as alive for some seconds more
         self._error = ""
         self._starter = InheritableThread(target=self._start_all, daemon=True, name="millrace workers")
 
@@ -184,9 +187,9 @@ class SparkLauncher:
         """The preferred location of a worker that is started again: the executor that it ran on, or the emptiest one."""
         if self._placement.local:
             return ""
-        executors = self._placement.registered()
+        executors, workers = self._seen()
         same = next((executor for executor in executors if executor.id == before), None)
-        [place] = [same] if same is not None else spread(1, executors, self._cpus, self._on_executors(executors))
+        [place] = [same] if same is not None else spread(1, executors, self._cpus, workers)
         return place.location if place is not None else ""
 
     def _locations(self) -> list[str]:
@@ -215,27 +218,32 @@ class SparkLauncher:
 
     def add(self, count: int) -> tuple[int, ...]:
         """Start workers on new slots. Raises `NotEnoughSlots`, without starting any, if there is no room for all of them."""
-        executors = self._with_room(count)
-        places = spread(count, executors, self._cpus, self._on_executors(executors))
-        return self._begin([place.location if place is not None and not self._placement.local else "" for place in places])
+        with self._adding:
+            executors, workers = self._with_room(count)
+            places = spread(count, executors, self._cpus, workers)
+            return self._begin([place.location if place is not None and not self._placement.local else "" for place in places])
 
-    def _with_room(self, count: int) -> list[Executor]:
-        """The executors, once they have a free core for each new worker. On one machine, no other executor comes by itself;
-        one core must stay free there for Spark's own jobs, as at the start."""
+    def _with_room(self, count: int) -> tuple[list[Executor], Mapping[str, int]]:
+        """The executors and their workers, once there is a free core for each new worker. On one machine, a core must also
+        stay free for Spark's own jobs, as at the start."""
         url = parse_master(str(self._context.master))
         needed = count + 1 if url.on_this_machine else count
-        deadline, asked = time.monotonic() + (0.0 if self._placement.local else ROOM_SECONDS), False
+        deadline, asked = time.monotonic() + (IDLE_SECONDS if url.on_this_machine else ROOM_SECONDS), False
         while True:
-            executors = self._placement.registered()
+            executors, workers = self._seen()
             missing = missing_executors(needed, executors, self._cpus)
             if not missing:
-                return executors
-            most = url.executors or len(executors) + missing
-            if not asked and not self._placement.local and len(executors) < most:
-                asked = self._placement.ask_for_executors(min(len(executors) + missing, most))
-            if time.monotonic() >= deadline or (url.on_this_machine and len(executors) >= most) \
-                    or self._stopped.wait(LOOK_SECONDS):
+                return executors, workers
+            if not asked and self._starts_on_request(url.kind):
+                asked = self._placement.ask_for_executors(min(len(executors) + missing, url.executors or UNLIMITED))
+            never = url.on_this_machine and url.cores // self._cpus - len(self.slots()) < needed
+            if never or time.monotonic() >= deadline or self._stopped.wait(LOOK_SECONDS):
                 raise self._no_room(count, executors, url.on_this_machine)
+
+    def _starts_on_request(self, kind: str) -> bool:
+        """True if Spark starts executors only on request. A standalone master starts them wherever it can, and a request would
+        limit their number; after one was given back, it is limited."""
+        return bool(self._given_back) if kind in ("spark", "local-cluster") else kind != "local"
 
     def _no_room(self, count: int, executors: Sequence[Executor], here: bool) -> NotEnoughSlots:
         free = sum(free_on(executor, self._cpus) for executor in executors)
@@ -258,23 +266,34 @@ class SparkLauncher:
             return False
 
     def _give_back(self, executor: str) -> bool:
-        """Give an executor back to the cluster manager if it has become empty; Spark notices the end of a task late."""
+        """Give an executor back to the cluster manager if nothing needs it. Spark notices the end of a task late: that is
+        waited for."""
         if self._placement.local or not self._owns_session or not executor:
             return False
         deadline = time.monotonic() + IDLE_SECONDS
         while not self._stopped.is_set():
-            executors = self._placement.registered()
-            if is_spare(executor, executors, self._on_executors(executors), self._hooks.needs_cores(), self._cpus):
+            executors, workers = self._seen()
+            without_tasks = [replace(each, busy=0) if each.id == executor else each for each in executors]
+            spare = partial(is_spare, executor, workers=workers, others_need_cores=self._hooks.needs_cores(), cpus=self._cpus)
+            if spare(executors):
+                self._given_back.add(executor)
                 return self._placement.give_back(executor, len(executors) - 1)
-            if time.monotonic() >= deadline or self._stopped.wait(LOOK_SECONDS):
+            if not spare(without_tasks) or time.monotonic() >= deadline or self._stopped.wait(LOOK_SECONDS):
                 break
         return False
 
-    def _on_executors(self, executors: Sequence[Executor]) -> Mapping[str, int]:
-        """By executor: the workers that run there, and those that are being started there."""
-        joined = self._hooks.workers()
-        starting = {job.location for job in self._running() if job.slot not in joined}
-        return Counter(joined.values()) + Counter(executor.id for executor in executors if executor.location in starting)
+    def _seen(self) -> tuple[list[Executor], Mapping[str, int]]:
+        """The executors, and by executor the workers that run there, or are being started there. Those hold a core each, even
+        if Spark does not count their tasks yet."""
+        executors = [executor for executor in self._placement.registered() if executor.id not in self._given_back]
+        joined, jobs = self._hooks.workers(), self._running()
+        if self._placement.local:
+            workers = Counter({executor.id: len(jobs) for executor in executors})
+        else:
+            ids = {executor.location: executor.id for executor in executors}
+            workers = Counter(joined.values())
+            workers.update(ids[job.location] for job in jobs if job.slot not in joined and job.location in ids)
+        return [replace(executor, busy=max(executor.busy, workers[executor.id])) for executor in executors], workers
 
     def _running(self) -> list[SlotJob]:
         with self._lock:
