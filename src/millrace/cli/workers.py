@@ -93,7 +93,7 @@ def print_workers(rows: list[dict[str, Any]]) -> None:
         number_of(len(rows), "worker"),
         Column("slot", [str(row["slot"]) for row in rows]),
         Column("node", [row["node"] for row in rows], figures=False),
-        Column("executor", [row["executor"] for row in rows], figures=False, spare=True),
+        Column("executor", [row["executor"] for row in rows], figures=False),
         Column("process", [str(row["pid"] or "-") for row in rows]),
         Column("tasks", [_tasks(row) for row in rows], figures=False)))
 

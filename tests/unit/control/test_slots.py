@@ -223,7 +223,8 @@ def test_a_move_that_was_cancelled_is_requested_again() -> None:
     handover = story.state.topologies["words"].handover
     first = handover.batch[0]
     story.on(MoveArmed(1, 0, first.number, 0, error="no room"))
-    assert "count[1] not moved: count[1] could not be prepared (no room) within 60 s" in said(story.tick(HANDOVER_PREPARE_LIMIT.default + 1))
+    commands = story.tick(HANDOVER_PREPARE_LIMIT.default + 1)
+    assert "count[1] not moved: count[1] could not be prepared (no room) within 60 s" in said(commands)
     again = handover.moving(first.task)
     assert again is not None and again.number > first.number
     story.until_stopped(2)
