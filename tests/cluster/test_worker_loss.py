@@ -338,8 +338,9 @@ def test_a_task_that_moved_home_is_closed_where_it_was() -> None:
     cluster.start(1)
     cluster.run(5.0)
     (moved,) = (task.index for task, slot in cluster.where("living").items() if task.component == "lives" and slot == 1)
-    assert [entry for entry in EVENTS if entry[2] == moved] == [
+    assert [entry for entry in EVENTS if entry[-1] == moved] == [
         *[("initialize", "lives", moved)] * 3, ("close", "lives", moved)]
+    assert ("process after close",) not in EVENTS
     assert set(SEEN["lives"]) == set(range(N))
 
 

@@ -19,6 +19,7 @@ import pytest
 from millrace.config import LEASE
 from millrace.control.assignment import Stamp
 from millrace.control.events import Distribute
+from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId
 from millrace.runtime.plans import agent, plan_store
 from millrace.runtime.wire import messages as wire
@@ -29,7 +30,7 @@ from support.processes.ending import presumed_dead
 from support.processes.forked import ForkedCluster, forked
 from support.processes.small_disk import mount_small_disk
 from support.servers.needed import NotTested
-from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.audited import SECONDS, UNHURRIED, AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS, NODES = 4, 2
 CONFIG: dict[str, object] = {"topology.message.timeout.secs": 5.0}  # for streams that lose workers; others must be exact
@@ -59,7 +60,7 @@ def stream(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
 @pytest.fixture
 def exact(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
     """A stream for tests that lose no worker: its timeout is long, so even a slow machine causes no replay."""
-    stream = AuditedStream(cluster.master, tmp_path)
+    stream = AuditedStream(cluster.master, tmp_path, **UNHURRIED)
     stream.advance(500)
     return stream
 
@@ -86,9 +87,10 @@ def move(cluster: ForkedCluster, stream: AuditedStream, component: str = "count"
 
 
 def reached(cluster: ForkedCluster) -> Callable[[], bool]:
-    """A condition: every live worker has enacted the newest plan."""
+    """A condition: every live worker has enacted the newest plan, and no task is being moved."""
     state = cluster.master.state
-    return lambda: bool(state.workers) and all(worker.revision == state.revision for worker in state.workers.values())
+    return lambda: (bool(state.workers) and all(worker.revision == state.revision for worker in state.workers.values())
+                    and all(topology.handover.at_rest for topology in state.topologies.values()))
 
 
 def has_reported(cluster: ForkedCluster, slot: int) -> bool:
@@ -275,7 +277,7 @@ def write_without_announcing() -> None:
 
 def test_workers_poll_for_plans_that_are_not_announced(tmp_path: Path) -> None:
     with RiggedCluster(write_without_announcing, workers=3) as cluster:
-        stream = AuditedStream(cluster.master, tmp_path)
+        stream = AuditedStream(cluster.master, tmp_path, **UNHURRIED)
         move(cluster, stream)
         stream.until(reached(cluster))
         stream.advance(300)
@@ -308,10 +310,14 @@ def test_a_restarted_worker_ignores_plans_for_its_predecessor(
         cluster.start(slot)
         stream.until(lambda: has_reported(cluster, slot))
         assert cluster.master.state.workers[slot].revision == 0
-        assert slot in stream.slots(), "its tasks should return there"
-        tasks = [task for task in stream.state.places if stream.state.places[task].slot == slot]
-        assert stream.state.starting[slot] == 0, f"it has started {tasks}, whose plan it cannot know"
+        handover = stream.state.handover
+        returning = {task for task, wanted in handover.waiting.items() if wanted.slot == slot} | {
+            moving.task for moving in handover.batch if moving.new.slot == slot}
+        assert returning, "its tasks should return there"
+        assert stream.state.starting[slot] == 0, f"it has started {returning}, whose plan it cannot know"
+        assert slot not in stream.slots(), "nothing can have been handed over to it"
     stream.until(reached(cluster))
+    assert {stream.state.places[task].slot for task in returning} == {slot}
     stream.advance(500)
     assert_nothing_lost(stream.finish())
 
@@ -448,7 +454,7 @@ def test_two_topologies(cluster: ForkedCluster, exact: AuditedStream, tmp_path: 
     for turn in range(4):
         move(cluster, exact, "count", turn % 2)
         move(cluster, other, "split", turn % 2)
-        exact.until(reached(cluster))  # a worker may miss a plan that is replaced at once, and with it what was sent there
+        exact.until(lambda: exact.state.handover.at_rest and other.state.handover.at_rest)
     exact.advance(300)
     assert_exact(exact.finish())
     victim = agent_of(cluster, 0)
@@ -460,19 +466,24 @@ def test_two_topologies(cluster: ForkedCluster, exact: AuditedStream, tmp_path: 
     assert_nothing_lost(other.finish())
 
 
-def test_a_hundred_moves_in_quick_succession(cluster: ForkedCluster, stream: AuditedStream) -> None:
-    """Most plans are skipped; some tasks return before any worker learned that they had moved."""
+def test_a_hundred_moves_in_quick_succession(cluster: ForkedCluster, exact: AuditedStream) -> None:
+    """Moves of tasks that are being moved are refused, others wait. Some ackers return before any worker learned that they had
+    moved."""
     choice = random.Random(1)
-    tasks = sorted(stream.state.places)
-    before = cluster.master.state.revision
+    tasks = sorted(exact.state.places)
+    wanted: dict[TaskId, int] = {}
     for _ in range(100):
-        task = choice.choice(tasks)
-        move(cluster, stream, task.component, task.index)
-    assert cluster.master.state.revision == before + 100
-    stream.until(reached(cluster))
-    stream.advance(500)
-    assert stream.state.losses == 0
-    assert_nothing_lost(stream.finish())
+        task, slot = choice.choice(tasks), choice.randrange(SLOTS)
+        try:
+            cluster.master.move(exact.name, task, slot)
+            wanted[task] = slot
+        except TopologyError as error:
+            assert f"{task} is being moved" in str(error)
+    exact.until(reached(cluster))
+    assert {task: exact.state.places[task].slot for task in wanted} == wanted
+    exact.advance(500)
+    assert exact.state.losses == 0
+    assert_exact(exact.finish())
 
 
 def test_ackers_that_move_away_and_back_unnoticed_forget_nothing(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_list_needs_no_cluster(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
         assert value(cli("scheduler", "list", "tstorm", "--json")) == {"tstorm": schedulers["tstorm"]}
         assert_one_line(cli("scheduler", "list", "nope"), "there is no scheduler named 'nope'")
         for verb in (["scheduler", "show"], ["scheduler", "history"], ["scheduler", "set", "otd"], ["plan"], ["load"],
-                     ["move", "split[0]", "1"]):
+                     ["move", "split[0]", "1"], ["regroup", "count", "0=1"]):
             assert_one_line(cli(*verb), "no Millrace cluster is running on this machine")
             assert_one_line(cli(*verb, "--cluster", "ghost"), "no Millrace cluster named 'ghost'")
 
@@ -166,6 +166,7 @@ def test_invalid_settings(cli: Cli, arguments: list[str], says: str) -> None:
 @pytest.mark.parametrize("arguments", [
     ["scheduler", "set"], ["scheduler", "dance"], ["scheduler", "set", "otd", "--period", "soon"],
     ["scheduler", "history", "--limit", "0"], ["move", "split[0]"], ["move", "split[0]", "one"], ["scheduler", "compare", "x"],
+    ["regroup", "count"],
 ])
 def test_usage(cli: Cli, arguments: list[str]) -> None:
     code, out, err = cli(*arguments)
@@ -190,16 +191,80 @@ def test_move(cli: Cli, stream: AuditedStream) -> None:
     task, slot = split(stream)
     answer = value(cli("move", str(task), str(1 - slot), "--json"))
     assert answer == {"topology": "audited", "task": "split[0]", "from": slot, "to": 1 - slot, "keyed": False,
-                      "waves": False, "batched": False}
-    stream.until(lambda: split(stream)[1] == 1 - slot)
+                      "waves": False, "batched": False, "waits_for": []}
+    stream.until(lambda: split(stream)[1] == 1 - slot and stream.state.handover.at_rest)
     assert value(cli("plan", "--json"))["topologies"]["audited"]["placement"]["split[0]"] == 1 - slot
     code, out, _ = cli("move", "split[0]", str(1 - slot), "--topology", "audited")
     assert (code, out) == (0, f"split[0] is on worker {1 - slot} already\n")
     code, out, _ = cli("move", "split[0]", str(slot))
-    assert (code, out) == (0, f"split[0] of audited moves from worker {1 - slot} to worker {slot}\n")
-    code, out, _ = cli("move", "count[0]", str(1 - stream.state.places[TaskId("count", 0)].slot))
-    assert code == 0 and "it restarts there" in out
+    assert (code, out) == (0, f"split[0] of audited moves from worker {1 - slot} to worker {slot}\n"
+                              "it is handed over while the stream runs; `status` tells when it has arrived\n")
+    stream.until(lambda: split(stream)[1] == slot and stream.state.handover.at_rest)
     stream.advance(50)
+
+
+def test_moves_while_a_task_is_being_moved(cli: Cli, stream: AuditedStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan leaves the master meanwhile, so that the first move does not go on."""
+    task, slot = split(stream)
+    other = TaskId("count", 0)
+    place, version = stream.state.places[other].slot, stream.state.version
+    with monkeypatch.context() as patch:
+        patch.setattr(stream.master.distribution, "distribute", lambda command: None)
+        assert cli("move", str(task), str(1 - slot))[0] == 0
+        assert_one_line(cli("move", str(task), str(1 - slot)), f"split[0] is being moved to worker {1 - slot}. Try again when "
+                                                               f"it has arrived, or cancel that by a move to worker {slot}")
+        assert value(cli("move", str(other), str(1 - place), "--json"))["waits_for"] == ["split[0]"]
+        code, out, _ = cli("move", str(other), str(1 - place))
+        assert code == 0 and "it is handed over after split[0]; `status` tells when it has arrived\n" in out
+        group = stream.state.key_groups["count"].index(0)
+        code, out, _ = cli("regroup", "count", f"{group}=1")
+        assert code == 0 and "1 key group of count of audited goes to other tasks after a move of split[0]; `plan` tells" in out
+        for back in (other, task):  # cancels it
+            assert cli("move", str(back), str(stream.state.places[back].slot))[0] == 0
+        assert_one_line(cli("move", "split[0]", "7"), "there is no worker 7; there are 0, 1")
+    stream.master.call(lambda: stream.master.distribution.distribute(stream.master.state.distribution()))
+    stream.until(lambda: stream.state.handover.at_rest and stream.state.key_groups["count"][group] == 1)
+    assert split(stream) == (task, slot) and stream.state.places[other].slot == place
+    assert stream.state.version > version and stream.state.losses == 0
+    assert cli("regroup", "count", f"{group}=0")[0] == 0
+    stream.until(lambda: stream.state.handover.at_rest)
+    stream.advance(50)
+
+
+def test_regroup(cli: Cli, stream: AuditedStream) -> None:
+    owners = stream.state.key_groups["count"]
+    first = [group for group, owner in enumerate(owners) if owner == 0][:3]
+    items = [f"{group}=1" for group in first]
+    answer = value(cli("regroup", "count", *items, "--json"))
+    assert answer == {"topology": "audited", "component": "count", "batched": False, "waits_for": [],
+                      "groups": {str(group): {"from": 0, "to": 1} for group in first}}
+    stream.until(lambda: stream.state.handover.at_rest)
+    wanted = [1 if group in first else owner for group, owner in enumerate(owners)]
+    assert value(cli("plan", "--json"))["topologies"]["audited"]["key_groups"]["count"] == wanted
+    code, out, _ = cli("regroup", "count", *items, "--topology", "audited")
+    assert (code, out) == (0, "count of audited has these key groups where they are wanted already\n")
+    code, out, _ = cli("regroup", "count", *[f"{group}=0" for group in first])
+    assert code == 0 and "go to other tasks while the stream runs; `plan` tells when they have arrived\n" in out
+    stream.until(lambda: stream.state.handover.at_rest)
+    assert stream.state.key_groups["count"] == owners
+    stream.advance(50)
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["ghost", "0=1"], "no running topology has 'ghost'; audited has "),
+    (["split", "0=1"], "'split' has no key groups, because no fields grouping leads to it; components that have some: count"),
+    (["count", "128=1"], "'count' has no key group 128; it has 0 to 127"),
+    (["count", "0=1", "120-130=1"], "'count' has no key group 128; it has 0 to 127"),
+    (["count", "0=3"], "'count' has no task 3; it has 0 to 2"), (["count", "0=-1"], "'count' has no task -1"),
+    (["count", "0"], "KEY=VALUE"), (["count", "x=1"], "'x' is neither a key group, as in 12=1, nor a range, as in 0-7=1"),
+    (["count", "7-0=1"], "'7-0' is neither a key group"), (["count", "0=one"], "must be a whole number"),
+    (["count", "0=1", "--topology", "nope"], "no topology named 'nope' is running; running: audited"),
+])
+def test_invalid_changes_of_key_groups(cli: Cli, stream: AuditedStream, arguments: list[str], says: str) -> None:
+    version, owners = stream.state.version, stream.state.key_groups["count"]
+    assert_one_line(cli("regroup", *arguments), says)
+    assert stream.state.version == version and stream.state.key_groups["count"] == owners
+    assert stream.state.handover.at_rest
 
 
 @pytest.mark.parametrize(("arguments", "says"), [

@@ -32,6 +32,8 @@ def print_move(move: dict[str, Any]) -> None:
     console.print(f"{move['task']} of {move['topology']} moves from worker {move['from']} to worker {move['to']}")
     if move["batched"]:
         console.print("it moves with the next batch, and its state moves with it")
+    elif move["waits_for"]:
+        console.print(f"it is handed over after {', '.join(move['waits_for'])}; `status` tells when it has arrived")
     else:
         console.print("it is handed over while the stream runs; `status` tells when it has arrived")
 
@@ -42,7 +44,8 @@ def print_regroup(change: dict[str, Any]) -> None:
         console.print(f"{change['component']} of {change['topology']} has these key groups where they are wanted already")
         return
     count = number_of(len(change["groups"]), "key group")
-    when = "with the next batch" if change["batched"] else "while the stream runs; `plan` tells when they have arrived"
+    runs = f"after a move of {', '.join(change['waits_for'])}" if change["waits_for"] else "while the stream runs"
+    when = "with the next batch" if change["batched"] else f"{runs}; `plan` tells when they have arrived"
     go = "goes" if len(change["groups"]) == 1 else "go"
     console.print(f"{count} of {change['component']} of {change['topology']} {go} to other tasks {when}")
 

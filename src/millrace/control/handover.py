@@ -73,23 +73,37 @@ class HandoverControl:
         handover.waiting.update((task, Wanted(slot, cause)) for task, slot in moves.items() if task not in ackers)
         commands = self._move_ackers(topology, ackers) if ackers else []
         if handover.phase != RESTING and handover.waiting:
-            return [*commands, Say(f"{tasks_named(sorted(handover.waiting))} will move after "
-                                   f"{tasks_named([moving.task for moving in handover.batch])}", topology.graph.name)]
+            return [*commands, Say(f"{tasks_named(sorted(handover.waiting))} will move after {_moves_text(handover.batch)}",
+                                   topology.graph.name)]
         return commands + self._begin(topology)
 
     def regroup(self, topology: TopologyState, owners: Mapping[GroupId, int], cause: Cause) -> list[Command]:
         """Give key groups to other tasks of their components as soon as possible."""
         handover = topology.handover
         handover.regrouping.update((group, Regrouping(owner, cause)) for group, owner in owners.items())
+        if handover.phase != RESTING:
+            components = ", ".join(sorted({name for name, _ in handover.regrouping}))
+            return [Say(f"{len(handover.regrouping)} key groups of {components} will move after {_moves_text(handover.batch)}",
+                        topology.graph.name)]
         return self._begin(topology)
 
     def withdraw(self, topology: TopologyState, task: TaskId) -> list[Command]:
         """Cancel the move of a task that has not switched yet."""
-        topology.handover.waiting.pop(task, None)
+        said = self._forget_waiting(topology, [task], "it stays where it is")
         moving = topology.handover.moving(task)
         if moving is None:
-            return []
-        return [*self._cancel(topology, [moving], "it stays where it is"), self._master.distribute()]
+            return said
+        return [*said, *self._cancel(topology, [moving], "it stays where it is"), self._master.distribute()]
+
+    def _forget_waiting(self, topology: TopologyState, tasks: Iterable[TaskId], reason: str) -> list[Command]:
+        """Let tasks that wait to be moved stay where they are."""
+        waiting = topology.handover.waiting
+        forgotten = {task: waiting.pop(task) for task in sorted(tasks) if task in waiting}
+        for task, wanted in forgotten.items():
+            if wanted.cause.who != RETURN and task in topology.places:  # its home is there nevertheless
+                topology.homes[task] = topology.places[task].slot
+        text = f"{tasks_named(list(forgotten))} not moved: {reason}"
+        return [Say(text, topology.graph.name, "warning")] if forgotten else []
 
     def _move_ackers(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
         """Move ackers at once: their ledgers follow them, and messages that come too early or too late are passed on."""
@@ -152,10 +166,12 @@ class HandoverControl:
         place already, and the commands to carry out."""
         handover = topology.handover
         touched = [moving for moving in handover.batch if slot in (moving.old.slot, moving.new.slot) and not moving.taken]
+        said = self._forget_waiting(topology, [task for task, wanted in handover.waiting.items() if wanted.slot == slot],
+                                    f"worker {slot} was lost")
         if handover.phase != SWITCH:
-            return [], self._cancel(topology, touched, f"worker {slot} was lost")
+            return [], [*said, *self._cancel(topology, touched, f"worker {slot} was lost")]
         self._drop(topology, touched)
-        return [task for moving in touched for task in moving.tasks if topology.places[task].slot != slot], []
+        return [task for moving in touched for task in moving.tasks if topology.places[task].slot != slot], said
 
     def rolled_back(self, topology: TopologyState) -> list[Command]:
         """The topology returns to its last wave. Tasks that have switched begin at their new places."""

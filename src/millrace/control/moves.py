@@ -87,6 +87,17 @@ class Handover:
         """The move of a task, as a whole, that is under way."""
         return next((moving for moving in self.batch if moving.task == task and not moving.groups), None)
 
+    def owners_to_be(self, component: str, owners: Sequence[int]) -> list[int]:
+        """The owners of a component's key groups when nothing moves or waits any more."""
+        to_be = list(owners)
+        for moving in self.batch:
+            for group in moving.groups if moving.task.component == component else ():
+                to_be[group] = moving.target.index
+        for (name, group), wanted in self.regrouping.items():
+            if name == component:
+                to_be[group] = wanted.owner
+        return to_be
+
     def next_number(self) -> int:
         self.last_number += 1
         return self.last_number

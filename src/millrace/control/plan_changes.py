@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from millrace.control.assignment import Place
+from millrace.control.assignment import SWITCH, Place
 from millrace.control.events import Command, Distribute, Moved, Regrouped, Replanned, Rescaled, Say
 from millrace.control.handover import HandoverControl
 from millrace.control.moves import PERSON, RETURN, SCHEDULER, Cause
@@ -69,7 +69,9 @@ class PlanChanges:
             raise TopologyError(f"{event.task} cannot be moved: {fixed}")
         moving = topology.handover.moving(event.task)
         if moving is not None and (source != event.slot or moving.new.slot == event.slot):
-            raise TopologyError(f"{event.task} is being moved to worker {moving.new.slot}. Try again when it has arrived")
+            cancel = f", or cancel that by a move to worker {source}" if topology.handover.phase != SWITCH else ""
+            raise TopologyError(f"{event.task} is being moved to worker {moving.new.slot}. Try again when it has arrived"
+                                f"{cancel}")
         if source == event.slot:
             return [Say(f"{event.task} is already on worker {event.slot}", event.name),
                     *self._handovers.withdraw(topology, event.task)]
@@ -81,7 +83,7 @@ class PlanChanges:
         topology = self._master.topology(event.name)
         check_groups(topology, event.component, event.owners)
         _check_changeable(topology)
-        before = topology.key_groups[event.component]
+        before = topology.handover.owners_to_be(event.component, topology.key_groups[event.component])
         changed = {group: owner for group, owner in event.owners.items() if before[group] != owner}
         if not changed:
             return [Say(f"{event.component} has these key groups where they are wanted already", event.name)]

@@ -207,15 +207,18 @@ class Never(Bolt):
 
 
 class Lives(Sink):
-    """Records its construction, start and end, and any input after that."""
+    """Records its start and end, and any input after that. Other incarnations of the task may still run then."""
+
+    closed = False
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         EVENTS.append(("initialize", self.component_name, self.task_index))
 
     def process(self, tup: Tuple) -> None:
         super().process(tup)
-        if ("close", self.component_name, self.task_index) in EVENTS:
+        if self.closed:
             EVENTS.append(("process after close",))
 
     def close(self) -> None:
+        self.closed = True
         EVENTS.append(("close", self.component_name, self.task_index))

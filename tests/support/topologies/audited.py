@@ -11,6 +11,7 @@ import numpy as np
 
 from millrace.api.topology import Topology
 from millrace.bench.stored_counts import stored_counts
+from millrace.config import HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.submission import Resume
 from millrace.control.topology_state import TopologyState
 from millrace.control.waves import IDLE, Waves
@@ -29,6 +30,8 @@ from millrace.workloads.audit import (
 
 SECONDS = 60.0  # a safety limit, never a measure
 RATE = 4000  # lines a second, ten words each
+# Moves must be exact, however slow the machine is.
+UNHURRIED: dict[str, Any] = {HANDOVER_PREPARE_LIMIT.key: 600.0, HANDOVER_SWITCH_LIMIT.key: 600.0}
 
 
 class AuditedStream:

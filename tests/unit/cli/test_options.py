@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.cli.options import Settings, pairs, resume_choice, sorted_settings, with_resume_value
+from millrace.cli.options import Settings, group_owners, pairs, resume_choice, sorted_settings, with_resume_value
 from millrace.config import ENGINE_SETTINGS, OTHER_KEYS, TOPOLOGY_SETTINGS
 from millrace.errors import MillraceError
 
@@ -50,6 +50,31 @@ def test_numbers_of_tasks_are_whole() -> None:
     for item in ("count=many", "count=1.5", "count=true"):
         with pytest.raises(MillraceError, match="must be a whole number"):
             pairs("--par", [item], whole=True)
+
+
+def test_key_groups_and_ranges_of_them() -> None:
+    assert group_owners(["3=1"]) == {3: 1}
+    assert group_owners(["0-2=3", "12=1"]) == {0: 3, 1: 3, 2: 3, 12: 1}
+    assert group_owners(["5-5=0", "5=2"]) == {5: 2}, "the last one counts"
+
+
+@pytest.mark.parametrize(("item", "message"), [
+    ("3", "'3' is not of the form KEY=VALUE"),
+    ("=3", "'=3' is not of the form KEY=VALUE"),
+    ("3=", "the value must be a whole number"),
+    ("3=one", "the value must be a whole number"),
+    ("3=1.5", "the value must be a whole number"),
+    ("x=1", "'x' is neither a key group, as in 12=1, nor a range, as in 0-7=1"),
+    ("-1=1", "'-1' is neither a key group"),
+    ("7-0=1", "'7-0' is neither a key group"),
+    ("0-7-9=1", "'0-7-9' is neither a key group"),
+    ("0-=x", "the value must be a whole number"),
+    ("0-9999999999=1", "'0-9999999999' is neither a key group"),
+])
+def test_other_key_groups_are_refused(item: str, message: str) -> None:
+    with pytest.raises(MillraceError) as refused:
+        group_owners(["0=1", item])
+    assert message in str(refused.value)
 
 
 def test_resume_fresh_or_neither() -> None:

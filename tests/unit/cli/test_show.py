@@ -12,7 +12,7 @@ from rich.console import Console
 
 from millrace.cli import scheduler
 from millrace.cli.comparing import compare
-from millrace.cli.show import print_load, print_plan, print_scale, print_state, print_value
+from millrace.cli.show import print_load, print_move, print_plan, print_regroup, print_scale, print_state, print_value
 from millrace.schedulers.instances import random_situation
 from millrace.schedulers.registry import SCHEDULERS
 
@@ -156,6 +156,36 @@ def test_scale(capsys: Capture) -> None:
         "count of wordcount: 2 -> 3 tasks from the next batch on, 42 to 43 key groups each")
     print_scale({**answer, "changed": False})
     assert printed(capsys) == "wordcount has 3 tasks of count already\n"
+
+
+def test_a_move(capsys: Capture) -> None:
+    answer = {"topology": "words", "task": "count[0]", "from": 0, "to": 1, "batched": False, "waits_for": []}
+    print_move(answer)
+    assert printed(capsys) == ("count[0] of words moves from worker 0 to worker 1\n"
+                               "it is handed over while the stream runs; `status` tells when it has arrived\n")
+    print_move({**answer, "waits_for": ["split[1]", "count[1]"]})
+    assert printed(capsys).splitlines()[1] == ("it is handed over after split[1], count[1]; `status` tells when it has "
+                                               "arrived")
+    print_move({**answer, "batched": True})
+    assert printed(capsys).splitlines()[1] == "it moves with the next batch, and its state moves with it"
+    print_move({**answer, "from": 1})
+    assert printed(capsys) == "count[0] is on worker 1 already\n"
+
+
+def test_a_change_of_key_groups(capsys: Capture) -> None:
+    answer = {"topology": "words", "component": "count", "groups": {3: {"from": 0, "to": 1}}, "batched": False,
+              "waits_for": []}
+    print_regroup(answer)
+    assert " ".join(printed(capsys).split()) == ("1 key group of count of words goes to other tasks while the stream runs; "
+                                                 "`plan` tells when they have arrived")
+    both = {**answer["groups"], 4: {"from": 0, "to": 2}}
+    print_regroup({**answer, "groups": both, "waits_for": ["count[0]"]})
+    assert " ".join(printed(capsys).split()) == ("2 key groups of count of words go to other tasks after a move of count[0]; "
+                                                 "`plan` tells when they have arrived")
+    print_regroup({**answer, "batched": True})
+    assert " ".join(printed(capsys).split()) == "1 key group of count of words goes to other tasks with the next batch"
+    print_regroup({**answer, "groups": {}})
+    assert printed(capsys) == "count of words has these key groups where they are wanted already\n"
 
 
 @pytest.mark.parametrize(("key", "hint"), [("a", None), (["a", 5], None), (5, "'\"5\"'"), (None, "'\"null\"'")])

@@ -18,6 +18,7 @@ from millrace.control.events import (
     Killed,
     Moved,
     Paused,
+    Regrouped,
     Replanned,
     Rescaled,
     Submitted,
@@ -234,6 +235,24 @@ def test_a_task_moves_at_once() -> None:
     assert topology.places[COUNT0] == Place(1 - place.slot, topology.version) and topology.version == 2
     story.on(Moved("words", LINES, 1))
     assert topology.places[LINES].slot == 1, "between two batches a spout has nothing in flight"
+
+
+def test_key_groups_change_owners_with_the_next_batch() -> None:
+    story = running()
+    before = initial_key_groups(GROUPS, 2)
+    group = before.index(0)
+    commands = story.on(Regrouped("words", "count", {group: 1}))
+    assert said(commands) == ["1 key groups of count go to count[1] from the next batch on"]
+    topology = story.state.topologies["words"]
+    owners = tuple(1 if each == group else owner for each, owner in enumerate(before))
+    assert (topology.key_groups["count"], topology.version) == (owners, 2)
+    assert last(commands).topologies[0].key_groups == {"count": owners} and topology.handover.at_rest
+    assert said(story.on(Regrouped("words", "count", {group: 1}))) == [
+        "count has these key groups where they are wanted already"]
+    for component, wanted in (("count", {GROUPS: 1}), ("count", {0: 2}), ("ghost", {0: 1})):
+        with pytest.raises(UnknownName):
+            story.on(Regrouped("words", component, wanted))
+    assert topology.version == 2
 
 
 def test_a_new_plan_moves_tasks_and_key_groups() -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from millrace.control.events import Event, Moved, Paused, Regrouped, Rescaled, Unpaused
+from millrace.control.topology_state import TopologyState
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.requests.server import MasterRequest, Verb
@@ -53,7 +54,8 @@ class TopologyVerbs:
         self._tell(Moved(name, task, slot))
         keyed = task.component != ACKER and topology.graph.component(task.component).keyed
         return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed,
-                "waves": topology.waves is not None, "batched": topology.batched}
+                "waves": topology.waves is not None, "batched": topology.batched,
+                "waits_for": _under_way(topology) if task in topology.handover.waiting else []}
 
     def _scale(self, request: MasterRequest) -> dict[str, Any]:
         """Change the parallelism. `par`: component -> tasks. `topology` defaults to the one that has these components."""
@@ -73,11 +75,13 @@ class TopologyVerbs:
         owners = {int(group): int(owner) for group, owner in request["owners"].items()}
         name: str = request.get("topology") or self._topology_with_components([component])
         topology = self._state.topology(name)
-        before = topology.key_groups.get(component, ())
+        before = topology.handover.owners_to_be(component, topology.key_groups.get(component, ()))
         self._tell(Regrouped(name, component, owners))
         moved = {group: {"from": before[group], "to": owner} for group, owner in sorted(owners.items())
                  if before[group] != owner}
-        return {"topology": name, "component": component, "groups": moved, "batched": topology.batched}
+        waits = any((component, group) in topology.handover.regrouping for group in moved)
+        return {"topology": name, "component": component, "groups": moved, "batched": topology.batched,
+                "waits_for": _under_way(topology) if waits else []}
 
     def _topology_with_components(self, components: Iterable[str]) -> str:
         topologies = {name: {component.name for component in topology.graph.components}
@@ -101,6 +105,11 @@ class TopologyVerbs:
         running = {f"{name}[0..{count - 1}]" for topology in topologies.values()
                    for name, count in topology.plan.parallelism.items()}
         raise UnknownName(f"no running topology has a task {task}; there are {', '.join(sorted(running)) or 'none'}")
+
+
+def _under_way(topology: TopologyState) -> list[str]:
+    """The tasks that are being moved, or whose key groups are."""
+    return [str(task) for task in sorted({moving.task for moving in topology.handover.batch})]
 
 
 class Pool(Protocol):

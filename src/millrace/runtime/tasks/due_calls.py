@@ -43,7 +43,8 @@ class DueCalls:
 
     def _add(self, name: str, call: Callable[[], None]) -> None:
         self.pending[name] = call
-        self.starts(name, self._next[name][1], self._next[name][1])
+        if name in self._next:  # between batches, the host knows when it falls due again
+            self.starts(name, self._next[name][1], self._next[name][1])
         self._task.worker.ready(self._task)
 
     def run(self) -> None:

@@ -451,10 +451,10 @@ class Snapshots:
                 chains = {group: chain for record in records for group, chain in record.chains.items() if group in groups}
                 differ = {group: chain for group, chain in chains.items() if known.chains.get(group) != chain}
                 pieces = checkpoints.fetch(topology, [ref for chain in differ.values() for ref in chain], blocks)
-                state = self.state
-                for part in _slices(differ) if state is not None else ():
-                    known.decoded |= state.decoded({group: [pieces[ref] for ref in differ[group]] for group in part})
-                    checkpoints.rest()
+                if (state := self.state) is not None:
+                    for part in _slices(differ):
+                        known.decoded |= state.decoded({group: [pieces[ref] for ref in differ[group]] for group in part})
+                        checkpoints.rest()
                 known.chains |= chains
                 known.blocks |= blocks
                 read_bytes[0] = sum(map(len, pieces.values()))

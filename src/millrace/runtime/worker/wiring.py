@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from millrace.errors import UnknownName
 from millrace.model.graph import Input, TaskId
-from millrace.runtime.flow.channel import Channel, Inlet, Lane, Outlet
+from millrace.runtime.flow.channel import Channel, Inlet, Lane
 from millrace.runtime.flow.links import Links
 from millrace.runtime.flow.pace import FIRST_TUPLES
 from millrace.runtime.flow.routing import ByFields, BySampledFields, make_route

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from millrace.control.events import Event, Killed, Moved, Paused, Submitted, Unpaused, WorkerJoined
+from millrace.api.grouping import Grouping
+from millrace.control.events import Event, Killed, Moved, Paused, Regrouped, Submitted, Unpaused, WorkerJoined, WorkerReported
 from millrace.control.master_state import MasterState
 from millrace.errors import UnknownName, UnknownTopology
 from millrace.master.requests.handlers import TopologyVerbs
 from millrace.model.cluster import Node
-from millrace.model.graph import ComponentDef, StreamDef, TaskId, TopologyGraph
+from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph
 
 LINES = ComponentDef("lines", "spout", "m:C", 2, {}, (StreamDef("default", ("line",)),), (), False, "next_tuple", movable=True)
+COUNT = ComponentDef("count", "bolt", "m:C", 2, {}, (), (Input("lines", "default", Grouping.fields("line")),), False, "process")
 
 
 class FakeMaster:
@@ -24,7 +26,12 @@ class FakeMaster:
         for slot in range(2):
             self.state.handle(WorkerJoined(slot, slot + 1, Node("host", 4, 1000.0, 4096), "boot", "e", f"ipc {slot}", ""))
         for name in names:
-            self.state.handle(Submitted(TopologyGraph(name, (LINES,), {"topology.guarantee": "at-most-once"})))
+            self.state.handle(Submitted(TopologyGraph(name, (LINES, COUNT), {"topology.guarantee": "at-most-once"})))
+
+    def run(self) -> None:
+        """Every worker has carried out the plan: the topologies run."""
+        for slot, worker in self.state.workers.items():
+            self.state.handle(WorkerReported(slot, worker.address.generation, self.state.revision, ((1, 0),), ()))
 
     def tell(self, event: Event) -> None:
         self.events.append(event)
@@ -66,7 +73,42 @@ def test_an_ambiguous_task_or_component_is_an_error_that_says_how_to_choose() ->
 
 
 def test_an_unknown_task_is_an_error_that_lists_the_running_ones() -> None:
-    with pytest.raises(UnknownName, match=r"no running topology has a task ghost\[0\]; there are lines\[0..1\]"):
+    with pytest.raises(UnknownName, match=r"no running topology has a task ghost\[0\]; there are count\[0..1\], lines\[0..1\]"):
         FakeMaster("words").ask("move", task="ghost[0]", slot=1)
     with pytest.raises(UnknownTopology, match="no topology named 'ghost' is running; running: words"):
         FakeMaster("words").ask("pause", topology="ghost")
+
+
+def test_key_groups_are_given_to_other_tasks() -> None:
+    master = FakeMaster("words")
+    master.run()
+    owners = master.state.topologies["words"].key_groups["count"]
+    group, kept = owners.index(0), owners.index(1)
+    answer = master.ask("regroup", component="count", owners={str(group): 1, str(kept): 1})
+    assert master.events == [Regrouped("words", "count", {group: 1, kept: 1})]
+    assert answer == {"topology": "words", "component": "count", "groups": {group: {"from": 0, "to": 1}}, "batched": False,
+                      "waits_for": []}
+    again = master.ask("regroup", component="count", owners={str(group): 1})
+    assert again["groups"] == {}, "they are on their way"
+    back = master.ask("regroup", component="count", owners={str(group): 0}, topology="words")
+    assert (back["groups"], back["waits_for"]) == ({group: {"from": 1, "to": 0}}, ["count[0]"])
+
+
+def test_a_move_says_what_it_waits_for() -> None:
+    master = FakeMaster("words")
+    master.run()
+    places = master.state.topologies["words"].places
+    tasks = [TaskId("count", 0), TaskId("count", 1)]
+    answers = [master.ask("move", task=str(task), slot=1 - places[task].slot)["waits_for"] for task in tasks]
+    assert answers == [[], ["count[0]"]]
+
+
+def test_key_groups_of_an_unknown_component_are_refused() -> None:
+    master = FakeMaster("words", "more")
+    with pytest.raises(UnknownName, match="no running topology has 'ghost'; words has count, lines; more has count, lines"):
+        master.ask("regroup", component="ghost", owners={"0": 1})
+    with pytest.raises(UnknownName, match="words, more all have 'count': choose one with --topology"):
+        master.ask("regroup", component="count", owners={"0": 1})
+    with pytest.raises(UnknownTopology, match="no topology named 'ghost'"):
+        master.ask("regroup", component="count", owners={"0": 1}, topology="ghost")
+    assert master.events == []

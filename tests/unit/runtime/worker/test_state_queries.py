@@ -30,10 +30,13 @@ def opened() -> tuple[Count, TaskState]:
     return bolt, state
 
 
+def task_with(state: TaskState | None, started: bool) -> Any:
+    return SimpleNamespace(snapshots=SimpleNamespace(state=state), started=started)
+
+
 def query(state: TaskState | None, name: str, key: Any) -> wire.Answer:
-    task: Any = SimpleNamespace(snapshots=SimpleNamespace(state=state), started=True)
     answer = wire.Answer(0, 1, 7, False)
-    look_up(wire.Query(7, 1, 2, name, key), task, answer)
+    look_up(wire.Query(7, 1, 2, name, key), task_with(state, started=True), answer)
     return answer
 
 
@@ -61,9 +64,9 @@ def test_a_failed_query_has_a_reason(name: str, key: int, words: str) -> None:
     assert not answer.found and words in answer.error
 
 
-@pytest.mark.parametrize("is_here", [True, False])
-def test_a_moved_or_stateless_task_reports_an_error(is_here: bool) -> None:
+@pytest.mark.parametrize("task", [None, task_with(None, True), task_with(opened()[1], False)],
+                         ids=["moved", "stateless", "being moved"])
+def test_a_moved_or_stateless_task_reports_an_error(task: Any) -> None:
     answer = wire.Answer(0, 1, 7, False)
-    task: Any = SimpleNamespace(snapshots=SimpleNamespace(state=None)) if is_here else None
     look_up(wire.Query(7, 1, 2, "state", 4), task, answer)
     assert not answer.found and "ask again" in answer.error
