@@ -202,9 +202,7 @@ def test_workers_do_not_follow_a_plan_that_a_stranger_has_written(own_cluster: F
     agent = cluster.master.state.agents["node0"]
     stream.until(lambda: cluster.master.connections[agent].counters["agent_errors"] > 0
                  and has_event(cluster, "plans cannot be published"))
-    stored = PlanStore(node_directory(Path(cluster.setup().directory()), "node0"), writer=False)
-    newest = stored.newest()
-    stored.close()
+    newest = PlanStore(node_directory(Path(cluster.setup().directory()), "node0")).newest()
     assert newest is not None and newest[0] < forged
     stream.advance(300)
     stranger.set(f"{root}/current", right)  # as an operator would
@@ -272,9 +270,8 @@ def test_workers_of_the_first_master_never_run_a_plan_of_the_second(server: ZooK
                 published = second.master.distribution.publisher._last
                 assert published is not None
                 for node, part in published[1].items():
-                    store = PlanStore(node_directory(private_directory(first.setup().directory()), node), writer=True)
+                    store = PlanStore(node_directory(private_directory(first.setup().directory()), node))
                     assert store.write(published[0], part)
-                    store.close()
                 old.advance(300)
                 new.advance(300)
                 assert [worker.revision for worker in first.master.state.workers.values()] == [revision] * 2

@@ -129,7 +129,7 @@ class ResidentEngine:
         raise NotEnoughSlots(
             f"{started} of {self._first_slots} workers started; {failed} of their Spark tasks failed"
             + (f" ({warnings[-1]})" if warnings else "") + ". Check that the executors' Python environments have Millrace's "
-            "dependencies (pyzmq, msgspec, pyarrow, numpy, hdrhistogram, lmdb, psutil, pyeclib), that "
+            "dependencies (pyzmq, msgspec, pyarrow, numpy, hdrhistogram, psutil, pyeclib), that "
             f"{self._first_slots} cores are free, and that the executors can reach {self.master.endpoint}. The executors' "
             "stderr has the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
 

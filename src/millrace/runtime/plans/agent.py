@@ -136,7 +136,7 @@ class Agent(threading.Thread):
 
     def _become_agent(self) -> None:
         log.info("worker %d is the agent of %s", self._slot, self._node)
-        self._store = PlanStore(self._directory, writer=True)
+        self._store = PlanStore(self._directory)
         self._open_news()
         self._open_plans()
 
@@ -165,8 +165,6 @@ class Agent(threading.Thread):
     def _resign(self) -> None:
         if self._plans is not None:
             self._plans.close()
-        if self._store is not None:
-            self._store.close()
         self._plans = self._store = None
         self._close_news()
 
@@ -209,7 +207,7 @@ class PlanReader:
     """Reads the node's plan store for a worker. `news` becomes readable when there may be a newer plan."""
 
     def __init__(self, context: zmq.Context[Any], directory: Path) -> None:
-        self._store = PlanStore(directory, writer=False)
+        self._store = PlanStore(directory)
         self._seen: Stamp | None = None
         self._last_error = ""
         self.errors = 0
@@ -239,4 +237,3 @@ class PlanReader:
 
     def close(self) -> None:
         self.news.close(linger=0)
-        self._store.close()

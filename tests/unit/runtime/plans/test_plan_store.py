@@ -1,4 +1,4 @@
-"""The plan store: one writer, many readers, several processes, some of which are killed."""
+"""The plan store: one writer, many readers, several processes, some of which are killed or stopped."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import itertools
 import multiprocessing
 import os
 import signal
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import lmdb
 import pytest
 
 from millrace.control.assignment import Stamp
 from millrace.errors import MillraceError
-from millrace.runtime.plans.plan_store import KEPT, MAP_SIZE, PART_LIMIT, PlanStore
+from millrace.runtime.plans import plan_store
+from millrace.runtime.plans.plan_store import KEPT, PlanStore
 from support.processes.forked import forked
 
 
@@ -26,11 +25,13 @@ def part_of(stamp: Stamp) -> bytes:
 
 
 @pytest.fixture
-def stores(tmp_path: Path) -> Iterator[tuple[PlanStore, PlanStore]]:
-    writer, reader = PlanStore(tmp_path / "node", writer=True), PlanStore(tmp_path / "node", writer=False)
-    yield writer, reader
-    writer.close()
-    reader.close()
+def store(tmp_path: Path) -> PlanStore:
+    return PlanStore(tmp_path / "node")
+
+
+def versions(store: PlanStore) -> list[Path]:
+    """The files of all versions, the oldest first."""
+    return sorted(store.directory.glob("plan-*"))
 
 
 def test_stamps_are_ordered_by_author_then_revision() -> None:
@@ -40,164 +41,120 @@ def test_stamps_are_ordered_by_author_then_revision() -> None:
         Stamp.parse("twelve")
 
 
-def test_the_newest_is_read(stores: tuple[PlanStore, PlanStore]) -> None:
-    writer, reader = stores
-    assert reader.newest() is None
-    assert writer.write(Stamp(1, 1), b"first")
-    assert reader.newest() == (Stamp(1, 1), b"first")
-    assert writer.write(Stamp(1, 300), b"")
-    assert reader.newest() == writer.newest() == (Stamp(1, 300), b"")
-    assert reader.newer_than(None) == reader.newer_than(Stamp(1, 1)) == (Stamp(1, 300), b"")
-    assert reader.newer_than(Stamp(1, 300)) is None
-    assert reader.newer_than(Stamp(2, 0)) is None
+def test_the_newest_is_read(store: PlanStore) -> None:
+    assert store.newest() is None
+    assert store.write(Stamp(1, 1), b"first")
+    assert store.newest() == (Stamp(1, 1), b"first")
+    assert store.write(Stamp(1, 300), b"")
+    assert store.newest() == (Stamp(1, 300), b"")
+    assert store.newer_than(None) == store.newer_than(Stamp(1, 1)) == (Stamp(1, 300), b"")
+    assert store.newer_than(Stamp(1, 300)) is None
+    assert store.newer_than(Stamp(2, 0)) is None
 
 
 @pytest.mark.parametrize("stamp", [Stamp(5, 5), Stamp(5, 4), Stamp(4, 99)])
-def test_a_plan_that_is_not_newer_changes_nothing(stores: tuple[PlanStore, PlanStore], stamp: Stamp) -> None:
-    writer, reader = stores
-    assert writer.write(Stamp(5, 5), b"kept")
-    assert not writer.write(stamp, b"late")
-    assert reader.newest() == (Stamp(5, 5), b"kept")
+def test_a_plan_that_is_not_newer_changes_nothing(store: PlanStore, stamp: Stamp) -> None:
+    assert store.write(Stamp(5, 5), b"kept")
+    assert not store.write(stamp, b"late")
+    assert store.newest() == (Stamp(5, 5), b"kept")
 
 
-def test_only_the_last_ones_are_kept(stores: tuple[PlanStore, PlanStore], tmp_path: Path) -> None:
-    writer, reader = stores
+def test_only_the_last_ones_are_kept(store: PlanStore) -> None:
     for revision in range(1, KEPT + 4):
-        assert writer.write(Stamp(1, revision), part_of(Stamp(1, revision)))
-    writer.close()
-    reader.close()
-    with lmdb.open(str(tmp_path / "node"), map_size=MAP_SIZE) as environment, environment.begin() as transaction:
-        revisions = [int.from_bytes(key[8:], "big") for key, _ in transaction.cursor()]
-    assert revisions == list(range(4, KEPT + 4))
+        assert store.write(Stamp(1, revision), part_of(Stamp(1, revision)))
+    assert [int(path.name[-20:]) for path in versions(store)] == list(range(4, KEPT + 4))
 
 
-def test_the_file_takes_up_only_what_is_in_it(stores: tuple[PlanStore, PlanStore], tmp_path: Path) -> None:
-    for revision in range(100):
-        assert stores[0].write(Stamp(1, revision), b"x" * 10_000)
-    status = (tmp_path / "node" / "data.mdb").stat()
-    assert status.st_size == MAP_SIZE
-    assert status.st_blocks * 512 < 2 << 20
+def test_the_files_can_be_read_by_their_user_only(store: PlanStore) -> None:
+    store.write(Stamp(1, 1), b"part")
+    assert [path.stat().st_mode & 0o777 for path in versions(store)] == [0o600]
+    assert store.directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_plans_survive_a_restart(tmp_path: Path) -> None:
-    for revision in range(3):
-        writer = PlanStore(tmp_path, writer=True)
-        assert writer.write(Stamp(1, revision), part_of(Stamp(1, revision)))
-        assert not writer.write(Stamp(1, revision), b"again")
-        writer.close()
-    reader = PlanStore(tmp_path, writer=False)
-    assert reader.newest() == (Stamp(1, 2), part_of(Stamp(1, 2)))
-    reader.close()
+def test_the_largest_stamp_has_a_file_name(store: PlanStore) -> None:
+    largest = Stamp(2**64 - 1, 2**64 - 1)
+    assert store.write(Stamp(2**64 - 1, 9), b"before")
+    assert store.write(largest, b"part")
+    assert store.newest() == (largest, b"part")
 
 
-def test_a_large_part_fits_time_and_again(stores: tuple[PlanStore, PlanStore]) -> None:
-    writer, reader = stores
+def test_other_files_of_the_directory_are_left_alone(store: PlanStore) -> None:
+    store.directory.mkdir()
+    others = [store.directory / name for name in ("plan.ipc", "plan-1", "worker-3.ipc")]
+    for path in others:
+        path.touch()
     for revision in range(2 * KEPT):
-        assert writer.write(Stamp(1, revision), bytes([revision]) * PART_LIMIT)
-    newest = reader.newest()
-    assert newest is not None and newest[1] == bytes([2 * KEPT - 1]) * PART_LIMIT
+        assert store.write(Stamp(1, revision), b"part")
+    assert all(path.exists() for path in others)
 
 
-def test_wrong_use_is_refused(stores: tuple[PlanStore, PlanStore], tmp_path: Path) -> None:
-    writer, reader = stores
-    with pytest.raises(MillraceError, match=f"{PART_LIMIT + 1} bytes does not fit"):
-        writer.write(Stamp(1, 1), bytes(PART_LIMIT + 1))
-    with pytest.raises(MillraceError, match="opened for reading"):
-        reader.write(Stamp(1, 1), b"")
-    reader.close()
-    reader.close()
-    with pytest.raises(MillraceError, match="was closed"):
-        reader.newest()
+def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(MillraceError, match="Is it a directory of this user"):
-        PlanStore(tmp_path / "file", writer=True).newest()
+    store = PlanStore(tmp_path / "file")
+    for use in (store.newest, lambda: store.write(Stamp(1, 1), b"part")):
+        with pytest.raises(MillraceError, match="Is it a directory of this user"):
+            use()
 
 
-def test_the_stores_of_one_process_share_the_environment(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "node")
-    writer, reader = PlanStore(tmp_path / "node", writer=True), PlanStore(tmp_path / "link", writer=False)
-    writer.write(Stamp(1, 1), b"part")
-    writer.close()
-    assert reader.newest() == (Stamp(1, 1), b"part")
-    reader.close()
-    lmdb.open(str(tmp_path / "node"), map_size=MAP_SIZE).close()  # refused while anyone here has it open
+def test_a_write_that_fails_leaves_nothing(store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, target: Path) -> None:
+        raise OSError("no room")
+
+    store.write(Stamp(1, 1), b"part")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(MillraceError, match="no room"):
+            store.write(Stamp(1, 2), b"part")
+    assert len(versions(store)) == 1
+    assert store.write(Stamp(1, 2), b"again")
+    assert store.newest() == (Stamp(1, 2), b"again")
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
 
-def flip_last_byte(directory: Path, revision: int) -> None:
-    key = (1).to_bytes(8, "big") + revision.to_bytes(8, "big")
-    with lmdb.open(str(directory), map_size=MAP_SIZE) as environment, environment.begin(write=True) as transaction:
-        value = bytearray(transaction.get(key))
-        value[-1] ^= 1
-        transaction.put(key, bytes(value))
+def flip_last_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
 
 
-def test_a_record_that_is_not_whole_is_passed_over(tmp_path: Path) -> None:
-    writer = PlanStore(tmp_path, writer=True)
-    for revision in range(1, 5):
-        writer.write(Stamp(1, revision), part_of(Stamp(1, revision)))
-    writer.close()
-    flip_last_byte(tmp_path, 4)
-    flip_last_byte(tmp_path, 3)
-    writer = PlanStore(tmp_path, writer=True)
-    assert writer.newest() == (Stamp(1, 2), part_of(Stamp(1, 2)))
-    assert writer.newer_than(Stamp(1, 2)) is None
-    assert writer.write(Stamp(1, 3), b"again")  # the damaged ones do not count, and are gone
-    assert writer.newest() == (Stamp(1, 3), b"again")
-    writer.close()
-
-
-DAMAGES = {
-    "cut after the header": lambda path: os.truncate(path, 8192),
-    "cut by a page": lambda path: os.truncate(path, MAP_SIZE - 4096),
-    "cut inside the header": lambda path: os.truncate(path, 100),
-    "not LMDB's": lambda path: path.write_bytes(b"something else" * 1000),
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped": flip_last_byte,
+    "cut": lambda path: os.truncate(path, 50),
+    "cut inside the checksum": lambda path: os.truncate(path, 3),
     "empty": lambda path: os.truncate(path, 0),
+    "another version's": lambda path: path.write_bytes(path.with_name(path.name[:-1] + "1").read_bytes()),
     "gone": lambda path: path.unlink(),
+    "a link to nothing": lambda path: (path.unlink(), path.symlink_to("nothing")),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_writer_begins_a_new_file_and_readers_follow(stores: tuple[PlanStore, PlanStore], tmp_path: Path,
-                                                         damage: str) -> None:
-    writer, reader = stores
-    writer.write(Stamp(1, 7), b"x" * 100_000)
-    DAMAGES[damage](tmp_path / "node" / "data.mdb")
-    assert reader.newest() is None
-    assert writer.newest() is None
-    assert writer.write(Stamp(1, 7), b"from the coordination store")
-    assert reader.newest() == (Stamp(1, 7), b"from the coordination store")
+def test_a_damaged_version_is_passed_over_and_written_again(store: PlanStore, damage: str) -> None:
+    for revision in range(1, 5):
+        store.write(Stamp(1, revision), part_of(Stamp(1, revision)))
+    for path in versions(store)[2:]:
+        DAMAGES[damage](path)
+    assert store.newest() == (Stamp(1, 2), part_of(Stamp(1, 2)))
+    assert store.newer_than(Stamp(1, 2)) is None
+    for revision in (3, 4):
+        assert store.write(Stamp(1, revision), b"from the coordination store")
+        assert store.newest() == (Stamp(1, revision), b"from the coordination store")
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_done_while_nobody_looked(tmp_path: Path, damage: str) -> None:
-    writer = PlanStore(tmp_path, writer=True)
-    writer.write(Stamp(1, 7), b"x" * 100_000)
-    writer.close()
-    DAMAGES[damage](tmp_path / "data.mdb")
-    reader = PlanStore(tmp_path, writer=False)
-    assert reader.newest() is None
-    writer = PlanStore(tmp_path, writer=True)
-    assert writer.write(Stamp(1, 1), b"new")
-    assert reader.newest() == (Stamp(1, 1), b"new")
-    writer.close()
-    reader.close()
-
-
-def test_a_reader_says_once_that_the_file_is_damaged(stores: tuple[PlanStore, PlanStore], tmp_path: Path,
-                                                     caplog: pytest.LogCaptureFixture) -> None:
-    writer, reader = stores
-    writer.write(Stamp(1, 1), b"part")
-    os.truncate(tmp_path / "node" / "data.mdb", 8192)
-    assert [reader.newest() for _ in range(5)] == [None] * 5
-    assert len([record for record in caplog.records if "damaged" in record.message]) == 1
+@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage != "another version's"])
+def test_a_store_without_an_intact_version_is_empty(store: PlanStore, damage: str) -> None:
+    store.write(Stamp(1, 7), b"x" * 100_000)
+    DAMAGES[damage](versions(store)[0])
+    assert store.newest() is None
+    assert store.write(Stamp(1, 1), b"new")
+    assert store.newest() == (Stamp(1, 1), b"new")
 
 
 # --- several processes ----------------------------------------------------------------------------------------------
 
 def write_for_ever(directory: Path, author: int, told: Connection) -> None:
-    writer = PlanStore(directory, writer=True)
+    writer = PlanStore(directory)
     revision = 0
     while True:
         revision += 1
@@ -207,7 +164,7 @@ def write_for_ever(directory: Path, author: int, told: Connection) -> None:
 
 @pytest.mark.parametrize("writes", [1, 5, 40])
 def test_a_writer_that_is_killed_leaves_a_whole_newest_record(tmp_path: Path, writes: int) -> None:
-    reader = PlanStore(tmp_path, writer=False)
+    reader = PlanStore(tmp_path)
     for author in (1, 2, 3):  # each takes over what the one before left
         here, there = multiprocessing.Pipe(duplex=False)
         process = forked(write_for_ever, tmp_path, author, there)
@@ -220,11 +177,10 @@ def test_a_writer_that_is_killed_leaves_a_whole_newest_record(tmp_path: Path, wr
         stamp, part = newest
         assert stamp >= Stamp(author, told)
         assert part == part_of(stamp)
-    reader.close()
 
 
 def read_until(directory: Path, last: Stamp, told: Connection) -> None:
-    reader = PlanStore(directory, writer=False)
+    reader = PlanStore(directory)
     told.send(reader.newest())
     seen: list[tuple[Stamp, bool]] = [(Stamp(0, 0), True)]
     while seen[-1][0] < last:
@@ -239,7 +195,7 @@ def test_readers_in_other_processes_see_whole_parts_with_rising_stamps(tmp_path:
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
     processes = [forked(read_until, tmp_path / "node", last, there) for _, there in pipes]
     assert [here.recv() for here, _ in pipes] == [None, None]  # they were there before the writer
-    writer = PlanStore(tmp_path / "node", writer=True)
+    writer = PlanStore(tmp_path / "node")
     for stamp in (Stamp(author, revision) for author in (1, 2) for revision in range(1, 151)):
         assert writer.write(stamp, part_of(stamp))
     for (here, _), process in zip(pipes, processes):
@@ -249,93 +205,39 @@ def test_readers_in_other_processes_see_whole_parts_with_rising_stamps(tmp_path:
         assert seen[-1][0] == last
         process.join()
         assert process.exitcode == 0
-    writer.close()
 
 
-def read_on_demand(directory: Path, asked: Connection) -> None:
-    reader = PlanStore(directory, writer=False)
-    while asked.recv():
-        asked.send(reader.newest())
-
-
-def test_a_reader_in_another_process_follows_to_the_new_file(tmp_path: Path) -> None:
-    here, there = multiprocessing.Pipe()
-    process = forked(read_on_demand, tmp_path, there)
-    writer = PlanStore(tmp_path, writer=True)
-    writer.write(Stamp(1, 1), b"x" * 50_000)
-    here.send(True)
-    assert here.recv() == (Stamp(1, 1), b"x" * 50_000)
-    os.truncate(tmp_path / "data.mdb", 8192)
-    here.send(True)
-    assert here.recv() is None
-    writer.write(Stamp(1, 1), b"new")
-    here.send(True)
-    assert here.recv() == (Stamp(1, 1), b"new")
-    here.send(False)
-    process.join()
-    assert process.exitcode == 0
-    writer.close()
-
-
-def stay_in_a_transaction(directory: Path, told: Connection) -> None:
-    reader = PlanStore(directory, writer=False)
-    with reader._of_this_process().open() as environment, environment.begin():
-        told.send(True)
-        signal.pause()
-
-
-def test_the_slot_of_a_reader_that_was_killed_is_cleared(tmp_path: Path) -> None:
-    writer = PlanStore(tmp_path, writer=True)
-    writer.write(Stamp(1, 1), b"part")
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = forked(stay_in_a_transaction, tmp_path, there)
-    there.close()  # so that `recv` raises should the process die
-    assert here.recv()
-    with writer._of_this_process().open() as environment:
-        assert str(process.pid) in environment.readers()
-        process.kill()
-        process.join()
-        assert writer.write(Stamp(1, 2), b"part")
-        assert str(process.pid) not in environment.readers()
-    writer.close()
-
-
-def test_a_store_that_came_through_a_fork_opens_its_own(stores: tuple[PlanStore, PlanStore]) -> None:
-    writer, reader = stores
-    writer.write(Stamp(1, 1), b"of the parent")
+def stopped_writer(directory: Path, stamp: Stamp) -> int:
+    """The id of a child process that stopped itself in the middle of writing a version."""
     child = os.fork()
     if child == 0:  # nothing of pytest may run here
-        good = reader.newest() == (Stamp(1, 1), b"of the parent") and writer.write(Stamp(1, 2), b"of the child")
-        good = good and reader._of_this_process() is writer._of_this_process() and reader._of_this_process().pid == os.getpid()
-        reader.close()
-        writer.close()
-        os._exit(0 if good else 1)
+        checksum = plan_store._checksum
+
+        def stop(stamp: Stamp, part: bytes) -> int:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return checksum(stamp, part)
+
+        plan_store._checksum = stop
+        os._exit(0 if PlanStore(directory).write(stamp, part_of(stamp)) else 1)
+    _, status = os.waitpid(child, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    return child
+
+
+def test_a_writer_that_is_stopped_while_it_writes_blocks_nobody(store: PlanStore) -> None:
+    child = stopped_writer(store.directory, Stamp(1, 1))
+    assert store.newest() is None
+    assert store.write(Stamp(1, 1), b"by the next agent") and store.write(Stamp(1, 2), b"newer")
+    os.kill(child, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert reader.newest() == (Stamp(1, 2), b"of the child")
-    assert writer.write(Stamp(1, 3), b"of the parent")
-    assert reader.newest() == (Stamp(1, 3), b"of the parent")
+    assert store.newest() == (Stamp(1, 2), b"newer")
 
 
-def test_forks_while_another_thread_reads_and_writes(stores: tuple[PlanStore, PlanStore]) -> None:
-    writer, reader = stores
-    ended, wrong = threading.Event(), []
-
-    def work() -> None:
-        revision = 0
-        while not ended.is_set():
-            revision += 1
-            writer.write(Stamp(1, revision), part_of(Stamp(1, revision)))
-            if reader.newest() != (Stamp(1, revision), part_of(Stamp(1, revision))):
-                wrong.append(revision)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    for _ in range(10):
-        child = os.fork()
-        if child == 0:
-            newest = reader.newest()
-            os._exit(0 if newest is None or newest[1] == part_of(newest[0]) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    ended.set()
-    thread.join()
-    assert not wrong
+def test_what_a_killed_writer_left_unfinished_is_removed(store: PlanStore) -> None:
+    child = stopped_writer(store.directory, Stamp(1, 1))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(versions(store)) == 1 and store.newest() is None
+    for revision in range(1, KEPT + 2):
+        assert store.write(Stamp(1, revision), b"part")
+    assert len(versions(store)) == KEPT
