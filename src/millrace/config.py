@@ -162,6 +162,12 @@ LEASE = Setting("worker.lease.secs", 10.0, low=0.1,
                 about="Seconds without a message from the master after which a worker exits.")
 HELLO = Setting("worker.hello.secs", 20.0, low=0.1,
                 about="Seconds that a starting worker waits for the master's first answer before it exits.")
+LEAVE_LIMIT = Setting("worker.leave.limit.secs", 300.0, low=0.1,
+                      about="Seconds in which the tasks of a worker that is removed or restarted must be handed over, and in "
+                            "which a restarted worker must have them back. If they cannot be handed over, the worker stays.")
+RESTART_WAIT = Setting("worker.restart.wait.secs", 60.0, low=0.1,
+                       about="Seconds that the master waits for a worker that is restarted. Then tasks that could not be "
+                             "handed over, whose places it has kept, start on other workers.")
 RECOVERY_GRACE = Setting("recovery.grace.secs", 0.5, low=0,
                          about="Seconds after the loss of a worker before unfinished tuples are replayed.")
 FRAME_LIMIT = Setting("wire.frame.limit.bytes", 64 * 2**20, low=4096, about="Largest frame that is sent or accepted.")

@@ -9,7 +9,7 @@
     ├── JavaNotFound             no Java that Spark can use
     ├── MasterUnreachable        the Spark master, or a running Millrace, does not answer
     ├── NotEncrypted             encryption is required, and something would travel between hosts unencrypted
-    ├── NotEnoughSlots           fewer workers started than requested
+    ├── NotEnoughSlots           fewer workers than requested or needed
     ├── AddressInUse             a port or socket that another process holds
     ├── UnknownName              no component, stream, task or slot of that name (also a KeyError)
     ├── UnknownTopology          no running topology of that name (also a KeyError)
@@ -98,7 +98,7 @@ class NotEncrypted(MillraceError):
 
 
 class NotEnoughSlots(MillraceError):
-    """Spark did not start the requested workers within the time limit."""
+    """Spark does not start the requested workers, or none would be left."""
 
 
 class AddressInUse(MillraceError):

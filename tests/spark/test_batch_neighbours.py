@@ -56,12 +56,12 @@ def test_batches_of_two_engines_keep_their_state_in_the_same_processes(spark: Sp
 
 
 def test_cores_that_workers_of_any_engine_hold_are_not_free(spark: SparkSession, tmp_path: Path) -> None:
-    cores = FreeCores(spark.sparkContext, 0)
+    cores = FreeCores(spark.sparkContext)
     assert (cores.held(), cores.count()) == (0, CORES)
     with ResidentEngine(slots=2, spark=spark, name=f"first-{os.getpid()}", settings=settings(tmp_path / "first")) as first:
         assert (cores.held(), cores.count()) == (2, CORES - 2)
         with ResidentEngine(slots=1, spark=spark, name=f"second-{os.getpid()}", settings=settings(tmp_path / "second")):
-            assert FreeCores(spark.sparkContext, 2).count() == FreeCores(spark.sparkContext, 1).count() == 1
+            assert FreeCores(spark.sparkContext, lambda: 2).count() == FreeCores(spark.sparkContext).count() == 1
             with MicrobatchEngine(spark=spark, name=f"third-{os.getpid()}", settings=settings(tmp_path / "third")) as third:
                 batched, resident = third.submit(WordCount), first.submit(WordCount)
                 assert third.master.wait_until(lambda: any(log.records for log in third.master.batch_logs.values()), SECONDS), \

@@ -50,6 +50,16 @@ def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
         tail.terminate()
 
 
+@contextmanager
+def spark_worker(directory: Path, url: str, cores: int) -> Iterator[None]:
+    """A worker of Spark's own cluster; Spark starts executors there."""
+    log = directory / "worker.log"
+    with daemon(log, f"{DEPLOY}.worker.Worker", "--host", "127.0.0.1", "--cores", str(cores), "--memory", "1g", "--webui-port",
+                "0", "--work-dir", str(directory / "work"), url) as process:
+        wait_for(log, "Successfully registered with master", process)
+        yield
+
+
 @pytest.fixture(scope="module")
 def spark_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("spark")
@@ -59,10 +69,7 @@ def spark_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         master = stack.enter_context(daemon(directory / "master.log", f"{DEPLOY}.master.Master", "--host", "127.0.0.1",
                                             "--port", str(port), "--webui-port", "0"))
         wait_for(directory / "master.log", "I have been elected leader", master)
-        worker = stack.enter_context(daemon(directory / "worker.log", f"{DEPLOY}.worker.Worker", "--host", "127.0.0.1",
-                                            "--cores", "4", "--memory", "1g", "--webui-port", "0",
-                                            "--work-dir", str(directory / "work"), url))
-        wait_for(directory / "worker.log", "Successfully registered with master", worker)
+        stack.enter_context(spark_worker(directory, url, 4))
         yield url
 
 
@@ -73,6 +80,28 @@ def test_every_word_exactly_once(spark_url: str, tmp_path: Path) -> None:
         stream = StatefulStream(engine.master, tmp_path)
         stream.wave(2)
         assert stream.slots() == {0, 1}
+        assert_all_exact(stream.finish_both())
+
+
+def test_a_spark_worker_that_joins_later_is_used(spark_url: str, tmp_path: Path) -> None:
+    """Without a restart. When its executor is empty again, it is given back."""
+    with ResidentEngine(spark_url, 2, name=f"grows-{os.getpid()}", settings={"history.url": "none"},
+                        spark_settings={"spark.executor.memory": "600m"}) as engine:
+        stream = StatefulStream(engine.master, tmp_path / "out", rate=1000)
+        stream.wave(1)
+        (tmp_path / "second").mkdir()
+        with spark_worker(tmp_path / "second", spark_url, 2):
+            assert engine.add_workers(4) == [2, 3, 4, 5]
+            where = {worker["slot"]: worker["executor"] for worker in engine.workers()}
+            assert sorted(where.values()) == ["0"] * 4 + ["1"] * 2
+            near, far = ([slot for slot in where if where[slot] == executor] for executor in ("0", "1"))
+            assert engine.restart_worker(far[0])["slot"] == far[0]
+            for slot in near[:2]:
+                assert not engine.remove_worker(slot)["executor_given_back"]
+            assert stream.slots() & set(far), "some of their tasks were handed over to the new executor"
+            assert [engine.remove_worker(slot)["executor_given_back"] for slot in far] == [False, True]
+            stream.wave(1)
+            assert stream.state.losses == 0, stream.story()
         assert_all_exact(stream.finish_both())
 
 

@@ -19,7 +19,7 @@ ROOMS = {
     "control": ["assignment", "backup_placement", "feeding", "in_flight", "ledger", "load_smoothing", "pauses",
                 "moves", "migrations", "plan_acceptance", "topology_status", "waves", "wording", "workers", "batches", "events",
                 "plan_diff", "schedule_generator", "submission", "topology_state", "wave_control", "handover", "plan_changes",
-                "master_state"],
+                "slots", "master_state"],
     "runtime": ["clock", "durable", "meters", "node", "wire", "leftovers", "flow", "plans", "fragments", "checkpoints", "taps",
                 "feeds", "tasks", "worker"],
     "master": ["state_home", "state_view", "batch_log", "load", "plans", "checkpoints", "scheduling", "requests", "workers",

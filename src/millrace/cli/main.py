@@ -27,6 +27,7 @@ from millrace.cli.options import (
     sorted_settings,
 )
 from millrace.cli.scheduler import app as scheduler_app
+from millrace.cli.workers import workers_app
 from millrace.errors import MillraceError, NotTheAuthor
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -34,6 +35,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 bench_app = typer.Typer(no_args_is_help=True, help="Measure Millrace, and other engines beside it.")
 app.add_typer(bench_app, name="bench")
 app.add_typer(scheduler_app, name="scheduler")
+app.add_typer(workers_app, name="workers")
 DeclaredTopology = Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="For example examples.first:WordCount. The "
                                                                                  "module may be in the current directory.")]
 OVERTAKEN = 3  # exit code: another driver has taken over, so a service manager must not restart this one

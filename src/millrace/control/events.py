@@ -50,6 +50,17 @@ class WorkerReported:
     positions: tuple[tuple[int, int, int], ...] = ()
     starting: tuple[tuple[int, int], ...] = ()  # (topology, tasks that are not initialized yet)
     executed: tuple[tuple[int, int, int, bool], ...] = ()
+    hosted: int = 0  # tasks there, of all topologies, including those that leave or arrive
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeaves:
+    """A user removes a worker, or restarts it (`restarts`): its tasks are handed over first. `expected`: if the worker has not
+    joined, its process is being started."""
+
+    slot: int
+    restarts: bool = False
+    expected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +257,9 @@ class Ticked:
     now: float
 
 
-Event = (WorkerJoined | WorkerLost | WorkerReported | Submitted | Paused | Unpaused | Killed | Moved | Withdrawn | Regrouped
-         | Replanned | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked
-         | ManifestStored | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
+Event = (WorkerJoined | WorkerLost | WorkerReported | WorkerLeaves | Submitted | Paused | Unpaused | Killed | Moved | Withdrawn
+         | Regrouped | Replanned | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested
+         | WaveAcked | ManifestStored | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +332,21 @@ class EndWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class StopWorker:
+    """Let a worker end cleanly: it has nothing to do, or is to be started again."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOver:
+    """The removal or restart of a worker is over. `error`: the reason why the worker stays, or did not come back."""
+
+    slot: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteAbandoned:
     """Delete what abandoned waves of these tasks have left in the store, up to `wave`. `needed`: for each task, the blobs that
     its next snapshot builds on. What a manifest in the store needs is kept."""
@@ -331,4 +357,5 @@ class DeleteAbandoned:
     needed: Mapping[TaskId, frozenset[str]]
 
 
-Command = Distribute | Say | Migrated | Ended | SendWave | StoreManifest | CollectCheckpoints | DeleteAbandoned | EndWorker
+Command = (Distribute | Say | Migrated | Ended | SendWave | StoreManifest | CollectCheckpoints | DeleteAbandoned | EndWorker
+           | StopWorker | LeaveOver)

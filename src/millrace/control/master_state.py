@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from millrace.config import settings_without_effect
+from millrace.config import LEAVE_LIMIT, RESTART_WAIT, settings_without_effect
 from millrace.control.assignment import Assignment, Place, WorkerAddress, parts_of
 from millrace.control.events import (
     BatchBegan,
@@ -33,6 +33,7 @@ from millrace.control.events import (
     Replanned,
     Rescaled,
     Say,
+    StopWorker,
     Submitted,
     Ticked,
     Unpaused,
@@ -40,6 +41,7 @@ from millrace.control.events import (
     WaveRequested,
     Withdrawn,
     WorkerJoined,
+    WorkerLeaves,
     WorkerLost,
     WorkerReported,
 )
@@ -47,6 +49,7 @@ from millrace.control.handover import HandoverControl
 from millrace.control.migrations import BY_RESTART, Recovery
 from millrace.control.moves import BY_ROLLBACK, LOSS, PERSON, Cause
 from millrace.control.plan_changes import PlanChanges
+from millrace.control.slots import SlotControl
 from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import ENDED, PAUSED, RUNNING, STARTING, STOPPING, WAITING
@@ -67,9 +70,11 @@ QUIET_REPORTS = 2  # consecutive reports with nothing in flight before a topolog
 
 class MasterState:
     """Workers, topologies and the assignment in force. `author`: this master's number among those that have written plans
-    for the cluster. `call_limit`: seconds that user code may take for a chunk; 0: any time."""
+    for the cluster. `call_limit`: seconds that user code may take for a chunk; 0: any time. `leave_limit`, `restart_wait`: as
+    the settings of these names."""
 
-    def __init__(self, first: Scheduler | None = None, author: int = 0, call_limit: float = 0.0) -> None:
+    def __init__(self, first: Scheduler | None = None, author: int = 0, call_limit: float = 0.0,
+                 leave_limit: float = LEAVE_LIMIT.default, restart_wait: float = RESTART_WAIT.default) -> None:
         self.author, self.call_limit = author, call_limit
         self.first = first or Even(spread_back=False)  # places new topologies and lost tasks
         self.workers: dict[int, WorkerView] = {}
@@ -79,6 +84,7 @@ class MasterState:
         self._waves = WaveControl(self)
         self._handovers = HandoverControl(self)
         self._plan_changes = PlanChanges(self, self._handovers)
+        self._slots = SlotControl(self, self._handovers, leave_limit, restart_wait)
         self._numbers = 0
 
     def handle(self, event: Event, now: float | None = None) -> list[Command]:
@@ -92,6 +98,8 @@ class MasterState:
                 return self._lost(event)
             case WorkerReported():
                 return self._reported(event)
+            case WorkerLeaves():
+                return self._slots.requested(event)
             case Submitted():
                 return self._submitted(event)
             case Paused():
@@ -141,13 +149,18 @@ class MasterState:
 
     def _joined(self, event: WorkerJoined) -> list[Command]:
         commands: list[Command] = []
-        if event.slot in self.workers:  # Spark restarted the slot before its loss was noticed
-            old = self.workers[event.slot].address
-            commands += self._lost(WorkerLost(event.slot, old.generation, "it was restarted"))
+        held = event.slot in self.workers and self._slots.holds(event.slot)
+        if event.slot in self.workers and not held:  # Spark restarted the slot before its loss was noticed
+            commands += self.give_up_worker(event.slot, "it was restarted")
+        if not self.wants(event.slot):
+            return [*commands, StopWorker(event.slot)]
         address = WorkerAddress(event.slot, event.generation, event.node.name, event.boot, event.ipc, event.tcp,
                                 event.backup_ipc, event.backup_tcp)
         self.workers[event.slot] = WorkerView(address, event.executor, event.node)
         commands.append(Say(f"worker {event.slot} joined on {event.node.name}"))
+        if held:
+            commands += self._start_again(event.slot)
+        self._slots.joined(event.slot)
         for topology in self.topologies.values():
             if self._unplaced(topology):
                 commands += self._place(topology, f"worker {event.slot} joined")
@@ -159,21 +172,48 @@ class MasterState:
         known = self.workers.get(event.slot)
         if known is None or known.address.generation != event.generation:
             return []
+        if event.slot in self._slots.away:  # its end is known, and its places are kept
+            return []
+        intended = self._slots.ended(event.slot)
+        if intended and self._slots.holds(event.slot):
+            return [Say(f"worker {event.slot} has ended, and its tasks wait for its new process"), self.distribute()]
         del self.workers[event.slot]
-        text = f"worker {event.slot} lost: {event.cause}"
+        text = f"worker {event.slot} has ended" if intended else f"worker {event.slot} lost: {event.cause}"
         hosted = dict.fromkeys(task for topology in self.topologies.values() for task, place in topology.places.items()
                                if place.slot == event.slot)
-        commands: list[Command] = [Say(text, level="warning", cause=event.cause, tasks=tuple(hosted))]
+        commands: list[Command] = [Say(text, level="info" if intended else "warning", cause=event.cause, tasks=tuple(hosted))]
         for topology in self.topologies.values():
             lost = [task for task, place in topology.places.items() if place.slot == event.slot]
-            stranded, ends = self._handovers.lost(topology, event.slot)
+            stranded, ends = self._leave_topology(topology, event.slot)
             commands += ends
-            topology.quiet.pop(event.slot, None)
-            topology.in_flight.pop(event.slot, None)
-            topology.starting.pop(event.slot, None)
             if lost or stranded:
                 commands += self.lose(topology, [*lost, *stranded], text)
-        return [*commands, self.distribute()]
+        return [*commands, *self._slots.gone(event.slot), self.distribute()]
+
+    def _leave_topology(self, topology: TopologyState, slot: int) -> tuple[list[TaskId], list[Command]]:
+        """Forget a worker's part in a topology. The result is that of `HandoverControl.lost`."""
+        for by_slot in (topology.quiet, topology.in_flight, topology.starting):
+            by_slot.pop(slot, None)
+        return self._handovers.lost(topology, slot)
+
+    def _start_again(self, slot: int) -> list[Command]:
+        """Start the tasks again whose places were kept for a restarted worker."""
+        commands: list[Command] = []
+        for topology in self.topologies.values():
+            kept = [task for task, place in topology.places.items() if place.slot == slot]
+            stranded, ends = self._leave_topology(topology, slot)
+            commands += [*ends, *(self.lose(topology, stranded, f"worker {slot} was restarted") if stranded else [])]
+            if kept:
+                topology.losses += 1
+                topology.version += 1
+                topology.places.update((task, Place(slot, topology.version)) for task in kept)
+                commands.append(Say(f"{tasks_named(kept)} started again on worker {slot}", topology.graph.name))
+                commands += self._waves.roll_back(topology) if topology.waves is not None else []
+        return commands
+
+    def give_up_worker(self, slot: int, cause: str) -> list[Command]:
+        """Count the worker as lost."""
+        return self._lost(WorkerLost(slot, self.workers[slot].address.generation, cause))
 
     def lose(self, topology: TopologyState, tasks: Iterable[TaskId], cause: str) -> list[Command]:
         sources = {task: topology.places.pop(task).slot for task in tasks}
@@ -206,6 +246,7 @@ class MasterState:
         if worker is None or worker.address.generation != event.generation:
             return []
         worker.revision = max(worker.revision, event.revision)
+        self._slots.reported(event)
         by_number = {topology.number: topology for topology in self.topologies.values()}
         for number, task_number, position in event.positions:
             topology = by_number.get(number)
@@ -255,7 +296,7 @@ class MasterState:
         if (topology.status == STARTING and topology.waves is None and self.all_at(topology.ready_at)
                 and not any(topology.starting.values())):
             return self.all_up(topology)
-        if topology.status in (PAUSED, STOPPING) and event.revision >= topology.ready_at:
+        if (topology.resting or topology.status in (PAUSED, STOPPING)) and event.revision >= topology.ready_at:
             topology.quiet[event.slot] = topology.quiet.get(event.slot, 0) + 1 if in_flight == 0 else 0
             if topology.status == STOPPING and self.drained(topology):
                 return self._waves.close(topology)
@@ -271,8 +312,11 @@ class MasterState:
         """True if its spouts have stopped and none of their tuples is in flight."""
         if topology.batched:
             return topology.status == PAUSED and not topology.in_batch
-        return (topology.status in (PAUSED, STOPPING) and bool(self.workers)
-                and all(topology.quiet.get(slot, 0) >= QUIET_REPORTS for slot in list(self.workers)))
+        return topology.status in (PAUSED, STOPPING) and self.at_rest(topology)
+
+    def at_rest(self, topology: TopologyState) -> bool:
+        """True if none of its tuples is in flight, by the reports since its spouts began to wait."""
+        return bool(self.workers) and all(topology.quiet.get(slot, 0) >= QUIET_REPORTS for slot in list(self.workers))
 
     def all_at(self, revision: int) -> bool:
         return all(worker.revision >= revision for worker in self.workers.values())
@@ -342,7 +386,7 @@ class MasterState:
     def _ticked(self, now: float) -> list[Command]:
         late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]
         commands = [command for topology in late for command in self._give_up(topology)]
-        return [*commands, *self._waves.tick(now), *self._handovers.tick(now)]
+        return [*commands, *self._waves.tick(now), *self._handovers.tick(now), *self._slots.tick(now)]
 
     def _give_up(self, topology: TopologyState) -> list[Command]:
         """End a killed topology that cannot commit more: its time is up, or its tasks have no slots."""
@@ -394,7 +438,23 @@ class MasterState:
     # -- placement ---------------------------------------------------------------------------------------------------
 
     def cluster(self) -> Cluster:
-        return cluster_from(self.workers)
+        """The workers that tasks may be placed on: not those that leave, unless there are no others."""
+        closed = self.closed
+        staying = {slot: worker for slot, worker in self.workers.items() if slot not in closed}
+        return cluster_from(staying or self.workers)
+
+    @property
+    def closed(self) -> frozenset[int]:
+        """Slots of workers that are being removed or restarted."""
+        return self._slots.closed
+
+    def wants(self, slot: int) -> bool:
+        """True if a process for the slot is welcome: it was not removed, and is not being removed."""
+        return self._slots.wants(slot)
+
+    def leaving(self, slot: int) -> str:
+        """The word for what happens to the worker just now: "removed" or "restarted"; empty if nothing does."""
+        return self._slots.leaving(slot)
 
     def _unplaced(self, topology: TopologyState) -> Sequence[TaskId]:
         return [task for task in topology.graph.tasks() if task not in topology.places]
@@ -440,7 +500,8 @@ class MasterState:
 
     def distribution(self) -> Distribute:
         """The assignment in force, whole and by node."""
-        self.agents = agents_of(self.workers, self.agents)
+        away = self._slots.away
+        self.agents = agents_of({slot: worker for slot, worker in self.workers.items() if slot not in away}, self.agents)
         whole, nodes = self.assignment(), self._nodes()
         for topology in self.topologies.values():
             topology.note_hosts(nodes)

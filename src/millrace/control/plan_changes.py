@@ -44,6 +44,10 @@ class PlannedTopologies(Protocol):
     topologies: dict[str, TopologyState]
     workers: dict[int, WorkerView]
 
+    @property
+    def closed(self) -> frozenset[int]:
+        """Slots of workers that are being removed or restarted."""
+
     def topology(self, name: str) -> TopologyState:
         """The running topology of that name; `UnknownTopology` if there is none."""
 
@@ -73,6 +77,9 @@ class PlanChanges:
         if event.strategy not in MOVE_STRATEGIES:
             raise UnknownName(f"there is no strategy {event.strategy!r} to move a task; there are {', '.join(MOVE_STRATEGIES)}")
         source = topology.places[event.task].slot
+        if event.slot in self._master.closed and source != event.slot:
+            raise TopologyError(f"worker {event.slot} is being removed or restarted: move {event.task} to another worker, or "
+                                "try again later")
         if fixed := topology.graph.why_fixed(event.task):
             raise TopologyError(f"{event.task} cannot be moved: {fixed}")
         moving = topology.handover.moving(event.task)
@@ -191,7 +198,8 @@ class PlanChanges:
         if based_on != topology.version:
             raise StalePlan(f"{name!r} is now at version {topology.version}, and the plan was made for version {based_on}: "
                             "it is discarded. Run the scheduler again")
-        gone = sorted({slot for slot in plan.placement.values() if slot not in self._master.workers})
+        gone = sorted({slot for slot in plan.placement.values() if slot not in self._master.workers
+                       or slot in self._master.closed})
         stuck = sorted(task for task, slot in plan.placement.items() if task in topology.places
                        and topology.places[task].slot != slot and not topology.graph.movable(task))
         if stuck:

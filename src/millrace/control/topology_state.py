@@ -59,6 +59,7 @@ class TopologyState:
     troubles: int = 0  # waves abandoned since the last commit or restore: spaces the reports
     spouts_wait: bool = False  # too many waves in a row have failed: spouts wait, so that uncommitted work stays bounded
     in_batch: bool = False  # one of its batches is running
+    resting: bool = False  # its spouts wait while a worker restarts that has tasks which cannot be handed over
 
     @property
     def status(self) -> str:
@@ -80,7 +81,7 @@ class TopologyState:
 
     @property
     def active(self) -> bool:
-        return self.status == RUNNING and not self.spouts_wait
+        return self.status == RUNNING and not self.spouts_wait and not self.resting
 
     @property
     def failed_waves(self) -> int:

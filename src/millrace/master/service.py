@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from millrace.config import CALL_LIMIT, CHECKPOINTS, COORDINATION, STORE_TIMEOUT
+from millrace.config import CALL_LIMIT, CHECKPOINTS, COORDINATION, LEAVE_LIMIT, RESTART_WAIT, STORE_TIMEOUT
 from millrace.control.events import (
     ChannelBroke,
     CollectCheckpoints,
@@ -25,6 +25,7 @@ from millrace.control.events import (
     EndWorker,
     Event,
     Killed,
+    LeaveOver,
     ManifestStored,
     Migrated,
     Moved,
@@ -34,6 +35,7 @@ from millrace.control.events import (
     Rescaled,
     Say,
     SendWave,
+    StopWorker,
     StoreManifest,
     Submitted,
     Ticked,
@@ -55,14 +57,15 @@ from millrace.master.checkpoints.trials import StoreTrials
 from millrace.master.feeding import FedTopology
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.plans.distribution import PlanDistribution
-from millrace.master.requests.handlers import TopologyVerbs, reading_verbs, scheduler_verbs
+from millrace.master.requests.handlers import TopologyVerbs, reading_verbs, scheduler_verbs, worker_verbs
 from millrace.master.requests.record import record_verbs
 from millrace.master.requests.server import RequestServer, RequestSocket, Verb
-from millrace.master.requests.status import status_of
+from millrace.master.requests.status import status_of, workers_of
 from millrace.master.requests.taps import TapDirectory
 from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.thread import MasterThread
 from millrace.master.workers.feeds import feeds_for
+from millrace.master.workers.pool import WorkerPool
 from millrace.master.workers.port import Connection, WorkerHandlers, WorkerPort
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph
@@ -99,7 +102,8 @@ class Master:
         self.settings = {CHECKPOINTS.key: default_store(name), **(settings or {})}
         self.hosts: dict[str, str] = {}  # by Spark executor, with and without workers
         self.superseded = ""  # the reason why this master has stopped deciding; empty until another master takes over
-        self.state = MasterState(scheduler, call_limit=CALL_LIMIT.of(self.settings))
+        self.state = MasterState(scheduler, call_limit=CALL_LIMIT.of(self.settings), leave_limit=LEAVE_LIMIT.of(self.settings),
+                                 restart_wait=RESTART_WAIT.of(self.settings))
         self.observed: dict[str, TopologyObserved] = {}
         self.ended: dict[str, EndedTopology] = {}  # by topology that ended recently
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
@@ -112,6 +116,7 @@ class Master:
         self._thread = MasterThread(self._sources, self._hear, self._tick, self._fail)
         self.worker_port = WorkerPort(self.settings, self.keys)
         self.connections = self.worker_port.connections
+        self.pool = WorkerPool(self)
         self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.keys.secret, self.state,
                                              self.worker_port, self)
         self.scheduling = SchedulingLoop(name, self.settings, self)
@@ -144,7 +149,7 @@ class Master:
     def _verbs(self, taps: TapDirectory) -> dict[str, Verb]:
         return {"status": lambda request: status_of(self),
                 **TopologyVerbs(self.state, self.tell, self._kill).verbs(),
-                **scheduler_verbs(self.scheduling, self.state),
+                **worker_verbs(self, self.pool), **scheduler_verbs(self.scheduling, self.state),
                 **record_verbs(self.state, self.scheduling.migrations, self.events),
                 **reading_verbs(self.state, self.state_queries, taps, self.checkpointing.place)}
 
@@ -185,6 +190,7 @@ class Master:
                 self.wait_until(lambda: not self.connections, wait)
             finally:
                 self._thread.end()
+        self.pool.close()
         self._close()
         shutil.rmtree(self.setup().directory(), ignore_errors=True)
 
@@ -205,8 +211,8 @@ class Master:
         attempt = self.checkpointing.attempt(graph, resume)
         try:
             self.check(replace(attempt.outlook, offsets=offsets))
-            if graph.waves and self.connections:
-                self.checkpointing.try_store(lambda token: self.call(lambda: self.trials.begin(token)), self._node_of)
+            if graph.waves:
+                self._try_store()
             event = replace(self.checkpointing.take_over(attempt), offsets=offsets)
             self.call(lambda: self._submit(event))
         except BaseException:
@@ -217,6 +223,15 @@ class Master:
     def check(self, event: Submitted) -> None:
         """Raise an error if the topology cannot be started."""
         self.call(lambda: self._check(event))
+
+    def try_store(self) -> None:
+        """Raise `StoreNotShared` if workers do not share the checkpoint store of a topology that uses it."""
+        if any(topology.waves is not None for topology in list(self.state.topologies.values())):
+            self._try_store()
+
+    def _try_store(self) -> None:
+        if self.connections:
+            self.checkpointing.try_store(lambda token: self.call(lambda: self.trials.begin(token)), self._node_of)
 
     def _node_of(self, slot: int) -> str:
         worker = self.state.workers.get(slot)
@@ -259,6 +274,29 @@ class Master:
     def status(self) -> dict[str, Any]:
         result: dict[str, Any] = self.call(lambda: status_of(self))
         return result
+
+    def add_workers(self, count: int) -> dict[str, Any]:
+        """Start workers and wait until they have joined: {"slots": their numbers, "ms"}."""
+        return self._pooled(lambda: self.pool.add(count))
+
+    def remove_worker(self, slot: int) -> dict[str, Any]:
+        """Hand over the tasks of a worker, end it, and give back its slot and an executor without workers: {"slot", "node",
+        "executor", "pid", "executor_given_back", "ms"}."""
+        return self._pooled(lambda: self.pool.remove(slot))
+
+    def restart_worker(self, slot: int) -> dict[str, Any]:
+        """Start the process of a worker anew, while other workers have its tasks: {"slot", "old_pid", "new_pid", "old_node",
+        "new_node", "ms"}."""
+        return self._pooled(lambda: self.pool.restart(slot))
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The workers: {"slot", "node", "executor", "pid", "tasks", "leaving"}."""
+        rows: list[dict[str, Any]] = self.call(lambda: workers_of(self))
+        return rows
+
+    def _pooled(self, request: Callable[[], Future[dict[str, Any]]]) -> dict[str, Any]:
+        answer: Future[dict[str, Any]] = self.call(request)
+        return answer.result()
 
     def note_hosts(self, hosts: dict[str, str]) -> None:
         """Record the host of each Spark executor."""
@@ -396,6 +434,10 @@ class Master:
                 self.scheduling.add_migration(command.migration)
             elif isinstance(command, EndWorker):
                 self.worker_port.end_worker(command.slot, command.reason)
+            elif isinstance(command, StopWorker):
+                self.worker_port.stop_worker(command.slot)
+            elif isinstance(command, LeaveOver):
+                self.pool.over(command)
             elif isinstance(command, SendWave):
                 self.worker_port.send_wave(command)
             elif isinstance(command, StoreManifest):
@@ -463,9 +505,13 @@ class Master:
                 log.exception("a listener failed and gets no more messages")
                 self.listeners.remove(listener)
 
-    def _check(self, event: Submitted) -> None:
+    def check_deciding(self) -> None:
+        """Raise `NotTheAuthor` if another master has taken over."""
         if self.superseded:
             raise NotTheAuthor(self.superseded)
+
+    def _check(self, event: Submitted) -> None:
+        self.check_deciding()
         self.state.check(event)
 
     def _submit(self, event: Submitted) -> None:
@@ -495,4 +541,4 @@ class Master:
         connection.counters = Counter(report.counters)
         connection.cpu_seconds, connection.memory_mb = report.cpu_seconds, report.memory_mb
         self.tell(WorkerReported(report.slot, report.generation, report.revision, tuple(report.in_flight),
-                                 tuple(report.positions), tuple(report.starting), report.executed()))
+                                 tuple(report.positions), tuple(report.starting), report.executed(), report.hosted))

@@ -33,6 +33,12 @@ class MasterView(Protocol):
     def agents(self) -> Mapping[str, int]:
         """Node -> slot of the worker whose agent keeps the node's plan store."""
 
+    def wants(self, slot: int) -> bool:
+        """True if a process for the slot is welcome: it was not removed, and is not being removed."""
+
+    def leaving(self, slot: int) -> str:
+        """The word for what happens to the worker just now: "removed" or "restarted"; empty if nothing does."""
+
     def topology(self, name: str) -> TopologyState:
         """The running topology of that name; raises `UnknownTopology` if there is none."""
 

@@ -23,7 +23,7 @@ from millrace.master.state_view import MasterView
 from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
 from millrace.model.load import Load
 from millrace.schedulers.even import Even
-from millrace.spark.cluster.launcher import SparkLauncher, ship_code
+from millrace.spark.cluster.launcher import LauncherHooks, SparkLauncher, ship_code
 from millrace.spark.dataframes.declared import check_dataframes, resolve_dataframes
 from millrace.spark.dataframes.feeding import STOP_SECONDS, FeedingQueries
 from millrace.spark.session.encryption import check_encryption, check_stores
@@ -55,7 +55,8 @@ class ResidentEngine:
             topology = engine.submit(WordCount)
             topology.wait(seconds=10)
 
-    `slots` workers run as Spark tasks; each holds a core of the cluster for as long as the engine runs. Pass `spark` to use
+    `slots` workers run as Spark tasks, each of which holds a core of the cluster; `add_workers`, `remove_worker` and
+    `restart_worker` change them while topologies run. Pass `spark` to use
     your own session (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have one created. `code`:
     topologies, or names of modules, that workers must be able to import later. `require_encryption`: raise `NotEncrypted`
     instead of warning if anything would travel between hosts unencrypted.
@@ -73,7 +74,7 @@ class ResidentEngine:
         # A generated name changes with each run, but checkpoints must be found again.
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
         name = name or f"millrace-{os.getpid()}"
-        self.slots = slots
+        self._first_slots = slots
         self._own_session = spark is None
         self._launcher: SparkLauncher | None = None
         self._stopping = False
@@ -104,23 +105,33 @@ class ResidentEngine:
         path = ship_code(self.spark.sparkContext, modules, installed=where.on_this_machine)
         self.master.start()
         setup = self.master.setup("" if where.on_loopback and not bind else "auto", path)
-        self._launcher = SparkLauncher(self.spark.sparkContext, setup, self.slots, self._workers_ended, self.master.note_hosts)
+        hooks = LauncherHooks(
+            ended=self._workers_ended, failed=self._say, wanted=self._wants_worker,
+            hosts=self.master.note_hosts, needs_cores=lambda: bool(self.spark.streams.active),
+            workers=lambda: {slot: worker.executor for slot, worker in dict(self.master.state.workers).items()})
+        self._launcher = SparkLauncher(self.spark.sparkContext, setup, self._first_slots, hooks, self._own_session)
         self._launcher.start()
+        self.master.pool.supply = self._launcher
         deadline = time.monotonic() + START_SECONDS
-        while not self.master.wait_until(lambda: len(self.master.state.workers) >= self.slots, LOOK_SECONDS):
+        while not self.master.wait_until(lambda: len(self.master.state.workers) >= self._first_slots, LOOK_SECONDS):
             failed = self._launcher.failures()
-            if self._launcher.over or failed >= START_FAILURES * self.slots or time.monotonic() >= deadline:
+            if self._launcher.over or failed >= START_FAILURES * self._first_slots or time.monotonic() >= deadline:
                 self._cannot_start(failed)
+
+    @property
+    def slots(self) -> int:
+        """The number of workers, including those that are being started."""
+        return len(self._launcher.slots()) if self._launcher is not None else self._first_slots
 
     def _cannot_start(self, failed: int) -> None:
         started = len(self.master.state.workers)
         warnings = [event["text"] for event in self.master.events if event["level"] == "warning"]
         raise NotEnoughSlots(
-            f"{started} of {self.slots} workers started; {failed} of their Spark tasks failed"
+            f"{started} of {self._first_slots} workers started; {failed} of their Spark tasks failed"
             + (f" ({warnings[-1]})" if warnings else "") + ". Check that the executors' Python environments have Millrace's "
             "dependencies (pyzmq, msgspec, pyarrow, numpy, hdrhistogram, psutil, pyeclib), that "
-            f"{self.slots} cores are free, and that the executors can reach {self.master.endpoint}. The executors' stderr has "
-            "the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
+            f"{self._first_slots} cores are free, and that the executors can reach {self.master.endpoint}. The executors' "
+            "stderr has the reason; MILLRACE_SPARK_LOG=info shows Spark's own log.")
 
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None,
                config: dict[str, Any] | None = None, par: dict[str, int] | None = None,
@@ -135,7 +146,7 @@ class ResidentEngine:
         declared = {} if isinstance(topology, TopologyGraph) else dataframes_of(topology)
         check_dataframes(graph, declared)
         dataframes = resolve_dataframes(self.spark, topology) if isinstance(topology, type) and declared else {}
-        queries = FeedingQueries(self.spark, self.master.fed(graph.name), graph, dataframes, self.slots)
+        queries = FeedingQueries(self.spark, self.master.fed(graph.name), graph, dataframes, lambda: self.slots)
         check_not_running(graph.name, self.master.state.topologies)  # else its own positions would pass for an earlier run's
         queries.prepare(resume)
         # Without state the master has nothing to resume; Spark's positions are resumed by the queries, of the last run only.
@@ -169,6 +180,27 @@ class ResidentEngine:
     def status(self) -> dict[str, Any]:
         return self.master.status()
 
+    def workers(self) -> list[dict[str, Any]]:
+        """The workers: {"slot", "node", "executor", "pid", "tasks", "leaving"}."""
+        return self.master.workers()
+
+    def add_workers(self, count: int) -> list[int]:
+        """Start workers, on executors with free cores, and wait until they have joined. Returns their slots. Tasks move there
+        when a scheduler, or you, move them. Raises `NotEnoughSlots` if there is no room for all of them."""
+        slots: list[int] = self.master.add_workers(count)["slots"]
+        return slots
+
+    def remove_worker(self, slot: int) -> dict[str, Any]:
+        """Hand the tasks of a worker over to the others, end it and give its slot back; also its executor, if no other worker
+        is there and the engine created the session. Waits until that is done. Returns {"slot", "node", "executor", "pid",
+        "executor_given_back", "ms"}."""
+        return self.master.remove_worker(slot)
+
+    def restart_worker(self, slot: int) -> dict[str, Any]:
+        """Start the process of a worker anew. Other workers have its tasks meanwhile; tasks that cannot be moved wait for it.
+        Waits until they are back. Returns {"slot", "old_pid", "new_pid", "old_node", "new_node", "ms"}."""
+        return self.master.restart_worker(slot)
+
     def stop(self) -> None:
         """Stop the workers, the master, and the session if the engine created it."""
         self._stopping = True
@@ -181,10 +213,20 @@ class ResidentEngine:
         if self._own_session and not stop_session(self.spark):
             self.lost = GONE
 
+    def _wants_worker(self, slot: int) -> bool:
+        """True if the worker of the slot, which has ended, should be started again."""
+        return (not self._stopping and not self.master.superseded and self.master.state.wants(slot)
+                and not is_gone(self.spark))
+
+    def _say(self, text: str) -> None:
+        """Report a warning, unless the master has ended: these calls come from other threads at any time."""
+        if not self._stopping:
+            self.master.later(lambda: self.master.say(Say(text, level="warning")))
+
     def _workers_ended(self, error: str) -> None:
         if not self._stopping:
             self.lost = GONE if is_gone(self.spark) else ""
-            text = self.lost or f"the workers' Spark job ended: {error or 'no worker is left'}"
+            text = self.lost or f"the workers' Spark jobs ended: {error or 'no worker is left'}"
             self.master.call(lambda: self.master.say(Say(text, level="warning")))
             if self.lost:
                 self.master.kill_all()  # without Spark no worker is restarted

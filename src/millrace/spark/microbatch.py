@@ -93,7 +93,7 @@ class MicrobatchEngine:
             check_batch_settings(self.spark.sparkContext.getConf())
             if where.kind != "local":
                 check_allocation(self.spark.sparkContext.getConf(), slots)
-            self.free_cores = FreeCores(self.spark.sparkContext, 0)
+            self.free_cores = FreeCores(self.spark.sparkContext)
             check_free(self.free_cores)
             self.number = enter(self)
             host = LOOPBACK if where.on_loopback else str(self.spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK))

@@ -28,17 +28,20 @@ from millrace.control.events import (
     Ended,
     Event,
     Killed,
+    LeaveOver,
     ManifestStored,
     Migrated,
     MoveArmed,
     Moved,
     Say,
     SendWave,
+    StopWorker,
     StoreManifest,
     Submitted,
     Ticked,
     WaveAcked,
     WorkerJoined,
+    WorkerLeaves,
     WorkerLost,
     WorkerReported,
 )
@@ -181,6 +184,10 @@ class LocalCluster:
         self.migrations = MigrationLog()
         self.ended: list[str] = []
         self.uncommitted: list[str] = []  # by topology that ended: what was not committed
+        self.left: dict[int, str] = {}  # by slot that was removed or restarted: the error, or empty
+        self.start_seconds = 0.05  # until the new process of a worker that has ended joins
+        self._starting: dict[int, float] = {}  # by slot: the time when its new process joins
+        self._removed: set[int] = set()
         self.delivered = 0
         self.drop: Callable[[int, int, list[bytes]], bool] = lambda sender, receiver, frames: False
         self.deaf: set[int] = set()  # slots that plans do not reach for now
@@ -247,6 +254,15 @@ class LocalCluster:
     def move(self, name: str, task: TaskId, slot: int, strategy: str = BY_HANDOVER) -> None:
         self.tell(Moved(name, task, slot, strategy))
 
+    def remove(self, slot: int) -> None:
+        """Remove a worker on purpose; `left` has it when that is over."""
+        self.tell(WorkerLeaves(slot))
+        self._removed.add(slot)
+
+    def restart(self, slot: int) -> None:
+        """Restart a worker on purpose; `left` has it when that is over."""
+        self.tell(WorkerLeaves(slot, restarts=True))
+
     def stop(self, name: str, wait: float = 10.0) -> None:
         self.tell(Killed(name, wait, self.clock.now()))
 
@@ -265,6 +281,10 @@ class LocalCluster:
                 self.ended.append(command.name)
                 self.migrations.forget(command.name)
                 self.uncommitted.append(command.uncommitted)
+            elif isinstance(command, StopWorker):
+                self._from_workers.append(wire.Bye(command.slot, self.workers[command.slot].generation))
+            elif isinstance(command, LeaveOver):
+                self.left[command.slot] = command.error
             elif isinstance(command, SendWave):
                 self._send_wave(command)
             elif isinstance(command, StoreManifest):
@@ -307,6 +327,8 @@ class LocalCluster:
             message = self._from_workers.popleft()
             if isinstance(message, ManifestStored):
                 self.tell(message)
+            elif isinstance(message, wire.Bye):
+                self._end(message.slot, message.generation)
             elif self.lose(message) or message.slot in self.cut or not self._is_alive(message):
                 continue
             elif isinstance(message, wire.Waved):
@@ -320,6 +342,17 @@ class LocalCluster:
             elif isinstance(message, wire.Broken):
                 self.tell(ChannelBroke(message.topology, message.epoch, message.reason))
 
+    def _end(self, slot: int, generation: int) -> None:
+        """End a worker as its process does when the master stops it. Unless it was removed, a new one is started."""
+        worker = self.workers.get(slot)
+        if worker is None or worker.generation != generation:  # it was killed meanwhile
+            return
+        del self.workers[slot], self._mail[(slot, generation)]
+        worker.close()
+        self.tell(WorkerLost(slot, generation, "it stopped"))
+        if slot not in self._removed:
+            self._starting[slot] = self.clock.now() + self.start_seconds
+
     def _is_alive(self, message: Any) -> bool:
         known = self.master.workers.get(message.slot)
         return known is not None and known.address.generation == message.generation
@@ -331,6 +364,9 @@ class LocalCluster:
             for slot in sorted(self.workers):
                 self._step_worker(slot)
             self._listen()
+            for slot in [slot for slot, at in self._starting.items() if at <= self.clock.now()]:
+                del self._starting[slot]
+                self.start(slot)
             if self._steps % REPORT_STEPS == 0 or self.clock.now() - self._reported >= REPORT_SECONDS:
                 self._report()
 
@@ -385,7 +421,8 @@ class LocalCluster:
                 self._heard[slot] = now
                 self.migrations.take(report, {topology.number: name for name, topology in self.master.topologies.items()}, now)
                 self.tell(WorkerReported(slot, worker.generation, report.revision, tuple(report.in_flight),
-                                         tuple(report.positions), tuple(report.starting), report.executed()))
+                                         tuple(report.positions), tuple(report.starting), report.executed(),
+                                         report.hosted))
         for slot, known in list(self.master.workers.items()):
             if now - self._heard[slot] > self._patience.limit(slot in self.holding):
                 self.tell(WorkerLost(slot, known.address.generation, "no heartbeat"))

@@ -131,7 +131,8 @@ def test_a_worker_takes_over_before_it_learns_of_the_switch(topology: Any, compo
     else:
         second = TaskId({"numbers": "one", "one": "tally"}.get(component, "ledger"), 0)
     if again == "groups":
-        cluster.tell(Regrouped(name, "tally", {group: 1 for group, owner in enumerate(state.key_groups["tally"]) if owner == 0}))
+        groups = [group for group, owner in enumerate(state.key_groups["tally"]) if owner == 0]
+        cluster.tell(Regrouped(name, "tally", dict.fromkeys(groups, 1)))
     else:
         cluster.move(name, second, other)
     cluster.step(steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from millrace.master.requests.server import request_directory
 from millrace.runtime.leftovers import lock_file
 
 ANSWER_SECONDS = 10.0
+LOOK_SECONDS = 1.0  # between two looks whether the master is still there
 
 
 def running_clusters() -> list[str]:
@@ -41,13 +43,22 @@ def ask(cluster: str | None, verb: str, *, seconds: float = ANSWER_SECONDS, **ar
         socket.linger = 0
         socket.connect(f"ipc://{path}")
         socket.send(msgspec.msgpack.encode({"verb": verb, **arguments}))
-        if not socket.poll(int(seconds * 1000)):
-            raise MasterUnreachable(f"the master of cluster {name!r} is running but did not answer within {seconds:g} s")
+        _await_answer(socket, name, seconds)
         answer = msgspec.msgpack.decode(socket.recv())
     if "error" in answer:
         kind = getattr(errors, answer.get("kind", ""), MillraceError)
         raise kind(answer["error"])
     return answer["ok"]
+
+
+def _await_answer(socket: zmq.Socket[bytes], cluster: str, seconds: float) -> None:
+    """Wait for the answer. Some verbs take minutes: a master that ends meanwhile must not be waited for."""
+    deadline = time.monotonic() + seconds
+    while not socket.poll(int(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())) * 1000)):
+        if time.monotonic() >= deadline:
+            raise MasterUnreachable(f"the master of cluster {cluster!r} is running but did not answer within {seconds:g} s")
+        if cluster not in running_clusters():
+            raise MasterUnreachable(f"the master of cluster {cluster!r} has ended before it answered")
 
 
 def cluster_running(topology: str) -> str:

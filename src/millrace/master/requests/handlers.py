@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from millrace.control.events import Event, Moved, Paused, Regrouped, Rescaled, Unpaused, Withdrawn
 from millrace.control.moves import BY_HANDOVER
@@ -13,7 +13,7 @@ from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.requests.record import task_named
 from millrace.master.requests.server import MasterRequest, Verb
-from millrace.master.requests.status import load_of, plans_of
+from millrace.master.requests.status import Overview, load_of, plans_of, workers_of
 from millrace.master.requests.taps import TapDirectory
 from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.state_view import MasterView
@@ -124,6 +124,22 @@ class TopologyVerbs:
 def _under_way(topology: TopologyState) -> list[str]:
     """The tasks that are being moved, or whose key groups are."""
     return [str(task) for task in sorted({moving.task for moving in topology.handover.batch})]
+
+
+class Pool(Protocol):
+    """Adds, removes and restarts workers."""
+
+    def add(self, count: int) -> Future[dict[str, Any]]: ...
+    def remove(self, slot: int) -> Future[dict[str, Any]]: ...
+    def restart(self, slot: int) -> Future[dict[str, Any]]: ...
+
+
+def worker_verbs(master: Overview, pool: Pool) -> dict[str, Verb]:
+    """Verbs about workers."""
+    return {"workers": lambda request: workers_of(master),
+            "workers add": lambda request: pool.add(int(request["count"])),
+            "workers remove": lambda request: pool.remove(int(request["slot"])),
+            "workers restart": lambda request: pool.restart(int(request["slot"]))}
 
 
 def scheduler_verbs(scheduling: SchedulingLoop, state: MasterView) -> dict[str, Verb]:

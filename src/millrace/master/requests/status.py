@@ -89,6 +89,13 @@ def _worker(master: Overview, slot: int) -> dict[str, Any]:
             "silent_seconds": round(time.monotonic() - connection.heard, 1) if connection else 0.0}
 
 
+def workers_of(master: Overview) -> list[dict[str, Any]]:
+    """The workers as `workers` lists them. `leaving`: "removed" or "restarted" if that happens just now."""
+    rows = [_worker(master, slot) for slot in sorted(master.state.workers)]
+    return [{**{key: row[key] for key in ("slot", "node", "executor", "pid", "tasks")},
+             "leaving": master.state.leaving(row["slot"])} for row in rows]
+
+
 def warnings_of(master: Overview) -> list[str]:
     """Conditions that last and that someone should look at."""
     calls = [f"worker {slot}: {call}" for slot, view in sorted(master.state.workers.items()) for call in view.warnings()]

@@ -263,6 +263,11 @@ class WorkerPort:
         for slot in self.connections:
             self.send(slot, wire.Stop())
 
+    def stop_worker(self, slot: int) -> None:
+        """Let one worker end cleanly."""
+        if slot in self.connections:
+            self.send(slot, wire.Stop())
+
     def end_worker(self, slot: int, reason: str) -> None:
         """End the process of a worker that is given up; its heartbeat thread does that, even if the loop is stuck."""
         if slot in self.connections:

@@ -236,6 +236,7 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     cpu_seconds: float = 0.0  # of the whole process
     memory_mb: float = 0.0
     topologies: list[TopologyReport] = []
+    hosted: int = 0  # tasks here, of all topologies, including those that leave or arrive
 
     def executed(self) -> tuple[tuple[int, int, int, bool], ...]:
         """Topology, task, tuples processed, and whether the current wave has passed the task, of every task."""

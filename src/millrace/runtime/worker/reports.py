@@ -43,7 +43,8 @@ class Reports:
             in_flight[run.number] += sum(not task.idle() for task in run.handovers)
         return wire.Report(worker.slot, worker.generation, worker.revision, worker.clock.now(), tasks, positions,
                            list(in_flight.items()), list(starting.items()), worker.errors.take(),
-                           {**worker.counters, **worker.checkpoints.counters}, topologies=topologies)
+                           {**worker.counters, **worker.checkpoints.counters}, topologies=topologies,
+                           hosted=sum(len(run.everyone()) + len(run.ackers) for run in worker.topologies.values()))
 
     def _check_state(self, task: Task) -> None:
         """Warn once of keyed state in a topology that runs no waves because no class declares state."""

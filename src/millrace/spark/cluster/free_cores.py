@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from millrace.spark.cluster.launcher import WORKERS_GROUP
@@ -15,16 +16,16 @@ FEEDING = "millrace "  # prefix of the names of queries that feed spouts
 
 
 class FreeCores:
-    """Counts free cores on the executors that are alive. A core runs one Spark task at a time. `slots`: workers of the engine
-    that counts; workers of other engines on the same session are found among Spark's jobs."""
+    """Counts free cores on the executors that are alive. A core runs one Spark task at a time. `slots`: the number of workers
+    of the engine that counts; workers of other engines on the same session are found among Spark's jobs."""
 
-    def __init__(self, context: SparkContext, slots: int) -> None:
+    def __init__(self, context: SparkContext, slots: Callable[[], int] = lambda: 0) -> None:
         self._context, self._placement, self._slots = context, Placement(context), slots
         self._each = int(context.getConf().get("spark.task.cpus", "1") or 1)
 
     def count(self) -> int:
         cores = sum(executor.cores // self._each for executor in self._placement.executors())
-        return cores - max(self._slots, self.held())
+        return cores - max(self._slots(), self.held())
 
     def held(self) -> int:
         """Cores that workers of all engines hold, or wait for."""

@@ -103,6 +103,16 @@ class Placement:
         summaries = [listed.apply(number) for number in range(listed.size())]
         return summaries if self.local else [summary for summary in summaries if summary.id() != LOCAL_EXECUTOR]
 
+    def ask_for_executors(self, total: int) -> bool:
+        """Ask the cluster manager for so many executors in all. False if it starts and ends none on request."""
+        no_hosts = getattr(getattr(self._jvm.scala.collection.immutable, "Map$"), "MODULE$").empty()
+        return bool(self._scala.requestTotalExecutors(total, 0, no_hosts))
+
+    def give_back(self, executor: str, left: int) -> bool:
+        """Give an executor back to the cluster manager. The number of those `left` is told too: Spark assumes that there are
+        none, and would not replace one that dies later."""
+        return bool(self._scala.killExecutors(self._to_seq([executor]))) and self.ask_for_executors(left)
+
     def running(self, group: str) -> list[tuple[int, int]]:
         """The running tasks of the group's newest job: the stage, counted from the last one at -1, and the partition."""
         tracker, store = self._context.statusTracker(), self._scala.statusStore()

@@ -9,21 +9,50 @@ from dataclasses import dataclass
 from millrace.spark.cluster.placement import Executor
 
 
-def spread(slots: int, executors: Sequence[Executor], cpus: int = 1) -> list[Executor | None]:
-    """The executor of each slot: on the host with the fewest workers, there on the executor with the fewest. None, which is
-    anywhere, once no executor has a free core. `cpus`: cores of a task."""
-    room = {executor.id: max(0, executor.cores // cpus - executor.busy) for executor in executors}
+def spread(slots: int, executors: Sequence[Executor], cpus: int = 1,
+           workers: Mapping[str, int] | None = None) -> list[Executor | None]:
+    """The executor of each new slot: on the host with the fewest workers, there on the executor with the fewest. None, which is
+    anywhere, once no executor has a free core. `cpus`: cores of a task. `workers`: by executor, those that run already; they
+    are among its `busy` tasks."""
+    room = {executor.id: free_on(executor, cpus) for executor in executors}
+    on_executor = Counter(workers or {})
     on_host: Counter[str] = Counter()
-    on_executor: Counter[str] = Counter()
+    for executor in executors:
+        on_host[executor.host] += on_executor[executor.id]
+    placed: Counter[str] = Counter()
     places: list[Executor | None] = []
     for _ in range(slots):
-        open_ones = [executor for executor in executors if on_executor[executor.id] < room[executor.id]]
+        open_ones = [executor for executor in executors if placed[executor.id] < room[executor.id]]
         place = min(open_ones, key=lambda executor: (on_host[executor.host], on_executor[executor.id]), default=None)
         if place is not None:
             on_host[place.host] += 1
             on_executor[place.id] += 1
+            placed[place.id] += 1
         places.append(place)
     return places
+
+
+def free_on(executor: Executor, cpus: int = 1) -> int:
+    """Tasks that the executor can run beside those that it runs."""
+    return max(0, executor.cores // cpus - executor.busy)
+
+
+def missing_executors(workers: int, executors: Sequence[Executor], cpus: int = 1) -> int:
+    """Executors, of the size of the largest, that are missing for so many workers."""
+    missing = workers - sum(free_on(executor, cpus) for executor in executors)
+    each = max((executor.cores // cpus for executor in executors), default=1) or 1
+    return max(0, -(-missing // each))
+
+
+def is_spare(executor: str, executors: Sequence[Executor], workers: Mapping[str, int], others_need_cores: bool,
+             cpus: int = 1) -> bool:
+    """True if the executor can be given back: it runs nothing, and is not the last. `others_need_cores`: something besides
+    workers runs on the cluster, for which a core of another executor must be free then. `workers`: by executor."""
+    it = next((each for each in executors if each.id == executor), None)
+    others = [each for each in executors if each.id != executor]
+    if it is None or it.busy or workers.get(executor, 0) or not others:
+        return False
+    return not others_need_cores or sum(free_on(each, cpus) for each in others) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,5 +79,5 @@ def all_registered(executors: Sequence[Executor], slots: int, cpus: int, expecte
         return len(executors) >= expected.executors
     if expected.cores and sum(executor.cores for executor in executors) >= expected.cores:
         return True
-    room = sum(max(0, executor.cores // cpus - executor.busy) for executor in executors)
+    room = sum(free_on(executor, cpus) for executor in executors)
     return room >= slots and now - max(executor.added for executor in executors) >= settle_seconds

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,11 +49,11 @@ STOP_SECONDS = 10.0  # for the current micro-batch, when the engine stops
 
 
 class FeedingQueries:
-    """The queries that feed one topology, on a cluster whose workers hold `slots` cores. `run` names the directories in which
+    """The queries that feed one topology, on a cluster whose workers hold `slots()` cores. `run` names the directories in which
     Spark records how far they have read if the topology starts fresh; empty if nothing feeds it."""
 
     def __init__(self, spark: SparkSession, fed: FedTopology, graph: TopologyGraph, dataframes: dict[str, DataFrame],
-                 slots: int) -> None:
+                 slots: Callable[[], int]) -> None:
         self._fed, self._graph, self.name = fed, graph, graph.name
         self._queries = [FeedingQuery(spark, fed, graph, graph.component(name), dataframe, slots)
                          for name, dataframe in dataframes.items()]
@@ -107,7 +108,7 @@ class FeedingQuery:
     """One query. Spark calls `_push` with each micro-batch; it returns when the micro-batch need not be sent again."""
 
     def __init__(self, spark: SparkSession, fed: FedTopology, graph: TopologyGraph, component: ComponentDef,
-                 dataframe: DataFrame, slots: int) -> None:
+                 dataframe: DataFrame, slots: Callable[[], int]) -> None:
         self._spark, self._fed, self._graph, self._component, self._dataframe = spark, fed, graph, component, dataframe
         self._conf = {**graph.config, **component.config}
         self._label = f"the query that feeds {component.name!r}"

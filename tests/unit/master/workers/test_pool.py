@@ -1,0 +1,162 @@
+"""Requests to add, remove and restart workers, with a state machine, and processes that only exist on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.control.events import Event, LeaveOver, StopWorker, Ticked, WorkerJoined, WorkerLost, WorkerReported
+from millrace.control.master_state import MasterState
+from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, UnknownName
+from millrace.master.workers.pool import WorkerPool
+from millrace.model.cluster import Node
+
+SECONDS = 60.0  # a safety limit, never a measure
+
+
+class PaperMaster:
+    """A master whose workers join when the supply starts them, and end when they are stopped."""
+
+    def __init__(self, workers: int = 2) -> None:
+        self.state, self.connections = MasterState(), dict[int, Any]()
+        self.superseded = ""
+        self.pool = WorkerPool(self)
+        self.pids = 100
+        for slot in range(workers):
+            self.join(slot)
+
+    def join(self, slot: int) -> None:
+        self.pids += 1
+        self.connections[slot] = SimpleNamespace(hello=SimpleNamespace(pid=self.pids))
+        self.tell(WorkerJoined(slot, self.pids, Node("host", 4, 1000.0, 4096), "boot", f"e{slot}", f"ipc {slot}", ""))
+
+    def tell(self, event: Event) -> None:
+        for command in self.state.handle(event):
+            if isinstance(command, LeaveOver):
+                self.pool.over(command)
+            elif isinstance(command, StopWorker):
+                generation = self.state.workers[command.slot].address.generation
+                del self.connections[command.slot]
+                self.tell(WorkerLost(command.slot, generation, "it stopped"))
+
+    def quiet(self, seconds: float) -> None:
+        """Every worker reports twice that it has nothing to do."""
+        for _ in range(4):
+            for slot, worker in list(self.state.workers.items()):
+                self.tell(WorkerReported(slot, worker.address.generation, self.state.revision, ()))
+            self.tell(Ticked(seconds))
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        return condition()
+
+    def check_deciding(self) -> None:
+        if self.superseded:
+            raise NotTheAuthor(self.superseded)
+
+    def try_store(self) -> None:
+        """Do nothing: these workers have no store."""
+
+
+class PaperSupply:
+    def __init__(self, master: PaperMaster, starts: bool = True) -> None:
+        self._master, self._starts, self._slots, self.released = master, starts, {*master.state.workers}, list[Any]()
+
+    def slots(self) -> frozenset[int]:
+        return frozenset(self._slots)
+
+    def add(self, count: int) -> tuple[int, ...]:
+        slots = tuple(range(max(self._slots) + 1, max(self._slots) + 1 + count))
+        self._slots |= set(slots)
+        for slot in slots if self._starts else ():
+            self._master.join(slot)
+        return slots
+
+    def release(self, slot: int, executor: str) -> bool:
+        self.released.append((slot, executor))
+        self._slots.discard(slot)
+        return True
+
+
+def supplied(workers: int = 2, starts: bool = True) -> tuple[PaperMaster, PaperSupply]:
+    master = PaperMaster(workers)
+    supply = PaperSupply(master, starts)
+    master.pool.supply = supply
+    return master, supply
+
+
+def test_a_worker_is_removed_and_its_slot_released() -> None:
+    master, supply = supplied()
+    answer = master.pool.remove(1)
+    assert not answer.done()
+    master.quiet(1.0)
+    result = answer.result(SECONDS)
+    assert result.pop("ms") >= 0
+    assert result == {"slot": 1, "node": "host", "executor": "e1", "pid": 102, "executor_given_back": True}
+    assert supply.released == [(1, "e1")] and sorted(master.state.workers) == [0]
+
+
+def test_a_worker_is_restarted() -> None:
+    master, supply = supplied()
+    answer = master.pool.restart(1)
+    master.quiet(1.0)
+    assert 1 not in master.state.workers and not answer.done()
+    master.join(1)
+    master.quiet(2.0)
+    result = answer.result(SECONDS)
+    assert result.pop("ms") >= 0
+    assert result == {"slot": 1, "old_pid": 102, "new_pid": 103, "old_node": "host", "new_node": "host"}
+    assert not supply.released
+
+
+def test_workers_are_added() -> None:
+    master, _ = supplied()
+    assert master.pool.add(2).result(SECONDS)["slots"] == [2, 3]
+    assert sorted(master.state.workers) == [0, 1, 2, 3]
+
+
+def test_workers_that_do_not_join_are_withdrawn() -> None:
+    master, supply = supplied(starts=False)
+    with pytest.raises(NotEnoughSlots, match="of 2 new workers, 2 did not join"):
+        master.pool.add(2).result(SECONDS)
+    assert supply.released == [(2, ""), (3, "")] and sorted(supply.slots()) == [0, 1]
+
+
+def test_requests_that_cannot_be_fulfilled() -> None:
+    master, supply = supplied()
+    with pytest.raises(UnknownName, match="there is no worker 5"):
+        master.pool.remove(5)
+    with pytest.raises(MillraceError, match="0 workers cannot be added"):
+        master.pool.add(0)
+    first = master.pool.remove(1)
+    with pytest.raises(MillraceError, match="worker 1 is being removed already"):
+        master.pool.restart(1)
+    master.quiet(1.0)
+    assert first.result(SECONDS)["slot"] == 1, "the refused request has not taken its place"
+    master.superseded = "another master"
+    for request in (lambda: master.pool.add(1), lambda: master.pool.remove(0), lambda: master.pool.restart(0)):
+        with pytest.raises(NotTheAuthor):
+            request()
+    assert supply.released == [(1, "e1")]
+
+
+def test_a_cluster_without_workers_of_its_own_says_what_to_do_instead() -> None:
+    master = PaperMaster()
+    for request in (lambda: master.pool.add(1), lambda: master.pool.remove(0), lambda: master.pool.restart(0)):
+        with pytest.raises(MillraceError, match=r"Spark's executors \(microbatch engine\).*Start or stop Spark executors.*"
+                                                "--engine resident"):
+            request()
+    assert sorted(master.state.workers) == [0, 1]
+
+
+def test_requests_end_with_the_master() -> None:
+    master, _ = supplied()
+    answer = master.pool.remove(1)
+    master.pool.close()
+    with pytest.raises(MillraceError, match="has ended before worker 1 had left"):
+        answer.result(0)
