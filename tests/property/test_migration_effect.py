@@ -28,7 +28,7 @@ from millrace.control.migrations import (
     usual_gap,
     worst_latency,
 )
-from millrace.master.load.migration_log import MigrationLog, SinkLog, WorkerClocks
+from millrace.master.load.migration_log import MigrationLog, SinkBuckets, WorkerClocks
 from millrace.runtime.meters import TopologyMeters
 from millrace.runtime.wire import messages as wire
 
@@ -137,7 +137,7 @@ chunks = st.lists(st.tuples(st.floats(0.0, 10.0), st.integers(0, 2), st.integers
 @given(chunks, st.randoms(use_true_random=False))
 def test_buckets_add_up_whatever_the_workers_and_reports(processed: list[tuple[float, int, int]], order: Random) -> None:
     """(time, worker, tuples) in order of time; each worker reports now and then."""
-    log = SinkLog()
+    log = SinkBuckets()
     meters = [TopologyMeters() for _ in range(3)]
     for now, worker, tuples in sorted(processed):
         meters[worker].sink_processed(now, tuples, 0.5)
@@ -169,7 +169,7 @@ def test_a_worker_that_joined_again_has_another_clock() -> None:
 
 
 def test_flows_are_counted_from_the_beginning_of_a_migration_and_over_restarts_of_workers() -> None:
-    log = SinkLog()
+    log = SinkBuckets()
     for at, worker, flow in ((1.0, (0, 1), (2, 0, 10)), (2.0, (1, 2), (1, 1, 0)), (3.0, (0, 1), (2, 0, 15)),
                              (4.0, (0, 3), (1, 0, 0))):
         log.take(worker, wire.TopologyReport(1, [], Flow(*flow)), at, 0.0)

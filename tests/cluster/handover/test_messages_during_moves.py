@@ -87,7 +87,7 @@ def test_an_answer_to_the_master_comes_twice(kind: type, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("limit", "most"), [("HELD_TUPLES", 500), ("HELD_BYTES", 5000)])
 def test_sources_wait_while_the_state_is_long_under_way(limit: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes before the state is credited up to a limit, so that senders can go on, and then it is not."""
+    """Input that comes before the state is credited up to a limit, so that senders can go on, and not beyond."""
     monkeypatch.setattr(inbox, limit, most)
     cluster = start(limit=20 * LIMIT, **{CHUNK_TUPLES.key: 20})
     until_wave(cluster, 2)

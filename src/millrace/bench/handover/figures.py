@@ -42,7 +42,7 @@ class Case:
 
     @property
     def parallelism(self) -> dict[str, int]:
-        return {"split": tasks_of(self.tasks), "count": tasks_of(self.tasks)}
+        return {"split": parallelism_with(self.tasks), "count": parallelism_with(self.tasks)}
 
     @property
     def noted_tasks(self) -> int:
@@ -67,7 +67,7 @@ def _groups_of(task: int, owners: Sequence[int]) -> list[int]:
     return [group for group, owner in enumerate(owners) if owner == task]
 
 
-def tasks_of(moved: int) -> int:
+def parallelism_with(moved: int) -> int:
     """Tasks of a component of which so many move. If a single one moves, there is another that does not."""
     return max(2, moved)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from millrace.bench.handover.figures import Case, Periods, pause_to_rollback, run_figures, runs_table, targets, tasks_of
+from millrace.bench.handover.figures import Case, Periods, parallelism_with, pause_to_rollback, run_figures, runs_table, targets
 from millrace.bench.handover.sink_log import SinkLog, await_closed
 from millrace.bench.handover.timetable import PRIMING, Timetable
 from millrace.bench.handover.watched import COUNTING, WatchedMove
@@ -94,7 +94,7 @@ def run_handover(seconds: float, tasks: Sequence[int], state_mb: Sequence[int], 
     console.print(f"{len(cases)} runs on Spark {MASTER}, {share:.0%} of the highest rate; nothing else should run on this "
                   "machine.", markup=False)
     with scratch_directory() as scratch, _engine(scratch) as engine:
-        for of_a_bolt in dict.fromkeys(tasks_of(case.tasks) for case in cases):
+        for of_a_bolt in dict.fromkeys(parallelism_with(case.tasks) for case in cases):
             highest = saturation(engine, scratch, of_a_bolt, lengths.saturation)
             result["saturation"][str(of_a_bolt)] = round(highest)
             console.print(f"highest rate with {of_a_bolt} tasks of a bolt: {highest:,.0f} lines/s")
@@ -147,7 +147,7 @@ def saturation(engine: ResidentEngine, scratch: Path, tasks: int, rule: Rule) ->
 def _measure_or_note(engine: ResidentEngine, scratch: Path, case: Case, lengths: Lengths, result: dict[str, Any],
                      console: Console) -> None:
     """Measure a case; an error costs only this one."""
-    rate = result["share"] * result["saturation"][str(tasks_of(case.tasks))]
+    rate = result["share"] * result["saturation"][str(parallelism_with(case.tasks))]
     try:
         figures, timeline = measure(engine, scratch, case, rate, lengths)
     except MillraceError as error:

@@ -46,7 +46,7 @@ class WorkerClocks:
 
 
 @dataclass(slots=True)
-class SinkLog:
+class SinkBuckets:
     """The sinks of one topology, by the master's clock. `until`: time of the newest report."""
 
     until: float = 0.0
@@ -95,7 +95,7 @@ class MigrationLog:
     """The migrations of one cluster, numbered in order."""
 
     def __init__(self) -> None:
-        self._logs: dict[str, SinkLog] = {}
+        self._logs: dict[str, SinkBuckets] = {}
         self._clocks = WorkerClocks()
         self._settling: list[_Settling] = []
         self._settled: deque[dict[str, Any]] = deque(maxlen=KEPT)
@@ -112,7 +112,7 @@ class MigrationLog:
         offset = self._clocks.offset(report.slot, report.generation, report.at, now)
         for part in report.topologies:
             if (name := names.get(part.topology)) is not None:
-                log = self._logs.setdefault(name, SinkLog())
+                log = self._logs.setdefault(name, SinkBuckets())
                 log.take((report.slot, report.generation), part, report.at, offset)
 
     def taken(self, message: wire.Taken) -> MoveTaken:
@@ -147,7 +147,7 @@ class MigrationLog:
         return rows
 
     def _row(self, settling: _Settling, final: bool = False) -> dict[str, Any]:
-        migration, log = settling.migration, self._logs.get(settling.migration.topology, SinkLog())
+        migration, log = settling.migration, self._logs.get(settling.migration.topology, SinkBuckets())
         buckets = log.buckets()
         effect = effect_of(buckets, migration.began, migration.ended, log.until)
         return {"id": settling.number, "at": settling.at, **migration.to_json(effect, log.flow_since(migration.began)),
