@@ -65,7 +65,7 @@ class Breaks(Bolt):
 
     def process(self, tup: Tuple) -> None:
         task: Any = self._handle
-        task.meters = None
+        task.pace = None
 
 
 class BreaksOnItsThread(Breaks):

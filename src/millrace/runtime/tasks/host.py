@@ -84,6 +84,9 @@ class TaskHost(Protocol):
     def broken(self, task: Task, reason: str) -> None:
         """Report that tuples are missing and that only a rollback can recover them."""
 
+    def is_lost(self, slot: int, generation: int) -> bool:
+        """True if that worker was in a plan and is no longer."""
+
 
 class TaskTopology(Protocol):
     """The topology of a task, as its worker knows it."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 HELD_BYTES = 64 << 20  # that a bolt may get from other workers before it has taken over, until its senders have to wait
 HELD_TUPLES = 200_000  # tuples a bolt may leave unacked, or get before it has taken over, until its senders have to wait
-
-
 NOWHERE = Inlet(-1, 0, "", ("",), -1, None)
 
 
@@ -164,6 +162,7 @@ class Inbox:
             return
         if mark.kind == wire.START:
             self.succession.start(inlet, mark)
+            self.end_lost()
         elif mark.kind == wire.END:
             self.end(inlet, mark.move)
         else:
@@ -184,18 +183,23 @@ class Inbox:
     def take_lane(self, move: int) -> None:
         """Queue the input for key groups that the task has taken over."""
         self.taken_lanes.add(move)
-        self._early_tuples = self._early_bytes = 0
-        self._deliver_all(self._lanes.pop(move, ()))
+        lane = self._lanes.pop(move, deque())
+        self._early_tuples -= sum(delivery.count for delivery in lane)
+        self._early_bytes -= sum(map(_size, lane))
+        self._deliver_all(lane)
 
     def end_of(self, inlet: Inlet) -> None:
         """Wait no longer for any end of this sender: it may be among chunks that were lost."""
         if self.succession.held:
-            self._deliver_all(self.succession.end_of((inlet.source, inlet.incarnation)))
+            self._deliver_all(chain.from_iterable(self.succession.end_of((inlet.source, inlet.incarnation))))
 
-    def end_lost(self, is_alive: Callable[[int, int], bool]) -> None:
-        """Wait no longer for senders that were lost before they had sent their end."""
-        if self.succession.held:
-            self._deliver_all(self.succession.end_lost(is_alive))
+    def end_lost(self) -> None:
+        """Wait no longer for senders that were lost before their end had come: some of their last chunks may be missing."""
+        if self.succession.held and (released := self.succession.end_lost(self._worker.is_lost)):
+            if self._task.topology.graph.exactly_once:
+                self._worker.broken(self._task, "a worker was lost that had handed over a sender of "
+                                    f"{self._task.name}, whose last chunks had not come")
+            self._deliver_all(chain.from_iterable(released))
 
     def _deliver_all(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
@@ -204,10 +208,15 @@ class Inbox:
     def _credit_early(self, delivery: Delivery) -> None:
         """Credit a chunk on arrival, or else a full channel would stop its sender, which has other receivers, too."""
         self._early_tuples += delivery.count
-        self._early_bytes += 0 if delivery.local else len(delivery.body)
+        self._early_bytes += _size(delivery)
         if self._early_tuples <= HELD_TUPLES and self._early_bytes <= HELD_BYTES:
             delivery.more = True  # no credit is due when it is processed
             self._worker.consumed(self._task, delivery.inlet)
+
+    def forgotten(self, source: int, incarnation: int) -> bool:
+        """True if the task has no inlet for this incarnation of a sender, and has some for later ones."""
+        return (source, incarnation) not in self.inlets and any(
+            number == source and later > incarnation for number, later in self.inlets)
 
     # -- credits -------------------------------------------------------------------------------------------------------
 
@@ -240,3 +249,8 @@ class Inbox:
     def clear(self) -> None:
         self.waiting.clear()
         self.alignment.release()
+
+
+def _size(delivery: Delivery) -> int:
+    """Bytes of a chunk that came from another worker."""
+    return 0 if delivery.local else len(delivery.body)

@@ -141,9 +141,10 @@ class Arrivals:
         else:
             arrival.on_part(part, body)
 
-    def is_alive(self, slot: int, generation: int) -> bool:
-        """True if that worker is in the plan."""
-        return self._generations.get(slot) == generation
+    def is_lost(self, slot: int, generation: int) -> bool:
+        """True if that worker is no longer in the plan. Generations rise from worker to worker, so one that joined after the
+        plan was made is known by its number."""
+        return self._generations.get(slot) != generation and generation <= max(self._generations.values(), default=0)
 
     def generation_of(self, slot: int) -> int:
         return self._generations.get(slot, 0)
@@ -154,12 +155,16 @@ class Arrivals:
         task = run.find(probe.target, probe.target_incarnation) if run is not None else None
         if not isinstance(task, BoltTask):
             return
+        forgotten = task.inbox.forgotten(probe.source, probe.source_incarnation)
         try:
             inlet = inlet_of(task, probe.source, probe.source_incarnation, probe.worker, None)
         except UnknownName:
             self._counters["malformed"] += 1
             return
-        _skip(task, inlet, probe.seq)
+        if forgotten:  # it was, because it had sent its end
+            inlet.next_seq = inlet.consumed = max(inlet.consumed, probe.seq)
+        else:
+            _skip(task, inlet, probe.seq)
         task.worker.credit(task, inlet)
 
     def _on_credit(self, topology: int, source: int, source_incarnation: int, target: int, incarnation: int,

@@ -170,7 +170,7 @@ class Worker:
                     self.ready(task)
             for task in run.everyone():
                 if isinstance(task, BoltTask):
-                    task.inbox.end_lost(self.arrivals.is_alive)
+                    task.inbox.end_lost()
             for task in run.handovers:
                 self.ready(task)
         early_waves, self._early_waves = self._early_waves, {}
@@ -298,6 +298,9 @@ class Worker:
         """Report that tuples are missing and that only a rollback can recover them."""
         task.topology.broken = reason
         self._report_broken(task.topology)
+
+    def is_lost(self, slot: int, generation: int) -> bool:
+        return self.arrivals.is_lost(slot, generation)
 
     def _report_broken(self, run: TaskTopology) -> None:
         self.tell_master(wire.Broken(self.slot, self.generation, run.number, run.epoch, run.broken))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from millrace.control.assignment import SWITCH, Move
 from millrace.errors import MillraceError
-from millrace.runtime.tasks.handover.parts import Closing, StateParts
+from millrace.runtime.tasks.handover.parts import STAGED, Closing, StateParts
 from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import OWN
@@ -33,6 +33,7 @@ class Arrival:
         self._copied = 0  # bytes so far
         self._parts = StateParts(self._on_piece, self._close)
         self._own: bytes | None = None
+        self._staged = b""
         self._first_at = 0.0
         self._error: BaseException | None = None
         self._told: wire.Armed | wire.Taken | None = None
@@ -106,6 +107,8 @@ class Arrival:
     def _on_piece(self, group: int, piece: bytes) -> None:
         if group == OWN:
             self._own = piece
+        elif group == STAGED:
+            self._staged = piece
         else:
             self._task.snapshots.adopt(group, piece)
 
@@ -120,7 +123,7 @@ class Arrival:
         def take() -> None:
             if self._task.definition.dataframe:
                 self._task.life.build(empty_state=True)
-            self._task.snapshots.take_over(self._own, closing.position, closing.staged)
+            self._task.snapshots.take_over(self._own, closing.position, self._staged)
 
         self._error = error_of(take)
 

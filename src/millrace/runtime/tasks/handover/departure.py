@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millrace.control.assignment import Move
-from millrace.runtime.tasks.handover.parts import Closing, send_state
+from millrace.runtime.tasks.handover.parts import STAGED, Closing, send_state
 from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
 
@@ -71,8 +71,8 @@ class Departure:
             channel.send_mark(wire.HandoverMark(wire.END, self.move.number))
         paused = task.worker.clock.now() - self._froze_at
         if snapshot is not None:
-            send_state(task, self.move, snapshot.pieces, Closing(snapshot.position, snapshot.staged, task.due_in(), paused,
-                                                                     stopped_at=self._froze_at))
+            pieces = {**snapshot.pieces, STAGED: (True, snapshot.staged)} if snapshot.staged else snapshot.pieces
+            send_state(task, self.move, pieces, Closing(snapshot.position, task.due_in(), paused, stopped_at=self._froze_at))
         else:
             assert self._error is not None
             task.report_error(self._error, None)

@@ -76,7 +76,6 @@ class GroupDeparture:
         if task.ended:
             return
         task.send_waiting()
-        task.leave()
         for channel in task.channels.values():
             channel.send_mark(wire.HandoverMark(wire.END, self.move.number))
             self._ends[channel] = channel.seq

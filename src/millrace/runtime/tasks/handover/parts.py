@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
 
 PART_BYTES = 1 << 20  # of one message: the receiving loop takes its turn between two
-CLOSING = -3  # in place of a key group: the last part
+STAGED, CLOSING = -4, -3  # in place of a key group: rows that a two-phase sink has staged, and the last part
 
 
 class Closing(msgspec.Struct, array_like=True, frozen=True):
@@ -23,7 +23,6 @@ class Closing(msgspec.Struct, array_like=True, frozen=True):
     working; `stopped_at`: when that was. `error`: why there is no state."""
 
     position: int | None = None
-    staged: bytes = b""  # of a two-phase sink
     due: dict[str, float] = {}
     paused: float = 0.0
     error: str = ""
@@ -44,9 +43,10 @@ def send_state(task: Task, move: Move, pieces: Mapping[int, tuple[bool, bytes]],
             move.number, part, group, more), body)
         part += 1
 
+    size = min(PART_BYTES, task.worker.frame_limit)
     for group, (_, piece) in pieces.items():
-        for start in range(0, max(1, len(piece)), PART_BYTES):
-            send(group, start + PART_BYTES < len(piece), piece[start:start + PART_BYTES])
+        for start in range(0, max(1, len(piece)), size):
+            send(group, start + size < len(piece), piece[start:start + size])
     send(CLOSING, False, wire.encode(closing))
 
 
@@ -66,7 +66,9 @@ class StateParts:
         return self._next > 0
 
     def add(self, part: wire.StatePart, body: bytes) -> None:
-        if part.part != self._next:
+        if part.part < self._next:
+            return  # it came twice
+        if part.part > self._next:
             raise WireError(f"part {self._next} of the state was lost on the way")
         self._next += 1
         if part.group == CLOSING:

@@ -55,19 +55,16 @@ class Succession:
             return deque()
         return self.held.pop(successor).deliveries
 
-    def end_of(self, sender: Incarnation) -> deque[Delivery]:
-        """Returns the input that waited for any end of this sender."""
+    def end_of(self, sender: Incarnation) -> list[deque[Delivery]]:
+        """Returns the input that waited for any end of this sender, a queue for each."""
         return self._release(lambda held: held.after[:2] == sender)
 
-    def end_lost(self, is_alive: Callable[[int, int], bool]) -> deque[Delivery]:
-        """Returns the input that waited for senders whose workers are gone: their end will not come."""
-        return self._release(lambda held: not is_alive(*held.worker))
+    def end_lost(self, is_lost: Callable[[int, int], bool]) -> list[deque[Delivery]]:
+        """Returns the input that waited for senders whose workers are gone: their end will not come. One queue for each."""
+        return self._release(lambda held: is_lost(*held.worker))
 
-    def _release(self, is_due: Callable[[Held], bool]) -> deque[Delivery]:
-        released: deque[Delivery] = deque()
-        for key in [key for key, held in self.held.items() if is_due(held)]:
-            released += self.held.pop(key).deliveries
-        return released
+    def _release(self, is_due: Callable[[Held], bool]) -> list[deque[Delivery]]:
+        return [self.held.pop(key).deliveries for key in [key for key, held in self.held.items() if is_due(held)]]
 
     def awaits(self, sender: Incarnation) -> bool:
         return any(held.after[:2] == sender for held in self.held.values())
