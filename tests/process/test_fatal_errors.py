@@ -61,8 +61,8 @@ def test_user_code_that_raises_no_exception_loses_nothing(cluster: ForkedCluster
 
 
 @pytest.mark.parametrize(("topology", "reason"), [
-    (BrokenThread, "ThreadDied: its thread 'task sink[0]' died: AttributeError: 'NoneType' object has no attribute "),
-    (BrokenLoop, "AttributeError: 'NoneType' object has no attribute ")], ids=["thread", "loop"])
+    (BrokenThread, "ThreadDied: its thread 'task sink[0]' died: AttributeError: 'types.SimpleNamespace' object has no "),
+    (BrokenLoop, "AttributeError: 'types.SimpleNamespace' object has no ")], ids=["thread", "loop"])
 def test_a_thread_that_dies_takes_its_worker_with_it_and_the_reason_is_told(topology: type[Topology], reason: str) -> None:
     with ForkedCluster(1) as cluster:
         master = cluster.master

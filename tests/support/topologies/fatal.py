@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from millrace.api.bolt import Bolt
@@ -65,7 +66,7 @@ class Breaks(Bolt):
 
     def process(self, tup: Tuple) -> None:
         task: Any = self._handle
-        task.pace = None
+        task.meters = SimpleNamespace(gaps=0, repeats=0, replayed=0)  # without those that a step needs
 
 
 class BreaksOnItsThread(Breaks):
