@@ -430,7 +430,7 @@ def _obstacle(handover: Handover) -> str:
 
 
 def tasks_of(topology: TopologyState, owners: Mapping[GroupId, int]) -> tuple[TaskId, ...]:
-    """The tasks that have these key groups, and those that are to have them."""
+    """The tasks of these key groups: whoever owns or will own them."""
     return tuple(sorted({TaskId(name, index) for (name, group), owner in owners.items()
                          for index in (topology.key_groups[name][group], owner)}))
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from millrace.config import LEAVE_LIMIT, RESTART_WAIT, settings_without_effect
@@ -437,9 +437,9 @@ class MasterState:
 
     # -- placement ---------------------------------------------------------------------------------------------------
 
-    def cluster(self) -> Cluster:
-        """The workers that tasks may be placed on: not those that leave, unless there are no others."""
-        closed = self.closed
+    def cluster(self, without: Collection[int] = ()) -> Cluster:
+        """The workers that tasks may be placed on: not those that leave, nor these, unless there are no others."""
+        closed = self.closed.union(without)
         staying = {slot: worker for slot, worker in self.workers.items() if slot not in closed}
         return cluster_from(staying or self.workers)
 
@@ -486,10 +486,11 @@ class MasterState:
                      cause=cause, tasks=tuple(unplaced))
         return [placed, *self._waves.roll_back(topology)] if topology.waves is not None else [placed]
 
-    def placed(self, graph: TopologyGraph, plan: Plan) -> SchedulingResult:
-        """Ask the first scheduler for slots for the tasks without one, leaving all other tasks where they are."""
+    def placed(self, graph: TopologyGraph, plan: Plan, without: Collection[int] = ()) -> SchedulingResult:
+        """Ask the first scheduler for slots for the tasks without one, leaving all other tasks where they are. `without`: slots
+        that count as gone."""
         others = {name: other.plan for name, other in self.topologies.items() if name != graph.name}
-        return self.first.schedule([graph], self.cluster(), {}, {**others, graph.name: plan})
+        return self.first.schedule([graph], self.cluster(without), {}, {**others, graph.name: plan})
 
     # -- assignments --------------------------------------------------------------------------------------------------
 

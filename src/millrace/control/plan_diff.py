@@ -13,7 +13,7 @@ class PlanDiff:
     """Tasks that a worker must start, retire and drop."""
 
     start: list[tuple[int, TaskId, int]]  # topology, task, incarnation
-    retire: list[tuple[int, TaskId]]  # moved elsewhere: drain, then end
+    retire: list[tuple[int, TaskId]]  # placed elsewhere: hand over if it is being moved, else end at once
     drop: list[tuple[int, TaskId]]  # its topology is gone: end at once
 
 

@@ -13,7 +13,7 @@ Until STOP the worker can still stay, and does so if the tasks cannot be handed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,11 +30,12 @@ from millrace.control.workers import WorkerView
 from millrace.errors import MillraceError, NotEnoughSlots, TopologyError, UnknownName
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
-from millrace.schedulers.base import NewPlan, SchedulingResult
+from millrace.schedulers.base import CannotPlace, NewPlan, SchedulingResult
 
 EVACUATE, REST, CLEAR, STOP, AWAY, RETURN = "evacuate", "rest", "clear", "stop", "away", "return"
 RETRY_SECONDS = 1.0  # between two requests for the same moves, which may have been cancelled
 STOP_SECONDS = 10.0  # that a worker gets to end cleanly
+MOVABLE = (RUNNING, PAUSED, STARTING)  # statuses of topologies whose tasks can be moved
 CLEAR_REPORTS = 2  # consecutive reports of a worker that hosts nothing
 
 
@@ -45,8 +46,8 @@ class LeftTopologies(Protocol):
     workers: dict[int, WorkerView]
     revision: int
 
-    def placed(self, graph: TopologyGraph, plan: Plan) -> SchedulingResult:
-        """Slots for the tasks of the graph that are on no slot of the cluster."""
+    def placed(self, graph: TopologyGraph, plan: Plan, without: Collection[int] = ()) -> SchedulingResult:
+        """Slots for the tasks of the graph that are on no slot of the cluster. `without`: slots that count as gone."""
 
     def at_rest(self, topology: TopologyState) -> bool:
         """True if none of its tuples is in flight, by the reports since its spouts began to wait."""
@@ -63,15 +64,15 @@ class LeftTopologies(Protocol):
 
 @dataclass(slots=True)
 class Leave:
-    """A worker that leaves. `until`: time at which the phase is given up. `moved`: by number of topology, the tasks that were
-    handed over. `waves`: by number of topology, the wave that must be committed before the worker ends."""
+    """A worker that leaves. `until`: time at which the phase is given up. `moved`: by number of topology, the slots that
+    tasks were to be handed over to. `waves`: by number of topology, the wave that must be committed before the worker ends."""
 
     slot: int
     restarts: bool
     until: float
     phase: str = EVACUATE
     asked: float = float("-inf")  # time of the last request for moves
-    moved: dict[int, set[TaskId]] = field(default_factory=dict)
+    moved: dict[int, dict[TaskId, int]] = field(default_factory=dict)
     waves: dict[int, int] = field(default_factory=dict)
     clear_at: int = 0  # revision that everyone must have carried out
     reports: int = 0  # in a row, of a worker that hosts only tasks that stay
@@ -139,6 +140,18 @@ class SlotControl:
             for task in self._staying(topology, slot):
                 raise TopologyError(f"worker {slot} cannot be removed, because {task} of {name!r} cannot be moved: "
                                     f"{topology.graph.why_fixed(task)}. Or kill the topology first")
+            self._check_room(topology, slot)
+
+    def _check_room(self, topology: TopologyState, slot: int) -> None:
+        """Refuse a removal after which tasks of the topology would have no place."""
+        if topology.status not in MOVABLE or all(place.slot != slot for place in topology.places.values()):
+            return
+        result = self._master.placed(topology.graph, topology.plan, without=[slot])
+        if isinstance(result, CannotPlace):
+            left = len(self._others(slot))
+            raise NotEnoughSlots(f"worker {slot} cannot be removed: the topologies need all {left + 1} slots, and {left} would "
+                                 f"be left. For {topology.graph.name!r}: {result.reason}. Or kill a topology, or add a worker "
+                                 "first (millrace workers add 1)")
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -208,9 +221,22 @@ class SlotControl:
             return []
         commands: list[Command] = []
         for topology in list(self._master.topologies.values()):
-            for task in _arriving(topology, leave.slot):
-                commands += self._handovers.withdraw(topology, task, f"worker {leave.slot} is being {leave.what}")
-            commands += self._request(topology, self._targets(topology, leave), leave)
+            commands += self._withdraw_arriving(topology, leave)
+            targets = self._targets(topology, leave)
+            leave.moved.setdefault(topology.number, {}).update(targets)
+            commands += self._request(topology, targets, leave)
+        return commands
+
+    def _withdraw_arriving(self, topology: TopologyState, leave: Leave) -> list[Command]:
+        """Withdraw the moves to the worker that have not switched."""
+        reason = f"worker {leave.slot} is being {leave.what}"
+        by_rollback = sorted(task for task, wanted in topology.handover.by_rollback.items() if wanted.slot == leave.slot)
+        text = f"{tasks_named(by_rollback)} not moved: {reason}"
+        commands: list[Command] = []
+        if by_rollback:
+            commands.append(Say(text, topology.graph.name, "warning", reason, tuple(by_rollback)))
+        for task in [*by_rollback, *_arriving(topology, leave.slot)]:
+            commands += self._handovers.withdraw(topology, task, reason)
         return commands
 
     def _targets(self, topology: TopologyState, leave: Leave) -> Mapping[TaskId, int]:
@@ -218,7 +244,7 @@ class SlotControl:
         stay = self._staying(topology, leave.slot)
         tasks = [task for task, place in topology.places.items() if place.slot == leave.slot and task not in stay
                  and _idle(topology, task)]
-        if not tasks or topology.status not in (RUNNING, PAUSED, STARTING):
+        if not tasks or topology.status not in MOVABLE:
             return {}
         result = self._master.placed(topology.graph, topology.plan)
         placement = result.plans[topology.graph.name].placement if isinstance(result, NewPlan) else {}
@@ -228,7 +254,6 @@ class SlotControl:
         if not moves:
             return []
         leave.asked = self.now
-        leave.moved.setdefault(topology.number, set()).update(moves)
         return self._handovers.request(topology, moves, leave.cause)
 
     def _evacuated(self, leave: Leave) -> bool:
@@ -293,11 +318,10 @@ class SlotControl:
 
     def _missing(self, topology: TopologyState, leave: Leave) -> list[TaskId]:
         """The tasks that were handed over and are not back."""
-        if topology.status not in (RUNNING, PAUSED, STARTING):
+        if topology.status not in MOVABLE:
             return []
         arriving = {moving.task for moving in topology.handover.batch}
-        return [task for task in sorted(leave.moved.get(topology.number, ())) if task in topology.places
-                and (topology.places[task].slot != leave.slot or task in arriving)]
+        return [task for task in _evacuees(topology, leave) if topology.places[task].slot != leave.slot or task in arriving]
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -333,7 +357,7 @@ class SlotControl:
     def _take_back(self, topology: TopologyState, leave: Leave) -> list[Command]:
         """Let tasks stay that have not left, and return that have."""
         commands: list[Command] = []
-        moved = [task for task in sorted(leave.moved.get(topology.number, ())) if task in topology.places]
+        moved = _evacuees(topology, leave)
         for task in moved:
             if topology.places[task].slot == leave.slot and not _idle(topology, task):
                 commands += self._handovers.withdraw(topology, task, f"worker {leave.slot} stays")
@@ -361,6 +385,14 @@ class SlotControl:
 def _idle(topology: TopologyState, task: TaskId) -> bool:
     """True if no move of the task is under way or waits."""
     return task not in topology.handover.waiting and topology.handover.moving(task) is None
+
+
+def _evacuees(topology: TopologyState, leave: Leave) -> list[TaskId]:
+    """The tasks whose places the evacuation has chosen, and nobody has changed since. A loss may have taken them elsewhere, but
+    it does not change their homes."""
+    by_rollback = topology.handover.by_rollback
+    return [task for task, slot in sorted(leave.moved.get(topology.number, {}).items()) if task in topology.places
+            and task not in by_rollback and topology.homes.get(task) in (slot, leave.slot)]
 
 
 def _arriving(topology: TopologyState, slot: int) -> list[TaskId]:

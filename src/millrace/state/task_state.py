@@ -83,7 +83,7 @@ class TaskState:
 
     def _forced(self, whole: Container[int] | bool) -> set[int]:
         """Groups with entries or pieces that must be written whole."""
-        if whole is False or whole == ():
+        if not whole:
             return set()
         groups = {*self._chains, *self.keys()}
         return groups if whole is True else {group for group in groups if group in whole}

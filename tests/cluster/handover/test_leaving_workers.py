@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millrace.api.topology import Topology
-from millrace.control.moves import RESTING
+from millrace.control.moves import BY_ROLLBACK, RESTING
 from millrace.errors import NotEnoughSlots
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import records
@@ -96,6 +96,20 @@ def test_every_worker_is_restarted(topology: Any) -> None:
     assert meters(cluster) == {"gaps": 0, "repeats": 0, "replayed": 0}
     assert cluster.master.topologies[name].epoch == epoch and cluster.master.topologies[name].losses == 0, cluster.said
     end(cluster, name)
+
+
+def test_a_move_by_rollback_to_a_worker_that_is_removed_is_withdrawn() -> None:
+    cluster = start(limit=LIMIT)
+    until_wave(cluster, 1)
+    state = cluster.master.topologies["exact"]
+    epoch, task = state.epoch, next(task for task, slot in sorted(cluster.where("exact").items()) if slot == 0)
+    cluster.move("exact", task, 2, BY_ROLLBACK)
+    cluster.remove(2)
+    assert f"exact: {task} not moved: worker 2 is being removed" in cluster.said
+    left(cluster, 2)
+    until_wave(cluster, 1)
+    assert cluster.where("exact")[task] == 0 and state.epoch == epoch, cluster.said
+    end(cluster, "exact")
 
 
 def test_workers_are_removed_until_one_is_left() -> None:

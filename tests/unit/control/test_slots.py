@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from story import COUNT0, COUNT1, LINES, TOP0, TOP1, Story, graph, joined, last, said
+from story import COUNT0, COUNT1, LINES, NODE, TOP0, TOP1, Story, graph, joined, last, said
 
-from millrace.config import HANDOVER_PREPARE_LIMIT
+from millrace.config import COMPONENT_MEMORY, HANDOVER_PREPARE_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
 from millrace.control.events import (
     Command,
@@ -26,8 +26,10 @@ from millrace.control.events import (
 from millrace.control.master_state import MasterState
 from millrace.control.moves import PERSON
 from millrace.errors import MillraceError, NotEnoughSlots, StalePlan, TopologyError, UnknownName
-from millrace.model.graph import TopologyGraph
+from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
+from millrace.schedulers.base import Scheduler
+from millrace.schedulers.resource_aware import ResourceAware
 
 LIMIT, WAIT = 100.0, 20.0
 
@@ -35,9 +37,9 @@ LIMIT, WAIT = 100.0, 20.0
 class Leaving(Story):
     """A story whose workers carry out moves and report at once, with a clock."""
 
-    def __init__(self, workers: int, *graphs: TopologyGraph) -> None:
+    def __init__(self, workers: int, *graphs: TopologyGraph, first: Scheduler | None = None) -> None:
         super().__init__()
-        self.state = MasterState(leave_limit=LIMIT, restart_wait=WAIT)
+        self.state = MasterState(first, leave_limit=LIMIT, restart_wait=WAIT)
         self.now = 0.0
         for slot in range(workers):
             self.join(slot)
@@ -87,6 +89,14 @@ class Leaving(Story):
                 return commands
             self.hand_over()
         raise AssertionError(f"worker {slot} was not stopped")
+
+
+class Apart(Leaving):
+    """Workers on nodes of their own."""
+
+    def join(self, slot: int) -> list[Command]:
+        self.generation += 1
+        return self.on(replace(joined(slot, self.generation), node=replace(NODE, name=f"host {slot}"), boot=f"boot {slot}"))
 
 
 def fixed_spout(**config: object) -> TopologyGraph:
@@ -194,6 +204,22 @@ def test_a_worker_with_a_task_that_cannot_be_moved_is_not_removed() -> None:
     assert not story.state.closed
 
 
+def test_a_removal_that_leaves_too_few_slots_is_refused_at_once() -> None:
+    memory = int(NODE.memory_mb / 2.5)  # two tasks fit on a node, and there are five
+    story = Apart(3, graph(**{COMPONENT_MEMORY.key: memory}), first=ResourceAware())
+    slot = next(slot for slot in range(3) if len(story.on_slot(slot)) == 2)
+    before, revision = story.places(), story.state.revision
+    with pytest.raises(NotEnoughSlots, match=rf"worker {slot} cannot be removed: the topologies need all 3 slots, and 2 would "
+                                             r"be left\. For 'words': cannot place 1 of 2 tasks: .*add a worker first"):
+        story.on(WorkerLeaves(slot))
+    assert (story.places(), story.state.revision) == (before, revision) and not story.state.closed
+    assert not story.state.topologies["words"].handover.batch
+    story.join(3)
+    story.on(WorkerLeaves(slot))
+    story.until_stopped(slot)
+    assert not story.on_slot(slot)
+
+
 def test_nothing_is_placed_on_a_worker_that_leaves() -> None:
     story = Leaving(3)
     story.on(WorkerLeaves(2))
@@ -279,6 +305,71 @@ def test_the_tasks_of_a_restarted_worker_return_to_it() -> None:
     assert story.until_over(2) == [LeaveOver(2)]
     assert story.on_slot(2) == before and story.state.topologies["words"].losses == 0
     assert not story.state.closed and story.tick() == []
+
+
+def restarted(story: Leaving, slot: int) -> None:
+    """Restart the slot, up to the point where its new process has not joined yet."""
+    story.on(WorkerLeaves(slot, restarts=True))
+    story.until_stopped(slot)
+    story.lose(slot)
+
+
+def sent_on(story: Leaving, task: TaskId) -> int:
+    """Let a person move a task that has left worker 2 to the third one; returns its slot."""
+    [other] = {0, 1} - {story.places()[task].slot}
+    story.on(Moved("words", task, other))
+    return other
+
+
+def with_two_tasks_on_worker_2() -> Leaving:
+    story = Leaving(3)
+    story.on(Moved("words", TOP0, 2))
+    story.hand_over()
+    assert story.on_slot(2) == {COUNT1, TOP0}
+    return story
+
+
+def test_a_task_that_a_person_has_moved_meanwhile_does_not_return() -> None:
+    story = with_two_tasks_on_worker_2()
+    restarted(story, 2)
+    other = sent_on(story, COUNT1)
+    story.hand_over()
+    story.join(2)
+    assert story.until_over(2) == [LeaveOver(2)]
+    assert story.on_slot(2) == {TOP0} and story.places()[COUNT1].slot == other
+
+
+def test_a_task_that_a_person_moves_when_the_worker_is_back_goes_where_it_is_sent() -> None:
+    story = with_two_tasks_on_worker_2()
+    restarted(story, 2)
+    other = sent_on(story, COUNT1)
+    story.join(2)
+    assert story.until_over(2) == [LeaveOver(2)]
+    story.hand_over()
+    assert story.on_slot(2) == {TOP0} and story.places()[COUNT1].slot == other
+
+
+def test_a_task_that_a_person_has_moved_meanwhile_does_not_return_to_a_worker_that_stays() -> None:
+    story = with_two_tasks_on_worker_2()
+    story.on(WorkerLeaves(2))
+    story.hand_over()
+    assert not story.on_slot(2)
+    other = sent_on(story, COUNT1)
+    story.hand_over()
+    [over] = [command for command in story.tick(LIMIT + 1) if isinstance(command, LeaveOver)]
+    assert over.error.startswith("worker 2 is not removed")
+    story.hand_over()
+    assert story.on_slot(2) == {TOP0} and story.places()[COUNT1].slot == other
+
+
+def test_a_task_that_was_lost_on_the_worker_it_was_handed_over_to_returns() -> None:
+    story = Leaving(3)
+    before = story.on_slot(2)
+    restarted(story, 2)
+    story.lose(story.places()[COUNT1].slot)
+    story.join(2)
+    assert story.until_over(2) == [LeaveOver(2)]
+    assert before <= story.on_slot(2)
 
 
 def test_a_worker_that_dies_before_it_ends_for_its_restart_gets_its_tasks_back() -> None:

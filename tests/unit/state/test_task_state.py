@@ -172,6 +172,21 @@ def test_groups_that_are_asked_for_are_whole_and_there_though_they_are_clean() -
     assert {group: whole for group, (whole, _) in task.snapshot(True).items()} == {1: True, 2: True}
 
 
+@pytest.mark.parametrize("none", [False, (), set(), frozenset(), {}, range(0)])
+def test_keys_are_not_counted_if_nothing_is_to_be_written_whole(none: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bolt = Count()
+    task = opened(bolt)
+    bolt.state.update(dict.fromkeys(keys_of(1, 9), 1))
+    task.snapshot()
+    counted = []
+    monkeypatch.setattr(TaskState, "keys", lambda self: counted.append(self))
+    bolt.state[KEY] = 2
+    assert {group: whole for group, (whole, _) in task.snapshot(none).items()} == {1: False}
+    bolt.state[KEY] = 3
+    assert {group: whole for group, (whole, _) in task.extract({1}, none).items()} == {1: False}
+    assert not counted
+
+
 def test_a_group_moves_to_another_task() -> None:
     bolt, other = Count(), Count()
     task, target = opened(bolt), opened(other, owned=[3])

@@ -61,7 +61,7 @@ class Task:
         self.blocked = 0  # number of full channels
         self.busy = False  # its own thread is in user code
         self.queued = False  # in the worker's ready list
-        self.started = False  # its component is initialized, and it has neither frozen nor yet to take over
+        self.started = False  # it works: its component is initialized, and it is not frozen and not waiting to take over
         self.ended = False
         self.chunk_tuples = 0  # tuples to collect before they are sent; set by `size_chunks`
         self.needed = 1  # tuples in the least chunk that is worth a call of its receivers

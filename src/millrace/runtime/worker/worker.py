@@ -72,9 +72,8 @@ class Worker:
     # -- assignments -------------------------------------------------------------------------------------------------
 
     def assign(self, assignment: Assignment) -> None:
-        """Carry out an assignment: start, retire and drop tasks, and rewire them. Ignores older
-        assignments, those of another master, and those from before this worker joined or after it was fenced: a plan store
-        may contain any of them."""
+        """Carry out an assignment: start, retire and drop tasks, and rewire them. Ignores older assignments, those of another
+        master, and those from before this worker joined or after it was fenced: a plan store may contain any of them."""
         if (assignment.stamp <= self.stamp or assignment.author != self.author
                 or not assignment.is_for(self.slot, self.generation)):
             return

@@ -10,8 +10,6 @@ from millrace.runtime.flow.channel import Delivery, Inlet
 from millrace.runtime.wire.messages import HandoverMark
 
 Incarnation = tuple[int, int]  # number and incarnation of a task
-
-
 EndedSender = tuple[int, int, int]  # number and incarnation of a task, and the move for which it sends nothing more
 
 
