@@ -256,16 +256,15 @@ class HandoverControl:
         return list(stranded), [*said, *ends]
 
     def rolled_back(self, topology: TopologyState) -> list[Command]:
-        """The topology returns to its last wave. Tasks that have switched begin at their new places."""
+        """The topology returns to its last wave: the moves of tasks that begin again end. Those that have switched begin at
+        their new places."""
         handover, why = topology.handover, topology.restarts_because
-        tasks, switched, named = tasks_in(handover.batch), handover.phase == SWITCH, _moves_text(handover.batch)
-        outcome, reason = (ROLLED_BACK, why) if switched else (CANCELLED, f"the topology rolls back: {why}")
-        ends = self._migrated(topology, handover.batch, outcome, reason)
-        self._rest(topology)
-        if not tasks:
-            return []
-        text = f"the hand-over of {named} ends with a roll-back" if switched else f"{named} not moved: the topology rolls back"
-        return [Say(text, topology.graph.name, "warning", why, tasks), *ends]
+        ended = [moving for moving in handover.batch if not _in_place(topology, moving)]
+        if not ended or handover.phase != SWITCH:
+            return self._cancel(topology, ended, f"the topology rolls back: {why}")
+        ends = [*self._migrated(topology, ended, ROLLED_BACK, why), *self._drop(topology, ended)]
+        return [Say(f"the hand-over of {_moves_text(ended)} ends with a roll-back", topology.graph.name, "warning", why,
+                    tasks_in(ended)), *ends]
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
@@ -419,6 +418,14 @@ class HandoverControl:
                 moving = next((moving for moving in topology.handover.batch if moving.number == move), None)
                 return (topology, moving) if moving is not None else None
         return None
+
+
+def _in_place(topology: TopologyState, moving: Moving) -> bool:
+    """True if the tasks of a move are still the incarnations that it began with."""
+    places = topology.places
+    if moving.groups:
+        return places.get(moving.task) == moving.old and places.get(moving.target) == moving.new
+    return places.get(moving.task) == (moving.new if topology.handover.phase == SWITCH else moving.old)
 
 
 def _obstacle(handover: Handover) -> str:

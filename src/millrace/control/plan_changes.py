@@ -7,7 +7,7 @@ schedule_generator.py decides when to run a scheduler, plan_acceptance.py whethe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from millrace.control.assignment import SWITCH, Place
@@ -21,8 +21,6 @@ from millrace.control.moves import (
     RETURN,
     SCHEDULER,
     Cause,
-    GroupId,
-    Moving,
     tasks_in,
 )
 from millrace.control.topology_state import TopologyState
@@ -248,10 +246,6 @@ def check_groups(topology: TopologyState, component: str, owners: Mapping[int, i
             raise UnknownName(f"{component!r} has no key group {group}; it has 0 to {count - 1}")
         if not 0 <= owner < definition.par:
             raise UnknownName(f"{component!r} has no task {owner}; it has 0 to {definition.par - 1}")
-
-
-def _groups(moves: Iterable[Moving]) -> list[GroupId]:
-    return [(moving.task.component, group) for moving in moves for group in moving.groups]
 
 
 def _check_changeable(topology: TopologyState) -> None:

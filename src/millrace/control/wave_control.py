@@ -85,7 +85,7 @@ class WaveTopologies(Protocol):
         """Go on with moves that wait for a wave."""
 
     def rolled_back(self, topology: TopologyState) -> list[Command]:
-        """End the moves of a topology whose tasks all begin again."""
+        """End the moves of tasks that begin again."""
 
     def end(self, topology: TopologyState, how: str) -> list[Command]:
         """Remove the topology."""
@@ -296,9 +296,9 @@ class WaveControl:
         reports: list[Command] = []
         if graph.exactly_once:
             topology.epoch += 1
-            reports += self._master.rolled_back(topology)
         for task in [task for task in topology.places if graph.exactly_once or _rewinds(graph, task)]:
             topology.places[task] = Place(topology.places[task].slot, topology.version)
+        reports += self._master.rolled_back(topology)
         if not topology.never_repeats:
             topology.positions = dict(topology.checkpoint.positions()) if topology.checkpoint is not None else {}
         topology.quiet, topology.starting, topology.closing = {}, {}, 0

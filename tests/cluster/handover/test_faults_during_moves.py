@@ -15,7 +15,7 @@ from millrace.model.graph import TaskId
 from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
-from support.cluster.wave_runs import assert_exact, finish, finish_at_least, start, until_wave
+from support.cluster.wave_runs import assert_exact, finish, finish_at_least, start, tasks, until_wave
 
 LIMIT = 1200
 
@@ -67,6 +67,26 @@ def test_a_worker_dies_at_least_once(component: str, phase: str, slot: int) -> N
         cluster.run(0.05)
         cluster.start(slot)
         finish_at_least(cluster, LIMIT)
+
+
+@pytest.mark.parametrize(("phase", "steps", "outcome"), [
+    (ARM, 0, "cancelled"), (REFRESH, 0, "cancelled"), (REFRESH, 50, "cancelled"),
+    *((SWITCH, steps, "rolled back") for steps in (0, 1, 2, 5, 20, 50))])
+def test_a_spout_begins_again_while_it_moves(phase: str, steps: int, outcome: str) -> None:
+    """At least once, every spout replays after the loss of a worker, also of one that takes no part in its move."""
+    cluster = moving(parts.AtLeast, "numbers", phase, steps)
+    state, spout = cluster.master.topologies["atleast"], TaskId("numbers", 0)
+    move = state.handover.moving(spout)
+    assert move is not None and state.handover.phase == phase
+    bystander = ({0, 1, 2} - {move.old.slot, move.new.slot}).pop()
+    cluster.kill(bystander)
+    assert state.handover.moving(spout) is None
+    assert cluster.where("atleast")[spout] == (move.new if phase == SWITCH else move.old).slot
+    assert [record["outcome"] for record in cluster.migrations.past("atleast") if record["strategy"] == "handover"] == [outcome]
+    cluster.run_until(lambda: state.status == "running" and spout in {task.name for task in tasks(cluster, "numbers")},
+                      seconds=1.0)
+    finish_at_least(cluster, LIMIT)
+    assert not any("lost while being moved" in text for text in cluster.said), cluster.said
 
 
 @pytest.mark.parametrize("component", ["numbers", "tally", "ledger"])

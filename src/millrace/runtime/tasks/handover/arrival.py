@@ -6,6 +6,7 @@ receives waits until the old one has handed over the rest of its state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -57,21 +58,24 @@ class Arrival:
 
     def _made(self) -> None:
         self._task.busy = False
-        if not self._task.ended:
-            self._phase = LOAD
+        if self._task.ended:
+            return
+        if self._error is not None:
+            self._fail(self._error, self.begin)
+        else:
             self._load()
 
     def update(self, move: Move) -> None:
         """Take the move as of a new plan: there may be a newer wave to copy."""
         self.move = move
         if self._phase == READY and self._wave < move.base[0]:
-            self._phase = LOAD
             self._load()
 
     def _load(self) -> None:
-        if self._error is not None:
-            self._fail(self._error)
-        elif self.move.base[0]:
+        if self._task.ended:
+            return
+        self._phase = LOAD
+        if self.move.base[0]:
             self._task.snapshots.copy(self.move.base, partial(self._loaded, self.move.base[0]))
         else:
             self._loaded(0, 0, None)
@@ -80,7 +84,7 @@ class Arrival:
         if self._task.ended:
             return
         if error is not None:
-            self._fail(error)
+            self._fail(error, self._load)  # the component is there, and would never be closed if another were made
             return
         self._phase, self._wave = READY, wave
         self._copied += copied
@@ -148,16 +152,17 @@ class Arrival:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, again: Callable[[], None] | None = None) -> None:
+        """Report the error. `again`: the step of arming to try again later; None once the old incarnation has handed over."""
         task, move = self._task, self.move
         worker, run, text = task.worker, task.topology, describe(error)
         self._phase = FAILED
         task.report_error(error, None)
-        if move.phase == SWITCH:
+        if again is None or move.phase == SWITCH:
             self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, move.number, error=text))
             return
         self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, move.number, self._wave, error=text))
-        worker.timers.at(worker.clock.now() + RETRY_SECONDS, self.begin)
+        worker.timers.at(worker.clock.now() + RETRY_SECONDS, again)
 
     def _tell(self, answer: wire.Armed | wire.Taken) -> None:
         self._told = answer

@@ -40,8 +40,8 @@ class GroupArrival:
     # -- arming --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Read the state of the wave that the move names."""
-        if self._task.ended:
+        """Read the state of the wave that the move names, unless the move was cancelled."""
+        if self._cancelled:
             return
         self._phase = LOADING
         if self.move.base[0]:
@@ -56,9 +56,13 @@ class GroupArrival:
         if self._phase == READY and self._wave < move.base[0]:
             self.begin()
 
+    @property
+    def _cancelled(self) -> bool:
+        return self._task.ended or self._task.group_arrivals.get(self.move.number) is not self
+
     def _loaded(self, wave: int, copied: int, error: BaseException | None) -> None:
         task = self._task
-        if task.ended:
+        if self._cancelled:
             return
         worker, run = task.worker, task.topology
         if error is not None:

@@ -1,0 +1,70 @@
+"""The store cannot be read while a move copies the state from it: only the copy is tried again, and not after the move was
+cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from millrace.control.events import Regrouped, Withdrawn
+from millrace.errors import StoreUnreachable
+from millrace.model.graph import TaskId
+from millrace.runtime.wire import messages as wire
+from support.cluster import wave_parts as parts
+from support.cluster.wave_runs import assert_exact, finish, start, until_wave
+
+LIMIT = 1200
+TALLY = TaskId("tally", 0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_parts() -> Iterator[None]:
+    parts.forget()
+    yield
+    parts.forget()
+
+
+def test_the_component_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, made = start(limit=LIMIT), list[int]()
+    until_wave(cluster)
+    monkeypatch.setattr(parts.Tally, "initialize", lambda tally, *_: made.append(tally.task_index))
+    target = (cluster.where("exact")[TALLY] + 1) % 3
+    cluster.store.broken = StoreUnreachable("the store is away")
+    cluster.move("exact", TALLY, target)
+    state = cluster.master.topologies["exact"]
+    cluster.run(3.0)
+    move = state.handover.moving(TALLY)
+    assert move is not None and "the store is away" in move.trouble
+    cluster.store.broken = None
+    cluster.run_until(lambda: state.handover.at_rest)
+    assert cluster.where("exact")[TALLY] == target, cluster.said
+    assert made == [0]
+    finish(cluster)
+    assert_exact(LIMIT)
+
+
+def test_a_cancelled_move_of_key_groups_reads_no_more() -> None:
+    cluster, told = start(limit=LIMIT), list[wire.Armed]()
+    until_wave(cluster)
+
+    def listen(message: Any) -> bool:
+        if isinstance(message, wire.Armed):
+            told.append(message)
+        return False
+
+    cluster.lose = listen
+    state = cluster.master.topologies["exact"]
+    groups = [group for group, owner in enumerate(state.key_groups["tally"]) if owner == 0]
+    cluster.store.broken = StoreUnreachable("the store is away")
+    cluster.tell(Regrouped("exact", "tally", dict.fromkeys(groups, 1)))
+    cluster.run_until(lambda: any(message.error for message in told))
+    cluster.tell(Withdrawn("exact", TALLY))
+    assert state.handover.at_rest
+    told.clear()
+    cluster.run(3.0)
+    assert not told
+    cluster.store.broken = None
+    finish(cluster)
+    assert_exact(LIMIT)
