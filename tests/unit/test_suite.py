@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,12 @@ def test_no_property_test_has_the_same_number_of_examples_in_every_run() -> None
     fixed = [str(path.relative_to(ROOT)) for path in sorted(order.TESTS.rglob("*.py"))
              if re.search(r"max_examples=\d", path.read_text())]
     assert not fixed, f"use support.examples.examples in {', '.join(fixed)}"
+
+
+def test_no_two_test_files_have_the_same_name() -> None:
+    """pytest imports them by their names alone."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_the_order_names_files_that_exist() -> None:
