@@ -121,6 +121,12 @@ class Handover:
         return self.last_number
 
     @property
+    def copies(self) -> bool:
+        """True while new incarnations copy state: that of a wave must not be deleted before they have it, however many waves
+        are committed meanwhile."""
+        return self.stateful and self.phase in (ARM, REFRESH)
+
+    @property
     def at_rest(self) -> bool:
         """True if nothing moves or waits to be moved."""
         return self.phase == RESTING and not self.waiting and not self.regrouping

@@ -221,7 +221,9 @@ class WaveControl:
                 case Restored():
                     commands += self._restored(topology, step.wave)
                 case Committed():
-                    commands += [CollectCheckpoints(topology.graph.name, topology.epoch), *self._committed(topology)]
+                    if not topology.handover.copies:  # collected after a later wave
+                        commands.append(CollectCheckpoints(topology.graph.name, topology.epoch))
+                    commands += self._committed(topology)
                 case Abandoned():
                     commands += self._abandoned(topology, step)
                 case RolledBack():

@@ -68,3 +68,27 @@ def test_a_cancelled_move_of_key_groups_reads_no_more() -> None:
     cluster.store.broken = None
     finish(cluster)
     assert_exact(LIMIT)
+
+
+@pytest.mark.parametrize("regroup", [False, True])
+def test_state_is_not_deleted_while_it_is_copied(regroup: bool) -> None:
+    """A copy can take longer than many waves."""
+    cluster = start(limit=20 * LIMIT)
+    until_wave(cluster, 2)
+    cluster.lose = lambda message: isinstance(message, wire.Armed)
+    state = cluster.master.topologies["exact"]
+    if regroup:
+        groups = [group for group, owner in enumerate(state.key_groups["tally"]) if owner == 0]
+        cluster.tell(Regrouped("exact", "tally", dict.fromkeys(groups, 1)))
+    else:
+        cluster.move("exact", TALLY, (cluster.where("exact")[TALLY] + 1) % 3)
+    assert state.checkpoint is not None and state.handover.copies
+    needed = state.checkpoint.blobs()
+    until_wave(cluster, 20)
+    assert needed <= set(cluster.store.names("")) and state.handover.copies
+    cluster.lose = lambda message: False
+    cluster.run_until(lambda: state.handover.at_rest)
+    until_wave(cluster, 20)
+    assert not needed <= set(cluster.store.names("")), "nothing is deleted any more"
+    finish(cluster)
+    assert_exact(20 * LIMIT)
