@@ -17,7 +17,7 @@ from millrace.api.keyed.declared import State
 from millrace.api.keyed.paged import PagedState
 from millrace.errors import CorruptCheckpoint
 from millrace.state.packing import pack_value, unpack_value
-from millrace.state.task_state import TaskState, open_states
+from millrace.state.task_state import Decoded, TaskState, open_states
 from support.examples import examples
 
 GROUPS = 5
@@ -57,6 +57,27 @@ class FakeTask:
         self.state: TaskState = opened
 
 
+class Follower:
+    """Copies of all groups, brought up to date by the pieces that were added: in a task, and decoded aside."""
+
+    def __init__(self, task: TaskState) -> None:
+        self.task = task
+        self.known: dict[int, list[bytes]] = {}
+        self.decoded: dict[int, Decoded] = {}
+
+    def follow(self, stored: dict[int, list[bytes]]) -> None:
+        added = {group: pieces[len(known):] if pieces[:len(known := self.known.get(group, []))] == known else pieces
+                 for group, pieces in stored.items()}
+        whole = {group: pieces for group, pieces in added.items() if pieces == stored[group]}
+        deltas = {group: pieces for group, pieces in added.items() if group not in whole}
+        self.task.load(self.task.decoded(whole))
+        self.task.extend(deltas)
+        self.decoded |= self.task.decoded(whole)
+        for group, pieces in deltas.items():
+            self.task.extend_decoded(group, self.decoded[group], pieces)
+        self.known = dict(stored)
+
+
 class Machine(RuleBasedStateMachine):
     """One or two tasks share the groups; `stored` is the checkpoint store's chain of pieces for each group."""
 
@@ -73,6 +94,8 @@ class Machine(RuleBasedStateMachine):
         self.patch = mock.patch.object(keyed_state, "PAGED_ABOVE", paged_above)
         self.patch.start()
         self.tasks = [FakeTask(owned), FakeTask(set(range(GROUPS)) - owned)]
+        self.copy = FakeTask(set(range(GROUPS)))
+        self.follower = Follower(self.copy.state)
 
     def teardown(self) -> None:
         self.patch.stop()
@@ -166,6 +189,18 @@ class Machine(RuleBasedStateMachine):
         twin.state.restore_all(self.stored)
         assert (twin.bolt.state, twin.bolt.lists) == (self.model, self.lists), "what is stored is what there is"
 
+    @rule()
+    def follow(self) -> None:
+        self.follower.follow(self.stored)
+        twin = FakeTask(set(range(GROUPS)))
+        twin.state.restore_all(self.stored)
+        assert (self.copy.state.dirty(), self.copy.state.sizes()) == ({}, twin.state.sizes())
+        assert same(self.copy.bolt.state.copy(), twin.bolt.state.copy())
+        assert self.copy.bolt.lists == twin.bolt.lists
+        twin.state.load(self.follower.decoded)
+        assert same(self.copy.bolt.state.copy(), twin.bolt.state.copy())
+        assert self.copy.state.sizes() == twin.state.sizes()
+
     @precondition(lambda self: self.stored)
     @rule(data=st.data())
     def lose_a_chain(self, data: st.DataObject) -> None:
@@ -245,7 +280,7 @@ few_numbers = st.integers(0, 6)
 expiring_steps = st.one_of(
     st.tuples(st.sampled_from(["set", "atom", "get", "read", "setdefault", "pop", "del"]), few_numbers),
     st.tuples(st.just("wait"), st.integers(1, 6)),
-    st.tuples(st.sampled_from(["loop", "popitem", "snapshot", "recover"]), st.just(0)))
+    st.tuples(st.sampled_from(["loop", "popitem", "snapshot", "recover", "follow"]), st.just(0)))
 
 
 class Expiring:
@@ -256,12 +291,17 @@ class Expiring:
         self.stored: dict[int, list[bytes]] = {}
         self.committed: tuple[dict[Any, Any], dict[Any, int]] = {}, {}
         self.open()
+        self.copy: Any = Recent()
+        self.follower = Follower(self.opened(self.copy))
+
+    def opened(self, bolt: Any) -> TaskState:
+        opened = open_states(bolt, stable_hash, range(GROUPS), GROUPS, "recent", lambda: self.time)
+        assert opened is not None
+        return opened
 
     def open(self) -> None:
         self.bolt: Any = Recent()
-        opened = open_states(self.bolt, stable_hash, range(GROUPS), GROUPS, "recent", lambda: self.time)
-        assert opened is not None
-        self.task, self.state = opened, self.bolt.state
+        self.task, self.state = self.opened(self.bolt), self.bolt.state
 
     def put(self, key: int, value: Any) -> None:
         self.values[key], self.dues[key] = value, self.time + 10
@@ -327,6 +367,11 @@ class Expiring:
         for group, (whole, piece) in self.task.snapshot().items():
             self.stored[group] = [piece] if whole else [*self.stored[group], piece]
         self.committed = copy.deepcopy(self.values), dict(self.dues)
+
+    def do_follow(self, _: int) -> None:
+        self.follower.follow(self.stored)
+        values, dues = self.committed
+        assert self.copy.state == {key: value for key, value in values.items() if dues[key] > self.time}
 
     def do_recover(self, _: int) -> None:
         self.open()

@@ -150,6 +150,7 @@ class FragmentTree:
         self.limit = limit
         self.bytes = 0
         self._root = _Branch()
+        self._needed: dict[str, frozenset[str]] = {}  # by task: also blobs of another one whose key groups it has taken over
 
     def put(self, fragment: Fragment) -> bool:
         """Adds a fragment; returns False, without a change, if there is no room."""
@@ -175,11 +176,17 @@ class FragmentTree:
     def forget(self, *prefixes: str) -> int:
         """Drops the blobs with these names, or all below the path of a task, component or topology. Returns the number of
         blobs dropped."""
+        for prefix in prefixes:
+            self._needed = {task: blobs for task, blobs in self._needed.items() if not f"{task}/".startswith(f"{prefix}/")}
         return sum(self._cut_off(_path(prefix)) for prefix in prefixes)
 
     def keep_only(self, task: str, blobs: Collection[str]) -> int:
-        """Drops all blobs of a task except these. Include those that are being saved."""
-        return self.forget(*[held.blob for held in self.listing(task) if held.blob not in blobs])
+        """Drops all blobs of a task, and all that it has needed of others, except these and those that another task needs.
+        Include those that are being saved."""
+        before = self._needed.pop(task, frozenset())
+        self._needed[task] = frozenset(blobs)
+        kept = frozenset().union(*self._needed.values())
+        return sum(self._cut_off(_path(blob)) for blob in before.union(held.blob for held in self.listing(task)) - kept)
 
     def listing(self, prefix: str = "") -> list[HeldBlob]:
         """The blobs below the prefix, by name."""

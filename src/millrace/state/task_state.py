@@ -30,8 +30,10 @@ from millrace.state.packing import (
 
 FORMAT = 1
 LONGEST_CHAIN = 16  # pieces; a restore reads them all
+SPREAD = 0x9E3779B1  # multiplies group numbers so that those of a task differ, whatever their distance
 SLACK = 4096  # bytes by which the deltas of a chain may exceed its whole piece; else small groups would always be written whole
 
+Dues = dict[Any, float]  # expiry times by key
 Decoded = tuple[dict[str, Loaded], "Chain | None"]  # the content of a chain by state, and its length
 Columns = tuple[list[Any], list[Any], list[float], list[Any]]  # keys, values, expiry times, deleted keys
 _decoder = msgspec.msgpack.Decoder(tuple[int, int, bool, dict[str, Columns]], ext_hook=unwrap)
@@ -45,8 +47,15 @@ class Chain:
     whole: int  # bytes
     deltas: int = 0
 
-    def takes(self, delta: int) -> bool:
-        return self.pieces < LONGEST_CHAIN and self.deltas + delta <= self.whole + SLACK
+    def takes(self, delta: int, group: int) -> bool:
+        """False if the group is better written whole. The limit differs between groups, so that they do not all become whole
+        in the same wave."""
+        longest = LONGEST_CHAIN - (group * SPREAD >> 16) % (LONGEST_CHAIN // 2)
+        return self.pieces < longest and self.deltas + delta <= self.whole + SLACK
+
+    def grow(self, deltas: Sequence[bytes]) -> None:
+        self.pieces += len(deltas)
+        self.deltas += sum(map(len, deltas))
 
 
 class TaskState:
@@ -99,7 +108,7 @@ class TaskState:
         parts = {name: self._columns(self.states[name], change.keys, change.values, change.deleted)
                  for name, change in changed.items()}
         delta = _piece(group, False, parts)
-        return delta if chain.takes(len(delta)) else None
+        return delta if chain.takes(len(delta), group) else None
 
     def _whole_pieces(self, groups: set[int], changes: dict[str, Changes]) -> dict[int, tuple[bool, bytes]]:
         parts: dict[int, dict[str, Columns]] = {group: {} for group in sorted(groups)}
@@ -150,8 +159,7 @@ class TaskState:
             if whole:
                 self._chains[group] = Chain(1, len(piece))
             else:
-                self._chains[group].pieces += 1
-                self._chains[group].deltas += len(piece)
+                self._chains[group].grow([piece])
         self._spoiled.clear()
 
     def spoil(self, groups: Iterable[int]) -> None:
@@ -188,16 +196,48 @@ class TaskState:
     def adopt(self, group: int, piece: bytes) -> None:
         """Adds the changes in a piece to those since the last snapshot, which has the state that they follow. A whole piece
         replaces the group."""
-        whole, parts = self._read(group, 1, piece)
-        loaded: dict[str, Loaded] = {}
-        for name, columns in parts.items():
-            _apply(columns, *loaded.setdefault(name, ({}, {})))
-        decoded = {name: (self._decoded(self._state(name, group), values), dues) for name, (values, dues) in loaded.items()}
+        self._adopt(group, 1, piece)
+
+    def _adopt(self, group: int, number: int, piece: bytes) -> None:
+        whole, changed = self._changed(group, number, piece)
         if whole:
             self._clear(group)
-        for name, (entries, dues) in decoded.items():
-            deleted = parts[name][3] if name in parts and not whole else []
-            self.states[name].adopt(entries, dues, list(map(as_key, deleted)))
+        for name, (entries, dues, deleted) in changed.items():
+            self.states[name].adopt(entries, dues, deleted)
+
+    def extend(self, groups: Mapping[int, Sequence[bytes]]) -> None:
+        """Adds deltas that follow the loaded pieces of these groups. Only for a state that has not been used since."""
+        for group, deltas in groups.items():
+            for number, piece in enumerate(deltas, self._chains[group].pieces):
+                self._adopt(group, number, piece)
+        for state in self.states.values():
+            state.settle(state.changes())
+        for group, deltas in groups.items():
+            self._chains[group].grow(deltas)
+
+    def extend_decoded(self, group: int, decoded: Decoded, deltas: Sequence[bytes]) -> None:
+        """Adds deltas to the content of the chain that they follow, as `decoded` has returned it."""
+        loaded, chain = decoded
+        assert chain is not None
+        for number, piece in enumerate(deltas, chain.pieces):
+            for name, (entries, dues, deleted) in self._changed(group, number, piece)[1].items():
+                values, times = loaded.setdefault(name, ({}, {}))
+                for key in deleted:
+                    values.pop(key, None)
+                    times.pop(key, None)
+                values.update(entries)
+                times.update(dues)
+        chain.grow(deltas)
+
+    def _changed(self, group: int, number: int, piece: bytes) -> tuple[bool, dict[str, tuple[dict[Any, Any], Dues, list[Any]]]]:
+        """True if the piece is whole; and by state its entries, decoded, their expiry times and the deleted keys."""
+        whole, parts = self._read(group, number, piece)
+        changed = {}
+        for name, columns in parts.items():
+            values, dues = dict[Any, Any](), Dues()
+            _apply(columns, values, dues)
+            changed[name] = self._decoded(self._state(name, group), values), dues, list(map(as_key, columns[3]))
+        return whole, changed
 
     def _clear(self, group: int) -> None:
         """Drops the entries of the group; its next piece is whole."""
@@ -220,7 +260,7 @@ class TaskState:
             if whole or chain is None:
                 entries, chain = {}, Chain(1, len(piece))
             else:
-                chain.pieces, chain.deltas = chain.pieces + 1, chain.deltas + len(piece)
+                chain.grow([piece])
             try:
                 for name, columns in parts.items():
                     _apply(columns, *entries.setdefault(name, ({}, {})))

@@ -59,7 +59,7 @@ from millrace.runtime.checkpoints.local_copies import LocalCopies
 from millrace.runtime.checkpoints.resumption import StartOnStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.clock import ManualClock
-from millrace.runtime.tasks.snapshots import StoreThread
+from millrace.runtime.tasks.checkpointing.snapshots import StoreThread
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker.worker import Worker

@@ -19,6 +19,7 @@ from millrace.config import BACKUP_BLOCKS, CHECKPOINTS, HEARTBEAT_TIMEOUT
 from millrace.control.events import WaveRequested
 from millrace.errors import UnknownName
 from millrace.master.requests.client import ask
+from millrace.model.graph import TaskId
 from millrace.testing.processes import ProcessCluster
 from millrace.workloads.audit import true_counts
 from support.processes.forked import ForkedCluster
@@ -232,6 +233,30 @@ def test_state_is_restored_from_fragments(cluster: ProcessCluster, tmp_path: Pat
         cluster.kill(slot)
     stream.until(lambda: stream.state.epoch >= epoch + killed and stream.state.status == "running")
     assert events_with(stream, f"every task has restored the state of wave {wave}")
+    for path, content in good.items():
+        path.write_bytes(content)
+    assert_all_exact(stream.finish_both())
+
+
+def test_key_groups_that_were_taken_over_are_restored_from_fragments_of_their_old_owner(cluster: ProcessCluster,
+                                                                                        tmp_path: Path) -> None:
+    """The old owner gives away all its key groups, so it needs none of its blobs; the new one has only the changes since."""
+    stream = OnRequest(cluster.master, tmp_path)
+    stream.advance(FURTHER)
+    stream.wave(2)
+    moved = [group for group, owner in enumerate(stream.state.key_groups["count"]) if owner == 1]
+    ask(cluster.master.name, "regroup", topology=stream.name, component="count", owners=dict.fromkeys(map(str, moved), 2))
+    stream.until(lambda: bool(events_with(stream, "key groups of count moved to count[2]")))
+    stream.wave(1)
+    manifest, epoch = stream.state.checkpoint, stream.state.epoch
+    assert manifest is not None
+    assert {ref.blob.split("/")[2] for group in moved for ref in manifest.chains("count").get(group, [])} >= {"1"}
+    good = {path: path.read_bytes() for path in blobs_of(stream)}
+    for path, content in good.items():
+        path.write_bytes(bytes(len(content)))
+    cluster.kill(stream.state.places[TaskId("count", 2)].slot)
+    stream.until(lambda: stream.state.epoch > epoch and stream.state.status == "running")
+    assert events_with(stream, f"every task has restored the state of wave {manifest.wave}")
     for path, content in good.items():
         path.write_bytes(content)
     assert_all_exact(stream.finish_both())

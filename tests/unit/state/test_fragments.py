@@ -87,6 +87,20 @@ def test_the_tree_keeps_only_what_a_task_needs():
     assert blobs(tree, "t") == ["t/a/0/1-2", "t/b/0/1-2"]
 
 
+def test_the_tree_keeps_a_blob_as_long_as_any_task_needs_it():
+    tree = filled()
+    tree.keep_only("t/a/0", ["t/a/0/1-1", "t/a/0/1-2"])
+    tree.keep_only("t/a/1", ["t/a/1/1-2", "t/a/0/1-1"])
+    assert tree.keep_only("t/a/0", ["t/a/0/1-2"]) == 0
+    assert "t/a/0/1-1" in blobs(tree, "t/a")
+    assert tree.keep_only("t/a/1", ["t/a/1/1-2"]) == 1
+    assert blobs(tree, "t/a") == ["t/a/0/1-2", "t/a/1/1-2"]
+    tree.keep_only("t/a/1", ["t/a/0/1-2"])
+    tree.forget("t")
+    tree.put(cut("t/a/0/1-2", b"again", 1, 0)[0])
+    assert tree.keep_only("t/a/0", []) == 1
+
+
 def test_the_tree_takes_no_more_than_its_limit():
     tree = FragmentTree(25)
     small, large = cut(BLOB, bytes(40), 2, 0), cut(BLOB, bytes(52), 2, 0)

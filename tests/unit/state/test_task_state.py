@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -115,15 +116,20 @@ def test_lists_changed_in_place_are_in_the_delta() -> None:
     assert restored(first, second).lists == {KEY: [1, 2], OTHER: [1]}
 
 
-def test_a_chain_ends_when_it_is_long() -> None:
+def test_chains_that_begin_together_end_when_they_are_long_one_after_another() -> None:
     bolt = Count()
     task = opened(bolt)
-    bolt.state.update(dict.fromkeys(keys_of(1, 50), 0))
-    kinds = []
+    keys = {group: keys_of(group, 50) for group in range(GROUPS)}
+    ends: dict[int, list[int]] = {group: [] for group in keys}
     for number in range(2 * LONGEST_CHAIN + 1):
-        bolt.state[KEY] = number + 1000
-        kinds.append(task.snapshot()[1][0])
-    assert [at for at, whole in enumerate(kinds) if whole] == [0, LONGEST_CHAIN, 2 * LONGEST_CHAIN]
+        for of_group in keys.values():
+            bolt.state.update(dict.fromkeys(of_group[:1] if number else of_group, number + 1000))
+        for group, (whole, _) in task.snapshot().items():
+            if whole:
+                ends[group].append(number)
+    lengths = [second - first for of_group in ends.values() for first, second in pairwise(of_group)]
+    assert set(lengths) <= set(range(LONGEST_CHAIN // 2 + 1, LONGEST_CHAIN + 1))
+    assert len({second for _, second, *_ in ends.values()}) > 1
 
 
 def test_a_chain_ends_when_its_deltas_outgrow_it() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet
 from millrace.runtime.flow.overtaken import Overtaken
-from millrace.runtime.tasks.alignment import Alignment
+from millrace.runtime.tasks.checkpointing.alignment import Alignment
 from millrace.runtime.tasks.handover.succession import Incarnation, Succession
 from millrace.runtime.wire import messages as wire
 

@@ -25,13 +25,13 @@ from millrace.errors import EncodingError
 from millrace.model.graph import ComponentDef, TaskId
 from millrace.runtime.flow.channel import Channel
 from millrace.runtime.meters import Meters
+from millrace.runtime.tasks.checkpointing.snapshots import Snapshots
+from millrace.runtime.tasks.checkpointing.waves import TaskWaves
 from millrace.runtime.tasks.component_life import ComponentLife
 from millrace.runtime.tasks.outbox import Outbox
 from millrace.runtime.tasks.output import Output
 from millrace.runtime.tasks.sender import Sender
-from millrace.runtime.tasks.snapshots import Snapshots
 from millrace.runtime.tasks.user_errors import spare_interrupts
-from millrace.runtime.tasks.waves import TaskWaves
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from millrace.errors import ThreadDied
-from millrace.runtime.tasks.snapshots import StoreThread
+from millrace.runtime.tasks.checkpointing.snapshots import StoreThread
 from millrace.runtime.tasks.user_errors import describe
 
 CLOSE_SECONDS = 2.0

@@ -22,8 +22,8 @@ from millrace.runtime.feeds.feed import NoFeeds
 from millrace.runtime.flow.channel import Inlet
 from millrace.runtime.flow.links import Links, Peers
 from millrace.runtime.tasks.bolt import BoltTask
+from millrace.runtime.tasks.checkpointing.snapshots import STORE_THREADS
 from millrace.runtime.tasks.host import FeedOpener, TaskTopology, Threads
-from millrace.runtime.tasks.snapshots import STORE_THREADS
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.tasks.user_errors import ErrorLog

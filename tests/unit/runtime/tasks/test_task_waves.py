@@ -9,8 +9,8 @@ import pytest
 
 from millrace.control.waves import COMMIT, PREPARE, ROLLBACK
 from millrace.model.graph import TaskId
-from millrace.runtime.tasks.snapshots import Snapshots
-from millrace.runtime.tasks.waves import TaskWaves
+from millrace.runtime.tasks.checkpointing.snapshots import Snapshots
+from millrace.runtime.tasks.checkpointing.waves import TaskWaves
 from millrace.runtime.wire.messages import WaveMark
 
 

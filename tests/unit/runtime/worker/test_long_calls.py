@@ -13,7 +13,7 @@ from millrace.api.bolt import Bolt
 from millrace.api.tuple import Tuple
 from millrace.model.graph import TaskId
 from millrace.runtime.clock import ManualClock
-from millrace.runtime.tasks.snapshots import STORE_THREADS
+from millrace.runtime.tasks.checkpointing.snapshots import STORE_THREADS
 from millrace.runtime.worker import long_calls
 from millrace.runtime.worker.long_calls import LongCalls, running_code
 from millrace.runtime.worker.threads import TaskThreads

@@ -15,7 +15,7 @@ from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
-    from millrace.runtime.tasks.snapshots import Snapshot
+    from millrace.runtime.tasks.checkpointing.snapshots import Snapshot
     from millrace.runtime.tasks.task import Task
 
 PATIENCE = 0.5  # share of the time for a switch after which a spout leaves its open roots to be replayed

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from millrace.control.assignment import SWITCH, Move
 from millrace.errors import MillraceError
+from millrace.runtime.tasks.checkpointing.wave_copy import CopiedGroups
 from millrace.runtime.tasks.handover.parts import Closing, StateParts
-from millrace.runtime.tasks.snapshots import ReadGroups
 from millrace.runtime.tasks.user_errors import describe
 from millrace.runtime.wire import messages as wire
 
@@ -31,7 +31,7 @@ class GroupArrival:
         self._phase = LOADING
         self._wave = -1  # whose state it has
         self._copied = 0  # bytes so far
-        self._read = ReadGroups()
+        self._read = CopiedGroups()
         self._delta: list[tuple[int, bytes]] = []
         self._parts = StateParts(self._on_piece, self._close)
         self._first_at, self._closing = 0.0, Closing()
@@ -110,7 +110,7 @@ class GroupArrival:
         except MillraceError as error:
             self._fail(describe(error))
             return
-        self._phase, self._read, self._delta = TAKEN, ReadGroups(), []
+        self._phase, self._read, self._delta = TAKEN, CopiedGroups(), []
         task.send_waiting()
         start = wire.HandoverMark(wire.START, self.move.number, task.topology.graph.number(self.move.task),
                                   self.move.old.incarnation, self.move.old.slot, self._predecessor)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from millrace.control.waves import INIT, PREPARE, ROLLBACK
 from millrace.errors import RowsLost
-from millrace.runtime.tasks.snapshots import Snapshot
+from millrace.runtime.tasks.checkpointing.snapshots import Snapshot
 from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import IN_FLIGHT
@@ -35,22 +35,22 @@ class TaskWaves:
         """Handle a request of the master, which repeats unanswered ones. A finished request is answered again; one in progress,
         or one that a mark from upstream will start, is left alone."""
         task = self._task
-        if task.snapshots.answers_again(mark):
+        if task.snapshots.answers.given_again(mark):
             return
         if mark.kind == INIT:
             if task.started:  # others restore that wave; this task has continued from it
-                task.snapshots.answer(mark)
+                task.snapshots.answers.give(mark)
             task.life.allow_restore()
         elif mark.kind == ROLLBACK:
             task.abandon_wave(mark.wave)
             task.snapshots.rolled_back(mark, self._preparing)
         elif not sweep or task.begins_waves:
-            if task.snapshots.begins(mark):
+            if task.snapshots.answers.begins(mark):
                 self.pending.append(mark)
                 task.worker.ready(task)
         else:  # the mark comes along the edges; input still held back for an earlier, failed wave would block it
             task.abandon_wave(mark.wave - 1)
-            if mark.overtakes and task.snapshots.begins(mark):
+            if mark.overtakes and task.snapshots.answers.begins(mark):
                 self.pending.append(mark)
                 task.worker.ready(task)
 
@@ -58,13 +58,13 @@ class TaskWaves:
         """Drop a wave that will not be committed. The next wave covers it."""
         for mark in [mark for mark in self.pending if mark.wave == wave]:
             self.pending.remove(mark)
-            self._task.snapshots.dropped(mark)
+            self._task.snapshots.answers.dropped(mark)
         if self.overtaken is not None and self.overtaken.mark.wave <= wave:
             self.overtaken = None
         if self._unsaved is not None and self._unsaved[0].wave <= wave:
             (mark, snapshot), self._unsaved = self._unsaved, None
             self._task.snapshots.lost(snapshot)
-            self._task.snapshots.dropped(mark)
+            self._task.snapshots.answers.dropped(mark)
 
     def emitted_since(self, wave: int) -> int:
         """Tuples that this incarnation of a spout has emitted after the last committed wave."""
@@ -93,10 +93,10 @@ class TaskWaves:
         output."""
         task = self._task
         if task.topology.broken:
-            task.snapshots.answer(mark, error=task.topology.broken)
+            task.snapshots.answers.give(mark, error=task.topology.broken)
             return
         if task.snapshots.saving is not None:  # a store that hangs must not fill the memory with snapshots
-            task.snapshots.answer(mark, error=f"the checkpoint store is still writing the snapshot of wave "
+            task.snapshots.answers.give(mark, error=f"the checkpoint store is still writing the snapshot of wave "
                                               f"{task.snapshots.saving}")
             task.worker.ready(task)
             return
@@ -140,7 +140,7 @@ class TaskWaves:
         if not task.begins_waves:
             overtaken = task.overtake(mark)
             if overtaken is None:
-                task.snapshots.dropped(mark)
+                task.snapshots.answers.dropped(mark)
                 return
             self.overtaken = overtaken
         self.prepare(mark)
@@ -166,7 +166,7 @@ class TaskWaves:
         self._unsaved = self.overtaken = None
         if overtaken is not None and overtaken.error:
             self._task.snapshots.lost(snapshot)
-            self._task.snapshots.answer(mark, error=overtaken.error)
+            self._task.snapshots.answers.give(mark, error=overtaken.error)
             return
         if overtaken is not None and overtaken.chunks:
             snapshot.pieces[IN_FLIGHT] = True, overtaken.packed()
@@ -187,5 +187,5 @@ class TaskWaves:
             task.snapshots.committed(mark)
         else:  # the master asks again, and the sink retries
             task.report_error(self._error, None)
-            task.snapshots.answer(mark, error=describe(self._error))
+            task.snapshots.answers.give(mark, error=describe(self._error))
         task.worker.ready(task)

@@ -6,7 +6,7 @@ store thread and answers the master; the microbatch engine does both in line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.api.bolt import Bolt
@@ -17,17 +17,17 @@ from millrace.control.waves import INIT
 from millrace.errors import EncodingError, OutputMissing
 from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.flow.overtaken import unpacked
-from millrace.runtime.wire import messages as wire
+from millrace.runtime.tasks.checkpointing.wave_answers import WaveAnswers
+from millrace.runtime.tasks.checkpointing.wave_copy import CopiedGroups, copy_wave
 from millrace.runtime.wire.messages import WaveMark
 from millrace.state.checkpoint import IN_FLIGHT, OWN, Blocks, InFlightStream, PieceRef, TaskRecord, blob_name, pack
 from millrace.state.packing import pack_value, unpack_value
-from millrace.state.task_state import Decoded, TaskState, open_states
+from millrace.state.task_state import TaskState, open_states
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
 
 Pieces = dict[int, tuple[bool, bytes]]
-SLICE_BYTES = 1 << 19  # of state, decoded at once beside running tasks: a thread that decodes holds the interpreter
 
 
 class Snapshot(NamedTuple):
@@ -41,15 +41,6 @@ class Snapshot(NamedTuple):
     staged: bytes = b""  # of a sink whose task moves
 
 
-class ReadGroups:
-    """Key groups of another task that have been read: their chains, content and blocks."""
-
-    def __init__(self) -> None:
-        self.chains: dict[int, list[PieceRef]] = {}
-        self.decoded: dict[int, Decoded] = {}
-        self.blocks: dict[str, Blocks] = {}
-
-
 class StoreThread:
     """Names a thread that writes and reads snapshots for the tasks of a worker."""
 
@@ -61,15 +52,14 @@ STORE_THREADS = tuple(map(StoreThread, range(4)))  # shared by all tasks: one fo
 
 
 class Snapshots:
-    """The snapshots of one task, and its answers to waves. A repeated request gets the stored answer again."""
+    """The snapshots of one task: written at waves, restored from them, and handed over to another incarnation."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self._thread = STORE_THREADS[task.number % len(STORE_THREADS)]
         self.state: TaskState | None = None
         self._forget()
-        self._under_way: set[tuple[str, int]] = set()  # waves that are begun and not answered
-        self._answers: dict[str, wire.Waved] = {}  # the last answer to each kind of wave
+        self.answers = WaveAnswers(task)
 
     def _forget(self) -> None:
         self._chains: dict[int, list[PieceRef]] = {}  # by key group: the pieces that its state amounts to
@@ -78,6 +68,7 @@ class Snapshots:
         self._streams: list[InFlightStream] = []  # and where it came from
         self._changed: set[int] = set()  # groups whose chains differ from the last committed manifest
         self._blocks: dict[str, Blocks] = {}  # by blob: the slots that its fragments were sent to
+        self._needed: dict[str, Blocks] = {}  # those that holders were told to keep
         self._holders: set[int] = set()  # slots that may hold blocks which are no longer needed
         self._lost: set[int] = set()  # groups whose last piece was not written
         self.saving: int | None = None  # the wave whose snapshot is being written: one at a time
@@ -146,7 +137,7 @@ class Snapshots:
     def failed(self, mark: WaveMark, spoiled: set[int], error: str) -> None:
         """Answer that the snapshot could not be taken. Runs on the loop."""
         self._lost |= spoiled
-        self.answer(mark, error=error)
+        self.answers.give(mark, error=error)
 
     def lost(self, snapshot: Snapshot) -> None:
         """Record that a snapshot will not be written: the next one has its key groups whole. Runs on the loop."""
@@ -177,7 +168,7 @@ class Snapshots:
             self.saving = None
             if errors:
                 self._lost |= groups
-                self.answer(mark, error=errors[0])
+                self.answers.give(mark, error=errors[0])
                 return
             self._extend(refs)
             self._prepared(mark, snapshot)
@@ -231,7 +222,7 @@ class Snapshots:
 
     def _prepared(self, mark: WaveMark, snapshot: Snapshot) -> None:
         """Answer with the chains that changed; the master has the others."""
-        self.answer(mark, self.record(snapshot.position, self._changed, snapshot.prepared))
+        self.answers.give(mark, self.record(snapshot.position, self._changed, snapshot.prepared))
 
     def record(self, position: int | None, groups: Collection[int] | None = None, prepared: Sequence[str] = ()) -> TaskRecord:
         """The record to restore the task from: the chains of these key groups, or of all, its own snapshot, its position."""
@@ -260,11 +251,13 @@ class Snapshots:
 
     def _release_fragments(self) -> None:
         """Tell holders which blobs are still needed."""
-        slots = {slot for blocks in self._blocks.values() for slot in blocks.slots}
+        self._tell_holders(self._blocks)
+
+    def _tell_holders(self, needed: Mapping[str, Blocks]) -> None:
+        slots = {slot for blocks in needed.values() for slot in blocks.slots}
         if slots or self._holders:
-            self.task.worker.checkpoints.keep(self.task.topology.graph.name, self.task.name, self._blocks,
-                                              slots | self._holders)
-        self._holders = slots
+            self.task.worker.checkpoints.keep(self.task.topology.graph.name, self.task.name, needed, slots | self._holders)
+        self._holders, self._needed = slots, dict(needed)
 
     # -- COMMIT --------------------------------------------------------------------------------------------------------
 
@@ -274,14 +267,14 @@ class Snapshots:
         self._changed.clear()
         self._release_fragments()
         self.task.worker.checkpoints.keep_copies(self.task.topology.graph.name, self.task.name, self.blobs(), mark.wave)
-        self.answer(mark)
+        self.answers.give(mark)
 
     # -- ROLLBACK ------------------------------------------------------------------------------------------------------
 
     def rolled_back(self, mark: WaveMark, preparing: bool) -> None:
         """Answer with the blobs that the next snapshot builds on, unless some are still being written, or will be because the
         task is `preparing` a wave: the others can be deleted. Runs on the loop."""
-        self.answer(mark, None if preparing or self.saving is not None else self.record(None, self._changed))
+        self.answers.give(mark, None if preparing or self.saving is not None else self.record(None, self._changed))
 
     # -- INIT ----------------------------------------------------------------------------------------------------------
 
@@ -301,11 +294,10 @@ class Snapshots:
 
         self.task.worker.threads.run(self._thread, read, lambda: done(errors[0] if errors else None))
 
-    def restore(self, records: Iterable[TaskRecord], owned: Collection[int], with_own: bool = True,
-                gently: bool = False) -> int:
+    def restore(self, records: Iterable[TaskRecord], owned: Collection[int], with_own: bool = True) -> int:
         """Restore the owned key groups to the records of a manifest, reading only the chains that differ from the local ones.
-        `with_own`: also read the task's own snapshot and position, for `restore_component`. `gently`: leave the interpreter to
-        others from time to time. Returns the bytes of key groups that had to be read."""
+        `with_own`: also read the task's own snapshot and position, for `restore_component`. Returns the bytes of key groups
+        that had to be read."""
         name, checkpoints = self.task.name, self.task.worker.checkpoints
         component = [record for record in records if record.component == name.component]
         blocks = {blob: held for record in component for blob, held in record.blocks.items()}
@@ -316,10 +308,7 @@ class Snapshots:
         in_flight = [record.in_flight] if record is not None and record.in_flight is not None else []
         pieces = checkpoints.fetch(self.task.topology.graph.name, [*wanted, *own, *in_flight], blocks)
         if self.state is not None and stale:
-            for groups in _slices(stale) if gently else [list(stale)]:
-                self.state.restore_all({group: [pieces[ref] for ref in stale[group]] for group in groups})
-                if gently:
-                    checkpoints.rest()
+            self.state.restore_all({group: [pieces[ref] for ref in chain] for group, chain in stale.items()})
             self._chains = {group: chain for group, chain in {**self._chains, **stale}.items() if chain}
         if with_own:
             self._promised = component
@@ -385,7 +374,7 @@ class Snapshots:
 
     def initialized(self, error: str = "") -> None:
         wave, epoch, _ = self.task.topology.restore
-        self.answer(WaveMark(INIT, wave, epoch), error=error)
+        self.answers.give(WaveMark(INIT, wave, epoch), error=error)
 
     # -- hand-over -----------------------------------------------------------------------------------------------------
 
@@ -409,19 +398,33 @@ class Snapshots:
 
     def copy(self, base: tuple[int, int, int], done: Callable[[int, BaseException | None], None]) -> None:
         """Copy the key groups of a committed wave, on the store thread; if an earlier one was copied, only what has changed.
-        Runs on the loop; `done` gets the number of bytes, and the error if it failed."""
-        wave, _, manifest_epoch = base
+        Entries that the component has set while it was initialized are dropped: the old incarnation had set them before. Runs
+        on the loop; `done` gets the number of bytes, and the error if it failed."""
+        state = self.state
+
+        def read() -> int:
+            self._holders = self.task.worker.checkpoints.slots()
+            if state is None:
+                return 0
+            copy = copy_wave(self.task, state, base, state.owned, self._chains)
+            state.load(copy.whole)
+            state.extend(copy.deltas)
+            self._chains, needed = copy.chains, {ref.blob for chain in copy.chains.values() for ref in chain}
+            self._blocks = {blob: held for blob, held in copy.blocks.items() if blob in needed}
+            return copy.bytes
+
+        self._copying(read, done)
+
+    def _copying(self, read: Callable[[], int], done: Callable[[int, BaseException | None], None]) -> None:
         copied, errors = [0], list[BaseException]()
 
-        def read() -> None:
+        def guarded() -> None:
             try:
-                manifest = self.task.worker.checkpoints.manifest(self.task.topology.graph.name, manifest_epoch, wave)
-                copied[0] = self.restore(manifest.records, self._owned(), with_own=False, gently=True)
-                self._holders = self.task.worker.checkpoints.slots()
+                copied[0] = read()
             except Exception as error:
                 errors.append(error)
 
-        self.task.worker.threads.run(self._thread, read, lambda: done(copied[0], errors[0] if errors else None))
+        self.task.worker.threads.run(self._thread, guarded, lambda: done(copied[0], errors[0] if errors else None))
 
     def hand_over_groups(self, groups: Collection[int], changed: set[int] | bool, lost: set[int]) -> Pieces:
         """Remove key groups, and return what their next owner lacks, which has the last committed wave, or nothing if `changed`
@@ -438,35 +441,22 @@ class Snapshots:
             self._changed.discard(group)
             self._lost.discard(group)
 
-    def read_groups(self, base: tuple[int, int, int], groups: Collection[int], known: ReadGroups,
+    def read_groups(self, base: tuple[int, int, int], groups: Collection[int], known: CopiedGroups,
                     done: Callable[[int, BaseException | None], None]) -> None:
-        """Read key groups of another task as of a committed wave into `known`, on the store thread; only those that differ.
-        Runs on the loop; `done` gets the number of bytes, and the error if it failed."""
-        wave, _, manifest_epoch = base
-        topology, checkpoints, read_bytes, errors = self.task.topology.graph.name, self.task.worker.checkpoints, [0], \
-            list[BaseException]()
+        """Copy key groups of another task as of a committed wave into `known`, on the store thread; if an earlier one was
+        copied, only what has changed. Runs on the loop; `done` gets the number of bytes, and the error if it failed."""
+        state = self.state
 
-        def read() -> None:
-            try:
-                records = [record for record in checkpoints.manifest(topology, manifest_epoch, wave).records
-                           if record.component == self.task.name.component]
-                blocks = {blob: held for record in records for blob, held in record.blocks.items()}
-                chains = {group: chain for record in records for group, chain in record.chains.items() if group in groups}
-                differ = {group: chain for group, chain in chains.items() if known.chains.get(group) != chain}
-                pieces = checkpoints.fetch(topology, [ref for chain in differ.values() for ref in chain], blocks)
-                if (state := self.state) is not None:
-                    for part in _slices(differ):
-                        known.decoded |= state.decoded({group: [pieces[ref] for ref in differ[group]] for group in part})
-                        checkpoints.rest()
-                known.chains |= chains
-                known.blocks |= blocks
-                read_bytes[0] = sum(map(len, pieces.values()))
-            except Exception as error:
-                errors.append(error)
+        def read() -> int:
+            if state is None:
+                return 0
+            copy = copy_wave(self.task, state, base, groups, known.chains)
+            known.add(state, copy)
+            return copy.bytes
 
-        self.task.worker.threads.run(self._thread, read, lambda: done(read_bytes[0], errors[0] if errors else None))
+        self._copying(read, done)
 
-    def take_groups(self, groups: Iterable[int], known: ReadGroups, delta: Iterable[tuple[int, bytes]]) -> None:
+    def take_groups(self, groups: Iterable[int], known: CopiedGroups, delta: Iterable[tuple[int, bytes]]) -> None:
         """Add key groups: their state as of a committed wave, and their changes since. Runs on the loop, while the task's code
         does not."""
         if self.state is None:
@@ -477,6 +467,7 @@ class Snapshots:
         self._chains |= {group: chain for group, chain in known.chains.items() if chain}
         needed = self.blobs()
         self._blocks |= {blob: held for blob, held in known.blocks.items() if blob in needed}
+        self._tell_holders(self._needed | self._blocks)  # before the old owner says that it no longer needs them
 
     def adopt(self, group: int, piece: bytes) -> None:
         """Take the changes of a key group since the wave that was copied. The next wave has them. Runs on the loop."""
@@ -494,51 +485,7 @@ class Snapshots:
         if self.task.commits:
             component.take_over(unpack_value(staged))
 
-    # -- answers -------------------------------------------------------------------------------------------------------
-
-    def answer(self, mark: WaveMark, record: TaskRecord | None = None, error: str = "") -> None:
-        task = self.task
-        answer = wire.Waved(task.worker.slot, task.worker.generation, task.topology.number, task.topology.epoch, mark.kind,
-                            mark.wave, task.number, task.incarnation, record, error)
-        self._under_way.discard((mark.kind, mark.wave))
-        if not error:
-            self._answers[mark.kind] = answer
-        task.worker.tell_master(answer)
-
-    def begins(self, mark: WaveMark) -> bool:
-        """Record that a wave has begun; False if it had begun before, because the master repeats unanswered requests."""
-        if (mark.kind, mark.wave) in self._under_way:
-            return False
-        self._under_way.add((mark.kind, mark.wave))
-        return True
-
-    def dropped(self, mark: WaveMark) -> None:
-        """Forget a wave that was abandoned before it was carried out; no answer follows."""
-        self._under_way.discard((mark.kind, mark.wave))
-
-    def answers_again(self, mark: WaveMark) -> bool:
-        """Resend the stored answer if this wave was already answered; False if there is none."""
-        answer = self._answers.get(mark.kind)
-        if answer is None or answer.wave != mark.wave:
-            return False
-        self.task.worker.tell_master(answer)
-        return True
-
 
 def _groups(pieces: Iterable[int]) -> set[int]:
     """The key groups among the keys of pieces."""
     return {group for group in pieces if group not in (OWN, IN_FLIGHT)}
-
-
-def _slices(chains: Mapping[int, Sequence[PieceRef]]) -> Iterator[list[int]]:
-    """The key groups in parts, each of which can be decoded in a short time."""
-    part: list[int] = []
-    size = 0
-    for group, chain in chains.items():
-        part.append(group)
-        size += sum(ref.length for ref in chain)
-        if size >= SLICE_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
