@@ -1,4 +1,4 @@
-"""A run of `bench handover`: the highest rate first, then one topology for each case, moved under a share of that rate.
+"""A run of `bench handover`: the highest sustained rate first, then one topology for each case, moved under a share of that rate.
 
 The source is open-loop: a timetable says when each line is due, whatever the topology does. In the end the sinks' files, the
 counts and the size of the state in the last checkpoint are compared with the lines of the timetable.
@@ -7,31 +7,38 @@ counts and the size of the state in the last checkpoint are compared with the li
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from millrace.bench.handover.capacity import (
+    LEAD_SECONDS,
+    MB,
+    NAME,
+    Lengths,
+    directories,
+    end_in_any_case,
+    saturation,
+    sleep_until,
+    start_case,
+    sustained_rate,
+)
 from millrace.bench.handover.figures import Case, Periods, parallelism_with, pause_to_rollback, run_figures, runs_table, targets
-from millrace.bench.handover.sink_log import SinkLog, await_closed
+from millrace.bench.handover.sink_log import SinkLog
 from millrace.bench.handover.timetable import PRIMING, Timetable
 from millrace.bench.handover.watched import COUNTING, WatchedMove
-from millrace.bench.handover.words import NOTE_BYTES, SPOUTS, WordsHandedOver
+from millrace.bench.handover.words import NOTE_BYTES, SPOUTS
 from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.other_engines.spark_common import scratch_directory
 from millrace.bench.results import keep
 from millrace.bench.stored_counts import newest_manifest, store_of
-from millrace.bench.topology_runs import END_SECONDS, end_run, window_rates
-from millrace.config import CHECKPOINTS, EXACTLY_ONCE, HISTORY, NODE_BY, WAVE_INTERVAL
+from millrace.bench.topology_runs import end_run
+from millrace.config import CHECKPOINTS, EXACTLY_ONCE, HISTORY, NODE_BY
 from millrace.control.moves import BY_HANDOVER, MOVE_STRATEGIES
-from millrace.control.topology_status import ENDED
 from millrace.errors import MillraceError
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
@@ -45,24 +52,11 @@ TASKS, STATE_MB = (1, 16), (0, 1, 10, 100)
 QUICK_TASKS, QUICK_STATE_MB = (1, 4), (0, 1)
 GROUPS = 8
 GROUPS_STATE_MB, QUICK_GROUPS_STATE_MB = 100, 1  # of the task whose key groups move
-NAME = "words"
-MB = 1_000_000
 PRIMED_WORDS = SPOUTS * PRIMING * WORDS_PER_LINE
-INTERVAL_SECONDS = 1.0
 SHARE, QUICK_SHARE = 0.8, 0.2  # of the highest rate
 READY_SECONDS = 120.0  # until the state is set up and committed
 DRAIN_SECONDS = 300.0  # until everything that was late is processed
-LEAD_SECONDS = 1.0  # from now to the beginning or the end of a timetable, so that every spout knows it in time
 SETTLE_SECONDS = 1.0  # after the last move: words that it has delayed arrive
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Seconds of the parts of a run. `saturation`: how the highest rate is measured."""
-
-    saturation: Rule
-    warm_up: float
-    before: float
 
 
 def lengths_for(seconds: float, quick: bool) -> Lengths:
@@ -73,6 +67,7 @@ def run_handover(seconds: float, tasks: Sequence[int], state_mb: Sequence[int], 
                  quick: bool = False) -> dict[str, Any]:
     """Returns the object of `bench handover --json`.
 
+    `saturation`: the highest rate in lines/s that the topology sustains, by the tasks of a bolt; runs have the `share` of it.
     `runs`: one for each number of `tasks` that move in one plan, each size of their state (`state_mb`, of all of them together;
     0: stateless tasks move) and each strategy. `lost`, `repeated`: words in the sinks' files, compared with the timetable;
     `replayed`: words that came to the sinks again. `longest_gap_ms`, `usual_gap_ms`: the longest time without a word at the
@@ -96,6 +91,8 @@ def run_handover(seconds: float, tasks: Sequence[int], state_mb: Sequence[int], 
     with scratch_directory() as scratch, _engine(scratch) as engine:
         for of_a_bolt in dict.fromkeys(parallelism_with(case.tasks) for case in cases):
             highest = saturation(engine, scratch, of_a_bolt, lengths.saturation)
+            if not quick:
+                highest = sustained_rate(engine, scratch, of_a_bolt, highest, lengths, console)
             result["saturation"][str(of_a_bolt)] = round(highest)
             console.print(f"highest rate with {of_a_bolt} tasks of a bolt: {highest:,.0f} lines/s")
         for number, case in enumerate(cases, 1):
@@ -130,20 +127,6 @@ def faulty_runs(result: Mapping[str, Any]) -> str:
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
-def saturation(engine: ResidentEngine, scratch: Path, tasks: int, rule: Rule) -> float:
-    """The highest rate of the same word count, in lines per second."""
-    with _directories(scratch) as (output, logs):
-        Timetable(time.monotonic(), 1.0, SPOUTS).write(logs)  # only so that the sinks log, which takes time
-        running = _start(engine, Case("", tasks, 0), output, logs, rate=0.0)
-        time.sleep(rule.warm_up)
-        rate = max(window_rates(running, rule)) / WORDS_PER_LINE
-        end_run(running)
-        await_closed(logs)
-    if not rate:
-        raise MillraceError(f"no word was counted in {rule.seconds:g} s: this machine is too busy to measure anything")
-    return rate
-
-
 def _measure_or_note(engine: ResidentEngine, scratch: Path, case: Case, lengths: Lengths, result: dict[str, Any],
                      console: Console) -> None:
     """Measure a case; an error costs only this one."""
@@ -163,28 +146,19 @@ def _measure_or_note(engine: ResidentEngine, scratch: Path, case: Case, lengths:
 def measure(engine: ResidentEngine, scratch: Path, case: Case, rate: float,
             lengths: Lengths) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The figures of a case and its timeline."""
-    with _directories(scratch) as (output, logs):
-        running = _start(engine, case, output, logs, rate)
+    with directories(scratch) as (output, logs):
+        running = start_case(engine, case, output, logs, rate)
         try:
             owners = engine.master.call(lambda: engine.master.state.topology(NAME).key_groups[COUNTING])
             timetable, periods, move = _move_under_load(engine, running, case, logs, rate, lengths)
             _finish(engine, running, timetable)
         finally:
-            _end_in_any_case(running)
+            end_in_any_case(running)
         log, audited = SinkLog.read(logs), audit(output, timetable.positions())
         _check_output(audited, log)
         _check_state(store_of(engine.master.settings), timetable, case)
         return (run_figures(case, periods, log, audited, PRIMED_WORDS, move, owners),
                 log.timeline(periods.steady, periods.settled, periods.began))
-
-
-def _start(engine: ResidentEngine, case: Case, output: Path, logs: Path, rate: float) -> RunningTopology:
-    config = {WAVE_INTERVAL.key: INTERVAL_SECONDS, "path": str(output), "log": str(logs), "rate": rate,
-              "notes": case.state_mb * MB // max(1, case.noted_tasks), "noted_tasks": case.noted_tasks}
-    running = engine.submit(WordsHandedOver, NAME, config, case.parallelism, resume=False)
-    if not running.wait_running():
-        raise MillraceError(f"{running.name} did not start: {engine.status()['events'][-3:]}")
-    return running
 
 
 def _move_under_load(engine: ResidentEngine, running: RunningTopology, case: Case, logs: Path, rate: float,
@@ -194,7 +168,7 @@ def _move_under_load(engine: ResidentEngine, running: RunningTopology, case: Cas
     timetable = Timetable(time.monotonic() + LEAD_SECONDS, rate, SPOUTS)
     timetable.write(logs)
     steady = timetable.start + lengths.warm_up
-    _sleep_until(steady + lengths.before)
+    sleep_until(steady + lengths.before)
     state = engine.master.state
     topology = state.topology(NAME)
     places = engine.master.call(lambda: {task: place.slot for task, place in topology.places.items()})
@@ -202,7 +176,7 @@ def _move_under_load(engine: ResidentEngine, running: RunningTopology, case: Cas
                        owners=case.moved_groups(topology.key_groups[COUNTING]))
     move.run()
     settled = move.ended + SETTLE_SECONDS
-    _sleep_until(settled)
+    sleep_until(settled)
     timetable = timetable.ending(time.monotonic() + LEAD_SECONDS)
     timetable.write(logs)
     return timetable, Periods(steady, move.began, settled), move
@@ -237,29 +211,8 @@ def _finish(engine: ResidentEngine, running: RunningTopology, timetable: Timetab
         raise MillraceError(f"not everything is committed: {running.uncommitted}")
 
 
-def _end_in_any_case(running: RunningTopology) -> None:
-    if running.status != ENDED:
-        running.kill(wait=0)
-        running.wait(END_SECONDS)
-
-
 def _last_events(engine: ResidentEngine) -> str:
     return "last events:\n" + "\n".join(event["text"] for event in list(engine.master.events)[-10:])
-
-
-def _sleep_until(at: float) -> None:
-    time.sleep(max(0.0, at - time.monotonic()))
-
-
-@contextmanager
-def _directories(scratch: Path) -> Iterator[tuple[Path, Path]]:
-    """Directories for the sinks' files and for the timetable and the logs of one run."""
-    base = Path(tempfile.mkdtemp(dir=scratch))
-    (base / "logs").mkdir()
-    try:
-        yield base / "output", base / "logs"
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
 
 
 # -- the truth ---------------------------------------------------------------------------------------------------------
