@@ -1,4 +1,4 @@
-"""A run of `bench handover`: the highest sustained rate first, then one topology for each case, moved under a share of that rate.
+"""A run of `bench handover`: the highest sustained rate first, then one topology for each case, moved under a share of it.
 
 The source is open-loop: a timetable says when each line is due, whatever the topology does. In the end the sinks' files, the
 counts and the size of the state in the last checkpoint are compared with the lines of the timetable.
