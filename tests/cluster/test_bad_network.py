@@ -16,6 +16,7 @@ from millrace.control.events import Paused, Unpaused
 from millrace.errors import WireError
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import encode_rows
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster.cluster_runs import Late, counter, drain, meter, spouts_done
 from support.cluster.plain_parts import Numbers, Pass, Sink
@@ -245,11 +246,11 @@ def forgeries(cluster: LocalCluster) -> list[list[Any]]:
                 "count": 1, "form": wire.ROWS, "edge": 0, "roots": [], "attempt": 0, "age": 0.0}
         return wire.Chunk(**{**real, **changes})
 
-    body = wire.encode_rows([(5,)])
+    body = encode_rows([(5,)])
     headers = [chunk(topology=99, version=0), chunk(source=99), chunk(source=3 << 16), chunk(stream=9),
                chunk(stream=-1), chunk(target=99, version=0), chunk(target=source),
                chunk(target_incarnation=99, version=0)]
-    bodies = [b"", b"junk", wire.encode_rows([(1, 2)]), wire.encode_rows([5]), wire.encode_rows({"n": 1}),
+    bodies = [b"", b"junk", encode_rows([(1, 2)]), encode_rows([5]), encode_rows({"n": 1}),
               b"\x91\x91" + b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", bytes(1000)]
     return [
         [], [b""], [b"junk"], [b"junk", body], [wire.encode(chunk())], [wire.encode(chunk()), body, body],
@@ -330,7 +331,7 @@ def test_a_restarted_worker_is_not_taken_for_its_predecessor() -> None:
     cluster.step(5)
     chunk = wire.Chunk(1, old.generation, 1, 0, 1, 1 << 16, 1, 2 << 16, 1, 0, 0, 1, wire.ROWS, 0, [], 0, 0.0)
     for worker in cluster.workers.values():
-        worker.arrivals.receive([wire.encode(chunk), wire.encode_rows([(-1,)])])
+        worker.arrivals.receive([wire.encode(chunk), encode_rows([(-1,)])])
     assert all(worker.counters["fenced"] > 0 for worker in cluster.workers.values())
     assert -1 not in SEEN["sink"]
     finish(cluster)
@@ -343,7 +344,7 @@ def test_a_worker_that_has_just_joined_is_accepted_before_all_know_it() -> None:
     cluster.step(120)
     newcomer = wire.Chunk(7, 99, 1, 0, 1, 1 << 16, 55, 2 << 16, 1, 0, 0, 1, wire.ROWS, 0, [], 0, 0.0)
     for worker in cluster.workers.values():
-        worker.arrivals.receive([wire.encode(newcomer), wire.encode_rows([(-1,)])])
+        worker.arrivals.receive([wire.encode(newcomer), encode_rows([(-1,)])])
     assert counter(cluster, "fenced") == 0
     cluster.step(70)
     assert SEEN["sink"].count(-1) == 1

@@ -101,8 +101,8 @@ def master(tmp_path: Path) -> Iterator[Master]:
                                        "load.period.secs": 1000.0})
     made.start()
     try:
-        made.enlist(0, NODE, "e0")
-        made.enlist(1, NODE, "e1")
+        made.batching.enlist(0, NODE, "e0")
+        made.batching.enlist(1, NODE, "e1")
         made.submit_batched(taken_over(made, resume=False))
         yield made
     finally:
@@ -158,12 +158,12 @@ def test_executors_are_workers_without_a_worker_process(master: Master) -> None:
 
 
 def test_tasks_of_a_lost_executor_move_to_the_others(master: Master) -> None:
-    master.dismiss(1, "its executor is gone")
-    master.dismiss(1, "told twice")
+    master.batching.dismiss(1, "its executor is gone")
+    master.batching.dismiss(1, "told twice")
     assert {place.slot for place in master.state.topologies["words"].places.values()} == {0}
-    master.dismiss(0, "its executor is gone")
+    master.batching.dismiss(0, "its executor is gone")
     assert master.state.topologies["words"].status == "waiting"
-    master.enlist(0, NODE, "e2")
+    master.batching.enlist(0, NODE, "e2")
     assert master.state.topologies["words"].status == "running"
 
 
@@ -174,9 +174,9 @@ def test_executors_need_no_heartbeats(master: Master) -> None:
 
 def test_reports_of_executors_are_counted(master: Master) -> None:
     graph = words()
-    master.take_report(report(0, graph, LINES, {"count": [4, 3, 2, 1]}, emitted=10))
-    master.take_report(report(1, graph, COUNT1, executed=5))
-    master.take_report(report(7, graph, COUNT0, executed=99))  # from a slot that has no executor
+    master.batching.take_report(report(0, graph, LINES, {"count": [4, 3, 2, 1]}, emitted=10))
+    master.batching.take_report(report(1, graph, COUNT1, executed=5))
+    master.batching.take_report(report(7, graph, COUNT0, executed=99))  # from a slot that has no executor
     status = master.status()
     rows = {row["name"]: row for row in only(status)["components"]}
     assert rows["lines"]["emitted"] == 10 and rows["count"]["executed"] == 5
@@ -193,7 +193,8 @@ def test_reports_of_executors_are_counted(master: Master) -> None:
 def test_status_shows_batches(master: Master) -> None:
     assert only(master.status())["batches"]["count"] == 0
     assert [line.text for line in batch_lines(only(master.status())["batches"])] == ["no batch has finished yet"]
-    master.note_batch("words", record(0, tuples_in=1000, misplaced=1, restored=2, spark_run_seconds=3.5, own_busy_seconds=2.5))
+    master.batching.note("words", record(0, tuples_in=1000, misplaced=1, restored=2, spark_run_seconds=3.5,
+                                         own_busy_seconds=2.5))
     shown = only(ask("batched", "status"))["batches"]
     assert (shown["count"], shown["last"]["tuples_in"], shown["misplaced"], shown["restored"]) == (1, 1000, 1, 2)
     batches, state, time_in_partitions = (line.text for line in batch_lines(shown))
@@ -203,13 +204,13 @@ def test_status_shows_batches(master: Master) -> None:
 
 
 def test_calls_for_an_ended_topology_are_ignored(master: Master) -> None:
-    master.note_batch("words", record(0))
-    master.finish("words", "its last batch is committed")
+    master.batching.note("words", record(0))
+    master.batching.finish("words", "its last batch is committed")
     assert master.wait_until(lambda: "words" not in master.state.topologies, 5)
-    master.finish("words", "its last batch is committed")
-    master.begin_batch("words")
-    master.note_batch("words", record(1))
-    master.committed("words", committed(master, 1, {"a": 1}))
+    master.batching.finish("words", "its last batch is committed")
+    master.batching.began("words")
+    master.batching.note("words", record(1))
+    master.batching.committed("words", committed(master, 1, {"a": 1}))
     assert master.batch_logs["words"].count == 1, "its record can still be read"
 
 
@@ -226,26 +227,26 @@ def test_a_kill_is_delayed_once(master: Master) -> None:
 def test_the_delay_of_a_kill_ends_with_its_topology(master: Master) -> None:
     delayed: list[Killed] = []
     master.call(lambda: master.delay_kill("words", delayed.append))
-    master.finish("words", "its last batch is committed")
+    master.batching.finish("words", "its last batch is committed")
     master.submit_batched(taken_over(master, resume=False))
     master.kill("words")
     assert not delayed and master.state.topologies["words"].status == STOPPING
 
 
 def test_positions_are_those_of_the_last_batch(master: Master) -> None:
-    master.begin_batch("words")
+    master.batching.began("words")
     assert master.state.topologies["words"].in_batch
-    master.committed("words", committed(master, 3, {"a": 1}))
+    master.batching.committed("words", committed(master, 3, {"a": 1}))
     topology = master.state.topologies["words"]
     assert topology.positions == {LINES: 30} and topology.in_batch, "its sinks may still have to commit"
-    master.note_batch("words", record(2))
+    master.batching.note("words", record(2))
     assert not topology.in_batch
 
 
 def test_it_resumes_from_its_last_batch(master: Master) -> None:
     manifest = committed(master, 3, {"a": 1})
-    master.committed("words", manifest)
-    master.finish("words", "its last batch is committed")
+    master.batching.committed("words", manifest)
+    master.batching.finish("words", "its last batch is committed")
     event = taken_over(master, resume=True)
     assert event.checkpoint == manifest and event.after == (manifest.epoch + STEP, 3)
     master.submit_batched(event)
@@ -269,8 +270,8 @@ def test_a_refused_submission_releases_the_lock(master: Master) -> None:
 
 def test_state_is_shown_as_of_the_last_batch(master: Master) -> None:
     assert ask("batched", "state", topology=None)["topologies"][0]["wave"] == 0
-    master.committed("words", committed(master, 2, {"a": 3, "b": 1}))
-    master.note_batch("words", record(1, seconds=0.25))
+    master.batching.committed("words", committed(master, 2, {"a": 3, "b": 1}))
+    master.batching.note("words", record(1, seconds=0.25))
     shown = ask("batched", "state", topology="words")["topologies"][0]
     assert (shown["waves"], shown["wave"], shown["seconds"], shown["phase"]) == (True, 2, 0.25, "idle")
     assert {group["wave"] for group in shown["components"][0]["key_groups"]} == {2}
@@ -283,7 +284,7 @@ def test_a_value_is_looked_up_in_the_checkpoint(master: Master) -> None:
 
     early = look_up("a")
     assert (early["found"], early["error"], early["as_of_wave"]) == (False, "no batch is committed yet", 0)
-    master.committed("words", committed(master, 2, {"a": 3, "b": 1}))
+    master.batching.committed("words", committed(master, 2, {"a": 3, "b": 1}))
     assert (look_up("a")["found"], look_up("a")["value"], look_up("a")["as_of_wave"]) == (True, 3, 2)
     assert look_up("b")["value"] == 1 and look_up("b")["group"] == stable_hash("b") % GROUPS
     assert not look_up("never")["found"] and "no entry for key 'never'" in look_up("never")["error"]
@@ -313,7 +314,7 @@ def test_scale_takes_effect_and_reports_of_new_tasks_are_counted(master: Master)
     assert (answer["from"], answer["to"], answer["changed"], answer["version"]) == ({"count": 2}, {"count": 4}, True, 2)
     assert sorted(answer["key_groups"]["count"]) == [0, 1, 2, 3]
     graph = master.state.topologies["words"].graph
-    master.take_report(report(0, graph, TaskId("count", 3), executed=8))
+    master.batching.take_report(report(0, graph, TaskId("count", 3), executed=8))
     assert {row["name"]: row["executed"] for row in only(master.status())["components"]}["count"] == 8
     again = ask("batched", "scale", par={"count": 4}, topology="words")
     assert (again["changed"], again["version"]) == (False, 2)
@@ -377,8 +378,8 @@ def test_scale_refuses_in_one_line(cli: Cli, arguments: list[str], says: str) ->
 
 
 def test_the_other_verbs_work_on_batches(cli: Cli, master: Master) -> None:
-    master.committed("words", committed(master, 2, {"a": 3}))
-    master.note_batch("words", record(1, tuples_in=7))
+    master.batching.committed("words", committed(master, 2, {"a": 3}))
+    master.batching.note("words", record(1, tuples_in=7))
     code, out, _ = cli("status")
     assert code == 0 and "words: running (microbatch) for " in out and "last 0.50 s for 7 tuples" in out
     assert cli("status", "words")[1].count("words: running") == 1
@@ -418,7 +419,8 @@ def test_skewed_key_groups_are_rebalanced_while_it_runs(master: Master) -> None:
         return master.state.topologies["words"].key_groups["count"] != before
 
     for times in range(1, 100):
-        master.take_report(report(0, graph, LINES, {"count": [90_000 * times, 60_000 * times, 10_000 * times, 20_000 * times]}))
+        counts = [90_000 * times, 60_000 * times, 10_000 * times, 20_000 * times]
+        master.batching.take_report(report(0, graph, LINES, {"count": counts}))
         if master.wait_until(is_rebalanced, 0.3):
             break
     owners = master.state.topologies["words"].key_groups["count"]

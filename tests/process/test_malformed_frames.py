@@ -15,6 +15,7 @@ import zmq
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import encode_batch
 from millrace.runtime.wire.transport import boot_id, visit
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import AuditedStream, assert_exact, assert_nothing_lost
@@ -50,7 +51,7 @@ class Victim:
 
 
 def batch(**columns: list[Any]) -> bytes:
-    return wire.encode_batch(pa.record_batch(list(columns.values()), list(columns))).to_pybytes()
+    return encode_batch(pa.record_batch(list(columns.values()), list(columns))).to_pybytes()
 
 
 def malformed(victim: Victim) -> Iterator[tuple[str, list[bytes]]]:

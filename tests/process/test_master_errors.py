@@ -110,11 +110,11 @@ def test_scheduling_is_switched_off_by_its_own_error(master: Master, monkeypatch
 
 def test_a_listener_that_fails_hears_no_more(master: Master) -> None:
     heard: list[Say] = []
-    master.listeners += [fail, heard.append]
+    master.events.listeners += [fail, heard.append]
     for text in ("one", "two"):
         master.call(lambda text=text: master.say(Say(text)))
     assert [message.text for message in heard] == ["one", "two"]
-    assert fail not in master.listeners and topologies(master) == NAMES
+    assert fail not in master.events.listeners and topologies(master) == NAMES
 
 
 def test_callers_get_the_errors_of_what_they_asked_for(master: Master) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millrace.control.schedule_generator import ADVISED, ENACTED, FAILED, NOT_WORTH_IT, OVERTAKEN, Decision
+from millrace.control.scheduling.schedule_generator import ADVISED, ENACTED, FAILED, NOT_WORTH_IT, OVERTAKEN, Decision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, UnknownName
 from millrace.master.load.history import History
 from millrace.master.requests.client import ask

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.control.load_smoothing import COUNTERS, ESTIMATORS, LEVELS, SECONDS, Ewma, TrimmedMean, make_estimator
+from millrace.control.scheduling.load_smoothing import COUNTERS, ESTIMATORS, LEVELS, SECONDS, Ewma, TrimmedMean, make_estimator
 from millrace.model.graph import TaskId
 from millrace.model.load import Load, TaskLoad
 

@@ -90,7 +90,7 @@ def test_a_busy_executor_does_not_block_the_master(spark: SparkSession, tmp_path
     master = Master(f"busy-{os.getpid()}", settings=settings(tmp_path / "store"))
     try:
         master.start()
-        executors = Executors(Placement(context), master)
+        executors = Executors(Placement(context), master.batching, master.settings)
         while not context.statusTracker().getActiveStageIds():
             busy.join(0.05)
         executors.look()

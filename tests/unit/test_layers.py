@@ -16,14 +16,13 @@ ORDER = ["redaction", "errors", "checkout", "config", "api", "model", "scheduler
          "connectors", "workloads", "master", "spark", "cli"]
 # The same inside a folder with rooms: a room (or module) imports only itself and those before it.
 ROOMS = {
-    "control": ["assignment", "backup_placement", "feeding", "in_flight", "ledger", "load_smoothing", "pauses",
-                "moves", "migrations", "plan_acceptance", "topology_status", "waves", "wording", "workers", "batches", "events",
-                "plan_diff", "schedule_generator", "submission", "topology_state", "wave_control", "handover", "plan_changes",
-                "slots", "master_state"],
+    "control": ["assignment", "backup_placement", "feeding", "in_flight", "ledger", "pauses", "moves", "migrations",
+                "topology_status", "waves", "wording", "workers", "batches", "events", "plan_diff", "scheduling", "submission",
+                "topology_state", "wave_control", "moving", "worker_reports", "master_state"],
     "runtime": ["clock", "durable", "meters", "node", "wire", "leftovers", "flow", "plans", "fragments", "checkpoints", "taps",
                 "feeds", "tasks", "worker"],
-    "master": ["state_home", "state_view", "batch_log", "load", "plans", "checkpoints", "scheduling", "requests", "workers",
-               "thread", "batches", "feeding", "service"],
+    "master": ["state_home", "state_view", "batch_log", "event_log", "load", "ended", "plans", "checkpoints", "scheduling",
+               "requests", "workers", "thread", "batches", "feeding", "service"],
     "spark": ["sources", "session", "cluster", "dataframes", "batches", "engine", "microbatch"],
 }
 WITH_ROOMS = {"millrace", *(f"millrace.{folder}" for folder in ROOMS)}

@@ -94,7 +94,7 @@ def test_events_and_the_workers_setup_have_no_password() -> None:
     master = Master("redacted", settings={"history.url": "none", "checkpoint.store": f"redis://:{PASSWORD}@host"})
     try:
         heard: list[str] = []
-        master.listeners.append(lambda message: heard.append(message.text))
+        master.events.listeners.append(lambda message: heard.append(message.text))
         master.say(Say(f"redis://:{PASSWORD}@host does not answer"))
         assert [event["text"] for event in master.events] == heard == ["redis://:***@host does not answer"]
         assert PASSWORD not in repr(master.setup()) and PASSWORD in str(master.setup().settings)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from millrace.bench.results import keep
-from millrace.control.schedule_generator import ENACTED
+from millrace.control.scheduling.schedule_generator import ENACTED
 from millrace.errors import MillraceError
 from millrace.schedulers.otd import Otd
 from millrace.schedulers.problem import Problem

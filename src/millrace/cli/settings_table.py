@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.config import SETTINGS
-from millrace.control.load_smoothing import ESTIMATORS, estimator_class
-from millrace.control.schedule_generator import Policy
+from millrace.control.scheduling.load_smoothing import ESTIMATORS, estimator_class
+from millrace.control.scheduling.schedule_generator import Policy
 from millrace.schedulers.parameters import described
 from millrace.schedulers.registry import SCHEDULERS, scheduler_class
 

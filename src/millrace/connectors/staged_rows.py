@@ -15,7 +15,7 @@ from millrace.api.component import Component
 from millrace.connectors.rejected_rows import RejectedRows
 from millrace.connectors.staging import Staging, gone, staged_name
 from millrace.errors import EncodingError, TopologyError
-from millrace.runtime.wire.messages import encode_rows
+from millrace.runtime.wire.bodies import encode_rows
 from millrace.state.packing import BIG_INT
 
 TABLE = "millrace_staged"

@@ -57,9 +57,9 @@ NO_TASK = TaskId("", 0)
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The hand-over of a task to another worker, or of key groups to another task; see `control/handover.py`. While it arms,
-    the task stays at its old place and the new worker prepares an incarnation from the wave `base`; as soon as it switches,
-    senders use the new place. `sources`: (task, incarnation) of the senders whose marks the old incarnation awaits.
+    """The hand-over of a task to another worker, or of key groups to another task; see `control/moving/handover.py`. While it
+    arms, the task stays at its old place and the new worker prepares an incarnation from the wave `base`; as soon as it
+    switches, senders use the new place. `sources`: (task, incarnation) of the senders whose marks the old incarnation awaits.
 
     If only `groups` of the task's key groups move, both tasks run: `task` at `old`, and `target`, which takes them, at
     `new`."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from millrace.config import LEAVE_LIMIT, RESTART_WAIT, settings_without_effect
@@ -19,7 +19,6 @@ from millrace.control.events import (
     Command,
     Distribute,
     Ended,
-    EndWorker,
     Event,
     Killed,
     LongCallsSeen,
@@ -45,17 +44,18 @@ from millrace.control.events import (
     WorkerLost,
     WorkerReported,
 )
-from millrace.control.handover import HandoverControl
 from millrace.control.migrations import BY_RESTART, Recovery
 from millrace.control.moves import BY_ROLLBACK, LOSS, PERSON, Cause
-from millrace.control.plan_changes import PlanChanges
-from millrace.control.slots import SlotControl
+from millrace.control.moving.handover import HandoverControl
+from millrace.control.moving.plan_changes import PlanChanges
+from millrace.control.moving.slots import SlotControl
 from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import ENDED, PAUSED, RUNNING, STARTING, STOPPING, WAITING
 from millrace.control.wave_control import WaveControl, check_read
 from millrace.control.waves import MOST_TIMEOUTS
 from millrace.control.wording import tasks_named, workers_named
+from millrace.control.worker_reports import WorkerReports
 from millrace.control.workers import WorkerView, agents_of, cluster_from
 from millrace.errors import TopologyError, UnknownTopology
 from millrace.model.cluster import Cluster
@@ -85,6 +85,7 @@ class MasterState:
         self._handovers = HandoverControl(self)
         self._plan_changes = PlanChanges(self, self._handovers)
         self._slots = SlotControl(self, self._handovers, leave_limit, restart_wait)
+        self._reports = WorkerReports(self, self._waves, self._slots)
         self._numbers = 0
 
     def handle(self, event: Event, now: float | None = None) -> list[Command]:
@@ -97,7 +98,7 @@ class MasterState:
             case WorkerLost():
                 return self._lost(event)
             case WorkerReported():
-                return self._reported(event)
+                return self._reports.reported(event)
             case WorkerLeaves():
                 return self._slots.requested(event)
             case Submitted():
@@ -139,7 +140,7 @@ class MasterState:
             case ChannelBroke():
                 return self._waves.broke(event)
             case LongCallsSeen():
-                return self._long_calls(event)
+                return self._reports.long_calls(event)
             case MoveArmed():
                 return self._handovers.armed(event)
             case MoveTaken():
@@ -240,67 +241,6 @@ class MasterState:
 
     def rolled_back(self, topology: TopologyState) -> list[Command]:
         return self._handovers.rolled_back(topology)
-
-    def _reported(self, event: WorkerReported) -> list[Command]:
-        worker = self.workers.get(event.slot)
-        if worker is None or worker.address.generation != event.generation:
-            return []
-        worker.revision = max(worker.revision, event.revision)
-        self._slots.reported(event)
-        by_number = {topology.number: topology for topology in self.topologies.values()}
-        for number, task_number, position in event.positions:
-            topology = by_number.get(number)
-            if topology is None or topology.batched:  # its manifest has the positions of a batch
-                continue
-            if topology.waves is None or event.revision >= topology.ready_at:
-                task = topology.graph.task(task_number)
-                topology.positions[task] = max(position, topology.positions.get(task, 0))
-        self._note_executed(event, by_number)
-        commands: list[Command] = []
-        in_flight, starting = dict(event.in_flight), dict(event.starting)
-        for topology in list(self.topologies.values()):
-            topology.starting[event.slot] = starting.get(topology.number, 0)
-            topology.in_flight[event.slot] = in_flight.get(topology.number, 0)
-            commands += self._progress(topology, event, in_flight.get(topology.number, 0))
-        return commands
-
-    def _long_calls(self, event: LongCallsSeen) -> list[Command]:
-        worker = self.workers.get(event.slot)
-        if worker is None or worker.address.generation != event.generation:
-            return []
-        known = {call.what for call in worker.warnings()}
-        worker.long_calls = event.calls
-        for call in event.calls:
-            if call.of_user and 0 < self.call_limit < call.seconds:
-                reason = f"{call}, longer than worker.call.limit.secs = {self.call_limit:g}"
-                return [EndWorker(event.slot, reason), *self._lost(WorkerLost(event.slot, event.generation, reason))]
-        return [Say(f"worker {event.slot}: {call}", level="warning") for call in worker.warnings() if call.what not in known]
-
-    def _note_executed(self, event: WorkerReported, by_number: Mapping[int, TopologyState]) -> None:
-        """Find the tasks that have processed tuples since the last report."""
-        busy: dict[int, dict[TaskId, bool]] = {}
-        for number, task_number, executed, passed in event.executed:
-            topology = by_number.get(number)
-            if topology is None or topology.waves is None or event.revision < topology.ready_at:
-                continue
-            task = topology.graph.task(task_number)
-            if executed != topology.executed.get(task, 0):
-                topology.executed[task] = executed
-                busy.setdefault(number, {})[task] = passed
-        for number, tasks in busy.items():
-            self._waves.progressed(by_number[number], tasks)
-
-    def _progress(self, topology: TopologyState, event: WorkerReported, in_flight: int) -> list[Command]:
-        if topology.batched:
-            return []
-        if (topology.status == STARTING and topology.waves is None and self.all_at(topology.ready_at)
-                and not any(topology.starting.values())):
-            return self.all_up(topology)
-        if (topology.resting or topology.status in (PAUSED, STOPPING)) and event.revision >= topology.ready_at:
-            topology.quiet[event.slot] = topology.quiet.get(event.slot, 0) + 1 if in_flight == 0 else 0
-            if topology.status == STOPPING and self.drained(topology):
-                return self._waves.close(topology)
-        return []
 
     def all_up(self, topology: TopologyState) -> list[Command]:
         """All tasks are up: let the spouts run, unless the topology is paused."""

@@ -6,10 +6,10 @@ import logging
 import shutil
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -49,11 +49,13 @@ from millrace.control.moves import BY_HANDOVER
 from millrace.control.submission import Resume
 from millrace.control.topology_status import STOPPING, WAITING
 from millrace.errors import NotEnoughSlots, NotTheAuthor
-from millrace.master.batch_log import BatchLog, BatchRecord
+from millrace.master.batch_log import BatchLog
 from millrace.master.batches import Batching, Enlisted
 from millrace.master.checkpoints.checkpointing import Checkpointing, default_store
 from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.checkpoints.trials import StoreTrials
+from millrace.master.ended import EndedTopologies
+from millrace.master.event_log import EventLog
 from millrace.master.feeding import FedTopology
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.plans.distribution import PlanDistribution
@@ -67,27 +69,13 @@ from millrace.master.thread import MasterThread
 from millrace.master.workers.feeds import feeds_for
 from millrace.master.workers.pool import WorkerPool
 from millrace.master.workers.port import Connection, WorkerHandlers, WorkerPort
-from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph
-from millrace.redaction import redact
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Gate, Keys
 from millrace.runtime.worker.process import WorkerSetup
 from millrace.schedulers.base import Scheduler
-from millrace.state.checkpoint import Manifest
 
 log = logging.getLogger("millrace.master")
-EVENTS_KEPT = 1000
-ENDED_KEPT = 20
-
-
-@dataclass(frozen=True, slots=True)
-class EndedTopology:
-    """The result of a topology that has ended."""
-
-    observed: TopologyObserved
-    uncommitted: str = ""  # the reason why input was not committed; empty if all was
-    failure: str = ""  # the unexpected error of the master that has ended it
 
 
 class Master:
@@ -105,11 +93,10 @@ class Master:
         self.state = MasterState(scheduler, call_limit=CALL_LIMIT.of(self.settings), leave_limit=LEAVE_LIMIT.of(self.settings),
                                  restart_wait=RESTART_WAIT.of(self.settings))
         self.observed: dict[str, TopologyObserved] = {}
-        self.ended: dict[str, EndedTopology] = {}  # by topology that ended recently
-        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
+        self.ended = EndedTopologies()
+        self.events = EventLog()
         self.keys = Keys.make()
         self.cluster = uuid.uuid4().hex[:12]
-        self.listeners: list[Callable[[Say], None]] = []
         self._kill_delays: dict[str, Callable[[Killed], None]] = {}  # by topology
         self._generation = 0
         self._schedules = True
@@ -120,7 +107,7 @@ class Master:
         self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.keys.secret, self.state,
                                              self.worker_port, self)
         self.scheduling = SchedulingLoop(name, self.settings, self)
-        self.batching = Batching(self.state, self.observed, self.tell, self.take, self.new_generation)
+        self.batching = Batching(self.state, self.observed, self.call, self.tell, self.take, self.new_generation)
         self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self,
                                            STORE_TIMEOUT.of(self.settings))
         self.state_queries = StateQueries(self.state, self.worker_port, self.checkpointing, self.batching.logs)
@@ -220,6 +207,10 @@ class Master:
             raise
         return event.checkpoint is not None
 
+    def submit_batched(self, event: Submitted) -> None:
+        """Start a topology that runs in batches; `checkpointing.take_over` makes the event."""
+        self.call(lambda: self._submit(event))
+
     def check(self, event: Submitted) -> None:
         """Raise an error if the topology cannot be started."""
         self.call(lambda: self._check(event))
@@ -307,48 +298,14 @@ class Master:
         return FedTopology(name, self)
 
     @property
-    def store_alarm(self) -> str:
-        """The call of the checkpoint store that does not return; empty if all is well."""
-        return self.checkpointing.alarm
-
-    # -- from an engine that runs batches ----------------------------------------------------------------------------
-
-    @property
     def batch_logs(self) -> dict[str, BatchLog]:
         """Logs of batches, by topology; kept for a while after it ended."""
         return self.batching.logs
 
-    def enlist(self, slot: int, node: Node, executor: str, boot: str = "") -> None:
-        """Register a Spark executor that fills this slot. `boot` names its machine, if several nodes may be on one."""
-        self.call(lambda: self.batching.enlist(slot, node, executor, boot))
-
-    def dismiss(self, slot: int, cause: str) -> None:
-        """Remove an executor that has ended; its tasks move to the others."""
-        self.call(lambda: self.batching.dismiss(slot, cause))
-
-    def submit_batched(self, event: Submitted) -> None:
-        """Start a topology that runs in batches; `checkpointing.take_over` makes the event."""
-        self.call(lambda: self._submit(event))
-
-    def begin_batch(self, name: str) -> None:
-        """Record that a batch has begun; the topology is not drained until `note_batch` is called."""
-        self.call(lambda: self.batching.began(name))
-
-    def committed(self, name: str, manifest: Manifest) -> None:
-        """Record a committed batch: queries show its positions and state. Its sinks may not have published yet."""
-        self.call(lambda: self.batching.committed(name, manifest))
-
-    def take_report(self, report: wire.Report) -> None:
-        """Take a report of tasks on an enlisted slot; generation and revision are filled in here."""
-        self.call(lambda: self.batching.take_report(report))
-
-    def note_batch(self, name: str, record: BatchRecord) -> None:
-        """Record a batch that is over."""
-        self.call(lambda: self.batching.note(name, record))
-
-    def finish(self, name: str, how: str, uncommitted: str = "") -> None:
-        """End the topology: no other batch of it will be run. `uncommitted`: what was not committed or published, and why."""
-        self.call(lambda: self.batching.finish(name, how, uncommitted))
+    @property
+    def store_alarm(self) -> str:
+        """The call of the checkpoint store that does not return; empty if all is well."""
+        return self.checkpointing.alarm
 
     # -- on the thread -----------------------------------------------------------------------------------------------
 
@@ -390,7 +347,7 @@ class Master:
         """End a topology after an unexpected error of the master in one of its decisions."""
         reason = (f"ended by an unexpected error of the master: {type(error).__name__}: {error}. The log has its traceback; "
                   "--resume continues from the last committed wave, if there is one")
-        self.ended[name] = EndedTopology(self.observed[name], failure=f"{name}: {reason}")
+        self.ended.fail(name, self.observed[name], f"{name}: {reason}")
         self.say(Say(reason, name, "error"))
         topology = self.state.topologies[name]
         if topology.status != WAITING:
@@ -451,14 +408,11 @@ class Master:
 
     def _note_end(self, command: Ended) -> None:
         name = command.name
-        failure = self.ended[name].failure if name in self.ended else ""
-        self.ended[name] = EndedTopology(self.observed.pop(name), command.uncommitted, failure)
         self._kill_delays.pop(name, None)
         self.checkpointing.ended(name)
         self.scheduling.forget(name)
-        for oldest in list(self.ended)[:-ENDED_KEPT]:
-            del self.ended[oldest]
-            self.batching.logs.pop(oldest, None)
+        for forgotten in self.ended.end(name, self.observed.pop(name), command.uncommitted):
+            self.batching.logs.pop(forgotten, None)
 
     def _kill(self, name: str, wait: float) -> None:
         """Kill the topology, or let the hook do it that delays its end."""
@@ -493,17 +447,7 @@ class Master:
 
     def say(self, message: Say) -> None:
         """Report something to users: in the events, the log, and to the listeners."""
-        message = replace(message, text=redact(message.text), cause=redact(message.cause))
-        self.events.append({"time": time.time(), "topology": message.topology, "text": message.text, "level": message.level,
-                            "cause": message.cause, "tasks": list(map(str, message.tasks))})
-        log.log({"warning": logging.WARNING, "error": logging.ERROR}.get(message.level, logging.INFO), "%s%s",
-                f"{message.topology}: " if message.topology else "", message.text)
-        for listener in list(self.listeners):
-            try:
-                listener(message)
-            except Exception:
-                log.exception("a listener failed and gets no more messages")
-                self.listeners.remove(listener)
+        self.events.add(message)
 
     def check_deciding(self) -> None:
         """Raise `NotTheAuthor` if another master has taken over."""

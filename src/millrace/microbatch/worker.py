@@ -23,6 +23,7 @@ from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import decode_batch
 from millrace.runtime.worker.wiring import Wiring, connect_local, inlet_of
 from millrace.runtime.worker.worker import Worker
 
@@ -180,7 +181,7 @@ def _merged(records: list[Record]) -> Iterable[tuple[pa.RecordBatch, wire.Chunk]
     waiting: list[pa.RecordBatch] = []
     header: wire.Chunk | None = None
     for record in records:
-        batch = wire.decode_batch(record.body)
+        batch = decode_batch(record.body)
         if waiting and (waiting[0].schema != batch.schema or sum(each.num_rows for each in waiting) >= MERGED_ROWS):
             assert header is not None
             yield _joined(waiting), header

@@ -17,8 +17,9 @@ from millrace.control.submission import AUTO, OLDER, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
 from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, TopologyError, UnknownTopology
 from millrace.master.checkpoints.checkpointing import default_store
+from millrace.master.ended import EndedTopology
 from millrace.master.load.observed import TopologyObserved
-from millrace.master.service import EndedTopology, Master
+from millrace.master.service import Master
 from millrace.master.state_view import MasterView
 from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
 from millrace.model.load import Load

@@ -105,7 +105,7 @@ class MicrobatchEngine:
                              installed=where.on_this_machine)
             self.setup = self.master.setup("" if where.on_loopback else "auto", path)
             self.master.start()
-            self.executors = Executors(self.placement, self.master, where.on_this_machine)
+            self.executors = Executors(self.placement, self.master.batching, self.master.settings, where.on_this_machine)
             self.executors.wait_for(slots, START_SECONDS)
         except BaseException:
             self.stop()
@@ -149,7 +149,7 @@ class MicrobatchEngine:
         except BaseException:
             del self._queries[graph.name]  # it never ends, and nobody may wait for that
             self.master.checkpointing.start_failed(graph.name)
-            self.master.finish(graph.name, "it could not be started")
+            self.master.batching.finish(graph.name, "it could not be started")
             raise
         if message:
             self.master.call(lambda: self.master.say(Say(message, graph.name)))

@@ -18,7 +18,7 @@ from millrace.config import FRAME_LIMIT
 from millrace.connectors.sinks import JsonLinesSink
 from millrace.model.graph import batched, graph_of
 from millrace.runtime.tasks.dead_letters import shortened
-from millrace.runtime.wire.messages import encode_extended, encode_rows
+from millrace.runtime.wire.bodies import encode_extended, encode_rows
 from millrace.testing.local_batches import LocalBatches
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster.batch_parts import Source, run_to_the_end

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.control.slots import EVACUATE, STOP
+from millrace.control.moving.slots import EVACUATE, STOP
 from millrace.errors import MillraceError, NotEnoughSlots
 from millrace.master.requests.client import ask
 from millrace.testing.processes import ProcessCluster

@@ -20,8 +20,8 @@ GRAPH = TopologyGraph("words", (LINES,), {"topology.guarantee": "exactly-once"},
 class FakeMaster:
     def __init__(self) -> None:
         self.state, self.events, self.reports = MasterState(), list[Event](), list[wire.Report]()
-        self.batching = Batching(self.state, {}, self.tell, lambda process, report: self.reports.append(report),
-                                 count(5).__next__)
+        self.batching = Batching(self.state, {}, lambda work: work(), self.tell,
+                                 lambda process, report: self.reports.append(report), count(5).__next__)
 
     def tell(self, event: Event) -> None:
         self.events.append(event)

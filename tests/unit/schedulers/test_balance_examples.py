@@ -7,7 +7,7 @@ from dataclasses import replace
 from by_hand import cluster
 
 from millrace.api.grouping import Grouping
-from millrace.control.schedule_generator import ENACTED, NOT_WORTH_IT, Choice, Policy, ScheduleGenerator
+from millrace.control.scheduling.schedule_generator import ENACTED, NOT_WORTH_IT, Choice, Policy, ScheduleGenerator
 from millrace.model.graph import ComponentDef, Input, TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan

@@ -1,11 +1,11 @@
 """The scheduling loop, on the master's thread: at the end of each load window it records the load, asks the scheduler if the
 schedule generator says so, and enacts plans that are accepted.
 
-    control/schedule_generator.py   decides when to ask, and what to do with the answer
-    control/plan_acceptance.py      decides whether a plan is worth its moves
-    scheduler_process.py            runs the scheduler, in its own process
-    control/plan_changes.py         applies an accepted plan to the running topologies
-    master/plans/distribution.py    sends the new plan to the nodes
+    control/scheduling/schedule_generator.py   decides when to ask, and what to do with the answer
+    control/scheduling/plan_acceptance.py      decides whether a plan is worth its moves
+    scheduler_process.py                       runs the scheduler, in its own process
+    control/moving/plan_changes.py             applies an accepted plan to the running topologies
+    master/plans/distribution.py               sends the new plan to the nodes
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD
 from millrace.control.events import Event, Replanned, Say
-from millrace.control.load_smoothing import Estimator, EstimatorParameters, make_estimator
 from millrace.control.migrations import Migration
 from millrace.control.moves import PERSON
-from millrace.control.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
+from millrace.control.scheduling.load_smoothing import Estimator, EstimatorParameters, make_estimator
+from millrace.control.scheduling.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed

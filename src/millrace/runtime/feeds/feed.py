@@ -21,6 +21,7 @@ from millrace.control.feeding import DONE, FEED, FEED_WINDOW, NEW, FeedAddress, 
 from millrace.errors import MillraceError, WireError
 from millrace.runtime.feeds.messages import Done, Refused, read_push
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import decode_batch
 from millrace.runtime.wire.transport import Keys, bind_tcp, serve
 
 log = logging.getLogger("millrace.worker")
@@ -101,7 +102,7 @@ class SocketFeed:
                 self._answer(sender, Done(push.sequence))
             elif verdict == NEW:
                 try:
-                    return push.key, wire.decode_batch(body)
+                    return push.key, decode_batch(body)
                 except WireError as error:
                     self._counters["malformed"] += 1
                     self.refuse(push.key, str(error))

@@ -22,6 +22,7 @@ from millrace.control.topology_status import PAUSED, STARTING, STOPPING, WAITING
 from millrace.errors import FeedingFailed, WireError
 from millrace.runtime.feeds.messages import Push, Refused, read_feed_answer
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import encode_batch
 from millrace.runtime.wire.transport import Keys, boot_id, reached_by_ipc, visit
 
 ASK_SECONDS = 0.5  # between requests to the master while nothing is acked
@@ -94,7 +95,7 @@ class Feeder:
                 yield from self._encoded(batch.slice(start, self._feeding.rows))
 
     def _encoded(self, piece: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
-        body = wire.encode_batch(piece)
+        body = encode_batch(piece)
         if body.size <= self._feeding.frame_limit:
             yield piece, body
         elif piece.num_rows > 1:

@@ -12,6 +12,7 @@ from millrace.errors import EncodingError
 from millrace.runtime.clock import Clock
 from millrace.runtime.flow.pace import BOUNDLESS, CALLS
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import encode_batch, encode_extended, encode_rows, has_plain_columns
 
 
 class Link(Protocol):
@@ -107,7 +108,7 @@ class Delivery:
         """True if its rows may hold decimals, dates or times."""
         if self.form != wire.ARROW:
             return self.form == wire.EXTENDED_ROWS
-        return not wire.has_plain_columns(self.body.schema if self.local else pa.ipc.open_stream(self.body).schema)
+        return not has_plain_columns(self.body.schema if self.local else pa.ipc.open_stream(self.body).schema)
 
     def tuple_id(self, index: int) -> str:
         return f"{self.key}:{index}"
@@ -176,15 +177,15 @@ class Channel:
         if self.local is not None:
             self._hand_over(stream, rows, len(rows), wire.EXTENDED_ROWS if extended else wire.ROWS, edge, lineage, lane)
         elif extended:
-            self._send(stream, wire.encode_extended(rows), len(rows), wire.EXTENDED_ROWS, edge, lineage, lane)
+            self._send(stream, encode_extended(rows), len(rows), wire.EXTENDED_ROWS, edge, lineage, lane)
         else:
-            self._send(stream, wire.encode_rows(rows), len(rows), wire.ROWS, edge, lineage, lane)
+            self._send(stream, encode_rows(rows), len(rows), wire.ROWS, edge, lineage, lane)
 
     def send_batch(self, stream: int, batch: pa.RecordBatch, edge: int, lineage: Lineage, lane: int = 0) -> None:
         if self.local is not None:
             self._hand_over(stream, batch, batch.num_rows, wire.ARROW, edge, lineage, lane)
         else:
-            self._send(stream, wire.encode_batch(batch), batch.num_rows, wire.ARROW, edge, lineage, lane)
+            self._send(stream, encode_batch(batch), batch.num_rows, wire.ARROW, edge, lineage, lane)
 
     def send_mark(self, mark: wire.WaveMark | wire.HandoverMark) -> None:
         """Send a mark behind everything sent so far, even if the channel is full."""

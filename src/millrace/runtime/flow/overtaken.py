@@ -8,6 +8,7 @@ from millrace.errors import CorruptCheckpoint, EncodingError
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import encode_batch
 from millrace.state.checkpoint import InFlightStream, stream_to
 from millrace.state.packing import pack_value, unpack_value
 
@@ -60,7 +61,7 @@ class Overtaken:
 
 
 def _encoded(delivery: Delivery) -> bytes:
-    return wire.encode_batch(delivery.body).to_pybytes() if delivery.local else bytes(delivery.body)
+    return encode_batch(delivery.body).to_pybytes() if delivery.local else bytes(delivery.body)
 
 
 _decoder = msgspec.msgpack.Decoder(list[SavedChunk])

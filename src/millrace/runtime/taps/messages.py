@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from millrace.errors import WireError
-from millrace.runtime.wire.messages import UNREADABLE, row_decoder
+from millrace.runtime.wire.bodies import row_decoder
+from millrace.runtime.wire.messages import UNREADABLE
 
 
 class TapPlace(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from millrace.runtime.wire.messages import encode_extended, encode_rows
+from millrace.runtime.wire.bodies import encode_extended, encode_rows
 
 READER_SECONDS = 30.0  # without activity until a reader is presumed gone, in case the next one's clock is behind
 

@@ -11,11 +11,12 @@ import pyarrow as pa
 from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.flow.routing import rows_of_batch
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import decode_batch, row_decoder
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.host import TaskTopology
 
-PLAIN_ROWS = wire.row_decoder(tuple)
+PLAIN_ROWS = row_decoder(tuple)
 
 
 class ChunkReader:
@@ -56,7 +57,7 @@ class ChunkReader:
 
     def batch(self, delivery: Delivery) -> pa.RecordBatch:
         """The Arrow batch of a chunk in Arrow form."""
-        return delivery.body if delivery.local else wire.decode_batch(delivery.body)
+        return delivery.body if delivery.local else decode_batch(delivery.body)
 
     def as_batch(self, delivery: Delivery, rows: list[Any]) -> pa.RecordBatch:
         """An Arrow batch from rows. Arrow raises if no column type can hold the values."""
@@ -73,5 +74,5 @@ class ChunkReader:
         if known is None:
             title = re.sub(r"[\W_]", "", f"{delivery.component}_{delivery.stream}".title())
             row_type = NamedTuple(f"T{title}Tuple", [(field, Any) for field in self._fields(delivery)])  # type: ignore[misc]
-            known = self._row_types[key] = (list[row_type], wire.row_decoder(row_type))
+            known = self._row_types[key] = (list[row_type], row_decoder(row_type))
         return known

@@ -13,7 +13,7 @@ from millrace.errors import EncodingError
 from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.tasks.output import Output
 from millrace.runtime.tasks.user_errors import describe
-from millrace.runtime.wire.messages import encode_extended
+from millrace.runtime.wire.bodies import encode_extended
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.bolt import BoltTask

@@ -13,7 +13,7 @@ from millrace.errors import EmitError, EncodingError
 from millrace.model.graph import StreamDef, TaskId
 from millrace.runtime.flow.channel import Channel
 from millrace.runtime.flow.routing import Custom, Route, ToAll
-from millrace.runtime.wire.messages import holds_extended, through_the_wire
+from millrace.runtime.wire.bodies import holds_extended, through_the_wire
 from millrace.state.time_values import EXTENDED
 
 ROW_TYPES = {list, tuple}

@@ -11,7 +11,7 @@ from millrace.runtime.flow.channel import Lineage, Outlet
 from millrace.runtime.flow.routing import rows_of_batch
 from millrace.runtime.tasks.outbox import EmitGroup
 from millrace.runtime.tasks.output import Output
-from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import through_the_wire
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
@@ -64,7 +64,7 @@ class Sender:
         size = len(piece) if rows else piece.num_rows
         edge = self.random.getrandbits(63) if lineage.roots else 0
         if rows and channel.local is not None and output.shared():
-            piece = [tuple(row) for row in wire.through_the_wire(piece, output.extended)]
+            piece = [tuple(row) for row in through_the_wire(piece, output.extended)]
         try:
             if rows:
                 channel.send_rows(output.index, piece, edge, lineage, output.extended)

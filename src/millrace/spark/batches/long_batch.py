@@ -67,7 +67,7 @@ class LongBatch:
 
     def _tell(self, batch: UnderWay | None) -> None:
         self._told = batch is not None
-        self._master.call(lambda: self._master.batching.under_way(self._topology, batch))
+        self._master.batching.under_way(self._topology, batch)
 
     def _warn_of_held_cores(self) -> None:
         held, free = self._cores.held(), self._cores.count()

@@ -154,7 +154,7 @@ class BatchQuery(BatchDriver):
         how, uncommitted = self._outcome(error)
         if uncommitted:
             self._say(uncommitted, "error")
-        self._master.finish(self.name, how, uncommitted)
+        self._master.batching.finish(self.name, how, uncommitted)
 
     def _outcome(self, error: Exception | None) -> tuple[str, str]:
         """The way in which the query has ended, and what was not committed or published by it, with the reason."""
@@ -260,7 +260,7 @@ class BatchQuery(BatchDriver):
         self._long.failed(self._error)
         if isinstance(error, WriteFailed) and self._error != self._noted:
             self._noted = self._error
-            self._master.call(lambda: self._master.batching.note_error(self.name, error.component, str(error), error.stack))
+            self._master.batching.note_error(self.name, error.component, str(error), error.stack)
         return Life.ENDED if is_gone(self._engine.spark) else self.life()
 
     def rest(self, step: Rest) -> None:
@@ -287,7 +287,7 @@ class BatchQuery(BatchDriver):
                 break
             self._long.over()
             self._ended.wait(LOOK_SECONDS)
-        self._master.begin_batch(self.name)
+        self._master.batching.began(self.name)
         if not self.decider.attempts:  # nothing of the batch ran while the topology was paused, which may be hours
             self._began = time.time(), time.monotonic()
         self._long.begins(self.decider.batch, self.decider.attempts + 1)
@@ -351,7 +351,7 @@ class BatchQuery(BatchDriver):
     def announce(self, step: Announce) -> None:
         super().announce(step)
         manifest = step.manifest
-        self._master.committed(self.name, manifest)
+        self._master.batching.committed(self.name, manifest)
         batch = self.decider.batch_of(manifest.wave)
         if batch == self.decider.batch:
             self._long.is_committed(batch)

@@ -30,8 +30,8 @@ class BatchReports:
         record = self._record(number, attempt, reports, attempts, began)
         self._note_holders(reports)
         for report in self._totals.take(attempt.work.assignment, reports, time.monotonic()):
-            self._master.take_report(report)
-        self._master.note_batch(self._name, record)
+            self._master.batching.take_report(report)
+        self._master.batching.note(self._name, record)
         return record
 
     def holders(self) -> list[WorkerAddress]:

@@ -29,10 +29,6 @@ _identity = msgspec.msgpack.Decoder(tuple[str, Node, str])
 class ExecutorPort(Protocol):
     """The part of the master to which executors are reported; callable from any thread."""
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The cluster's settings."""
-
     def enlist(self, slot: int, node: Node, executor: str, boot: str = "") -> None:
         """Register an executor that fills this slot."""
 
@@ -44,8 +40,9 @@ class Executors:
     """Executors by slot number. An executor that replaces a lost one takes the lowest free number, so that tasks which had to
     leave the slot return to it. `here`: all executors are on this machine."""
 
-    def __init__(self, placement: Placement, master: ExecutorPort, here: bool = False) -> None:
-        self._placement, self._master, self._here = placement, master, here
+    def __init__(self, placement: Placement, master: ExecutorPort, settings: Mapping[str, Any],
+                 here: bool = False) -> None:
+        self._placement, self._master, self._settings, self._here = placement, master, settings, here
         self._slots: dict[int, Executor] = {}
         self._nodes: dict[str, tuple[Node, str]] = {}  # by executor: its node, and the boot id of that machine
         self._unanswered: set[str] = set()  # executors that were asked for their node and have not answered yet
@@ -73,7 +70,7 @@ class Executors:
         """The executor's node and boot id; None until they are known. Spark does not know the resources of a machine, so an
         executor elsewhere is asked, without waiting: a busy one answers late."""
         if self._here:
-            return this_node(self._master.settings, executor.id), boot_id()
+            return this_node(self._settings, executor.id), boot_id()
         identity = self._nodes.get(executor.id)
         if identity is None and executor.id not in self._unanswered:
             self._unanswered.add(executor.id)
@@ -84,7 +81,7 @@ class Executors:
         """Ask an executor for its node. One that does not answer is asked again when it is seen again."""
         try:
             placed = self._placement.seeds([executor.location])
-            answers = self._placement.collect(self._placement.python(placed, partial(identify, self._master.settings)))
+            answers = self._placement.collect(self._placement.python(placed, partial(identify, self._settings)))
             # Another executor may answer: Spark runs the task elsewhere if this one is busy for long.
             for name, node, boot in map(_identity.decode, answers):
                 self._nodes[name] = node, boot

@@ -22,6 +22,7 @@ from millrace.runtime.feeds.feed import NoFeeds, SocketFeed, SocketFeeds
 from millrace.runtime.feeds.feeder import Feeder, Feeding
 from millrace.runtime.feeds.messages import Done, Push, Refused, read_feed_answer
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import encode_batch
 from millrace.runtime.wire.transport import Gate, Keys, bind_tcp, boot_id, serve
 
 SECONDS = 30.0  # a safety limit, never a measure
@@ -63,7 +64,7 @@ def place() -> Iterator[Workplace]:
 
 
 def push(socket: zmq.Socket[Any], sequence: int = 0, batch: pa.RecordBatch = BATCH, digest: int = 5) -> None:
-    socket.send_multipart([wire.encode(Push("q", 0, 0, sequence, digest)), wire.encode_batch(batch)])
+    socket.send_multipart([wire.encode(Push("q", 0, 0, sequence, digest)), encode_batch(batch)])
 
 
 def taken(feed: SocketFeed) -> tuple[Key, pa.RecordBatch]:

@@ -16,6 +16,7 @@ from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet
 from millrace.runtime.flow.overtaken import Overtaken, unpacked
 from millrace.runtime.tasks.chunk_views import ChunkReader
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import encode_batch, encode_extended, encode_rows
 from millrace.state.checkpoint import InFlightStream
 
 MARK = wire.WaveMark("prepare", 3, 1, False, True)
@@ -57,11 +58,11 @@ BATCH = pa.RecordBatch.from_pydict({"word": ["a", "b"], "n": [1, 2]})
 
 
 @pytest.mark.parametrize(("body", "form", "local", "expected"), [
-    (PLAIN, wire.ROWS, True, PLAIN), (wire.encode_rows(PLAIN), wire.ROWS, False, PLAIN),
-    (memoryview(wire.encode_rows(PLAIN)), wire.ROWS, False, PLAIN),
-    (RICH, wire.EXTENDED_ROWS, True, RICH), (wire.encode_extended(RICH), wire.EXTENDED_ROWS, False, RICH),
+    (PLAIN, wire.ROWS, True, PLAIN), (encode_rows(PLAIN), wire.ROWS, False, PLAIN),
+    (memoryview(encode_rows(PLAIN)), wire.ROWS, False, PLAIN),
+    (RICH, wire.EXTENDED_ROWS, True, RICH), (encode_extended(RICH), wire.EXTENDED_ROWS, False, RICH),
     ([("\udc80", 1)], wire.ROWS, True, [("\udc80", 1)]),
-    (BATCH, wire.ARROW, True, [("a", 1), ("b", 2)]), (wire.encode_batch(BATCH), wire.ARROW, False, [("a", 1), ("b", 2)]),
+    (BATCH, wire.ARROW, True, [("a", 1), ("b", 2)]), (encode_batch(BATCH), wire.ARROW, False, [("a", 1), ("b", 2)]),
     (BATCH.slice(1), wire.ARROW, True, [("b", 2)]),
 ])
 def test_rows_are_the_same(body: Any, form: int, local: bool, expected: list[Any]) -> None:

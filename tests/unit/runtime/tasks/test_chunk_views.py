@@ -12,12 +12,13 @@ from millrace.model.graph import StreamDef
 from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet
 from millrace.runtime.tasks.chunk_views import ChunkReader
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.wire.bodies import encode_batch, encode_rows
 
 ROWS = [("a", 1), ("b", 2)]
 BATCH = pa.RecordBatch.from_pydict({"word": ["a", "b"], "n": [1, 2]})
 FORMS: dict[str, tuple[Any, int, bool]] = {
-    "rows by reference": (ROWS, wire.ROWS, True), "rows over the wire": (wire.encode_rows(ROWS), wire.ROWS, False),
-    "a batch by reference": (BATCH, wire.ARROW, True), "a batch over the wire": (wire.encode_batch(BATCH), wire.ARROW, False)}
+    "rows by reference": (ROWS, wire.ROWS, True), "rows over the wire": (encode_rows(ROWS), wire.ROWS, False),
+    "a batch by reference": (BATCH, wire.ARROW, True), "a batch over the wire": (encode_batch(BATCH), wire.ARROW, False)}
 
 
 def reader() -> ChunkReader:
@@ -67,7 +68,7 @@ def test_values_that_no_column_holds_together_raise_what_arrow_does() -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize(("body", "form"), [(b"\xc1", wire.ROWS), (b"", wire.ROWS), (b"no batch", wire.ARROW),
-                                            (wire.encode_rows([("a", 1)])[:-1], wire.ROWS)])
+                                            (encode_rows([("a", 1)])[:-1], wire.ROWS)])
 def test_a_body_that_cannot_be_read_is_an_error_of_the_wire(body: bytes, form: int, named: bool) -> None:
     with pytest.raises(wire.WireError):
         reader().rows(chunk(body, form, False), named)
@@ -75,4 +76,4 @@ def test_a_body_that_cannot_be_read_is_an_error_of_the_wire(body: bytes, form: i
 
 def test_rows_of_another_width_do_not_fit_their_names() -> None:
     with pytest.raises(wire.WireError, match="a chunk from a_count does not fit 'default'"):
-        reader().rows(chunk(wire.encode_rows([("a", 1, 2)]), wire.ROWS, False), named=True)
+        reader().rows(chunk(encode_rows([("a", 1, 2)]), wire.ROWS, False), named=True)

@@ -47,6 +47,7 @@ class FakeMaster:
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
         self.superseded = ""
+        self.batching = self
         self.topology = TopologyState(1, GRAPH, version=1, places={task: Place(0, 1) for task in GRAPH.tasks()})
         self.topology.become(RUNNING)
         self.state = SimpleNamespace(topologies={"words": self.topology}, workers={})
@@ -67,14 +68,14 @@ class FakeMaster:
     def give_way(self, error: NotTheAuthor) -> None:
         self.superseded = str(error)
 
-    def begin_batch(self, name: str) -> None: ...
+    def began(self, name: str) -> None: ...
 
     def committed(self, name: str, manifest: Any) -> None:
         self.committed_waves.append(manifest.wave)
 
     def take_report(self, report: Any) -> None: ...
 
-    def note_batch(self, name: str, record: Any) -> None:
+    def note(self, name: str, record: Any) -> None:
         self.batches.append(record)
 
     def finish(self, name: str, how: str, uncommitted: str = "") -> None:

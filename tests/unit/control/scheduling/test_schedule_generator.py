@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.control.schedule_generator import (
+from millrace.control.scheduling.schedule_generator import (
     ADVISED,
     ASKED,
     CANNOT_PLACE,

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from millrace.control.assignment import SWITCH, Place
 from millrace.control.events import Command, Distribute, Moved, Regrouped, Replanned, Rescaled, Say, Withdrawn
-from millrace.control.handover import HandoverControl, tasks_of
 from millrace.control.moves import (
     BY_HANDOVER,
     BY_ROLLBACK,
@@ -23,6 +22,7 @@ from millrace.control.moves import (
     Cause,
     tasks_in,
 )
+from millrace.control.moving.handover import HandoverControl, tasks_of
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.wording import counts_named, groups_named, tasks_named, workers_named

@@ -20,8 +20,8 @@ from typing import Protocol
 from millrace.config import LEAVE_LIMIT, RESTART_WAIT
 from millrace.control.assignment import SWITCH
 from millrace.control.events import Command, Distribute, EndWorker, LeaveOver, Say, StopWorker, WorkerLeaves, WorkerReported
-from millrace.control.handover import HandoverControl
 from millrace.control.moves import PERSON, Cause
+from millrace.control.moving.handover import HandoverControl
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE

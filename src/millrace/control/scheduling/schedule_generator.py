@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from millrace.control.plan_acceptance import Thresholds, review
+from millrace.control.scheduling.plan_acceptance import Thresholds, review
 from millrace.model.cluster import Cluster
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation

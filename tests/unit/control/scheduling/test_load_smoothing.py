@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from millrace.control.load_smoothing import ESTIMATORS, Estimator, Ewma, Last, TrimmedMean, estimator_class, make_estimator
+from millrace.control.scheduling.load_smoothing import (
+    ESTIMATORS,
+    Estimator,
+    Ewma,
+    Last,
+    TrimmedMean,
+    estimator_class,
+    make_estimator,
+)
 from millrace.errors import BadParameter, TopologyError, UnknownName
 from millrace.model.graph import TaskId
 from millrace.model.load import Latency, Load, TaskLoad

@@ -92,9 +92,9 @@ class Last:
 
 
 ESTIMATORS = {
-    "ewma": "millrace.control.load_smoothing:Ewma",
-    "trimmed-mean": "millrace.control.load_smoothing:TrimmedMean",
-    "last": "millrace.control.load_smoothing:Last",
+    "ewma": "millrace.control.scheduling.load_smoothing:Ewma",
+    "trimmed-mean": "millrace.control.scheduling.load_smoothing:TrimmedMean",
+    "last": "millrace.control.scheduling.load_smoothing:Last",
 }
 
 

@@ -1,0 +1,1 @@
+"""Decides when a scheduler runs, on which loads, and whether its plan is worth the moves."""
