@@ -25,7 +25,7 @@ from millrace.errors import MillraceError
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.workloads.wordcount import WORDS_PER_LINE
 
-NAME = "words"
+WORDS_TOPOLOGY = "words"
 MB = 1_000_000
 INTERVAL_SECONDS = 1.0
 LEAD_SECONDS = 1.0  # from now to the beginning or the end of a timetable, so that every spout knows it in time
@@ -86,7 +86,7 @@ def lateness_ms(engine: ResidentEngine, scratch: Path, tasks: int, rate: float, 
 def start_case(engine: ResidentEngine, case: Case, output: Path, logs: Path, rate: float) -> RunningTopology:
     config = {WAVE_INTERVAL.key: INTERVAL_SECONDS, "path": str(output), "log": str(logs), "rate": rate,
               "notes": case.state_mb * MB // max(1, case.noted_tasks), "noted_tasks": case.noted_tasks}
-    running = engine.submit(WordsHandedOver, NAME, config, case.parallelism, resume=False)
+    running = engine.submit(WordsHandedOver, WORDS_TOPOLOGY, config, case.parallelism, resume=False)
     if not running.wait_running():
         raise MillraceError(f"{running.name} did not start: {engine.status()['events'][-3:]}")
     return running

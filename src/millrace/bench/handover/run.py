@@ -18,7 +18,7 @@ from rich.console import Console
 from millrace.bench.handover.capacity import (
     LEAD_SECONDS,
     MB,
-    NAME,
+    WORDS_TOPOLOGY,
     Lengths,
     directories,
     end_in_any_case,
@@ -149,7 +149,7 @@ def measure(engine: ResidentEngine, scratch: Path, case: Case, rate: float,
     with directories(scratch) as (output, logs):
         running = start_case(engine, case, output, logs, rate)
         try:
-            owners = engine.master.call(lambda: engine.master.state.topology(NAME).key_groups[COUNTING])
+            owners = engine.master.call(lambda: engine.master.state.topology(WORDS_TOPOLOGY).key_groups[COUNTING])
             timetable, periods, move = _move_under_load(engine, running, case, logs, rate, lengths)
             _finish(engine, running, timetable)
         finally:
@@ -170,9 +170,9 @@ def _move_under_load(engine: ResidentEngine, running: RunningTopology, case: Cas
     steady = timetable.start + lengths.warm_up
     sleep_until(steady + lengths.before)
     state = engine.master.state
-    topology = state.topology(NAME)
+    topology = state.topology(WORDS_TOPOLOGY)
     places = engine.master.call(lambda: {task: place.slot for task, place in topology.places.items()})
-    move = WatchedMove(engine.master, NAME, targets(places, case.moved(), list(state.workers)), case.strategy,
+    move = WatchedMove(engine.master, WORDS_TOPOLOGY, targets(places, case.moved(), list(state.workers)), case.strategy,
                        owners=case.moved_groups(topology.key_groups[COUNTING]))
     move.run()
     settled = move.ended + SETTLE_SECONDS
@@ -185,7 +185,7 @@ def _move_under_load(engine: ResidentEngine, running: RunningTopology, case: Cas
 def _await_state(engine: ResidentEngine, running: RunningTopology) -> None:
     """Wait until the priming lines are processed, and the state that they have set up is in a committed wave."""
     def waves() -> int:
-        of_topology = engine.master.state.topology(NAME).waves
+        of_topology = engine.master.state.topology(WORDS_TOPOLOGY).waves
         return of_topology.committed if of_topology is not None else 0
 
     if not engine.master.wait_until(lambda: running.observed().total("sink", "executed") >= PRIMED_WORDS, READY_SECONDS):
@@ -200,7 +200,7 @@ def _finish(engine: ResidentEngine, running: RunningTopology, timetable: Timetab
     sent = timetable.positions()
 
     def all_sent() -> bool:
-        positions = engine.master.state.topology(NAME).positions
+        positions = engine.master.state.topology(WORDS_TOPOLOGY).positions
         return {task.index: position for task, position in positions.items() if task.component == "lines"} == sent
 
     if not engine.master.wait_until(all_sent, DRAIN_SECONDS):
@@ -229,7 +229,7 @@ def _check_output(audited: AuditResult, log: SinkLog) -> None:
 
 def _check_state(store: CheckpointStore, timetable: Timetable, case: Case) -> None:
     """Compare the counts and the size of the notes in the last checkpoint with the timetable."""
-    counts, notes = stored_state(store, NAME)
+    counts, notes = stored_state(store, WORDS_TOPOLOGY)
     truth = true_counts(timetable.positions())
     wrong = sum(counts[word] != truth[word] for word in counts.keys() | truth.keys())
     if wrong:
