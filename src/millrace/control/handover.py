@@ -188,7 +188,8 @@ class HandoverControl:
                 commands += [*self._cancel(topology, handover.batch, f"the topology is {topology.status}"),
                              self._master.distribute()]
             elif now - handover.since > (limit := HANDOVER_PREPARE_LIMIT.of(topology.graph.config)):
-                commands += [*self._cancel(topology, handover.batch, f"{_obstacle(handover)} within {limit:g} s"),
+                reason = f"{_obstacle(handover, self._stopped(topology))} within {limit:g} s"
+                commands += [*self._cancel(topology, handover.batch, reason),
                              self._master.distribute()]
             else:
                 commands += self._advance(topology)
@@ -321,9 +322,17 @@ class HandoverControl:
             waves.held = waves.held or handover.phase == ARM
             if not waves.held or waves.phase != IDLE:  # a wave is under way
                 return rebased
-        if any(moving.armed < handover.base[0] for moving in handover.batch):
+        if any(moving.armed < handover.base[0] for moving in handover.batch) or self._stopped(topology):
             return rebased
         return self._switch(topology)
+
+    def _stopped(self, topology: TopologyState) -> str:
+        """The call because of which the batch could not switch now; empty if all tasks that must work for it can."""
+        name, workers = topology.graph.name, self._master.workers
+        calls = [call for moving in topology.handover.batch if not moving.taken
+                 for slot, tasks in moving.involved(topology.graph, topology.places).items()
+                 if slot in workers and (call := workers[slot].stops(name, tasks, self.now)) is not None]
+        return str(max(calls, key=lambda call: call.seconds)) if calls else ""
 
     def _rebase(self, topology: TopologyState) -> list[Command]:
         """Let the new incarnations copy the last committed wave: earlier ones may be deleted."""
@@ -351,8 +360,14 @@ class HandoverControl:
         return [self._master.distribute()]
 
     def _switch_too_long(self, topology: TopologyState) -> list[Command]:
+        """Give up what has not switched in time. Time in which some task is in a long call does not count: user code may be
+        slow, and no worker is lost."""
         handover, limit = topology.handover, HANDOVER_SWITCH_LIMIT.of(topology.graph.config)
-        if self.now - handover.since <= limit:
+        if reason := self._stopped(topology):
+            first, handover.stopped_at = handover.stopped_at < handover.since, self.now
+            return [Say(f"the hand-over of {_moves_text(handover.batch)} waits: {reason}", topology.graph.name, "warning", reason,
+                        tasks_in(handover.batch))] if first else []
+        if self.now - max(handover.since, handover.stopped_at) <= limit:
             return []
         return self._give_up(topology, [moving for moving in handover.batch if not moving.taken],
                              f"it took longer than {HANDOVER_SWITCH_LIMIT.key} = {limit:g}")
@@ -428,12 +443,14 @@ def _in_place(topology: TopologyState, moving: Moving) -> bool:
     return places.get(moving.task) == (moving.new if topology.handover.phase == SWITCH else moving.old)
 
 
-def _obstacle(handover: Handover) -> str:
-    """The reason why a batch has not switched."""
+def _obstacle(handover: Handover, stopped: str) -> str:
+    """The reason why a batch has not switched. `stopped`: the call that some task is in."""
     late = [moving for moving in handover.batch if moving.armed < max(0, handover.base[0])]
     trouble = next((f" ({moving.trouble})" for moving in late if moving.trouble), "")
     named = tasks_named([moving.task for moving in late])
-    return f"{named} could not be prepared{trouble}" if late else "no wave was committed"
+    if late:
+        return f"{named} could not be prepared{trouble}"
+    return f"{stopped}, so no switch could begin" if stopped else "no wave was committed"
 
 
 def tasks_of(topology: TopologyState, owners: Mapping[GroupId, int]) -> tuple[TaskId, ...]:

@@ -156,7 +156,7 @@ class MasterState:
             return [*commands, StopWorker(event.slot)]
         address = WorkerAddress(event.slot, event.generation, event.node.name, event.boot, event.ipc, event.tcp,
                                 event.backup_ipc, event.backup_tcp)
-        self.workers[event.slot] = WorkerView(address, event.executor, event.node)
+        self.workers[event.slot] = WorkerView(address, event.executor, event.node, heard=self._handovers.now)
         commands.append(Say(f"worker {event.slot} joined on {event.node.name}"))
         if held:
             commands += self._start_again(event.slot)
@@ -245,7 +245,7 @@ class MasterState:
         worker = self.workers.get(event.slot)
         if worker is None or worker.address.generation != event.generation:
             return []
-        worker.revision = max(worker.revision, event.revision)
+        worker.revision, worker.heard = max(worker.revision, event.revision), self._handovers.now
         self._slots.reported(event)
         by_number = {topology.number: topology for topology in self.topologies.values()}
         for number, task_number, position in event.positions:

@@ -75,6 +75,16 @@ class Moving:
         """The tasks that are lost if it fails after it has switched."""
         return (self.task,) if self.target == self.task else (self.task, self.target)
 
+    def involved(self, graph: TopologyGraph, places: Mapping[TaskId, Place]) -> dict[int, set[TaskId]]:
+        """The tasks, by slot, that must work for the move to switch: both incarnations or owners, the senders, whose marks are
+        awaited, and everything downstream, because full channels there keep the old incarnation from working off its input."""
+        by_slot: dict[int, set[TaskId]] = {self.old.slot: {self.task}}
+        by_slot.setdefault(self.new.slot, set()).add(self.target)
+        for task in (*graph.upstream(self.task.component), *graph.all_downstream(self.task.component)):
+            if task in places:
+                by_slot.setdefault(places[task].slot, set()).add(task)
+        return by_slot
+
 
 @dataclass(slots=True)
 class Handover:
@@ -88,6 +98,7 @@ class Handover:
     stateful: bool = False  # some task of the batch has state
     base: tuple[int, int, int] = (0, 0, 0)  # the wave whose state the new incarnations copy, as in `Move`
     since: float = 0.0  # time when the phase began
+    stopped_at: float = 0.0  # time when a task that must work for the switch was last seen in a long call
     began: float = 0.0  # time when the batch began
     from_version: int = 0  # of the plan before the batch
     in_flight: int = 0  # tuples when the batch began to switch, or began

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ def never() -> float:
 
 class Key:
     name = TaskId("waits", 3)
+    topology = SimpleNamespace(graph=SimpleNamespace(name="test"))
 
 
 @pytest.fixture
@@ -75,10 +77,11 @@ def test_the_call_of_a_blocking_task_is_seen_until_it_returns(bolt: Waits) -> No
     assert bolt.entered.wait(LIMIT_SECONDS)
     [call] = [call for call in calls.seen() if call.what != "the worker's loop"]
     assert call.what.startswith("process of Waits[3] of 'test' (") and call.of_user
+    assert (call.topology, call.task, call.on_loop) == ("test", TaskId("waits", 3), False)
     bolt.may_return.set()
     assert returned.wait(LIMIT_SECONDS)
     threads.close()
-    assert [call.what for call in calls.seen()] == ["the worker's loop"]
+    assert [(call.what, call.task, call.on_loop) for call in calls.seen()] == [("the worker's loop", None, True)]
 
 
 def test_a_call_of_the_store_is_not_user_code(bolt: Waits) -> None:
