@@ -365,8 +365,8 @@ class HandoverControl:
         handover, limit = topology.handover, HANDOVER_SWITCH_LIMIT.of(topology.graph.config)
         if reason := self._stopped(topology):
             first, handover.stopped_at = handover.stopped_at < handover.since, self.now
-            return [Say(f"the hand-over of {_moves_text(handover.batch)} waits: {reason}", topology.graph.name, "warning", reason,
-                        tasks_in(handover.batch))] if first else []
+            text = f"the hand-over of {_moves_text(handover.batch)} waits: {reason}"
+            return [Say(text, topology.graph.name, "warning", reason, tasks_in(handover.batch))] if first else []
         if self.now - max(handover.since, handover.stopped_at) <= limit:
             return []
         return self._give_up(topology, [moving for moving in handover.batch if not moving.taken],
