@@ -160,8 +160,8 @@ def assert_forgotten(cluster: LocalCluster) -> None:
 
 
 def test_ends_without_a_successor_do_not_pile_up() -> None:
-    """At least once, a receiver goes on without a START that was lost. The end of the sender before it is remembered, but not for
-    long."""
+    """At least once, a receiver goes on without a START that was lost. The end of the sender before it is remembered, but not
+    for long."""
     cluster = start(parts.AtLeast, workers=BUSY, limit=10**6, **{ACKERS.key: 1})
     until_wave(cluster, 1, "atleast")
     state = cluster.master.topologies["atleast"]
