@@ -399,7 +399,8 @@ class MasterState:
         """Remove the topology; `how` is reported to users."""
         topology.become(ENDED)
         del self.topologies[topology.graph.name]
-        return [Say(how, topology.graph.name), self.distribute(), *self._waves.delete_abandoned(topology),
+        records = self._handovers.ended(topology, how)
+        return [Say(how, topology.graph.name), *records, self.distribute(), *self._waves.delete_abandoned(topology),
                 Ended(topology.graph.name, topology.uncommitted)]
 
     def topology(self, name: str) -> TopologyState:

@@ -10,6 +10,7 @@ from typing import Any
 from millrace.config import HANDOVER_BATCH, HANDOVER_MB
 from millrace.control.assignment import ARM, SWITCH, Move, Place
 from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.plan import Plan
 
 MB = 1_000_000
 RESTING, REFRESH = "resting", "refresh"  # the other phases are those of a `Move`
@@ -75,6 +76,18 @@ class Moving:
         """The tasks that are lost if it fails after it has switched."""
         return (self.task,) if self.target == self.task else (self.task, self.target)
 
+    def is_in(self, plan: Plan) -> bool:
+        """True if the plan wants this move."""
+        if self.groups:
+            return all(plan.key_groups[self.task.component][group] == self.target.index for group in self.groups)
+        return plan.placement[self.task] == self.new.slot
+
+    def stays_in(self, plan: Plan) -> bool:
+        """True if the plan wants everything to stay where it is."""
+        if self.groups:
+            return all(plan.key_groups[self.task.component][group] == self.task.index for group in self.groups)
+        return plan.placement[self.task] == self.old.slot
+
     def involved(self, graph: TopologyGraph, places: Mapping[TaskId, Place]) -> dict[int, set[TaskId]]:
         """The tasks, by slot, that must work for the move to switch: both incarnations or owners, the senders, whose marks are
         awaited, and everything downstream, because full channels there keep the old incarnation from working off its input."""
@@ -107,6 +120,12 @@ class Handover:
     def moving(self, task: TaskId) -> Moving | None:
         """The move of a task, as a whole, that is under way."""
         return next((moving for moving in self.batch if moving.task == task and not moving.groups), None)
+
+    def under_way(self, plan: Plan) -> tuple[set[TaskId], set[GroupId]]:
+        """The tasks and the key groups whose moves are under way as the plan wants them."""
+        wanted = [moving for moving in self.batch if moving.is_in(plan)]
+        return ({moving.task for moving in wanted if not moving.groups},
+                {(moving.task.component, group) for moving in wanted for group in moving.groups})
 
     def groups_leaving(self, task: TaskId) -> list[Moving]:
         """The moves of key groups of a task to others that are under way."""
