@@ -342,10 +342,13 @@ class HandoverControl:
 
     def _stopped(self, topology: TopologyState) -> str:
         """The call because of which the batch could not switch now; empty if all tasks that must work for it can."""
-        name, workers = topology.graph.name, self._master.workers
+        name, now = topology.graph.name, self.now
+        workers = {slot: worker for slot, worker in self._master.workers.items() if worker.long_calls or worker.silent(now)}
+        if not workers:
+            return ""
         calls = [call for moving in topology.handover.batch if not moving.taken
                  for slot, tasks in moving.involved(topology.graph, topology.places).items()
-                 if slot in workers and (call := workers[slot].stops(name, tasks, self.now)) is not None]
+                 if slot in workers and (call := workers[slot].stops(name, tasks, now)) is not None]
         return str(max(calls, key=lambda call: call.seconds)) if calls else ""
 
     def _rebase(self, topology: TopologyState) -> list[Command]:

@@ -42,11 +42,14 @@ class WorkerView:
     long_calls: tuple[LongCall, ...] = ()
     heard: float = 0.0  # time of its last report, which its loop sends
 
+    def silent(self, now: float) -> bool:
+        return now - self.heard > SILENT_SECONDS
+
     def stops(self, topology: str, tasks: Collection[TaskId], now: float) -> LongCall | None:
         """The longest call that keeps one of these tasks of the topology from working here. A loop that does not report is in
         one, too: code that holds the interpreter lock cannot be seen otherwise."""
         calls = [call for call in self.long_calls if call.on_loop or (call.topology == topology and call.task in tasks)]
-        if now - self.heard > SILENT_SECONDS and not any(call.on_loop for call in calls):
+        if self.silent(now) and not any(call.on_loop for call in calls):
             calls.append(LongCall(f"the loop of worker {self.address.slot}", now - self.heard, on_loop=True))
         return max(calls, key=lambda call: call.seconds, default=None)
 

@@ -75,8 +75,9 @@ def assert_undisturbed(cluster: LocalCluster, name: str, epoch: int) -> None:
 
 
 @pytest.mark.parametrize(("topology", "component", "index"), [
-    (parts.Exact, "one", 0), (parts.Exact, "one", 1), (parts.Exact, "tally", 0), (parts.Exact, "tally", 1),
-    (parts.Exact, "ledger", 0), (parts.Exact, "ledger", 2), (parts.AtLeast, "tally", 0), (parts.AtMost, "tally", 1)])
+    (parts.Exact, "one", 0), (parts.Exact, "one", 1), (parts.Exact, "two", 1), (parts.Exact, "tally", 0),
+    (parts.Exact, "tally", 1), (parts.Exact, "ledger", 0), (parts.Exact, "ledger", 2), (parts.AtLeast, "tally", 0),
+    (parts.AtMost, "tally", 1)])
 def test_a_sender_has_cut_its_channel(topology: Any, component: str, index: int) -> None:
     """`index`: of the sender whose mark is lost."""
     name = topology.__name__.lower()

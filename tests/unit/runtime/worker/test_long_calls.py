@@ -12,9 +12,11 @@ import pytest
 
 from millrace.api.bolt import Bolt
 from millrace.api.tuple import Tuple
+from millrace.control.workers import LongCall
 from millrace.model.graph import TaskId
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.tasks.snapshots import STORE_THREADS
+from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker import long_calls
 from millrace.runtime.worker.long_calls import LongCalls, running_code
 from millrace.runtime.worker.threads import TaskThreads
@@ -82,6 +84,13 @@ def test_the_call_of_a_blocking_task_is_seen_until_it_returns(bolt: Waits) -> No
     assert returned.wait(LIMIT_SECONDS)
     threads.close()
     assert [(call.what, call.task, call.on_loop) for call in calls.seen()] == [("the worker's loop", None, True)]
+
+
+def test_heartbeats_name_the_task() -> None:
+    calls = [LongCall("process", 3.0, True, "words", TaskId("count", 1)), LongCall("the worker's loop", 2.5, on_loop=True)]
+    heartbeat = wire.decode_control(wire.encode(wire.Heartbeat(0, 1, 2, calls)))
+    assert isinstance(heartbeat, wire.Heartbeat) and heartbeat.long_calls == calls
+    assert isinstance(heartbeat.long_calls[0].task, TaskId)
 
 
 def test_a_call_of_the_store_is_not_user_code(bolt: Waits) -> None:
